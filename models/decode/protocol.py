@@ -1,0 +1,78 @@
+"""The contract between whoever wants tokens and whoever makes them.
+
+Owns the request and answer records of generation and the `ModelClient` protocol that rollout workers, evaluation and the
+gateway talk to. Enters: token ids. Leaves: sampled token ids with their log-probabilities, weight versions and routed
+experts. It does not run a model and knows neither Ray nor torch.
+
+Shapes: T new tokens, P prompt tokens, L MoE layers, K experts a token.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+
+
+class StopReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP_TOKEN = "stop_token"  # a stop token was sampled; it is the last of token_ids
+    LENGTH = "length"  # max_new_tokens were sampled
+    CONTEXT = "context"  # prompt plus answer filled the context window
+    CANCELLED = "cancelled"  # the caller gave up
+
+
+class Priority(StrEnum):
+    """Who waits first when the fleet is full."""
+
+    USER = "user"
+    EVALUATION = "evaluation"
+    TRAINING = "training"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One generation. `session_id` names a conversation whose earlier tokens may still be in the KV cache."""
+
+    request_id: str
+    session_id: str
+    token_ids: tuple[int, ...]
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...]
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    priority: Priority = Priority.TRAINING
+    return_routes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What was sampled. All arrays are parallel to token_ids (T) unless said otherwise."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs_T: np.ndarray  # float32, natural log, of the sampled token under the sampling distribution
+    weight_versions_T: np.ndarray  # int64, version of the weights that made each token
+    # int16 [P_new + T, L, K]: experts of every position processed for this request, prompt positions first;
+    # route_offset is the index in the whole context (prompt + new tokens) of the first row, so positions
+    # route_offset .. route_offset + rows are covered. The last sampled token was never fed back: it has no row.
+    routed_experts: np.ndarray
+    route_offset: int
+    stop_reason: StopReason
+    queued_seconds: float = 0.0
+    generate_seconds: float = 0.0
+    draft_tokens_proposed: int = 0
+    draft_tokens_accepted: int = 0
+    extras: dict[str, float] = field(default_factory=dict)
+
+
+class ModelClient(Protocol):
+    """Anything that can generate: an in-process engine, a fleet of replicas, a scripted model in tests."""
+
+    async def generate(self, request: GenerateRequest) -> Generation: ...
+
+    async def end_session(self, session_id: str) -> None:
+        """Lets the engine drop what it keeps for a finished conversation."""
+        ...

@@ -1,0 +1,174 @@
+"""The records that stages hand to one another.
+
+Owns Problem, Verdict, RewardReport, Trajectory, Sample, CheckpointRef and Scorecard: frozen, versioned, made by one
+stage and never changed by the next. Big arrays live in the object store; records carry their keys. No torch here.
+"""
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from infra.harness.transcript import Segment, Transcript
+
+
+class Record(BaseModel):
+    """Base of all records."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    schema_version: int = 1
+
+
+class Split(StrEnum):
+    """What a problem may be used for; never two of them."""
+
+    TRAIN = "train"  # RL prompts
+    DEMONSTRATION = "demonstration"  # SFT transcripts are made from these
+    HELD_OUT = "held_out"  # evaluation: this mutation is never trained on, its function may be
+    HELD_OUT_FUNCTION = "held_out_function"  # evaluation: no problem of this function is ever trained on
+    USER = "user"  # what simulated users bring to the gateway
+
+
+class LineEdit(Record):
+    """One changed line; the problem is broken with it and whole without."""
+
+    path: str
+    line_number: int = Field(description="1-based in the file")
+    gold_text: str
+    broken_text: str
+
+
+class Problem(Record):
+    """One proven RL problem. The broken repository is the prepared repository with `edits` applied."""
+
+    problem_id: str
+    repository: str = Field(description="name of the prepared repository")
+    repository_fingerprint: str
+    kind: str = Field(description="mutation, feature_deletion or mined_commit")
+    operator: str = Field(description="which mutation operator made it")
+    path: str = Field(description="the edited file, relative to the repository")
+    symbol: str = Field(description="the function or method that holds the edit")
+    first_line: int = Field(description="first line of the symbol in the file, 1-based")
+    last_line: int
+    prompt: str = Field(description="what the user asks, short and underspecified")
+    edits: tuple[LineEdit, ...]
+    fail_to_pass: tuple[str, ...] = Field(description="test ids that fail when broken and pass when whole")
+    pass_to_pass: tuple[str, ...] = Field(description="test ids that pass in both states")
+    split: Split
+    solve_rate: float | None = Field(default=None, description="measured for some policy; None: never")
+
+
+class Outcome(StrEnum):
+    """How a dispatched trajectory ended; exactly one each."""
+
+    FINISHED = "finished"
+    TRUNCATED = "truncated"
+    BROKEN = "broken"
+    TIMED_OUT = "timed_out"
+    SANDBOX_FAILED = "sandbox_failed"
+    ENGINE_FAILED = "engine_failed"
+    STALE = "stale"
+
+
+class Verdict(Record):
+    """What the hidden tests said about the final state of the repository."""
+
+    problem_id: str
+    passed: bool
+    tests_required: int
+    tests_passed: int
+    outcomes: dict[str, str] = Field(description="test id -> passed, failed, error, timeout, missing")
+    detail: str = ""
+    wall_seconds: float = 0.0
+
+
+class RewardReport(Record):
+    """The reward with each term shown. `total` is their weighted sum."""
+
+    total: float
+    terms: dict[str, float]
+
+
+class Trajectory(Record):
+    """One whole attempt at a problem, graded."""
+
+    trajectory_id: str
+    group_id: str
+    problem_id: str
+    attempt: int
+    seed: int
+    outcome: Outcome
+    reason: str
+    verdict: Verdict | None = Field(description="None only when infrastructure failed before grading")
+    reward: RewardReport
+    transcript: Transcript
+    changed_files: dict[str, str] = Field(default_factory=dict)
+    started_at: float
+    finished_at: float
+
+
+class Group(Record):
+    """The attempts at one problem whose rewards are centred on one another."""
+
+    group_id: str
+    problem_id: str
+    trajectories: tuple[Trajectory, ...]
+
+
+class Sample(Record):
+    """One trainable sequence with its advantage."""
+
+    sample_id: str
+    trajectory_id: str
+    segment: Segment
+    advantage: float
+    reward: float
+
+
+class CheckpointRef(Record):
+    """A trained model. `directory` is where this machine holds its files."""
+
+    name: str
+    fingerprint: str
+    directory: str
+    weight_version: int = 0
+
+
+class Metric(Record):
+    """A mean with its interval over problems."""
+
+    mean: float
+    low: float
+    high: float
+    confidence: float = 0.90
+    count: int
+
+
+class ProblemScore(Record):
+    """All attempts of one checkpoint at one problem."""
+
+    problem_id: str
+    attempts: int
+    solved: int
+    mean_generated_tokens: float
+    mean_turns: float
+    mean_tool_calls: float
+    broken_calls: int
+
+
+class Scorecard(Record):
+    """A checkpoint on a suite."""
+
+    scorecard_id: str
+    suite: str
+    checkpoint: str
+    attempts_per_problem: int
+    temperature: float
+    average: Metric = Field(description="mean solve rate of single attempts")
+    best_of: Metric = Field(description="share of problems solved by at least one attempt")
+    generated_tokens: Metric
+    turns: Metric
+    tool_calls: Metric
+    broken_call_ratio: float
+    problems: tuple[ProblemScore, ...]
+
+
