@@ -1,0 +1,130 @@
+"""The chat and tool template: conversations to tokens and back.
+
+Owns `Renderer`. Text and a trained tokenizer in, token ids out. The template only ever appends: a conversation's tokens
+are `start(...)`, then the model's own sampled tokens, then `append_results(...)` or `append_user(...)`, and so on; nothing
+sampled is encoded again. Content never yields a control token, whatever it says. It calls no model and runs no tool.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+
+from models.rendering.vocabulary import (
+    ASSISTANT,
+    CALL_TAGS,
+    END,
+    END_OF_TEXT,
+    LINE_TAGS,
+    PAD,
+    SPECIAL_IDS,
+    SPECIAL_TOKENS,
+    SYSTEM,
+    TOOL,
+    USER,
+)
+
+Tags = Literal["none", "lines", "all"]
+TOKENIZER_FILE = "tokenizer.json"
+
+
+def _tag_pattern(tags: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("(" + "|".join(re.escape(tag) for tag in tags) + ")")
+
+
+_PATTERNS = {"lines": _tag_pattern(LINE_TAGS), "all": _tag_pattern((*CALL_TAGS, *LINE_TAGS))}
+
+
+class Renderer:
+    """Turns messages into tokens and tokens into text for one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        for token, index in SPECIAL_IDS.items():
+            found = tokenizer.token_to_id(token)
+            if found != index:
+                raise ValueError(f"tokenizer has {token} at id {found}, wanted {index}")
+        self.tokenizer = tokenizer
+        # Special tokens written in content are then plain text to the tokenizer.
+        tokenizer.encode_special_tokens = True
+        self.vocab_size: int = tokenizer.get_vocab_size()
+        self.pad_id = SPECIAL_IDS[PAD]
+        self.end_of_text_id = SPECIAL_IDS[END_OF_TEXT]
+        self.end_id = SPECIAL_IDS[END]
+        self.assistant_id = SPECIAL_IDS[ASSISTANT]
+        self.stop_token_ids: tuple[int, ...] = (self.end_id, self.end_of_text_id)
+
+    @classmethod
+    def load(cls, path: Path) -> "Renderer":
+        """Reads `tokenizer.json`; `path` is the file or the directory that holds it."""
+        file = path / TOKENIZER_FILE if path.is_dir() else path
+        return cls(Tokenizer.from_file(str(file)))
+
+    def save(self, directory: Path) -> Path:
+        """Writes `tokenizer.json` into `directory`."""
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / TOKENIZER_FILE
+        self.tokenizer.save(str(path))
+        return path
+
+    def encode_content(self, text: str, tags: Tags = "none") -> list[int]:
+        """Tokens of `text`. "lines" lets line tags be single tokens, "all" also tool and argument tags."""
+        if tags == "none" or "<" not in text:
+            return self.tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        for index, piece in enumerate(_PATTERNS[tags].split(text)):
+            if index % 2:
+                ids.append(SPECIAL_IDS[piece])
+            elif piece:
+                ids.extend(self.tokenizer.encode(piece, add_special_tokens=False).ids)
+        return ids
+
+    def encode_answer(self, text: str) -> list[int]:
+        """Tokens of a model answer as the model itself would sample it, closing token included."""
+        return [*self.encode_content(text, tags="all"), self.end_id]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens, specials by name; bytes that are not UTF-8 become U+FFFD."""
+        table = self._token_bytes
+        return b"".join([table[token_id] for token_id in token_ids]).decode("utf-8", "replace")
+
+    def start(self, user: str, system: str | None = None) -> list[int]:
+        """Opens a conversation: the optional system message, the user's message, the answer's header."""
+        ids: list[int] = []
+        if system is not None:
+            ids += [SPECIAL_IDS[SYSTEM], *self.encode_content(system), self.end_id]
+        return ids + self.append_user(user)
+
+    def append_user(self, text: str) -> list[int]:
+        """A further user message and the header of the answer to it."""
+        return [SPECIAL_IDS[USER], *self.encode_content(text), self.end_id, self.assistant_id]
+
+    def append_results(self, results: Sequence[str]) -> list[int]:
+        """The tool results of a turn in call order and the header of the next answer."""
+        ids: list[int] = []
+        for result in results:
+            ids += [SPECIAL_IDS[TOOL], *self.encode_content(result, tags="lines"), self.end_id]
+        ids.append(self.assistant_id)
+        return ids
+
+    @cached_property
+    def _token_bytes(self) -> list[bytes]:
+        byte_of = {character: value for value, character in _byte_characters().items()}
+        table = [token.encode() for token in SPECIAL_TOKENS]
+        for token_id in range(len(SPECIAL_TOKENS), self.vocab_size):
+            token = self.tokenizer.id_to_token(token_id)
+            table.append(bytes(byte_of[character] for character in token))
+        return table
+
+
+def _byte_characters() -> dict[int, str]:
+    """The printable character that byte-level BPE writes for each byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    characters = {value: chr(value) for value in printable}
+    others = [value for value in range(256) if value not in characters]
+    characters.update({value: chr(256 + index) for index, value in enumerate(others)})
+    assert set(characters.values()) == set(ByteLevel.alphabet())
+    return characters

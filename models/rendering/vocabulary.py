@@ -1,0 +1,45 @@
+"""The special tokens, their fixed ids and what each kind may be used for.
+
+Owns the order of specials (ids count from 0; a trained vocabulary starts after them). Only the template inserts control
+tokens; tool and argument tags come from the model (or a demonstration of it); line tags also from tool results.
+It knows no tokenizer: names in, ids out.
+"""
+
+PAD = "<|pad|>"
+END_OF_TEXT = "<|endoftext|>"
+SYSTEM = "<|system|>"
+USER = "<|user|>"
+ASSISTANT = "<|assistant|>"
+TOOL = "<|tool|>"
+END = "<|end|>"
+CONTROL_TOKENS = (PAD, END_OF_TEXT, SYSTEM, USER, ASSISTANT, TOOL, END)
+
+TOOL_NAMES = (
+    "read_file",
+    "edit_file",
+    "write_file",
+    "list_dir",
+    "grep",
+    "codebase_search",
+    "read_lints",
+    "run_terminal",
+    "todo_write",
+    "ask_user",
+)
+ARGUMENT_NAMES = ("path", "old", "new", "text", "query")
+NUM_LINE_TAGS = 40
+
+
+def line_tag(number: int) -> str:
+    """The tag in front of line `number` (1-based) of a shown region; a single token up to NUM_LINE_TAGS."""
+    return f"<L{number}>"
+
+
+def _pair(name: str) -> tuple[str, str]:
+    return f"<{name}>", f"</{name}>"
+
+
+CALL_TAGS = tuple(tag for name in (*TOOL_NAMES, *ARGUMENT_NAMES) for tag in _pair(name))
+LINE_TAGS = tuple(line_tag(number) for number in range(1, NUM_LINE_TAGS + 1))
+SPECIAL_TOKENS = (*CONTROL_TOKENS, *CALL_TAGS, *LINE_TAGS)
+SPECIAL_IDS = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
