@@ -1,0 +1,94 @@
+"""The flat family of errors, named by the boundary they cross, and the one helper that assigns strays.
+
+Owns every exception type of the project. Each takes one message (so it survives pickling) that says what, the value
+seen, the value wanted and the id. Leaves: typed errors and `is_retryable`, the one rule about trying again. It does
+not log and does not retry.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class OstinatoError(Exception):
+    """Base of all errors that cross a boundary of the project."""
+
+
+class ConfigError(OstinatoError):
+    """A recipe, setting or request is wrong; the same input fails again."""
+
+
+class ProblemError(OstinatoError):
+    """An RL problem or its repository cannot be built, proven or loaded."""
+
+
+class SandboxError(OstinatoError):
+    """A sandbox refused or broke an operation."""
+
+
+class SandboxLost(SandboxError):
+    """The sandbox process is gone; whatever ran in it must start again elsewhere."""
+
+
+class CapacityExhausted(SandboxError):
+    """No sandbox could be had within the time limit."""
+
+
+class AgentError(OstinatoError):
+    """The harness could not run an attempt."""
+
+
+class GradingError(OstinatoError):
+    """A verdict or reward could not be made."""
+
+
+class EngineError(OstinatoError):
+    """Generation failed or a replica is gone."""
+
+
+class StorageError(OstinatoError):
+    """Object store, ledger or disk: unreachable, full, corrupt or inconsistent."""
+
+
+class TrainingError(OstinatoError):
+    """Training or another long computation failed in a way that would repeat."""
+
+
+class ClusterError(OstinatoError):
+    """A process, actor or node died or could not start."""
+
+
+ERROR_TYPES: dict[str, type[OstinatoError]] = {
+    error_type.__name__: error_type
+    for error_type in (
+        OstinatoError,
+        ConfigError,
+        ProblemError,
+        SandboxError,
+        SandboxLost,
+        CapacityExhausted,
+        AgentError,
+        GradingError,
+        EngineError,
+        StorageError,
+        TrainingError,
+        ClusterError,
+    )
+}
+
+_RETRYABLE = (SandboxLost, CapacityExhausted, EngineError, StorageError, ClusterError)
+
+
+def is_retryable(error: BaseException) -> bool:
+    """Whether the same call may succeed later; everything not named transient would only repeat."""
+    return isinstance(error, _RETRYABLE)
+
+
+@contextmanager
+def boundary(error_type: type[OstinatoError], what: str) -> Iterator[None]:
+    """Turn any untyped exception into `error_type`; an already typed one passes unchanged."""
+    try:
+        yield
+    except OstinatoError:
+        raise
+    except Exception as error:
+        raise error_type(f"{what}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,74 @@
+"""Objects as files under one directory. A put writes a temporary file beside the target and renames it."""
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+_TEMPORARY_PREFIX = ".put-"
+
+
+class LocalBackend:
+    """The `file://` backend."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def write(self, key: str, data: bytes) -> None:
+        self._place(key, lambda temporary: temporary.write_bytes(data), Path.replace)
+
+    def write_new(self, key: str, data: bytes) -> bool:
+        try:
+            self._place(key, lambda temporary: temporary.write_bytes(data), _link)
+        except FileExistsError:
+            return False
+        return True
+
+    def upload(self, key: str, path: Path) -> None:
+        self._place(key, lambda temporary: shutil.copyfile(path, temporary), Path.replace)
+
+    def read(self, key: str) -> bytes:
+        return (self.root / key).read_bytes()
+
+    def download(self, key: str, path: Path) -> None:
+        shutil.copyfile(self.root / key, path)
+
+    def exists(self, key: str) -> bool:
+        return (self.root / key).is_file()
+
+    def keys(self, prefix: str) -> list[str]:
+        folder = self.root / prefix.rpartition("/")[0]
+        found = []
+        for directory, _, names in os.walk(folder):
+            relative = Path(directory).relative_to(self.root)
+            found += [
+                (relative / name).as_posix()
+                for name in names
+                if not name.startswith(_TEMPORARY_PREFIX)
+            ]
+        return sorted(key for key in found if key.startswith(prefix))
+
+    def remove(self, key: str) -> None:
+        (self.root / key).unlink(missing_ok=True)
+
+    def _place(
+        self,
+        key: str,
+        fill: Callable[[Path], object],
+        move: Callable[[Path, Path], object],
+    ) -> None:
+        target = self.root / key
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.parent / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+        try:
+            fill(temporary)
+            move(temporary, target)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def _link(temporary: Path, target: Path) -> None:
+    target.hardlink_to(temporary)  # fails if the target exists, in one step

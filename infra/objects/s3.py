@@ -1,0 +1,85 @@
+"""Objects in an S3 bucket through s3fs. Listings are never cached: other processes write here too."""
+
+from pathlib import Path
+
+import fsspec
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+_CONNECT_TIMEOUT_SECONDS = 3
+_READ_TIMEOUT_SECONDS = 30
+_ATTEMPTS = 2
+
+
+class S3Options(BaseModel):
+    """How to reach the bucket; None leaves the choice to the AWS client."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    endpoint_url: str | None = Field(default=None, description="an S3 protocol server; None: AWS")
+    region: str | None = None
+    access_key_id: str | None = None
+    secret_access_key: SecretStr | None = None
+
+
+class S3Backend:
+    """The `s3://` backend. A put is one PUT, or one multipart upload completed at its end."""
+
+    def __init__(self, bucket: str, prefix: str, options: S3Options) -> None:
+        self._base = f"{bucket}/{prefix}".rstrip("/")
+        secret = options.secret_access_key
+        self._files = fsspec.filesystem(
+            "s3",
+            key=options.access_key_id,
+            secret=secret.get_secret_value() if secret is not None else None,
+            endpoint_url=options.endpoint_url,
+            client_kwargs={"region_name": options.region} if options.region else {},
+            config_kwargs={
+                "connect_timeout": _CONNECT_TIMEOUT_SECONDS,
+                "read_timeout": _READ_TIMEOUT_SECONDS,
+                "retries": {"max_attempts": _ATTEMPTS},
+            },
+            use_listings_cache=False,
+        )
+        self._files.retries = _ATTEMPTS
+
+    def write(self, key: str, data: bytes) -> None:
+        self._files.pipe_file(self._path(key), data)
+
+    def write_new(self, key: str, data: bytes) -> bool:
+        try:
+            self._files.pipe_file(self._path(key), data, mode="create")
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if "PreconditionFailed" in str(error) or "pre-conditions" in str(error):
+                return False
+            raise
+        return True
+
+    def upload(self, key: str, path: Path) -> None:
+        self._files.put_file(str(path), self._path(key))
+
+    def read(self, key: str) -> bytes:
+        return self._files.cat_file(self._path(key))
+
+    def download(self, key: str, path: Path) -> None:
+        self._files.get_file(self._path(key), str(path))
+
+    def exists(self, key: str) -> bool:
+        try:
+            return self._files.info(self._path(key))["type"] == "file"
+        except FileNotFoundError:
+            return False
+
+    def keys(self, prefix: str) -> list[str]:
+        folder, _, stem = prefix.rpartition("/")
+        root = f"{self._base}/{folder}" if folder else self._base
+        found = self._files.find(root, prefix=stem)
+        return sorted(path.removeprefix(self._base + "/") for path in found)
+
+    def remove(self, key: str) -> None:
+        if self.exists(key):
+            self._files.rm_file(self._path(key))
+
+    def _path(self, key: str) -> str:
+        return f"{self._base}/{key}"
