@@ -95,13 +95,12 @@ class ObjectStore:
 
     def delete_prefix(self, prefix: str) -> int:
         """Remove every key that begins with `prefix`, which must not be empty. Returns how many."""
-        keys = self.list(prefix) if prefix else self._refuse_empty_prefix()
+        if not prefix:
+            raise ValueError(f"delete_prefix with an empty prefix would empty {self.url}")
+        keys = self.list(prefix)
         for key in keys:
             self.delete(key)
         return len(keys)
-
-    def _refuse_empty_prefix(self) -> list[str]:
-        raise ValueError(f"delete_prefix would empty the whole store {self.url}")
 
     def _check(self, key: str, seen: str, wanted: str) -> None:
         if seen != wanted:
