@@ -85,7 +85,7 @@ class ObjectStore:
 
     def list(self, prefix: str = "") -> list[str]:
         """Sorted keys that begin with `prefix` (a string prefix; end it with / for a folder)."""
-        with self._operation("list", prefix or "x"):
+        with self._operation("list", prefix or "."):
             return self._backend.keys(prefix)
 
     def delete(self, key: str) -> None:
