@@ -1,0 +1,345 @@
+"""From a model shape to a trainable Megatron model, and between its weights and the canonical ones.
+
+Owns `build_trainer_model`, `TrainerModel` and the only Megatron arguments of the project. Enters: a `ModelSpec`, a layout, a
+seed; token ids. Leaves: logits, hidden states, token log-probabilities, and weights under their canonical (Hugging Face style)
+names. It neither optimises nor reads files.
+
+Shapes: B batch, T tokens, V vocabulary, D model width, L layers, K experts a token, E experts, N = T*B (time first).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch import Tensor
+
+from kernels.logprobs.op import token_logprobs
+from models.attention import FusedCoreAttention
+from models.cpu import open_process_groups
+from models.experts import SortedMoELayer
+from models.layout import ParallelLayout
+from models.mtp import DraftLayer
+from models.routing import LIVE_ROUTE, ReplayRouter
+from models.spec import ModelSpec
+
+EMBEDDING_STD = 0.02
+
+
+class HiddenStateGPT(GPTModel):
+    """Megatron's GPT model, stopped before the output matrix."""
+
+    def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
+        return hidden_states
+
+
+def megatron_config(spec: ModelSpec) -> TransformerConfig:
+    """Translates a shape into Megatron's configuration."""
+    return TransformerConfig(
+        num_layers=spec.num_layers,
+        hidden_size=spec.hidden_size,
+        num_attention_heads=spec.num_attention_heads,
+        num_query_groups=spec.num_query_groups,
+        kv_channels=spec.head_dim,
+        ffn_hidden_size=spec.expert_hidden_size,
+        num_moe_experts=spec.num_experts,
+        moe_ffn_hidden_size=spec.expert_hidden_size,
+        moe_router_topk=spec.experts_per_token,
+        moe_router_score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+        moe_router_load_balancing_type="none",
+        moe_token_dispatcher_type="allgather",
+        normalization="RMSNorm",
+        layernorm_epsilon=spec.norm_epsilon,
+        qk_layernorm=True,
+        add_bias_linear=False,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bias_dropout_fusion=False,
+        gradient_accumulation_fusion=False,
+        init_method_std=spec.hidden_size**-0.5,
+        embedding_init_method_std=EMBEDDING_STD,
+        use_cpu_initialization=True,
+    )
+
+
+def block_modules(spec: ModelSpec) -> TransformerBlockSubmodules:
+    """Names the module of each place in the trunk: Megatron's, save core attention and experts."""
+    layer = ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=WrappedTorchNorm,
+            self_attention=ModuleSpec(
+                module=SelfAttention,
+                params={"attn_mask_type": AttnMaskType.causal},
+                submodules=SelfAttentionSubmodules(
+                    linear_qkv=ColumnParallelLinear,
+                    core_attention=FusedCoreAttention,
+                    linear_proj=RowParallelLinear,
+                    q_layernorm=WrappedTorchNorm,
+                    k_layernorm=WrappedTorchNorm,
+                ),
+            ),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=WrappedTorchNorm,
+            mlp=SortedMoELayer,
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+    return TransformerBlockSubmodules(layer_specs=[layer] * spec.num_layers, layer_norm=WrappedTorchNorm)
+
+
+class TrainerModel(torch.nn.Module):
+    """The trunk and its draft layers, spoken to in canonical names and batch-first token ids."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        scaling = spec.rope_scaling_factor if spec.rope_scaling_factor > 1 else None
+        self.trunk = HiddenStateGPT(
+            config=megatron_config(spec),
+            transformer_layer_spec=block_modules(spec),  # type: ignore[arg-type]
+            vocab_size=spec.vocab_size,
+            max_sequence_length=spec.max_sequence_tokens,
+            share_embeddings_and_output_weights=True,
+            position_embedding_type="rope",
+            rotary_base=spec.rope_base,  # type: ignore[arg-type]
+            seq_len_interpolation_factor=scaling,
+        )
+        self.draft = torch.nn.ModuleList(DraftLayer(spec) for _ in range(spec.mtp_depth))
+
+    @property
+    def embedding_VD(self) -> Tensor:
+        """The shared embedding, which is also the output matrix."""
+        return self.trunk.embedding.word_embeddings.weight
+
+    @property
+    def routers(self) -> list[ReplayRouter]:
+        """The routers, first layer first."""
+        return [layer.mlp.router for layer in self.trunk.decoder.layers]
+
+    def forward_hidden(
+        self,
+        tokens_BT: Tensor,
+        routes_BTLK: Tensor | None = None,
+        *,
+        padding_BT: Tensor | None = None,
+        plausibility_ratio: float = 0.5,
+    ) -> Tensor:
+        """Returns hidden_TBD after the final norm, time first.
+
+        `routes_BTLK` replays experts (-1 routes live); `padding_BT` is True where a token must not count for load balancing.
+        """
+        self._set_replay(routes_BTLK, plausibility_ratio)
+        try:
+            return self.trunk(tokens_BT, None, None, padding_mask=padding_BT)
+        finally:
+            self._set_replay(None, 0.0)
+
+    def forward_logits(self, tokens_BT: Tensor, routes_BTLK: Tensor | None = None) -> Tensor:
+        """Returns logits_BTV: row t scores the token after t."""
+        return (self.forward_hidden(tokens_BT, routes_BTLK) @ self.embedding_VD.T).transpose(0, 1)
+
+    def token_logprobs(
+        self,
+        tokens_BT: Tensor,
+        routes_BTLK: Tensor | None = None,
+        *,
+        mask_BT: Tensor | None = None,
+        padding_BT: Tensor | None = None,
+        plausibility_ratio: float = 0.5,
+    ) -> Tensor:
+        """Returns logprobs_BT: index t holds log p(token t | tokens before t); index 0 and masked-out places hold 0."""
+        scores = self.token_logprobs_and_entropy(
+            tokens_BT,
+            routes_BTLK,
+            mask_BT=mask_BT,
+            padding_BT=padding_BT,
+            plausibility_ratio=plausibility_ratio,
+            with_entropy=False,
+        )
+        return scores[0]
+
+    def token_logprobs_and_entropy(
+        self,
+        tokens_BT: Tensor,
+        routes_BTLK: Tensor | None = None,
+        *,
+        mask_BT: Tensor | None = None,
+        padding_BT: Tensor | None = None,
+        plausibility_ratio: float = 0.5,
+        with_entropy: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """As `token_logprobs`, with the entropy of each position's distribution (no gradient), in nats.
+
+        With `mask_BT` the output matrix meets only the masked-in positions, which is where a third of a step's time goes.
+        """
+        hidden_TBD = self.forward_hidden(
+            tokens_BT, routes_BTLK, padding_BT=padding_BT, plausibility_ratio=plausibility_ratio
+        )
+        batch, num_tokens = tokens_BT.shape
+        hidden_ND = hidden_TBD[:-1].reshape(-1, hidden_TBD.shape[-1])
+        targets_N = tokens_BT.T[1:].reshape(-1)
+        if mask_BT is None:
+            logprobs_N, entropy_N = token_logprobs(hidden_ND, self.embedding_VD, targets_N, with_entropy=with_entropy)
+        else:
+            chosen_C = mask_BT.T[1:].reshape(-1).nonzero()[:, 0]
+            logprobs_C, entropy_C = token_logprobs(
+                hidden_ND.index_select(0, chosen_C),
+                self.embedding_VD,
+                targets_N.index_select(0, chosen_C),
+                with_entropy=with_entropy,
+            )
+            logprobs_N = hidden_ND.new_zeros(targets_N.shape).index_put((chosen_C,), logprobs_C)
+            entropy_N = hidden_ND.new_zeros(targets_N.shape).index_put((chosen_C,), entropy_C)
+        first_B1 = hidden_ND.new_zeros(batch, 1)
+        shape = (num_tokens - 1, batch)
+        return (
+            torch.cat((first_B1, logprobs_N.view(shape).T), dim=1),
+            torch.cat((first_B1, entropy_N.view(shape).T), dim=1),
+        )
+
+    def draft_states(self, hidden_TBD: Tensor, tokens_BT: Tensor) -> list[Tensor]:
+        """Returns, per depth d, states_SBD of positions 0 .. T-2-d whose product with the embedding scores token t+2+d."""
+        embeddings_TBD = self.embedding_VD[tokens_BT.T]
+        states, state_SBD = [], hidden_TBD
+        for depth, draft in enumerate(self.draft):
+            state_SBD, normed_SBD = draft(state_SBD[:-1], embeddings_TBD[1 + depth :])
+            states.append(normed_SBD)
+        return states
+
+    def draft_logits(self, tokens_BT: Tensor) -> list[Tensor]:
+        """Returns, per depth d, logits_BSV of positions 0 .. T-2-d: row t scores token t+2+d."""
+        states = self.draft_states(self.forward_hidden(tokens_BT), tokens_BT)
+        return [(state_SBD @ self.embedding_VD.T).transpose(0, 1) for state_SBD in states]
+
+    def _set_replay(self, routes_BTLK: Tensor | None, plausibility_ratio: float) -> None:
+        """Hands each router its layer's routes, in the time-first order it sees tokens in."""
+        routers = self.routers
+        if routes_BTLK is not None and routes_BTLK.shape[2:] != (len(routers), self.spec.experts_per_token):
+            raise ValueError(
+                f"routes have [layers, experts] {tuple(routes_BTLK.shape[2:])}, "
+                f"wanted {(len(routers), self.spec.experts_per_token)}"
+            )
+        for index, router in enumerate(routers):
+            router.plausibility_ratio = plausibility_ratio
+            router.replay_NK = None
+            if routes_BTLK is not None:
+                router.replay_NK = routes_BTLK[:, :, index].transpose(0, 1).flatten(0, 1).long()
+
+    def expert_counts_LE(self) -> Tensor:
+        """Returns how many tokens each expert took since the last `balance_experts`."""
+        return torch.stack([router.local_tokens_per_expert for router in self.routers])
+
+    def balance_experts(self, counts_LE: Tensor, rate: float) -> None:
+        """Moves each expert's bias by `rate` towards the mean load and forgets the counts."""
+        for router, counts_E in zip(self.routers, counts_LE, strict=True):
+            router.expert_bias += rate * torch.sign(counts_E.mean() - counts_E)
+            router.local_tokens_per_expert.zero_()
+
+    def replaced_ratio(self) -> float:
+        """Returns which part of the replayed routes the plausibility filter replaced, and forgets the counts."""
+        replayed = sum(router.num_replayed for router in self.routers)
+        replaced = sum(router.num_replaced for router in self.routers)
+        for router in self.routers:
+            router.num_replayed = router.num_replaced = 0
+        return replaced / replayed if replayed else 0.0
+
+    def canonical_tensors(self) -> dict[str, Tensor]:
+        """Returns the live tensors by canonical name; query, key and value are one matrix here, under `qkv_proj`."""
+        named: dict[str, Tensor] = {"model.embed_tokens.weight": self.embedding_VD}
+        for index, layer in enumerate(self.trunk.decoder.layers):
+            prefix, attention, moe = f"model.layers.{index}", layer.self_attention, layer.mlp
+            named |= {
+                f"{prefix}.input_layernorm.weight": layer.input_layernorm.weight,
+                f"{prefix}.self_attn.qkv_proj.weight": attention.linear_qkv.weight,
+                f"{prefix}.self_attn.o_proj.weight": attention.linear_proj.weight,
+                f"{prefix}.self_attn.q_norm.weight": attention.q_layernorm.weight,
+                f"{prefix}.self_attn.k_norm.weight": attention.k_layernorm.weight,
+                f"{prefix}.post_attention_layernorm.weight": layer.pre_mlp_layernorm.weight,
+                f"{prefix}.mlp.gate.weight": moe.router.weight,
+                f"{prefix}.mlp.gate.e_score_correction_bias": moe.router.expert_bias,
+                f"{prefix}.mlp.experts.gate_up_proj": moe.experts.gate_up_EGD,
+                f"{prefix}.mlp.experts.down_proj": moe.experts.down_EDF,
+            }
+        named["model.norm.weight"] = self.trunk.decoder.final_layernorm.weight
+        for depth, draft in enumerate(self.draft):
+            named |= {f"model.mtp.{depth}.{name}": weight for name, weight in draft.named_parameters()}
+        return named
+
+    @torch.no_grad()
+    def export_weights(self) -> dict[str, Tensor]:
+        """Returns clones of all weights: canonical names, contiguous, fp32, on the CPU."""
+        weights: dict[str, Tensor] = {}
+        for name, tensor in self.canonical_tensors().items():
+            value = tensor.detach().to("cpu", torch.float32)
+            if "qkv_proj" in name:
+                for part, rows in zip("qkv", split_qkv(value, self.spec), strict=True):
+                    weights[name.replace("qkv_proj", f"{part}_proj")] = rows.clone()
+            else:
+                weights[name] = value.clone(memory_format=torch.contiguous_format)
+        return {name: weights[name] for name in self.spec.weight_shapes()}
+
+    @torch.no_grad()
+    def import_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copies canonical weights into the model; names and shapes must be exactly those of the spec."""
+        check_weights(weights, self.spec)
+        for name, tensor in self.canonical_tensors().items():
+            if "qkv_proj" in name:
+                parts = [weights[name.replace("qkv_proj", f"{part}_proj")] for part in "qkv"]
+                tensor.copy_(join_qkv(parts[0], parts[1], parts[2], self.spec))
+            else:
+                tensor.copy_(weights[name])
+
+
+def split_qkv(weight: Tensor, spec: ModelSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """Takes Megatron's interleaved rows (a group's queries, its key, its value, next group) apart into q, k, v."""
+    queries = spec.num_attention_heads // spec.num_query_groups
+    grouped = weight.view(spec.num_query_groups, queries + 2, spec.head_dim, spec.hidden_size)
+    query, key, value = grouped[:, :queries], grouped[:, queries], grouped[:, queries + 1]
+    hidden = spec.hidden_size
+    return query.reshape(-1, hidden), key.reshape(-1, hidden), value.reshape(-1, hidden)
+
+
+def join_qkv(query: Tensor, key: Tensor, value: Tensor, spec: ModelSpec) -> Tensor:
+    """The inverse of `split_qkv`."""
+    shape = (spec.num_query_groups, -1, spec.head_dim, spec.hidden_size)
+    return torch.cat((query.view(shape), key.view(shape), value.view(shape)), dim=1).reshape(-1, spec.hidden_size)
+
+
+def check_weights(weights: Mapping[str, Tensor], spec: ModelSpec) -> None:
+    """Refuses weights whose names or shapes differ from those of the spec."""
+    wanted = spec.weight_shapes()
+    missing, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
+    if missing or unknown:
+        raise ValueError(f"weights do not fit the spec: missing {missing[:5]}, unknown {unknown[:5]}")
+    for name, shape in wanted.items():
+        if tuple(weights[name].shape) != shape:
+            raise ValueError(f"weight {name} has shape {tuple(weights[name].shape)}, wanted {shape}")
+
+
+def build_trainer_model(spec: ModelSpec, layout: ParallelLayout | None = None, seed: int = 0) -> TrainerModel:
+    """Builds a model with fresh weights drawn from `seed`; equal seeds give equal weights in every process.
+
+    Opens single-process groups where none are open; for several processes call `open_process_groups` first.
+    """
+    layout = layout or ParallelLayout()
+    open_process_groups(world_size=layout.world_size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = TrainerModel(spec)
+    return model.train()
+
+
+__all__ = ["LIVE_ROUTE", "TrainerModel", "build_trainer_model", "check_weights"]

@@ -1,0 +1,57 @@
+"""The mixture-of-experts layer, plugged in where Megatron builds the MLP of a layer.
+
+Owns `ExpertMlp` (the stacked expert matrices) and `SortedMoELayer` (router, then experts). Enters: hidden states, time first.
+Leaves: the layer's output, same shape. One process holds all experts of its layers: Megatron's token dispatcher, which moves
+tokens between processes and pads or permutes dense maps, is left out of the path.
+
+Shapes: T tokens, B batch, N = T*B, E experts, D model width, F inner width of an expert, G = 2F.
+"""
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.moe.moe_layer import BaseMoELayer
+from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from kernels.moe.op import expert_mlp
+from models.routing import ReplayRouter
+
+
+class ExpertMlp(torch.nn.Module):
+    """All experts' SwiGLU matrices, stacked; gate rows before up rows."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        num_experts, hidden = config.num_moe_experts or 0, config.hidden_size
+        inner = config.moe_ffn_hidden_size or 0
+        self.gate_up_EGD = torch.nn.Parameter(torch.empty(num_experts, 2 * inner, hidden))
+        self.down_EDF = torch.nn.Parameter(torch.empty(num_experts, hidden, inner))
+        config.init_method(self.gate_up_EGD)  # type: ignore[misc]
+        config.output_layer_init_method(self.down_EDF)  # type: ignore[misc]
+
+    def forward(self, tokens_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
+        """Runs each token through its experts."""
+        return expert_mlp(tokens_ND, experts_NK, weights_NK, self.gate_up_EGD, self.down_EDF)
+
+
+class SortedMoELayer(BaseMoELayer):
+    """Routes, sorts tokens by expert, runs one product an expert."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+    ) -> None:
+        groups = pg_collection or get_default_pg_collection()
+        super().__init__(config, layer_number, groups)
+        self.router = ReplayRouter(config=config, pg_collection=groups)
+        self.experts = ExpertMlp(config)
+
+    def forward(self, hidden_states: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, None]:
+        """Returns the output and, as Megatron's layers do, no bias. `padding_mask` is batch first; True is padding."""
+        mask_TB = None if padding_mask is None else padding_mask.transpose(0, 1)
+        weights_NK, experts_NK = self.router(hidden_states, mask_TB)
+        tokens_ND = hidden_states.reshape(-1, hidden_states.shape[-1])
+        return self.experts(tokens_ND, experts_NK, weights_NK).view_as(hidden_states), None
