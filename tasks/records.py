@@ -172,3 +172,27 @@ class Scorecard(Record):
     problems: tuple[ProblemScore, ...]
 
 
+
+
+class GateCheck(Record):
+    """One rule of a gate with the number seen and the number wanted."""
+
+    name: str
+    value: float
+    threshold: float
+    passed: bool
+    detail: str
+
+
+class GateDecision(Record):
+    """Whether a candidate may reach users, and why."""
+
+    gate_id: str
+    candidate: str = Field(description="checkpoint name")
+    candidate_scorecard_id: str
+    champion: str | None = Field(description="None: there was no champion to compare with")
+    champion_scorecard_id: str | None
+    passed: bool
+    difference: Metric = Field(description="candidate minus champion; the candidate's own average without one")
+    checks: tuple[GateCheck, ...]
+    reason: str

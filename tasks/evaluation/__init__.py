@@ -1,0 +1,1 @@
+"""Suites of held-out problems, scorecards, statistics and gates."""

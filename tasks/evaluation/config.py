@@ -1,0 +1,59 @@
+"""Settings of evaluation: how often a checkpoint tries each problem, how intervals are made, what a gate demands.
+
+Owns EvaluationConfig and GateConfig. Torch-free: the recipe composes them.
+"""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Config(BaseModel):
+    """Frozen settings; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EvaluationConfig(Config):
+    """One run of a checkpoint over a suite."""
+
+    problems: int = Field(default=100, ge=1, description="problems of the suite, drawn by seed")
+    attempts_per_problem: int = Field(default=4, ge=1, description="independent attempts at each")
+    temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
+    seed: int = Field(default=0, description="draws the problems and the attempts")
+    confidence: float = Field(default=0.90, gt=0.5, lt=1, description="of every interval")
+
+
+class GateConfig(Config):
+    """What a candidate must show before users get it."""
+
+    margin: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description=(
+            "largest loss of average solve rate that still counts as not worse, 0..1. An equal candidate passes "
+            "only when the interval is narrower: 100 problems x 4 attempts give about +-4.5 points"
+        ),
+    )
+    confidence: float = Field(
+        default=0.90,
+        gt=0.5,
+        lt=1,
+        description="two-sided confidence of the paired interval; its lower bound is compared",
+    )
+    minimum_problems: int = Field(
+        default=10, ge=2, description="fewer shared problems than this cannot pass: too little evidence"
+    )
+    floor: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="average solve rate a first checkpoint needs when there is no champion to compare with",
+    )
+    broken_call_ratio_increase: float = Field(
+        default=0.10, ge=0, description="largest rise of the share of broken tool calls, 0..1"
+    )
+    generated_tokens_growth: float = Field(
+        default=2.0, ge=1, description="largest factor on mean generated tokens an attempt"
+    )
+    resamples: int = Field(default=4_000, ge=200, description="bootstrap and permutation draws")
+    seed: int = Field(default=0, description="seed of those draws")

@@ -1,0 +1,157 @@
+"""The rule that stands before users: is the candidate not worse than the champion?
+
+Owns `gate_candidate`: a paired non-inferiority test on two scorecards of the same suite and problems, plus two guards
+(broken calls, generated tokens). Leaves a GateDecision: numbers, thresholds and one sentence that says why. It changes no
+pointer: promotion does.
+"""
+
+import hashlib
+import json
+
+from infra.errors import GradingError
+from tasks.evaluation.config import GateConfig
+from tasks.evaluation.statistics import paired_difference, solve_rates
+from tasks.records import GateCheck, GateDecision, Metric, Scorecard
+
+
+def gate_candidate(
+    candidate: Scorecard, champion: Scorecard | None, config: GateConfig
+) -> GateDecision:
+    """Passes when the lower bound of (candidate - champion) lies above -margin and no guard trips.
+
+    Without a champion the lower bound of the candidate's own average must reach `floor`.
+    """
+    if champion is None:
+        return _first_checkpoint(candidate, config)
+    _same_suite(candidate, champion)
+    paired = paired_difference(
+        solve_rates(champion),
+        solve_rates(candidate),
+        confidence=config.confidence,
+        resamples=config.resamples,
+        seed=config.seed,
+    )
+    difference = Metric(
+        mean=paired.mean, low=paired.low, high=paired.high, confidence=paired.confidence, count=paired.count
+    )
+    checks = (
+        _enough_problems(paired.count, config),
+        GateCheck(
+            name="solve_rate_not_worse",
+            value=paired.low,
+            threshold=-config.margin,
+            passed=paired.low > -config.margin,
+            detail=(
+                f"solve rate {_percent(champion.average.mean)} -> {_percent(candidate.average.mean)}: difference "
+                f"{_points(paired.mean)}, {config.confidence:.0%} interval {_points(paired.low)} to "
+                f"{_points(paired.high)}, p={paired.p_value:.2g}, margin {_points(-config.margin)}"
+            ),
+        ),
+        _broken_calls(candidate, champion, config),
+        _generated_tokens(candidate, champion, config),
+    )
+    return _decision(candidate, champion, difference, checks)
+
+
+def _first_checkpoint(candidate: Scorecard, config: GateConfig) -> GateDecision:
+    average = candidate.average
+    checks = (
+        _enough_problems(average.count, config),
+        GateCheck(
+            name="solve_rate_floor",
+            value=average.low,
+            threshold=config.floor,
+            passed=average.low >= config.floor,
+            detail=(
+                f"no champion yet; solve rate {_percent(average.mean)}, lower bound {_percent(average.low)}, "
+                f"floor {_percent(config.floor)}"
+            ),
+        ),
+    )
+    return _decision(candidate, None, average, checks)
+
+
+def _same_suite(candidate: Scorecard, champion: Scorecard) -> None:
+    if candidate.suite != champion.suite or candidate.temperature != champion.temperature:
+        raise GradingError(
+            f"gate of {candidate.checkpoint}: suite {candidate.suite} at temperature {candidate.temperature}, wanted "
+            f"the champion's {champion.suite} at {champion.temperature} ({champion.scorecard_id})"
+        )
+    ours = {score.problem_id for score in candidate.problems}
+    theirs = {score.problem_id for score in champion.problems}
+    if ours != theirs:
+        odd = sorted(ours ^ theirs)
+        raise GradingError(
+            f"gate of {candidate.checkpoint}: {len(odd)} problems are on one scorecard only (first {odd[0]}), wanted "
+            f"the same problems on {candidate.scorecard_id} and {champion.scorecard_id}"
+        )
+
+
+def _enough_problems(count: int, config: GateConfig) -> GateCheck:
+    return GateCheck(
+        name="enough_problems",
+        value=float(count),
+        threshold=float(config.minimum_problems),
+        passed=count >= config.minimum_problems,
+        detail=f"{count} problems compared, at least {config.minimum_problems} wanted",
+    )
+
+
+def _broken_calls(candidate: Scorecard, champion: Scorecard, config: GateConfig) -> GateCheck:
+    threshold = champion.broken_call_ratio + config.broken_call_ratio_increase
+    return GateCheck(
+        name="broken_calls",
+        value=candidate.broken_call_ratio,
+        threshold=threshold,
+        passed=candidate.broken_call_ratio <= threshold,
+        detail=(
+            f"broken tool calls {_percent(champion.broken_call_ratio)} -> {_percent(candidate.broken_call_ratio)}, "
+            f"at most {_percent(threshold)}"
+        ),
+    )
+
+
+def _generated_tokens(candidate: Scorecard, champion: Scorecard, config: GateConfig) -> GateCheck:
+    threshold = champion.generated_tokens.mean * config.generated_tokens_growth
+    value = candidate.generated_tokens.mean
+    return GateCheck(
+        name="generated_tokens",
+        value=value,
+        threshold=threshold,
+        passed=value <= threshold,
+        detail=f"generated tokens an attempt {champion.generated_tokens.mean:.0f} -> {value:.0f}, at most {threshold:.0f}",
+    )
+
+
+def _decision(
+    candidate: Scorecard, champion: Scorecard | None, difference: Metric, checks: tuple[GateCheck, ...]
+) -> GateDecision:
+    failed = [check for check in checks if not check.passed]
+    said = failed if failed else [checks[1]]
+    reason = ("refused: " if failed else "passed: ") + "; ".join(check.detail for check in said)
+    champion_id = champion.scorecard_id if champion is not None else None
+    body = {
+        "candidate": candidate.scorecard_id,
+        "champion": champion_id,
+        "checks": [check.model_dump(mode="json") for check in checks],
+    }
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+    return GateDecision(
+        gate_id=f"gate-{digest}",
+        candidate=candidate.checkpoint,
+        candidate_scorecard_id=candidate.scorecard_id,
+        champion=champion.checkpoint if champion is not None else None,
+        champion_scorecard_id=champion_id,
+        passed=not failed,
+        difference=difference,
+        checks=checks,
+        reason=reason,
+    )
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:.1f} %"
+
+
+def _points(ratio: float) -> str:
+    return f"{100 * ratio:+.1f} points"

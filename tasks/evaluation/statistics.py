@@ -1,0 +1,281 @@
+"""Means with honest intervals: problems are the sample, attempts are nested inside them.
+
+Owns AttemptRow, the intervals (Student, Wilson with effective size, cluster bootstrap), unbiased pass@k, the paired
+difference of two checkpoints, and `scorecard_from`. Enters: attempt rows. Leaves: Metric, PairedDifference, Scorecard.
+It runs no attempt and decides nothing (gates.py decides).
+
+Shapes: P problems, C clusters, N resamples.
+"""
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from math import comb, sqrt
+
+import numpy as np
+from pydantic import Field
+from scipy import stats
+
+from infra.errors import GradingError
+from infra.harness.transcript import CallStatus
+from tasks.records import Metric, ProblemScore, Record, Scorecard, Trajectory
+
+
+class AttemptRow(Record):
+    """What statistics need of one attempt."""
+
+    problem_id: str
+    attempt: int
+    solved: bool
+    generated_tokens: int = Field(description="tokens the model sampled")
+    turns: int
+    tool_calls: int
+    broken_calls: int = Field(description="calls that did not reach a tool: malformed, unknown, bad arguments")
+    cluster: str = Field(default="", description="repository or seed that problems share; empty: none")
+
+
+class PairedDifference(Record):
+    """Second minus first over the problems both were tried on."""
+
+    mean: float
+    low: float
+    high: float
+    confidence: float
+    count: int = Field(description="shared problems")
+    p_value: float = Field(description="two-sided sign-flip permutation test of no difference")
+
+
+BROKEN_STATUSES = frozenset(
+    {CallStatus.INVALID_ARGUMENTS, CallStatus.UNKNOWN_TOOL, CallStatus.MALFORMED}
+)
+
+
+def attempt_row(trajectory: Trajectory, *, cluster: str = "") -> AttemptRow:
+    """The row of one graded trajectory; an attempt without a verdict counts as not solved."""
+    turns = trajectory.transcript.turns
+    calls = [call for turn in turns for call in turn.calls]
+    return AttemptRow(
+        problem_id=trajectory.problem_id,
+        attempt=trajectory.attempt,
+        solved=trajectory.verdict is not None and trajectory.verdict.passed,
+        generated_tokens=sum(turn.generated_tokens for turn in turns),
+        turns=len(turns),
+        tool_calls=len(calls),
+        broken_calls=sum(call.status in BROKEN_STATUSES for call in calls),
+        cluster=cluster,
+    )
+
+
+def pass_at_k(attempts: int, solved: int, k: int) -> float:
+    """Unbiased chance that at least one of k attempts solves: 1 - C(n-c, k) / C(n, k)."""
+    if not 0 <= solved <= attempts or not 1 <= k <= attempts:
+        raise ValueError(f"pass@k of attempts={attempts} solved={solved} k={k}: wanted 1 <= k <= n, 0 <= c <= n")
+    return 1.0 - comb(attempts - solved, k) / comb(attempts, k)
+
+
+def pass_power_k(attempts: int, solved: int, k: int) -> float:
+    """Unbiased chance that all k attempts solve (reliability): C(c, k) / C(n, k)."""
+    if not 0 <= solved <= attempts or not 1 <= k <= attempts:
+        raise ValueError(f"pass^k of attempts={attempts} solved={solved} k={k}: wanted 1 <= k <= n, 0 <= c <= n")
+    return comb(solved, k) / comb(attempts, k)
+
+
+def mean_metric(values_P: Sequence[float], *, confidence: float = 0.90) -> Metric:
+    """Mean of one value a problem, with a Student interval.
+
+    The variance of problem means over P already holds var_between + var_within / K, whatever K.
+    """
+    values = _at_least_one(values_P)
+    mean = float(values.mean())
+    if len(values) == 1:
+        return Metric(mean=mean, low=mean, high=mean, confidence=confidence, count=1)
+    error = float(values.std(ddof=1)) / sqrt(len(values))
+    half = error * float(stats.t.ppf(0.5 + confidence / 2, df=len(values) - 1))
+    return Metric(mean=mean, low=mean - half, high=mean + half, confidence=confidence, count=len(values))
+
+
+def proportion_metric(
+    rates_P: Sequence[float], *, attempts: int, confidence: float = 0.90
+) -> Metric:
+    """Mean of a 0..1 rate a problem, with a Wilson interval at the effective sample size.
+
+    Effective size = p(1-p) / SE^2, the number of independent coin flips that would be as certain; at least the number of
+    problems less one and at most all attempts. Unlike the normal interval it stays inside 0..1 and has width at 0 % and
+    100 %. With many problems both agree.
+    """
+    rates = _at_least_one(rates_P)
+    mean, count = float(rates.mean()), len(rates)
+    variance = float(rates.var(ddof=1)) / count if count > 1 else 0.0
+    size = float(count)
+    if variance > 0:
+        size = min(max(mean * (1 - mean) / variance, count - 1.0), float(count * attempts))
+    low, high = wilson_interval(mean, size, confidence=confidence)
+    return Metric(mean=mean, low=low, high=high, confidence=confidence, count=count)
+
+
+def wilson_interval(rate: float, size: float, *, confidence: float = 0.90) -> tuple[float, float]:
+    """Score interval of a proportion seen `rate` in `size` (possibly fractional) trials."""
+    if size <= 0 or not 0 <= rate <= 1:
+        raise ValueError(f"Wilson interval of rate={rate} size={size}: wanted 0 <= rate <= 1 and size > 0")
+    z = float(stats.norm.ppf(0.5 + confidence / 2))
+    centre = (rate + z * z / (2 * size)) / (1 + z * z / size)
+    half = z / (1 + z * z / size) * sqrt(rate * (1 - rate) / size + z * z / (4 * size * size))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def cluster_bootstrap(
+    values_P: Sequence[float],
+    clusters_P: Sequence[str],
+    *,
+    confidence: float = 0.90,
+    resamples: int = 4_000,
+    seed: int = 0,
+) -> Metric:
+    """Mean over problems whose errors are shared inside clusters (repositories, training seeds).
+
+    Whole clusters are drawn with replacement, so that the interval widens when few clusters disagree.
+    """
+    values = _at_least_one(values_P)
+    if len(values) != len(clusters_P):
+        raise ValueError(f"cluster bootstrap of {len(values)} values and {len(clusters_P)} clusters: wanted equal")
+    names, index_P = np.unique(np.asarray(clusters_P), return_inverse=True)
+    sums_C = np.bincount(index_P, weights=values)
+    counts_C = np.bincount(index_P)
+    rng = np.random.default_rng(seed)
+    picks_NC = rng.integers(0, len(names), size=(resamples, len(names)))
+    means_N = sums_C[picks_NC].sum(axis=1) / counts_C[picks_NC].sum(axis=1)
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means_N, [tail, 1 - tail])
+    return Metric(
+        mean=float(values.mean()), low=float(low), high=float(high), confidence=confidence, count=len(values)
+    )
+
+
+def paired_difference(
+    first: Mapping[str, float],
+    second: Mapping[str, float],
+    *,
+    confidence: float = 0.90,
+    resamples: int = 4_000,
+    seed: int = 0,
+) -> PairedDifference:
+    """Mean of second - first per problem, over problems both have; bootstrap interval, permutation p value."""
+    shared = sorted(first.keys() & second.keys())
+    if not shared:
+        raise GradingError(
+            f"paired difference: no shared problem among {len(first)} and {len(second)}, wanted at least 1"
+        )
+    differences = np.array([second[name] - first[name] for name in shared])
+    mean = float(differences.mean())
+    if np.all(differences == differences[0]):
+        # nothing varies, so resampling has nothing to say: the sample's own value is the interval
+        low, high = mean, mean
+        p_value = 1.0 if mean == 0 else float(2.0 ** (1 - len(shared)))
+    else:
+        draws = np.random.default_rng(seed)
+        interval = stats.bootstrap(
+            (differences,),
+            np.mean,
+            n_resamples=resamples,
+            confidence_level=confidence,
+            method="percentile",
+            vectorized=True,
+            rng=draws,
+        ).confidence_interval
+        low, high = float(interval.low), float(interval.high)
+        p_value = float(
+            stats.permutation_test(
+                (differences,),
+                np.mean,
+                permutation_type="samples",
+                n_resamples=resamples,
+                vectorized=True,
+                rng=draws,
+            ).pvalue
+        )
+    return PairedDifference(
+        mean=mean, low=low, high=high, confidence=confidence, count=len(shared), p_value=min(p_value, 1.0)
+    )
+
+
+def scorecard_from(
+    rows: Iterable[AttemptRow],
+    *,
+    suite: str,
+    checkpoint: str,
+    temperature: float,
+    confidence: float = 0.90,
+) -> Scorecard:
+    """Every problem's attempts folded into one scorecard; its id is a hash of what it says.
+
+    `best_of` is unbiased pass@k with k = the smallest number of attempts any problem got.
+    """
+    by_problem: dict[str, list[AttemptRow]] = defaultdict(list)
+    for row in rows:
+        by_problem[row.problem_id].append(row)
+    if not by_problem:
+        raise GradingError(f"scorecard of {checkpoint} on {suite}: 0 attempts, wanted at least 1")
+    problems = tuple(_problem_score(name, by_problem[name]) for name in sorted(by_problem))
+    k = min(score.attempts for score in problems)
+    most = max(score.attempts for score in problems)
+    calls = sum(row.tool_calls for attempts in by_problem.values() for row in attempts)
+    broken = sum(score.broken_calls for score in problems)
+
+    def over_problems(values: Iterable[float]) -> Metric:
+        return mean_metric(list(values), confidence=confidence)
+
+    body = {
+        "suite": suite,
+        "checkpoint": checkpoint,
+        "temperature": temperature,
+        "problems": [score.model_dump(mode="json") for score in problems],
+    }
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+    return Scorecard(
+        scorecard_id=f"scorecard-{digest}",
+        suite=suite,
+        checkpoint=checkpoint,
+        attempts_per_problem=k,
+        temperature=temperature,
+        average=proportion_metric(
+            [score.solved / score.attempts for score in problems], attempts=most, confidence=confidence
+        ),
+        best_of=proportion_metric(
+            [pass_at_k(score.attempts, score.solved, k) for score in problems],
+            attempts=max(1, most // k),
+            confidence=confidence,
+        ),
+        generated_tokens=over_problems(score.mean_generated_tokens for score in problems),
+        turns=over_problems(score.mean_turns for score in problems),
+        tool_calls=over_problems(score.mean_tool_calls for score in problems),
+        broken_call_ratio=broken / calls if calls else 0.0,
+        problems=problems,
+    )
+
+
+def solve_rates(scorecard: Scorecard) -> dict[str, float]:
+    """Solve rate of single attempts by problem id."""
+    return {score.problem_id: score.solved / score.attempts for score in scorecard.problems}
+
+
+def _problem_score(problem_id: str, rows: Sequence[AttemptRow]) -> ProblemScore:
+    count = len(rows)
+    if len({row.attempt for row in rows}) != count:
+        raise GradingError(f"problem {problem_id}: attempt numbers repeat in {count} rows, wanted one row an attempt")
+    return ProblemScore(
+        problem_id=problem_id,
+        attempts=count,
+        solved=sum(row.solved for row in rows),
+        mean_generated_tokens=sum(row.generated_tokens for row in rows) / count,
+        mean_turns=sum(row.turns for row in rows) / count,
+        mean_tool_calls=sum(row.tool_calls for row in rows) / count,
+        broken_calls=sum(row.broken_calls for row in rows),
+    )
+
+
+def _at_least_one(values_P: Sequence[float]) -> np.ndarray:
+    values = np.asarray(values_P, dtype=np.float64)
+    if values.size == 0:
+        raise GradingError("mean over 0 problems, wanted at least 1")
+    return values

@@ -1,0 +1,1 @@
+"""What real users' responses teach: collect interactions, distil rewards, subtract a baseline."""

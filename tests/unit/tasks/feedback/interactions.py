@@ -1,0 +1,60 @@
+"""Small interactions for tests: one segment of prompt and answer with chosen calls and feedback."""
+
+import numpy as np
+
+from infra.harness.transcript import CallStatus, EndReason, Segment, ToolCallRecord, Transcript, TurnRecord
+from tasks.feedback.signals import CollectedInteraction, FeedbackEvent, Signal
+
+
+def segment(sampled: int = 1, *, token: int = 7) -> Segment:
+    total = 2 + sampled
+    mask_T = np.arange(total) >= 2
+    return Segment(
+        token_ids_T=np.where(mask_T, token, 1).astype(np.int32),
+        loss_mask_T=mask_T,
+        logprobs_T=np.where(mask_T, -0.5, 0.0).astype(np.float32),
+        weight_versions_T=np.where(mask_T, 3, -1),
+        routed_experts_TLK=np.zeros((total, 1, 1), np.int16),
+    )
+
+
+def transcript(
+    *statuses: CallStatus,
+    tool: str = "edit_file",
+    end_reason: EndReason = EndReason.FINISHED,
+    segments: tuple[Segment, ...] | None = None,
+) -> Transcript:
+    calls = tuple(
+        ToolCallRecord(tool=tool, arguments={}, status=status, result_characters=2, wall_seconds=0.0)
+        for status in statuses
+    )
+    return Transcript(
+        segments=segments if segments is not None else (segment(),),
+        turns=(TurnRecord(generated_tokens=1, text="", calls=calls),),
+        end_reason=end_reason,
+        final_message="Fixed.",
+        wall_seconds=1.0,
+    )
+
+
+def interaction(
+    *events: tuple[Signal, float],
+    name: str = "i1",
+    said: Transcript | None = None,
+    kind: str = "mutation",
+    population: str = "people",
+) -> CollectedInteraction:
+    return CollectedInteraction(
+        interaction_id=name,
+        session_id=f"session-{name}",
+        population=population,
+        problem_kind=kind,
+        arm="control",
+        weight_version=3,
+        created_at=0.0,
+        transcript=said if said is not None else transcript(CallStatus.OK),
+        feedback=tuple(
+            FeedbackEvent(signal=signal, value=value, created_at=float(index))
+            for index, (signal, value) in enumerate(events)
+        ),
+    )
