@@ -1,0 +1,148 @@
+"""Rows as frozen records: what repositories return. Instants are seconds since the epoch."""
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Row(BaseModel):
+    """Base of all rows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", from_attributes=True)
+
+
+class RunRow(Row):
+    """One run of a flow or stage."""
+
+    run_id: str
+    kind: str
+    state: str = Field(description="running, or how it ended")
+    payload: dict[str, Any]
+    started_at: float
+    finished_at: float | None
+
+
+class ArtifactRow(Row):
+    """One published artifact."""
+
+    artifact_id: int
+    kind: str
+    name: str
+    version: int
+    fingerprint: str
+    object_prefix: str
+    payload: dict[str, Any]
+    created_at: float
+
+
+class JournalState(StrEnum):
+    """Where a trajectory is on its way to being trained."""
+
+    RESERVED = "reserved"  # dispatched, nothing known
+    FINISHED = "finished"  # has an outcome; its group is not complete
+    COMMITTED = "committed"  # its group is complete and waits for the trainer
+    TRAINED = "trained"
+    DISCARDED = "discarded"  # its group will never be trained, with a reason
+
+
+class JournalRow(Row):
+    """One dispatched trajectory."""
+
+    trajectory_id: str
+    run_id: str
+    group_id: str
+    problem_id: str
+    weight_version: int
+    state: JournalState
+    outcome: str | None = Field(description="None while reserved")
+    reason: str | None
+    reward: float | None
+    object_key: str | None
+    commit_sequence: int | None = Field(description="order in which groups were committed")
+    trained_step: int | None
+    payload: dict[str, Any]
+    reserved_at: float
+    finished_at: float | None
+
+
+class ScorecardRow(Row):
+    """One checkpoint measured on one suite."""
+
+    scorecard_id: str
+    checkpoint_id: str
+    suite: str
+    passed: bool | None = Field(description="the gate's word; None: no gate was asked")
+    payload: dict[str, Any]
+    created_at: float
+
+
+class Pointer(Row):
+    """The champion: the checkpoint that serves users."""
+
+    checkpoint_id: str
+    scorecard_id: str | None
+    entry_id: int
+    reason: str
+    at: float
+
+
+class PromotionRow(Row):
+    """One change of champion."""
+
+    entry_id: int
+    action: str = Field(description="promote or roll_back")
+    state: str = Field(description="open, closed or undone")
+    from_checkpoint_id: str | None
+    to_checkpoint_id: str
+    scorecard_id: str | None
+    reason: str
+    at: float
+
+
+class FeedbackRow(Row):
+    """One signal about one interaction."""
+
+    feedback_id: str
+    interaction_id: str
+    signal: str
+    value: float
+    created_at: float
+
+
+class InteractionRow(Row):
+    """One user turn with everything users said about it so far."""
+
+    sequence: int
+    interaction_id: str
+    tenant: str
+    session_id: str
+    arm: str
+    weight_version: int
+    problem_kind: str
+    consent: bool
+    object_key: str
+    created_at: float
+    feedback: tuple[FeedbackRow, ...] = ()
+
+
+class CycleRow(Row):
+    """One real-time round over the interactions in (from_watermark, to_watermark]."""
+
+    cycle_id: str
+    from_watermark: int
+    to_watermark: int
+    outcome: str | None = Field(description="None while open")
+    stages: dict[str, Any] = Field(description="stage -> what it left")
+    opened_at: float
+    closed_at: float | None
+
+
+class EventRow(Row):
+    """Something that happened or waits."""
+
+    event_id: int
+    source: str
+    name: str
+    payload: dict[str, Any]
+    at: float

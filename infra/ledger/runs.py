@@ -1,0 +1,83 @@
+"""Runs of flows and stages, and events: what `ostinato status` reads."""
+
+from typing import Any
+
+from sqlalchemy import insert, select, update
+
+from infra.ledger.database import Database
+from infra.ledger.models import EventTable, RunTable
+from infra.ledger.rows import EventRow, RunRow
+
+
+class RunRepository:
+    """Runs by id."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def start(self, run_id: str, kind: str, payload: dict[str, Any], at: float) -> None:
+        """Add a run, or mark a known one as running again; it keeps its first start."""
+        row = {
+            "run_id": run_id,
+            "kind": kind,
+            "state": "running",
+            "payload": payload,
+            "started_at": at,
+        }
+        with self._database.write() as connection:
+            self._database.insert_absent(connection, RunTable, [row])
+            connection.execute(
+                update(RunTable)
+                .where(RunTable.run_id == run_id)
+                .values(state="running", payload=payload, finished_at=None)
+            )
+
+    def finish(self, run_id: str, state: str, at: float) -> None:
+        """Note how a run ended."""
+        with self._database.write() as connection:
+            connection.execute(
+                update(RunTable)
+                .where(RunTable.run_id == run_id)
+                .values(state=state, finished_at=at)
+            )
+
+    def get(self, run_id: str) -> RunRow | None:
+        """One run."""
+        with self._database.read() as connection:
+            found = connection.execute(
+                select(RunTable.__table__).where(RunTable.run_id == run_id)
+            ).first()
+        return RunRow.model_validate(found) if found is not None else None
+
+    def recent(self, limit_rows: int = 50) -> list[RunRow]:
+        """Newest first."""
+        with self._database.read() as connection:
+            found = connection.execute(
+                select(RunTable.__table__).order_by(RunTable.started_at.desc()).limit(limit_rows)
+            ).all()
+        return [RunRow.model_validate(row) for row in found]
+
+
+class EventRepository:
+    """Events, append only."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, source: str, name: str, payload: dict[str, Any], at: float) -> None:
+        """Append an event."""
+        with self._database.write() as connection:
+            connection.execute(
+                insert(EventTable).values(source=source, name=name, payload=payload, at=at)
+            )
+
+    def recent(self, source: str | None = None, limit_rows: int = 100) -> list[EventRow]:
+        """Newest first."""
+        statement = select(EventTable.__table__)
+        if source is not None:
+            statement = statement.where(EventTable.source == source)
+        with self._database.read() as connection:
+            found = connection.execute(
+                statement.order_by(EventTable.event_id.desc()).limit(limit_rows)
+            ).all()
+        return [EventRow.model_validate(row) for row in found]
