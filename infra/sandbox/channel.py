@@ -1,0 +1,99 @@
+"""Requests and replies over a box's socket, many at once, from one event loop.
+
+Owns matching replies to requests and turning a closed socket into `SandboxLost`. Enters: headers and blobs. Leaves: the
+same. It does not know what the requests mean.
+"""
+
+import asyncio
+import itertools
+from typing import Any
+
+from infra.errors import SandboxError, SandboxLost
+from infra.sandbox.box import BoxProcess
+from infra.sandbox.inside.wire import FrameDecoder, encode_frame
+
+_READ_BYTES = 1 << 18
+
+
+class BoxChannel:
+    """A box with requests in flight. Belongs to the event loop that opened it."""
+
+    def __init__(self, box: BoxProcess) -> None:
+        self._box = box
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], list[bytes]]]] = {}
+        self._lost: str = ""
+        self._writing = asyncio.Lock()
+        box.socket.setblocking(False)
+        self._reader = asyncio.get_running_loop().create_task(self._read())
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the box is gone."""
+        return bool(self._lost)
+
+    async def request(
+        self, operation: str, answer_seconds: float, blobs: tuple[bytes, ...] = (), **fields: Any
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """Send one request and wait for its reply. SandboxLost when the box died or did not answer in time."""
+        if self._lost:
+            raise SandboxLost(self._lost)
+        request_id = next(self._ids)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[tuple[dict[str, Any], list[bytes]]] = loop.create_future()
+        self._waiting[request_id] = future
+        frame = encode_frame({"id": request_id, "operation": operation, **fields}, blobs)
+        try:
+            async with asyncio.timeout(answer_seconds):
+                async with self._writing:
+                    await self._send(frame)
+                reply, reply_blobs = await future
+        except (BrokenPipeError, ConnectionResetError) as error:
+            self._fail(self._box.explain_death())
+            raise SandboxLost(self._lost) from error
+        except TimeoutError as error:
+            self._fail(f"box {self._box.name} did not answer {operation} within {answer_seconds:.1f} s")
+            raise SandboxLost(self._lost) from error
+        finally:
+            self._waiting.pop(request_id, None)
+        if "error" in reply:
+            raise SandboxError(f"{operation} in box {self._box.name}: {reply['error']}")
+        return reply, reply_blobs
+
+    async def close(self) -> None:
+        """End the box; requests still waiting fail."""
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+        self._fail(f"box {self._box.name} was closed")
+        self._box.close()
+
+    async def _send(self, frame: bytes) -> None:
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._box.socket, frame)
+        except asyncio.CancelledError:
+            self._fail(f"box {self._box.name}: a request was cancelled half sent")
+            raise
+
+    async def _read(self) -> None:
+        decoder = FrameDecoder()
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                data = await loop.sock_recv(self._box.socket, _READ_BYTES)
+                frames = decoder.feed(data)
+            except (OSError, ValueError) as error:
+                self._fail(f"box {self._box.name}: {error}")
+                return
+            if not data:
+                self._fail(self._box.explain_death())
+                return
+            for header, blobs in frames:
+                future = self._waiting.get(header["id"])
+                if future is not None and not future.done():
+                    future.set_result((header, blobs))
+
+    def _fail(self, why: str) -> None:
+        self._lost = self._lost or why
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(SandboxLost(self._lost))

@@ -1,0 +1,64 @@
+"""Limits on memory and processes of a whole box through control groups, where this process may make them.
+
+Owns finding a writable hierarchy (version 2, else version 1) and one child group a box. Leaves: the files a process
+must write its id to. Where nothing is writable it leaves none, and the box keeps its rlimits alone.
+"""
+
+import os
+from pathlib import Path
+
+from infra.sandbox.protocol import SandboxLimits
+
+_ROOT = Path("/sys/fs/cgroup")
+_GROUP = "ostinato"
+
+
+class ControlGroup:
+    """The groups of one box. `process_files` is empty when control groups are not available."""
+
+    def __init__(self, name: str, limits: SandboxLimits) -> None:
+        self._directories: list[Path] = []
+        if (_ROOT / "cgroup.controllers").exists():
+            self._make(_ROOT / _GROUP / name, _version_2(limits))
+        else:
+            for controller, values in _version_1(limits).items():
+                self._make(_ROOT / controller / _GROUP / name, values)
+
+    @property
+    def process_files(self) -> tuple[Path, ...]:
+        """Files that take the id of the first process."""
+        return tuple(directory / "cgroup.procs" for directory in self._directories)
+
+    def remove(self) -> None:
+        """Drop the groups; all their processes must have ended (a straggler leaves the empty folder behind)."""
+        for directory in self._directories:
+            try:
+                directory.rmdir()
+            except OSError:
+                continue
+        self._directories.clear()
+
+    def _make(self, directory: Path, values: dict[str, str]) -> None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            for name, value in values.items():
+                (directory / name).write_text(value)
+        except OSError:
+            return
+        if os.access(directory / "cgroup.procs", os.W_OK):
+            self._directories.append(directory)
+
+
+def _version_2(limits: SandboxLimits) -> dict[str, str]:
+    return {
+        "memory.max": str(limits.memory_bytes),
+        "memory.swap.max": "0",
+        "pids.max": str(limits.processes),
+    }
+
+
+def _version_1(limits: SandboxLimits) -> dict[str, dict[str, str]]:
+    return {
+        "memory": {"memory.limit_in_bytes": str(limits.memory_bytes)},
+        "pids": {"pids.max": str(limits.processes)},
+    }

@@ -1,0 +1,46 @@
+"""What every server inside a box does first: close itself to inspection and to signals from the box.
+
+Owns the calls into the kernel that Python has no module for. Standard library only: this file runs inside the box.
+"""
+
+import ctypes
+import os
+import signal
+
+_PR_SET_DUMPABLE = 4
+
+
+def protect_server() -> None:
+    """No other process of the box may read this one's memory or descriptors, or interrupt it."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    # Process 1 receives from inside its box only signals it handles, so the default action is the safe one.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+
+def reap_children() -> dict[int, int]:
+    """Exit codes of all children that ended, adopted ones included. Negative: ended by that signal."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            process_id, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if process_id == 0:
+            return ended
+        ended[process_id] = os.waitstatus_to_exitcode(status)
+
+
+def kill_everything_else() -> None:
+    """End every process of the box but this one (which must be process 1), and wait until they are gone."""
+    if os.getpid() != 1:
+        raise RuntimeError("only process 1 of a box may end all others")
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return

@@ -1,0 +1,49 @@
+"""Frames on the socket between the host and a box: a JSON header and any number of byte blobs.
+
+Owns the byte layout, used on both sides. Standard library only: this file also runs inside the box. JSON and plain
+bytes, never pickle, because the host must not run what a box says.
+"""
+
+import json
+import struct
+
+_PREFIX = struct.Struct(">II")
+MAX_FRAME_BYTES = 128 << 20
+
+
+def encode_frame(header: dict, blobs: list[bytes] | tuple[bytes, ...] = ()) -> bytes:
+    """One frame; `blobs` come back in the same order."""
+    text = json.dumps({"header": header, "blob_bytes": [len(blob) for blob in blobs]}).encode()
+    return b"".join((_PREFIX.pack(len(text), sum(map(len, blobs))), text, *blobs))
+
+
+class FrameDecoder:
+    """Collects bytes and gives whole frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[dict, list[bytes]]]:
+        """Add received bytes; the frames completed by them."""
+        self._buffer += data
+        frames: list[tuple[dict, list[bytes]]] = []
+        while len(self._buffer) >= _PREFIX.size:
+            text_bytes, blobs_bytes = _PREFIX.unpack_from(self._buffer)
+            end = _PREFIX.size + text_bytes + blobs_bytes
+            if end > MAX_FRAME_BYTES:
+                raise ValueError(f"frame of {end} bytes, at most {MAX_FRAME_BYTES} are accepted")
+            if len(self._buffer) < end:
+                break
+            frames.append(_split_frame(bytes(self._buffer[_PREFIX.size : end]), text_bytes))
+            del self._buffer[:end]
+        return frames
+
+
+def _split_frame(body: bytes, text_bytes: int) -> tuple[dict, list[bytes]]:
+    content = json.loads(body[:text_bytes])
+    blobs: list[bytes] = []
+    position = text_bytes
+    for blob_bytes in content["blob_bytes"]:
+        blobs.append(body[position : position + blob_bytes])
+        position += blob_bytes
+    return content["header"], blobs

@@ -1,0 +1,117 @@
+"""A repository made ready for the sandbox: which files are product code, which are tests, and one fingerprint of all.
+
+Owns `PreparedRepository` and the rule about which paths an agent's edit may reach (`is_editable`). Enters: a directory
+that tasks/problems (or a test) filled. Leaves: file contents and paths. It does not fetch, strip or change sources.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from infra.errors import SandboxError
+
+MANIFEST_NAME = "repository.json"
+_RUNNER_FILES = frozenset(
+    {"conftest.py", "pytest.ini", "tox.ini", "setup.cfg", "setup.py", "pyproject.toml", "sitecustomize.py"}
+)
+_CACHE_DIRECTORIES = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".git"})
+
+
+class PreparedRepository(BaseModel):
+    """Sources and tests in `directory`, as the sandbox shows them at /repo."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
+
+    name: str
+    fingerprint: str = Field(description="hash of every path and content below `directory`")
+    directory: Path
+    package_paths: tuple[str, ...] = Field(description="files or folders that hold product code")
+    test_paths: tuple[str, ...] = Field(description="files or folders that hold tests; win over package_paths")
+
+    @classmethod
+    def from_directory(
+        cls, name: str, directory: Path, package_paths: tuple[str, ...], test_paths: tuple[str, ...]
+    ) -> "PreparedRepository":
+        """Describe a filled directory; its fingerprint is computed now."""
+        for wanted in (*package_paths, *test_paths):
+            if not (directory / wanted).exists():
+                raise SandboxError(f"repository {name}: {wanted} is missing below {directory}")
+        files = _read_tree(directory)
+        return cls(
+            name=name,
+            fingerprint=fingerprint_files(files),
+            directory=directory,
+            package_paths=package_paths,
+            test_paths=test_paths,
+        )
+
+    @classmethod
+    def load(cls, directory: Path) -> "PreparedRepository":
+        """Read what `save` wrote: `directory`/repository.json beside `directory`/files."""
+        manifest = directory / MANIFEST_NAME
+        try:
+            fields = json.loads(manifest.read_text())
+        except (OSError, ValueError) as error:
+            raise SandboxError(f"repository manifest {manifest} cannot be read: {error}") from error
+        return cls(directory=directory / "files", **fields)
+
+    def save(self) -> None:
+        """Write repository.json beside the files folder; `directory` must be called `files`."""
+        if self.directory.name != "files":
+            raise SandboxError(f"repository {self.name}: directory is {self.directory}, wanted .../files")
+        fields = self.model_dump(mode="json", exclude={"directory"})
+        target = self.directory.parent / MANIFEST_NAME
+        partial = target.with_suffix(".partial")
+        partial.write_text(json.dumps(fields, indent=1, sort_keys=True))
+        partial.replace(target)
+
+    @cached_property
+    def files(self) -> Mapping[str, bytes]:
+        """Every file of the pristine repository by relative path."""
+        return _read_tree(self.directory)
+
+    def is_test(self, path: str) -> bool:
+        """Whether `path` belongs to the tests."""
+        return _is_below(path, self.test_paths)
+
+    def is_editable(self, path: str) -> bool:
+        """Whether a change of `path` counts in a verdict: product code that steers no test runner."""
+        pure = PurePosixPath(path)
+        if pure.is_absolute() or ".." in pure.parts or pure.name in _RUNNER_FILES or pure.suffix == ".pth":
+            return False
+        return _is_below(path, self.package_paths) and not self.is_test(path)
+
+    def keep_editable(self, changed: Mapping[str, bytes | None]) -> dict[str, bytes | None]:
+        """The changes that count: editable paths whose content differs from the pristine one. None: removed."""
+        return {
+            path: content
+            for path, content in sorted(changed.items())
+            if self.is_editable(path) and self.files.get(path) != content
+        }
+
+
+def fingerprint_files(files: Mapping[str, bytes | None]) -> str:
+    """Order-free hash of paths and contents; a removed file (None) differs from an empty one."""
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        content = files[path]
+        digest.update(f"{len(path)}:{path}:{-1 if content is None else len(content)}:".encode())
+        digest.update(content or b"")
+    return digest.hexdigest()[:16]
+
+
+def _is_below(path: str, roots: tuple[str, ...]) -> bool:
+    return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
+
+
+def _read_tree(directory: Path) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    for path in sorted(directory.rglob("*")):
+        relative = path.relative_to(directory)
+        if path.is_file() and not path.is_symlink() and not _CACHE_DIRECTORIES.intersection(relative.parts):
+            files[relative.as_posix()] = path.read_bytes()
+    return files
