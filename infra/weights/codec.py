@@ -1,0 +1,130 @@
+"""Bit-exact coding of tensors: whole, or as the elements that changed since a base.
+
+Owns the payload of chain objects: a safetensors file, compressed with zstandard. Enters: tensors by name (and the base
+they changed from). Leaves: bytes and, back again, tensors. It knows no versions, stores nothing and checks no history.
+
+Keys inside the safetensors file, for a tensor `name`:
+  `name::full`    the whole tensor, in its own dtype and shape
+  `name::gaps`    uint8, uint16 or uint32: the distance from one changed element to the next (row-major order)
+  `name::values`  the new values at those elements, in the tensor's dtype; they overwrite, never add
+A tensor without a key did not change. "Changed" compares bits, so NaN payloads and signed zeros survive.
+A gap code equal to the largest value of its width means "that many unchanged elements, nothing changed here".
+
+Shapes: N changed elements of a tensor, G gap codes (N plus escapes).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xxhash
+import zstandard
+from safetensors.torch import load, save
+
+COMPRESSION_LEVEL = 1  # 2 M fp32: level 1 takes 10 ms for 92.3 %, level 3 takes 28 ms for 92.4 %
+GAP_DTYPES = (np.uint8, np.uint16, np.uint32)
+_BITS_BY_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What goes into a payload, before packing: tensors by the keys above."""
+
+    packed: dict[str, torch.Tensor]
+    changed_elements: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Size before compression."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.packed.values())
+
+
+def tensor_bits(tensor: torch.Tensor) -> np.ndarray:
+    """The raw bits of a CPU tensor as a flat integer array that shares its memory."""
+    integer_dtype = _BITS_BY_BYTES.get(tensor.element_size())
+    if integer_dtype is None or tensor.is_complex():
+        raise ValueError(f"dtype is {tensor.dtype}, wanted a real type of 1, 2, 4 or 8 bytes")
+    if tensor.numel() == 0:
+        return np.empty(0, dtype=np.uint8)
+    return tensor.detach().contiguous().reshape(-1).view(integer_dtype).numpy()
+
+
+def tensor_checksum(tensor: torch.Tensor) -> str:
+    """xxh3-128 of the tensor's bytes in row-major order, as hex."""
+    return xxhash.xxh3_128_hexdigest(tensor_bits(tensor))
+
+
+def encode_gaps(positions_N: np.ndarray) -> np.ndarray:
+    """Ascending element positions as gap codes of the width that takes the fewest bytes."""
+    gaps_N = np.diff(positions_N, prepend=-1) - 1
+    choices = []
+    for dtype in GAP_DTYPES:
+        escape = int(np.iinfo(dtype).max)
+        escapes = int((gaps_N // escape).sum())
+        choices.append(((len(gaps_N) + escapes) * np.dtype(dtype).itemsize, dtype))
+    _, dtype = min(choices, key=lambda choice: choice[0])
+    escape = int(np.iinfo(dtype).max)
+    ends_N = np.cumsum(gaps_N // escape + 1) - 1
+    codes_G = np.full(int(ends_N[-1]) + 1 if len(ends_N) else 0, escape, dtype=dtype)
+    codes_G[ends_N] = (gaps_N % escape).astype(dtype)
+    return codes_G
+
+
+def decode_gaps(codes_G: np.ndarray) -> np.ndarray:
+    """Inverse of encode_gaps."""
+    escape = np.iinfo(codes_G.dtype).max
+    is_change_G = codes_G != escape
+    after_G = np.cumsum(codes_G.astype(np.int64) + is_change_G)
+    return after_G[is_change_G] - 1
+
+
+def whole(tensors: Mapping[str, torch.Tensor]) -> Changes:
+    """All tensors as they are."""
+    total = sum(tensor.numel() for tensor in tensors.values())
+    return Changes({f"{name}::full": tensor for name, tensor in tensors.items()}, total)
+
+
+def difference(base: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> Changes:
+    """What changed from base. A tensor travels whole where that is smaller than its changes."""
+    packed: dict[str, torch.Tensor] = {}
+    changed_elements = 0
+    for name, tensor in tensors.items():
+        bits = tensor_bits(tensor)
+        is_changed = bits != tensor_bits(base[name])
+        count = int(np.count_nonzero(is_changed))
+        changed_elements += count
+        full_bytes = bits.size * tensor.element_size()
+        if count == 0:
+            continue
+        if count * (tensor.element_size() + 1) < full_bytes:
+            positions_N = np.flatnonzero(is_changed)
+            codes_G = encode_gaps(positions_N)
+            if codes_G.nbytes + count * tensor.element_size() < full_bytes:
+                packed[f"{name}::gaps"] = torch.from_numpy(codes_G)
+                packed[f"{name}::values"] = torch.from_numpy(bits[positions_N]).view(tensor.dtype)
+                continue
+        packed[f"{name}::full"] = tensor
+    return Changes(packed, changed_elements)
+
+
+def encode_payload(changes: Changes) -> bytes:
+    """The stored form: safetensors, compressed."""
+    contiguous = {key: tensor.contiguous() for key, tensor in changes.packed.items()}
+    return zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compress(save(contiguous))
+
+
+def decode_payload(data: bytes, base: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The base with the payload applied. Never writes into the base; unchanged tensors are shared with it."""
+    result = dict(base)
+    packed = load(zstandard.ZstdDecompressor().decompress(data))
+    for key, tensor in packed.items():
+        name, _, part = key.rpartition("::")
+        if part == "full":
+            result[name] = tensor
+        elif part == "gaps":
+            updated = base[name].clone(memory_format=torch.contiguous_format)
+            positions_N = decode_gaps(tensor.numpy())
+            tensor_bits(updated)[positions_N] = tensor_bits(packed[f"{name}::values"])
+            result[name] = updated
+    return result

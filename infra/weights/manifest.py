@@ -1,0 +1,181 @@
+"""The layout of a weight chain in the object store, and the record that commits a version.
+
+Owns the key scheme and `ChainManifest`. It does not encode tensors and decides nothing about what to publish.
+
+    chains/{chain_id}/epochs/{epoch:08d}.json                        one claim per publisher, the newest may write
+    chains/{chain_id}/anchor-wanted/{version:08d}.json               a subscriber could not build this version
+    chains/{chain_id}/{version:08d}/delta.{epoch:08d}.safetensors.zst   what changed since base_version
+    chains/{chain_id}/{version:08d}/anchor.{epoch:08d}.safetensors.zst  everything
+    chains/{chain_id}/{version:08d}/manifest.json                    written last: the version exists from here on
+
+A version holds a delta, an anchor or both (then either road leads to it). Object names carry the publisher's epoch, so a
+publisher that was replaced can never overwrite what its successor committed. The manifest holds the checksum of each
+object's bytes, the checksum of each tensor after the version is applied, and a seal over itself.
+"""
+
+import json
+import re
+
+import xxhash
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from infra.errors import StorageError
+from infra.objects import ObjectStore
+
+_VERSION_KEY = re.compile(r"/(\d{8,})/manifest\.json$")
+_EPOCH_KEY = re.compile(r"/epochs/(\d{8,})\.json$")
+_WANTED_KEY = re.compile(r"/anchor-wanted/(\d{8,})\.json$")
+
+
+class ChainRecord(BaseModel):
+    """Base of the chain's records."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ChainObject(ChainRecord):
+    """Address and identity of one stored payload."""
+
+    key: str
+    size_bytes: int
+    checksum: str = Field(description="xxh3-128 of the stored bytes")
+
+
+class TensorEntry(ChainRecord):
+    """What one tensor is once the version is applied."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    checksum: str = Field(description="xxh3-128 of the result's bytes in row-major order")
+
+
+class EpochClaim(ChainRecord):
+    """A publisher's claim to be the only writer from now on. Of two at once, one gets the epoch."""
+
+    epoch: int
+    claimed_at: float
+
+
+class ChainManifest(ChainRecord):
+    """The commit record of one version."""
+
+    schema_version: int = 1
+    chain_id: str
+    version: int
+    epoch: int
+    base_version: int | None = Field(
+        description="version the delta starts from; None: there is no delta"
+    )
+    delta: ChainObject | None
+    anchor: ChainObject | None
+    tensors: dict[str, TensorEntry]
+    changed_elements: int = Field(
+        description="elements whose bits differ from base_version; all of them without a base"
+    )
+    total_elements: int
+    raw_bytes: int = Field(description="size of all tensors, uncompressed")
+    deltas_since_anchor: int
+    delta_bytes_since_anchor: int
+    published_at: float = Field(description="seconds since 1970")
+
+    @property
+    def kind(self) -> str:
+        """`anchor` when the version can be built from nothing, else `delta`."""
+        return "delta" if self.anchor is None else "anchor"
+
+    @property
+    def density_ratio(self) -> float:
+        """Share of elements that changed, 0 to 1."""
+        return self.changed_elements / max(1, self.total_elements)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes this version takes in the store, manifest not counted."""
+        return sum(item.size_bytes for item in (self.delta, self.anchor) if item is not None)
+
+
+def chain_prefix(chain_id: str) -> str:
+    """Folder of a chain."""
+    return f"chains/{chain_id}"
+
+
+def version_prefix(chain_id: str, version: int) -> str:
+    """Folder of one version."""
+    return f"{chain_prefix(chain_id)}/{version:08d}"
+
+
+def payload_key(chain_id: str, version: int, kind: str, epoch: int) -> str:
+    """Key of a delta or an anchor."""
+    return f"{version_prefix(chain_id, version)}/{kind}.{epoch:08d}.safetensors.zst"
+
+
+def manifest_key(chain_id: str, version: int) -> str:
+    """Key of the commit record."""
+    return f"{version_prefix(chain_id, version)}/manifest.json"
+
+
+def epoch_key(chain_id: str, epoch: int) -> str:
+    """Key of a publisher's claim."""
+    return f"{chain_prefix(chain_id)}/epochs/{epoch:08d}.json"
+
+
+def anchor_wanted_key(chain_id: str, version: int) -> str:
+    """Key by which a subscriber asks for an anchor after `version`."""
+    return f"{chain_prefix(chain_id)}/anchor-wanted/{version:08d}.json"
+
+
+def list_versions(objects: ObjectStore, chain_id: str) -> list[int]:
+    """Committed versions, ascending."""
+    return _numbers(objects, f"{chain_prefix(chain_id)}/", _VERSION_KEY)
+
+
+def list_epochs(objects: ObjectStore, chain_id: str) -> list[int]:
+    """Claimed epochs, ascending."""
+    return _numbers(objects, f"{chain_prefix(chain_id)}/epochs/", _EPOCH_KEY)
+
+
+def list_wanted_anchors(objects: ObjectStore, chain_id: str) -> list[int]:
+    """Versions that some subscriber could not build, ascending."""
+    return _numbers(objects, f"{chain_prefix(chain_id)}/anchor-wanted/", _WANTED_KEY)
+
+
+def commit_manifest(objects: ObjectStore, manifest: ChainManifest) -> bool:
+    """Commits a version; False when it is committed already. A manifest is never replaced."""
+    body = manifest.model_dump(mode="json")
+    sealed = json.dumps({"manifest": body, "seal": _seal(body)}).encode()
+    return objects.put_new(manifest_key(manifest.chain_id, manifest.version), sealed)
+
+
+def read_manifest(objects: ObjectStore, chain_id: str, version: int) -> ChainManifest:
+    """The commit record of a version; StorageError when it is missing, torn or altered."""
+    key = manifest_key(chain_id, version)
+    data = objects.get_bytes(key)
+    try:
+        sealed = json.loads(data)
+        body, seal = sealed["manifest"], sealed["seal"]
+        if _seal(body) != seal:
+            raise StorageError(
+                f"manifest {key}: seal is {seal}, wanted {_seal(body)} for its content"
+            )
+        manifest = ChainManifest.model_validate(body)
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise StorageError(
+            f"manifest {key}: unreadable ({error}), wanted a sealed manifest"
+        ) from error
+    if (manifest.chain_id, manifest.version) != (chain_id, version):
+        raise StorageError(
+            f"manifest {key}: is for {manifest.chain_id} version {manifest.version}, "
+            f"wanted {chain_id} version {version}"
+        )
+    return manifest
+
+
+def _seal(body: object) -> str:
+    return xxhash.xxh3_128_hexdigest(
+        json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    )
+
+
+def _numbers(objects: ObjectStore, prefix: str, pattern: re.Pattern[str]) -> list[int]:
+    found = (pattern.search(key) for key in objects.list(prefix))
+    return sorted(int(match.group(1)) for match in found if match)

@@ -1,0 +1,75 @@
+"""Laws of the codec: what goes in comes out, bit for bit."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.weights.codec import (
+    decode_gaps,
+    decode_payload,
+    difference,
+    encode_gaps,
+    encode_payload,
+    whole,
+)
+from tests.unit.infra.weights.strategies import (
+    DENSITIES,
+    changed,
+    layouts,
+    random_bits,
+    same_bits,
+    seeds,
+)
+
+
+@given(
+    st.lists(
+        st.one_of(st.integers(0, 300), st.sampled_from([254, 255, 256, 65_534, 65_535, 10**6]))
+    )
+)
+def test_gaps_any_positions_round_trip(gaps: list[int]) -> None:
+    positions = np.cumsum(np.array(gaps, dtype=np.int64) + 1) - 1
+    assert decode_gaps(encode_gaps(positions)).tolist() == positions.tolist()
+
+
+@pytest.mark.parametrize(
+    ("stride", "wanted"), [(1, np.uint8), (250, np.uint8), (40_000, np.uint16), (2**20, np.uint32)]
+)
+def test_gaps_width_is_the_cheapest(stride: int, wanted: type) -> None:
+    positions = np.arange(1, 200, dtype=np.int64) * stride
+    assert encode_gaps(positions).dtype == wanted
+
+
+@given(layouts, seeds, st.sampled_from(DENSITIES))
+@settings(deadline=None, max_examples=60)
+def test_difference_applied_to_base_is_the_target(layout, seed: int, density: float) -> None:
+    generator = np.random.default_rng(seed)
+    base = {name: random_bits(generator, *entry) for name, entry in layout.items()}
+    target = {name: changed(tensor, generator, density) for name, tensor in base.items()}
+    before = {name: tensor.clone() for name, tensor in base.items()}
+    decoded = decode_payload(encode_payload(difference(base, target)), base)
+    assert same_bits(decoded, target)
+    assert same_bits(base, before)
+
+
+@given(layouts, seeds)
+@settings(deadline=None, max_examples=30)
+def test_whole_decodes_from_nothing(layout, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    tensors = {name: random_bits(generator, *entry) for name, entry in layout.items()}
+    assert same_bits(decode_payload(encode_payload(whole(tensors)), {}), tensors)
+
+
+def test_difference_sees_signed_zero_and_nan_payloads() -> None:
+    quiet, payload = 0x7FC00000, 0x7FC00001
+    base = {"w": torch.tensor([0, quiet, quiet], dtype=torch.int32).view(torch.float32)}
+    bits = torch.tensor([-(2**31), quiet, payload], dtype=torch.int32)
+    target = {"w": bits.view(torch.float32)}
+    assert difference(base, target).changed_elements == 2
+
+
+def test_difference_of_equal_tensors_is_empty() -> None:
+    base = {"w": torch.full((10,), float("nan"))}
+    assert difference(base, {"w": base["w"].clone()}).packed == {}
