@@ -80,9 +80,13 @@ class Segment(Record):
         for name in ("loss_mask_T", "logprobs_T", "weight_versions_T", "routed_experts_TLK"):
             rows = len(getattr(self, name))
             if rows != total:
-                raise ValueError(f"segment array {name} has {rows} rows, wanted {total} (one a token)")
+                raise ValueError(
+                    f"segment array {name} has {rows} rows, wanted {total} (one a token)"
+                )
         if self.routed_experts_TLK.ndim != 3:
-            raise ValueError(f"routed_experts_TLK has {self.routed_experts_TLK.ndim} axes, wanted 3")
+            raise ValueError(
+                f"routed_experts_TLK has {self.routed_experts_TLK.ndim} axes, wanted 3"
+            )
         sampled = self.loss_mask_T
         if np.any(self.weight_versions_T[sampled] < 0):
             raise ValueError("a sampled token has no weight version")
@@ -121,7 +125,9 @@ class Transcript(Record):
                 array = np.ascontiguousarray(getattr(segment, name))
                 tensors[f"segments.{index}.{name}"] = array
         rest = self.model_dump(mode="json", exclude={"segments"})
-        return save(tensors, metadata={"transcript": json.dumps(rest), "segments": str(len(self.segments))})
+        return save(
+            tensors, metadata={"transcript": json.dumps(rest), "segments": str(len(self.segments))}
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Transcript":

@@ -1,0 +1,159 @@
+"""The tools on files: read_file, edit_file, write_file, list_dir, read_lints.
+
+Arguments and the environment in, the text for the model out; ToolFailure when the environment says no. Parsing, locks and
+limits are elsewhere.
+"""
+
+import ast
+import asyncio
+import json
+from collections import Counter
+
+from ruff import find_ruff_bin
+
+from infra.harness.config import HarnessConfig
+from infra.harness.environment import AgentEnvironment, ToolFailure
+from infra.harness.regions import Region, open_region, show_lines, split_argument
+from models.rendering.vocabulary import line_tag
+
+LINT_RULES = "E9,F"  # syntax errors and everything pyflakes knows
+MAX_LISTED = 60
+
+
+async def read_file(
+    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
+) -> str:
+    """Shows a region with numbered lines; it becomes the region that line edits speak of."""
+    path, _, _ = split_argument(arguments["path"])
+    text = await environment.read_text(path)
+    region = open_region(text, arguments["path"])
+    view, environment.state.region = show_lines(
+        region, config.line_numbers, config.read_limit_lines
+    )
+    return view
+
+
+async def edit_file(
+    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
+) -> str:
+    """Applies line items to the region read last, or replaces one exact occurrence."""
+    if "lines" in arguments:
+        return await _edit_lines(environment, arguments)
+    path = arguments["path"].removeprefix("./")
+    text = await environment.read_text(path)
+    old, new = arguments["old"], arguments["new"]
+    count = text.count(old)
+    if count != 1:
+        raise ToolFailure(f"old occurs {count} times in {path}, wanted once")
+    if old == new:
+        raise ToolFailure("old and new are the same")
+    await environment.write_text(path, text.replace(old, new))
+    _forget_region(environment, path)
+    return "ok"
+
+
+async def _edit_lines(environment: AgentEnvironment, arguments: dict[str, str]) -> str:
+    region = environment.state.region
+    path = arguments.get("path", "").removeprefix("./")
+    if region is None or (path and path != region.path):
+        raise ToolFailure(f"read {path or 'a file'} before editing its lines")
+    edited = region.with_edits(arguments["lines"])
+    text = await environment.read_text(region.path)
+    if text != region.text():
+        environment.state.region = None
+        raise ToolFailure(f"{region.path} changed since it was read, read it again")
+    new_text = edited.text()
+    if new_text == text:
+        raise ToolFailure("the edit changes nothing")
+    await environment.write_text(region.path, new_text)
+    environment.state.region = edited
+    return "ok"
+
+
+def _forget_region(environment: AgentEnvironment, path: str) -> None:
+    region = environment.state.region
+    if region is not None and region.path == path:
+        environment.state.region = None
+
+
+async def write_file(
+    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
+) -> str:
+    """Creates or overwrites a file."""
+    path = arguments["path"].removeprefix("./")
+    await environment.write_text(path, arguments["text"])
+    _forget_region(environment, path)
+    return "ok"
+
+
+async def list_dir(
+    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
+) -> str:
+    """Names directly below a directory; directories end in a slash."""
+    path = arguments.get("path", "").strip("/").removeprefix("./")
+    prefix = "" if path in ("", ".") else f"{path}/"
+    names: set[str] = set()
+    for file in await environment.sandbox.list("."):
+        if file.startswith(prefix):
+            head, slash, _ = file[len(prefix) :].partition("/")
+            names.add(head + slash)
+    if not names:
+        raise ToolFailure(f"no directory {path}")
+    listed = sorted(names)
+    note = [f"{len(listed) - MAX_LISTED} more"] if len(listed) > MAX_LISTED else []
+    return "\n".join([*listed[:MAX_LISTED], *note])
+
+
+async def read_lints(
+    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
+) -> str:
+    """Findings that the attempt's edits brought into a file."""
+    region = environment.state.region
+    path = arguments.get("path", "").removeprefix("./") or (region.path if region else "")
+    if not path:
+        raise ToolFailure("read a file before asking for its lints")
+    text = await environment.read_text(path)
+    original = environment.state.originals.get(path, text)
+    if original == text:
+        return "no new lints"
+    before = Counter(message for _, message in await find_lints(original or "", path))
+    new: list[str] = []
+    for line, message in await find_lints(text, path):
+        if before[message]:
+            before[message] -= 1
+        else:
+            new.append(f"{_place(region, path, line)}: {message}")
+    return "\n".join(new) or "no new lints"
+
+
+def _place(region: Region | None, path: str, line: int) -> str:
+    number = region.number_at(line) if region is not None and region.path == path else None
+    return line_tag(number) if number is not None else f"{path}:{line}"
+
+
+async def find_lints(text: str, path: str) -> list[tuple[int, str]]:
+    """Line and message of each finding of ruff (syntax and pyflakes rules) in Python text."""
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        line = error.lineno if isinstance(error, SyntaxError) else None
+        message = error.msg if isinstance(error, SyntaxError) else str(error)
+        return [(line or 1, f"SyntaxError {message}")]
+    process = await asyncio.create_subprocess_exec(
+        find_ruff_bin(),
+        *("check", "--isolated", "--no-cache", "--quiet", "--output-format", "json"),
+        *("--select", LINT_RULES, "--stdin-filename", path, "-"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        output, _ = await process.communicate(text.encode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+    findings = json.loads(output or b"[]")
+    return [
+        (finding["location"]["row"], f"{finding['code']} {finding['message']}")
+        for finding in findings
+    ]

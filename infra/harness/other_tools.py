@@ -1,0 +1,109 @@
+"""The tools that run, search or talk: run_terminal, grep, codebase_search, todo_write, ask_user.
+
+Arguments and the environment in, the text for the model out; ToolFailure when the environment says no. `pytest` goes to the
+environment's test runner, any other command to a shell in the sandbox.
+"""
+
+import shlex
+from collections.abc import Callable
+
+from infra.harness.config import HarnessConfig
+from infra.harness.environment import AgentEnvironment, ToolFailure
+from infra.harness.report import describe_report
+from infra.search import search_files
+
+MAX_MATCHES = 20
+MAX_SEARCHED_FILES = 400
+MAX_SEARCHED_FILE_BYTES = 200_000
+SEARCHED_SUFFIXES = (".py", ".md", ".rst", ".toml", ".txt", ".cfg")
+OUTPUT_CAP_BYTES = 100_000
+PYTEST_PREFIXES = (["pytest"], ["python", "-m", "pytest"], ["python3", "-m", "pytest"])
+
+
+def is_pytest(command: str) -> bool:
+    """Whether a command line is a plain call of pytest."""
+    words = command.split()
+    return any(words[: len(prefix)] == prefix for prefix in PYTEST_PREFIXES)
+
+
+async def run_terminal(
+    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
+) -> str | Callable[[], str]:
+    """Output of a command. A test report is worded after the whole turn ran: it speaks of the region read last."""
+    command = arguments["command"]
+    if environment.run_tests is not None and is_pytest(command):
+        report = await environment.run_tests(environment.sandbox)
+        return lambda: describe_report(report, environment.state.region)
+    result = await environment.sandbox.exec(
+        command,
+        timeout_seconds=config.call_time_limit_seconds,
+        output_cap_bytes=OUTPUT_CAP_BYTES,
+    )
+    if result.timed_out:
+        raise TimeoutError
+    output = result.output.decode(errors="replace").rstrip("\n")
+    if result.exit_code == 0:
+        return output or "ok"
+    return f"exit code {result.exit_code}\n{output}".rstrip("\n")
+
+
+async def grep(
+    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
+) -> str:
+    """Matching lines as path:line:text."""
+    path = arguments.get("path") or "."
+    command = (
+        f"grep -rnIE --exclude-dir=.git -e {shlex.quote(arguments['query'])} -- {shlex.quote(path)}"
+    )
+    result = await environment.sandbox.exec(
+        command,
+        timeout_seconds=config.call_time_limit_seconds,
+        output_cap_bytes=OUTPUT_CAP_BYTES,
+    )
+    if result.timed_out:
+        raise TimeoutError
+    output = result.output.decode(errors="replace")
+    if result.exit_code == 1 and not output.strip():
+        return "no matches"
+    if result.exit_code > 1:
+        raise ToolFailure(output.strip() or f"grep ended with exit code {result.exit_code}")
+    lines = [line.removeprefix("./") for line in output.splitlines()]
+    note = [f"{len(lines) - MAX_MATCHES} more matches"] if len(lines) > MAX_MATCHES else []
+    return "\n".join([*sorted(lines[:MAX_MATCHES]), *note])
+
+
+async def codebase_search(
+    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
+) -> str:
+    """The best passages as path:first-last and their opening line."""
+    paths = [
+        path
+        for path in await environment.sandbox.list(".")
+        if path.endswith(SEARCHED_SUFFIXES) and not path.startswith(".")
+    ]
+    files: dict[str, str] = {}
+    for path in sorted(paths)[:MAX_SEARCHED_FILES]:
+        data = await environment.sandbox.read(path)
+        if len(data) <= MAX_SEARCHED_FILE_BYTES:
+            files[path] = data.decode(errors="replace")
+    hits = search_files(files, arguments["query"], limit=5)
+    return "\n".join(
+        f"{hit.path}:{hit.first_line}-{hit.last_line} {hit.title}" for hit in hits
+    ) or ("nothing found")
+
+
+async def todo_write(
+    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
+) -> str:
+    """Keeps the list."""
+    environment.state.todo = arguments["text"]
+    return "ok"
+
+
+async def ask_user(
+    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
+) -> str:
+    """The user's answer where there is a user."""
+    if environment.ask_user is None:
+        return "no user available"
+    return await environment.ask_user(arguments["text"])
