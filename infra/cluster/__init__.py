@@ -1,0 +1,1 @@
+"""Processes: supervised children for heavy work, Ray start-up and named actors."""
