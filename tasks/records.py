@@ -119,6 +119,7 @@ class Sample(Record):
 
     sample_id: str
     trajectory_id: str
+    group_id: str = Field(default="", description="whose mean the reward was centred on; empty: a baseline's")
     segment: Segment
     advantage: float
     reward: float

@@ -1,0 +1,76 @@
+"""From graded groups to samples with advantages.
+
+Owns A_i = R_i - mean_j R_j within a group: no division by the standard deviation, no length normalisation, the same for
+every token of all segments of a trajectory; and the KL penalty as part of the reward. Enters: groups of trajectories.
+Leaves: samples. It drops nothing: refusals, broken and timed-out attempts count with the reward they were given.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasks.records import Group, Sample
+
+
+def center_rewards(rewards: Sequence[float]) -> list[float]:
+    """Rewards less their mean; exactly zero everywhere when all are equal."""
+    if not rewards:
+        return []
+    if min(rewards) == max(rewards):
+        return [0.0] * len(rewards)
+    mean = math.fsum(rewards) / len(rewards)
+    return [reward - mean for reward in rewards]
+
+
+def make_samples(group: Group) -> tuple[Sample, ...]:
+    """One sample a segment of every trajectory of the group."""
+    advantages = center_rewards([trajectory.reward.total for trajectory in group.trajectories])
+    return tuple(
+        Sample(
+            sample_id=f"{trajectory.trajectory_id}/{index}",
+            trajectory_id=trajectory.trajectory_id,
+            group_id=group.group_id,
+            segment=segment,
+            advantage=advantage,
+            reward=trajectory.reward.total,
+        )
+        for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
+        for index, segment in enumerate(trajectory.transcript.segments)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KlPenalty:
+    """Advantages after the penalty, parallel to the samples, and what was taken off on average."""
+
+    advantages: list[float]
+    mean_k1_nats: float
+
+
+def penalize_divergence(
+    samples: Sequence[Sample], k1_nats: Sequence[float], coefficient: float
+) -> KlPenalty:
+    """Takes coefficient * k1 off each trajectory's reward and centres again within its group.
+
+    `k1_nats` is parallel to `samples`: the sum over sampled tokens of log q(rollout) - log p(reference). k1 in the reward,
+    detached, regularises; as a loss its gradient would be zero on average.
+    """
+    by_trajectory: dict[str, float] = defaultdict(float)
+    group_of: dict[str, str] = {}
+    for sample, k1 in zip(samples, k1_nats, strict=True):
+        by_trajectory[sample.trajectory_id] += k1
+        group_of[sample.trajectory_id] = sample.group_id
+    members: dict[str, list[str]] = defaultdict(list)
+    for trajectory_id, group_id in group_of.items():
+        members[group_id].append(trajectory_id)
+    penalty: dict[str, float] = {}
+    for trajectory_ids in members.values():
+        centred = center_rewards([by_trajectory[trajectory_id] for trajectory_id in trajectory_ids])
+        penalty |= dict(zip(trajectory_ids, centred, strict=True))
+    return KlPenalty(
+        advantages=[
+            sample.advantage - coefficient * penalty[sample.trajectory_id] for sample in samples
+        ],
+        mean_k1_nats=math.fsum(by_trajectory.values()) / max(1, len(by_trajectory)),
+    )

@@ -1,0 +1,137 @@
+"""Settings of the learning stage, and what the trainer is asked to open.
+
+Owns LearningConfig and TrainerRequest. Torch-free: the recipe composes them. How many groups make a step and how stale they
+may be is the rollout stage's to say.
+"""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Config(BaseModel):
+    """Frozen settings; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PolicyOptimizerConfig(Config):
+    """How one step moves the weights. All of them move; there are no adapters."""
+
+    kind: Literal["muon", "adamw"] = Field(
+        default="adamw",
+        description="muon: matrices by Muon, the rest by AdamW; adamw: all by AdamW",
+    )
+    learning_rate: float = Field(default=3e-4, gt=0, description="of AdamW")
+    muon_learning_rate: float = Field(default=3e-3, gt=0, description="of Muon; unused with adamw")
+    warmup_steps: int = Field(
+        default=4, ge=0, description="steps over which the rates rise linearly from near 0; 0: none"
+    )
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of AdamW's first moment")
+    beta2: float = Field(default=0.95, ge=0, lt=1, description="decay of AdamW's second moment")
+    weight_decay: float = Field(default=0.0, ge=0, description="decoupled, times the rate")
+    gradient_clip_norm: float | None = Field(
+        default=1.0, gt=0, description="largest norm of the whole gradient; None: not clipped"
+    )
+
+
+class ClipBand(Config):
+    """Outside of it a token that would move further out gives no gradient (as PPO's clip)."""
+
+    low_ratio: float = Field(
+        default=0.8, gt=0, lt=1, description="of trainer to rollout probability"
+    )
+    high_ratio: float = Field(default=1.25, gt=1, description="of trainer to rollout probability")
+
+
+class ObjectiveConfig(Config):
+    """The policy-gradient loss: minus the sum over sampled tokens of advantage times log-probability, by a constant."""
+
+    loss_divisor_tokens: float = Field(
+        default=4096.0,
+        gt=0,
+        description="the sum over all tokens of a step is divided by this constant, whatever their number",
+    )
+    kl_coefficient: float = Field(
+        default=0.0,
+        ge=0,
+        description="times k1 = log q(rollout) - log p(reference) of a trajectory, taken off its reward; 0: off",
+    )
+    kl_refresh_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="the reference becomes the current policy every so many steps; None: it stays where RL began",
+    )
+    importance_cap: float | None = Field(
+        default=None,
+        gt=0,
+        description="token weight min(trainer / rollout probability, cap), detached; None: weight 1",
+    )
+    clip_band: ClipBand | None = Field(default=None, description="None: no token is clipped")
+    skip_zero_advantage: bool = Field(
+        default=True,
+        description="do not compute samples whose advantage is exactly 0; the gradient is the same",
+    )
+
+
+class RouterReplayConfig(Config):
+    """Whether the trainer sends tokens to the experts the engine used."""
+
+    enabled: bool = True
+    plausibility_ratio: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="a replayed expert scoring under this share of the router's weakest own choice is replaced",
+    )
+
+
+class PackingConfig(Config):
+    """How samples become microbatches of few fixed shapes."""
+
+    bucket_tokens: tuple[int, ...] = Field(
+        default=(128, 192, 256, 384, 512),
+        description="row lengths, ascending; a longer sample is an error",
+    )
+    microbatch_tokens: int = Field(
+        default=3072, ge=1, description="rows times row length; a microbatch has at least one row"
+    )
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        if not self.bucket_tokens or list(self.bucket_tokens) != sorted(set(self.bucket_tokens)):
+            raise ValueError(f"bucket_tokens is {self.bucket_tokens}, wanted ascending lengths")
+        return self
+
+
+class LearningConfig(Config):
+    """The learning stage."""
+
+    optimizer: PolicyOptimizerConfig = PolicyOptimizerConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    router_replay: RouterReplayConfig = RouterReplayConfig()
+    packing: PackingConfig = PackingConfig()
+    mismatch_alarm_k3: float = Field(
+        default=1e-3,
+        gt=0,
+        description="k3 at equal weights above which a step is reported as alarming",
+    )
+    anchor_every_versions: int = Field(
+        default=25, ge=1, description="full copies on the weight chain"
+    )
+    keep_chain_versions: int = Field(
+        default=8, ge=1, description="newest versions that stay on the weight chain"
+    )
+    keep_checkpoints: int = Field(
+        default=2, ge=1, description="newest step checkpoints that stay on disk"
+    )
+
+
+class TrainerRequest(Config):
+    """Everything a trainer process needs to start or to go on."""
+
+    config: LearningConfig
+    checkpoint_directory: str = Field(description="the model RL begins with")
+    work_directory: str = Field(description="step checkpoints live here; the newest is taken up")
+    object_store_url: str
+    chain_id: str = Field(description="weight chain that the engines follow")

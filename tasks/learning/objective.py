@@ -1,0 +1,50 @@
+"""The policy-gradient loss of one microbatch.
+
+Owns the formula: minus the sum over sampled tokens of advantage * weight * log-probability, divided by a constant. Enters:
+the trainer's log-probabilities and a microbatch's arrays as tensors. Leaves: a scalar to differentiate, and which tokens
+were cut or clipped. It runs no model.
+
+Shapes: B rows, T tokens, N sampled tokens of the microbatch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tasks.learning.config import ObjectiveConfig
+
+LOG_RATIO_LIMIT = 20.0  # exp(20) is far beyond any cap and still finite in fp32
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """The loss and the weights it gave each sampled token."""
+
+    total: Tensor
+    importance_weights_N: Tensor
+    is_clipped_N: Tensor
+
+
+def policy_loss(
+    logprobs_N: Tensor, rollout_logprobs_N: Tensor, advantages_N: Tensor, config: ObjectiveConfig
+) -> PolicyLoss:
+    """Loss over sampled tokens; importance weights and the clip band carry no gradient themselves."""
+    log_ratio_N = (logprobs_N.detach() - rollout_logprobs_N).clamp(
+        -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT
+    )
+    ratio_N = log_ratio_N.exp()
+    weights_N = torch.ones_like(ratio_N)
+    if config.importance_cap is not None:
+        weights_N = ratio_N.clamp(max=config.importance_cap)
+    is_clipped_N = torch.zeros_like(ratio_N, dtype=torch.bool)
+    if config.clip_band is not None:
+        is_clipped_N = ((advantages_N > 0) & (ratio_N > config.clip_band.high_ratio)) | (
+            (advantages_N < 0) & (ratio_N < config.clip_band.low_ratio)
+        )
+    kept_N = advantages_N * weights_N * ~is_clipped_N
+    return PolicyLoss(
+        total=-(kept_N * logprobs_N).sum() / config.loss_divisor_tokens,
+        importance_weights_N=weights_N,
+        is_clipped_N=is_clipped_N,
+    )

@@ -1,0 +1,108 @@
+"""From samples of any length to microbatches of few fixed shapes.
+
+Owns the choice of row length, the order, and the arrays of a microbatch. Enters: samples with their advantages. Leaves:
+numpy microbatches, costliest first, each sample in exactly one row. It does not know the loss.
+
+Shapes: B rows, T tokens of the bucket, L MoE layers, K experts a token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra.errors import TrainingError
+from infra.harness.transcript import MISSING_ROUTE, Segment
+from tasks.learning.config import PackingConfig
+from tasks.records import Sample
+
+# Tokens of context at which a token's attention costs as much as the rest of its work (nano: head_dim * heads = 128).
+ATTENTION_PARITY_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """Rows of equal length. Padding is at the end of a row, unmasked, and routes live."""
+
+    sample_indices_B: np.ndarray  # int64, which sample each row is
+    tokens_BT: np.ndarray  # int64
+    loss_mask_BT: np.ndarray  # bool, true on tokens the model sampled
+    padding_BT: np.ndarray  # bool, true after the end of the sample
+    rollout_logprobs_BT: np.ndarray  # float32, 0 where not sampled
+    weight_versions_BT: np.ndarray  # int64, -1 where not sampled
+    advantages_B: np.ndarray  # float32
+    routes_BTLK: np.ndarray  # int16, MISSING_ROUTE where the trainer routes live
+
+    @property
+    def real_tokens(self) -> int:
+        """Tokens that are not padding."""
+        return int((~self.padding_BT).sum())
+
+
+def pack(
+    samples: Sequence[Sample], advantages: Sequence[float], config: PackingConfig
+) -> list[Microbatch]:
+    """Longest samples first, so that rows of a microbatch are alike and memory peaks at once.
+
+    A microbatch takes the bucket of its longest row and as many rows as fit its token budget. A sample that fits no
+    bucket is an error: cutting it would train on a sequence that nobody sampled.
+    """
+    largest = config.bucket_tokens[-1]
+    lengths = [len(sample.segment.token_ids_T) for sample in samples]
+    for sample, length in zip(samples, lengths, strict=True):
+        if length and sample.segment.loss_mask_T[0]:
+            raise TrainingError(
+                f"sample {sample.sample_id} begins with a sampled token, wanted a prompt"
+            )
+        if length > largest:
+            raise TrainingError(
+                f"sample {sample.sample_id} has {length} tokens, wanted at most {largest}, the largest bucket"
+            )
+    order = sorted(range(len(samples)), key=lambda index: (-lengths[index], index))
+    microbatches: list[Microbatch] = []
+    start = 0
+    while start < len(order):
+        bucket = next(size for size in config.bucket_tokens if size >= lengths[order[start]])
+        rows = order[start : start + max(1, config.microbatch_tokens // bucket)]
+        microbatches.append(
+            _stack(
+                [samples[row].segment for row in rows],
+                [advantages[row] for row in rows],
+                rows,
+                bucket,
+            )
+        )
+        start += len(rows)
+    return sorted(microbatches, key=lambda batch: -cost(batch.tokens_BT.shape))
+
+
+def cost(shape: tuple[int, ...]) -> float:
+    """Relative work of a microbatch of [rows, tokens]: linear in tokens plus attention's square."""
+    rows, tokens = shape
+    return rows * tokens * (1 + tokens / ATTENTION_PARITY_TOKENS)
+
+
+def _stack(
+    segments: Sequence[Segment], advantages: Sequence[float], indices: Sequence[int], bucket: int
+) -> Microbatch:
+    rows = len(segments)
+    routes_shape = segments[0].routed_experts_TLK.shape[1:]
+    batch = Microbatch(
+        sample_indices_B=np.asarray(indices, dtype=np.int64),
+        tokens_BT=np.zeros((rows, bucket), dtype=np.int64),
+        loss_mask_BT=np.zeros((rows, bucket), dtype=bool),
+        padding_BT=np.ones((rows, bucket), dtype=bool),
+        rollout_logprobs_BT=np.zeros((rows, bucket), dtype=np.float32),
+        weight_versions_BT=np.full((rows, bucket), -1, dtype=np.int64),
+        advantages_B=np.asarray(advantages, dtype=np.float32),
+        routes_BTLK=np.full((rows, bucket, *routes_shape), MISSING_ROUTE, dtype=np.int16),
+    )
+    for row, segment in enumerate(segments):
+        length = len(segment.token_ids_T)
+        batch.tokens_BT[row, :length] = segment.token_ids_T
+        batch.loss_mask_BT[row, :length] = segment.loss_mask_T
+        batch.padding_BT[row, :length] = False
+        batch.rollout_logprobs_BT[row, :length] = segment.logprobs_T
+        batch.weight_versions_BT[row, :length] = segment.weight_versions_T
+        batch.routes_BTLK[row, :length] = segment.routed_experts_TLK
+    return batch

@@ -1,0 +1,80 @@
+"""Samples as the rollout stage makes them, drawn from a tiny model."""
+
+import numpy as np
+import torch
+
+from infra.harness.transcript import MISSING_ROUTE, Segment
+from models.build import TrainerModel
+from models.spec import ModelSpec
+from tasks.records import Sample
+
+TINY = ModelSpec(
+    vocab_size=24,
+    hidden_size=16,
+    num_layers=2,
+    num_attention_heads=2,
+    num_query_groups=1,
+    head_dim=8,
+    num_experts=4,
+    experts_per_token=2,
+    expert_hidden_size=8,
+    max_sequence_tokens=64,
+)
+
+
+def make_sample(
+    index: int,
+    tokens: list[int],
+    mask: list[bool],
+    *,
+    advantage: float = 1.0,
+    logprobs: list[float] | None = None,
+    versions: list[int] | None = None,
+    group_id: str = "g",
+    spec: ModelSpec = TINY,
+) -> Sample:
+    """A sample with live routes; log-probabilities and versions are 0 where not given."""
+    is_sampled = np.array(mask, dtype=bool)
+    given = np.array(logprobs if logprobs is not None else [0.0] * len(tokens), dtype=np.float32)
+    version = np.array(versions if versions is not None else [0] * len(tokens), dtype=np.int64)
+    return Sample(
+        sample_id=f"s{index}",
+        trajectory_id=f"t{index}",
+        group_id=group_id,
+        segment=Segment(
+            token_ids_T=np.array(tokens, dtype=np.int32),
+            loss_mask_T=is_sampled,
+            logprobs_T=np.where(is_sampled, given, 0).astype(np.float32),
+            weight_versions_T=np.where(is_sampled, version, -1),
+            routed_experts_TLK=np.full(
+                (len(tokens), spec.num_layers, spec.experts_per_token), MISSING_ROUTE, np.int16
+            ),
+        ),
+        advantage=advantage,
+        reward=advantage,
+    )
+
+
+def random_samples(model: TrainerModel, count: int, seed: int, **fields) -> list[Sample]:
+    """Random tokens of random lengths with the model's own log-probabilities, about half of them sampled."""
+    generator = np.random.default_rng(seed)
+    samples = []
+    for index in range(count):
+        length = int(generator.integers(3, 40))
+        tokens = generator.integers(0, model.spec.vocab_size, length)
+        mask = generator.random(length) < 0.5
+        mask[0], mask[-1] = False, True
+        with torch.no_grad():
+            logprobs = model.token_logprobs(torch.from_numpy(tokens)[None])[0]
+        advantage = float(generator.normal())
+        samples.append(
+            make_sample(
+                index,
+                tokens.tolist(),
+                mask.tolist(),
+                logprobs=logprobs.tolist(),
+                spec=model.spec,
+                **{"advantage": advantage, **fields},
+            )
+        )
+    return samples

@@ -1,0 +1,65 @@
+"""Laws of packing: everything arrives once, unchanged, in a known shape."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.errors import TrainingError
+from tasks.learning.config import PackingConfig
+from tasks.learning.packing import cost, pack
+from tests.unit.tasks.learning.samples import make_sample
+
+CONFIG = PackingConfig(bucket_tokens=(8, 16, 32), microbatch_tokens=64)
+
+
+def samples_of(lengths: list[int]):
+    return [
+        make_sample(
+            index,
+            list(range(1, length + 1)),
+            [position > 0 and position % 2 == 0 for position in range(length)],
+            logprobs=[-0.01 * position for position in range(length)],
+        )
+        for index, length in enumerate(lengths)
+    ]
+
+
+@given(st.lists(st.integers(1, 32), max_size=40))
+@settings(deadline=None)
+def test_pack_every_sample_is_in_exactly_one_row_unchanged(lengths: list[int]) -> None:
+    samples = samples_of(lengths)
+    batches = pack(samples, [float(index) for index in range(len(samples))], CONFIG)
+    seen = np.concatenate([batch.sample_indices_B for batch in batches]) if batches else []
+    assert sorted(seen) == list(range(len(samples)))
+    for batch in batches:
+        for row, index in enumerate(batch.sample_indices_B):
+            segment = samples[index].segment
+            length = len(segment.token_ids_T)
+            assert batch.tokens_BT[row, :length].tolist() == segment.token_ids_T.tolist()
+            assert batch.loss_mask_BT[row].sum() == segment.sampled_tokens
+            assert batch.rollout_logprobs_BT[row, :length] == pytest.approx(segment.logprobs_T)
+            assert batch.padding_BT[row].sum() == batch.tokens_BT.shape[1] - length
+            assert batch.advantages_B[row] == index
+
+
+@given(st.lists(st.integers(1, 32), min_size=1, max_size=40))
+@settings(deadline=None)
+def test_pack_shapes_are_buckets_within_budget_costliest_first(lengths: list[int]) -> None:
+    shapes = [
+        batch.tokens_BT.shape for batch in pack(samples_of(lengths), [0.0] * len(lengths), CONFIG)
+    ]
+    assert all(tokens in CONFIG.bucket_tokens and rows * tokens <= 64 for rows, tokens in shapes)
+    costs = [cost(shape) for shape in shapes]
+    assert costs == sorted(costs, reverse=True)
+    assert sum(rows * tokens < 64 for rows, tokens in shapes) <= 1
+
+
+def test_pack_sample_beyond_the_largest_bucket_is_an_error() -> None:
+    with pytest.raises(TrainingError, match=r"s0 has 33 tokens, wanted at most 32"):
+        pack(samples_of([33]), [0.0], CONFIG)
+
+
+def test_pack_sample_that_begins_sampled_is_an_error() -> None:
+    with pytest.raises(TrainingError, match="wanted a prompt"):
+        pack([make_sample(0, [1], [True])], [0.0], CONFIG)

@@ -1,0 +1,176 @@
+"""Laws of one optimiser step: it is the gradient it says it is, whatever the layout."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from infra.errors import TrainingError
+from models.build import TrainerModel, build_trainer_model
+from tasks.learning.config import (
+    LearningConfig,
+    ObjectiveConfig,
+    PackingConfig,
+    PolicyOptimizerConfig,
+)
+from tasks.learning.update import PolicyUpdate, sum_k1
+from tests.unit.tasks.learning.samples import TINY, make_sample, random_samples
+
+PACKING = PackingConfig(bucket_tokens=(8, 16, 40), microbatch_tokens=160)
+
+
+def make_config(**fields) -> LearningConfig:
+    defaults = {
+        "objective": ObjectiveConfig(loss_divisor_tokens=64),
+        "packing": PACKING,
+        "optimizer": PolicyOptimizerConfig(gradient_clip_norm=None),
+    }
+    return LearningConfig(**{**defaults, **fields})
+
+
+def run_step(model: TrainerModel, samples, config: LearningConfig | None = None, **fields):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    update = PolicyUpdate(model, optimizer, config or make_config(), time.perf_counter)
+    return update.step(
+        samples, **{"step": 1, "weight_version": 0, "learning_rate_scale": 1.0, **fields}
+    )
+
+
+def moved(samples, config: LearningConfig | None = None, **fields) -> dict[str, torch.Tensor]:
+    """What one SGD step of rate 1 adds to the weights: minus the gradient."""
+    model = build_trainer_model(TINY, seed=3)
+    before = model.export_weights()
+    run_step(model, samples, config, **fields)
+    return {name: tensor - before[name] for name, tensor in model.export_weights().items()}
+
+
+def draw(count: int = 9, **fields):
+    return random_samples(build_trainer_model(TINY, seed=3), count, seed=5, **fields)
+
+
+def assert_close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    # fp32 sums in another order: 2e-5 of the largest element is some 200 roundings
+    for name, tensor in left.items():
+        scale = max(1e-6, float(right[name].abs().max()))
+        assert float((tensor - right[name]).abs().max()) <= 2e-5 * scale, name
+
+
+def test_step_is_the_plain_policy_gradient() -> None:
+    samples = draw()
+    model = build_trainer_model(TINY, seed=3)
+    before = model.export_weights()
+    loss = torch.zeros(())
+    for sample in samples:
+        tokens = torch.from_numpy(sample.segment.token_ids_T.astype(np.int64))
+        logits = model.forward_logits(tokens[None])[0]
+        logprobs = torch.log_softmax(logits[:-1], -1).gather(-1, tokens[1:, None])[:, 0]
+        mask = torch.from_numpy(sample.segment.loss_mask_T[1:])
+        loss = loss - sample.advantage * logprobs[mask].sum() / 64
+    loss.backward()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.grad is not None:
+                weight -= weight.grad
+    wanted = {name: tensor - before[name] for name, tensor in model.export_weights().items()}
+    assert_close(moved(samples), wanted)
+
+
+@pytest.mark.parametrize(
+    "packing",
+    [
+        PackingConfig(bucket_tokens=(40,), microbatch_tokens=1),
+        PackingConfig(bucket_tokens=(64,), microbatch_tokens=10_000),
+        PackingConfig(bucket_tokens=(4, 8, 12, 20, 40), microbatch_tokens=80),
+    ],
+)
+def test_step_does_not_depend_on_microbatches_padding_or_order(packing: PackingConfig) -> None:
+    samples = draw()
+    assert_close(moved(samples[::-1], make_config(packing=packing)), moved(samples))
+
+
+def test_step_skipping_zero_advantage_changes_nothing() -> None:
+    samples = draw()
+    samples += [sample.model_copy(update={"advantage": 0.0}) for sample in draw(4)]
+    objective = ObjectiveConfig(loss_divisor_tokens=64, skip_zero_advantage=False)
+    assert_close(moved(samples), moved(samples, make_config(objective=objective)))
+
+
+def test_step_equal_rewards_leave_the_weights_and_the_optimiser_alone() -> None:
+    model = build_trainer_model(TINY, seed=3)
+    before = model.export_weights()
+    report = run_step(model, draw(advantage=0.0))
+    assert not report.is_updated
+    assert report.samples_zero_advantage == 9
+    assert all(tensor.equal(before[name]) for name, tensor in model.export_weights().items())
+
+
+def test_step_report_shows_no_mismatch_for_the_models_own_logprobs() -> None:
+    report = run_step(build_trainer_model(TINY, seed=3), draw())
+    assert report.mismatch_equal_version.k3_nats < 1e-9
+    assert report.mismatch_equal_version.tokens == report.sampled_tokens > 0
+    assert not report.is_mismatch_alarming
+    assert 0 < report.entropy_nats <= np.log(TINY.vocab_size) + 1e-5
+
+
+def test_step_report_tells_equal_from_older_versions() -> None:
+    old = make_sample(0, [1, 2, 3], [False, True, True], logprobs=[0, -9, -9], versions=[0, 2, 4])
+    new = draw(1, versions=None)[0]
+    new = new.model_copy(
+        update={
+            "segment": new.segment.model_copy(
+                update={"weight_versions_T": np.where(new.segment.loss_mask_T, 5, -1)}
+            )
+        }
+    )
+    report = run_step(build_trainer_model(TINY, seed=3), [old, new], weight_version=5)
+    assert report.staleness.histogram == {0: 1, 3: 1}
+    assert report.mismatch_equal_version.tokens == new.segment.sampled_tokens
+    assert report.mismatch_equal_version.k3_nats < 1e-9
+    assert report.mismatch_all.k3_nats > 1
+
+
+def test_step_without_a_finite_gradient_is_refused_before_the_weights_move() -> None:
+    model = build_trainer_model(TINY, seed=3)
+    before = model.export_weights()
+    with pytest.raises(TrainingError, match="not touched"):
+        run_step(model, draw(advantage=float("inf")))
+    assert all(tensor.equal(before[name]) for name, tensor in model.export_weights().items())
+
+
+def test_sum_k1_of_the_sampling_policy_is_zero_and_of_another_is_not() -> None:
+    samples = draw()
+    config = make_config()
+    same = sum_k1(build_trainer_model(TINY, seed=3), samples, config)
+    assert same == pytest.approx([0.0] * len(samples), abs=1e-4)
+    other = sum_k1(build_trainer_model(TINY, seed=4), samples, config)
+    assert max(abs(value) for value in other) > 1e-2
+
+
+def sample_answers(model: TrainerModel, count: int, seed: int, wanted: int):
+    """A bandit: the prompt is token 0, the answer one token, the reward 1 for `wanted`."""
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model.forward_logits(torch.tensor([[0, 0]]))[0, 0], -1)
+    generator = torch.Generator().manual_seed(seed)
+    answers = torch.multinomial(logprobs.exp(), count, replacement=True, generator=generator)
+    rewards = [float(answer == wanted) for answer in answers.tolist()]
+    mean = sum(rewards) / count
+    samples = [
+        make_sample(i, [0, a], [False, True], advantage=r - mean, logprobs=[0, float(logprobs[a])])
+        for i, (a, r) in enumerate(zip(answers.tolist(), rewards, strict=True))
+    ]
+    return samples, mean
+
+
+def test_steps_on_a_bandit_raise_the_reward() -> None:
+    model = build_trainer_model(TINY, seed=3)
+    config = make_config(objective=ObjectiveConfig(loss_divisor_tokens=64))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    update = PolicyUpdate(model, optimizer, config, time.perf_counter)
+    rewards = []
+    for step in range(25):
+        samples, reward = sample_answers(model, 64, seed=step, wanted=7)
+        rewards.append(reward)
+        update.step(samples, step=step, weight_version=step, learning_rate_scale=1.0)
+    assert np.mean(rewards[:3]) < 0.2
+    assert np.mean(rewards[-3:]) > 0.8
