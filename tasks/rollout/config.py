@@ -1,0 +1,94 @@
+"""How rollouts are dispatched: slots, staleness, retries and the choice of problems.
+
+Owns the frozen configuration of the rollout stage. Nothing is computed here and torch is never imported.
+"""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Config(BaseModel):
+    """Base of the configurations of this stage."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StalenessConfig(Config):
+    """How far behind the trainer a sample may be, and how late groups are waited for."""
+
+    max_staleness_versions: int = Field(
+        default=2,
+        ge=0,
+        description="a sample is trained only when trainer version minus its oldest weight version is at most this; 0: synchronous",
+    )
+    pace_limit_seconds: float = Field(
+        default=60.0,
+        ge=0,
+        description="longest a step is held for groups that would become stale without it; after that they end as stale",
+    )
+
+
+class CurriculumConfig(Config):
+    """Which problem comes next."""
+
+    half_life_groups: float = Field(
+        default=4.0,
+        gt=0,
+        description="a group counts half after this many later groups of the same problem",
+    )
+    prior_attempts: float = Field(
+        default=2.0,
+        gt=0,
+        description="attempts that the measured solve rate of a problem is worth before any attempt; 2 at rate 0.5 when it was never measured",
+    )
+    floor_weight: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="least weight of a problem, so that solved and hopeless ones are looked at again; 1 is the weight of certain spread",
+    )
+    revisit_groups: int = Field(
+        default=0,
+        ge=0,
+        description="groups dispatched before the same problem may come again; 0: only not while one is in flight",
+    )
+
+
+class RolloutConfig(Config):
+    """The rollout stage."""
+
+    group_size: int = Field(
+        default=8,
+        ge=2,
+        description="attempts at one problem whose rewards are centred together",
+    )
+    groups_per_step: int = Field(
+        default=16, ge=1, description="groups that one optimiser step trains on"
+    )
+    only_spread_fills_step: bool = Field(
+        default=True,
+        description="count only groups whose rewards differ towards groups_per_step; the others are trained with them at advantage zero",
+    )
+    concurrent_trajectories: int = Field(
+        default=64, ge=1, description="attempts in flight, over all rollout workers"
+    )
+    infrastructure_retries: int = Field(
+        default=3,
+        ge=0,
+        description="new attempts after a sandbox or engine failure before the member is given up",
+    )
+    retry_wait_seconds: float = Field(
+        default=0.5, ge=0, description="wait before the first retry; doubled each time"
+    )
+    failed_groups_limit: int = Field(
+        default=4,
+        ge=1,
+        description="groups in a row lost to infrastructure before the run stops with an error",
+    )
+    temperature: float = Field(
+        default=1.0, gt=0, description="sampling temperature of rollouts"
+    )
+    seed: int = Field(
+        default=0, ge=0, description="seed of problem choice and of sampling"
+    )
+    staleness: StalenessConfig = StalenessConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()

@@ -1,0 +1,249 @@
+"""The slots of the orchestrator: every group that was started and what became of it.
+
+Owns the life of a group (running -> ready -> training -> trained, or stale, or failed) and the accounting: each
+dispatched trajectory has exactly one outcome. Pure state; no clock, no I/O, no asyncio.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tasks.records import Group, Outcome, Trajectory
+from tasks.rollout.staleness import StalenessPolicy
+
+SPREAD_LEARNING_RATE = 0.05  # about the latest 20 groups
+LEAST_SPREAD_RATIO = (
+    0.25  # admission never counts on more than 4 groups for one that fills
+)
+INFRASTRUCTURE_OUTCOMES = frozenset({Outcome.SANDBOX_FAILED, Outcome.ENGINE_FAILED})
+
+
+class GroupState(StrEnum):
+    """Where a group is in its life."""
+
+    RUNNING = "running"  # some trajectories are not finished
+    READY = "ready"  # committed, waiting for a step
+    TRAINING = "training"  # in the step under way
+    TRAINED = "trained"
+    STALE = "stale"  # too old when its turn came
+    FAILED = "failed"  # infrastructure left fewer than two trajectories
+
+
+@dataclass(slots=True)
+class GroupSlot:
+    """One started group."""
+
+    group_id: str
+    problem_id: str
+    birth_version: int
+    started_at: float
+    trajectories_expected: int
+    state: GroupState = GroupState.RUNNING
+    trajectories: dict[int, Trajectory] = field(default_factory=dict)  # by attempt
+    ready_order: int = -1
+    fills_step: bool = True  # counts towards groups_per_step; known once ready
+
+    @property
+    def group(self) -> Group:
+        """The record of a complete group, members in the order of their attempts; failed members are left out."""
+        members = (self.trajectories[attempt] for attempt in sorted(self.trajectories))
+        usable = tuple(
+            member
+            for member in members
+            if member.outcome not in INFRASTRUCTURE_OUTCOMES
+        )
+        return Group(
+            group_id=self.group_id, problem_id=self.problem_id, trajectories=usable
+        )
+
+
+def has_spread(group: Group) -> bool:
+    """Whether the rewards of a group differ: without it all advantages are zero."""
+    rewards = [trajectory.reward.total for trajectory in group.trajectories]
+    return max(rewards) - min(rewards) > 1e-9
+
+
+def oldest_version(group: Group) -> int | None:
+    """Oldest weight version that made a token of the group; None when nothing was sampled."""
+    versions = [
+        segment.oldest_version
+        for trajectory in group.trajectories
+        for segment in trajectory.transcript.segments
+        if segment.sampled_tokens
+    ]
+    return min(versions) if versions else None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the next step trains on, or why there is none yet."""
+
+    slots: tuple[GroupSlot, ...]
+    waits_for: str = ""
+    detail: str = ""
+    late_groups: tuple[str, ...] = ()
+
+
+class SlotTable:
+    """All outstanding groups and the counts of those that ended."""
+
+    def __init__(
+        self, policy: StalenessPolicy, *, only_spread_fills_step: bool
+    ) -> None:
+        self.policy = policy
+        self.only_spread_fills_step = only_spread_fills_step
+        self.groups: dict[str, GroupSlot] = {}
+        self.outcomes: Counter[str] = (
+            Counter()
+        )  # trajectories by outcome, retries included
+        self.ended: Counter[str] = Counter()  # groups by final state
+        self.dispatched_trajectories = 0
+        self.spread_ratio = (
+            1.0  # share of groups that fill a step, of those that came back lately
+        )
+        self._ready_count = 0
+
+    def open(self, slot: GroupSlot) -> None:
+        """Adds a started group."""
+        if slot.group_id in self.groups:
+            raise ValueError(f"group {slot.group_id} is already open")
+        self.groups[slot.group_id] = slot
+
+    def restore(self, group: Group, birth_version: int) -> GroupSlot:
+        """Adds a committed group of an earlier process as ready."""
+        slot = GroupSlot(
+            group_id=group.group_id,
+            problem_id=group.problem_id,
+            birth_version=birth_version,
+            started_at=min(member.started_at for member in group.trajectories),
+            trajectories_expected=len(group.trajectories),
+            trajectories={member.attempt: member for member in group.trajectories},
+        )
+        self.open(slot)
+        self._make_ready(slot)
+        return slot
+
+    def dispatch(self) -> None:
+        """Counts one attempt sent to a worker."""
+        self.dispatched_trajectories += 1
+
+    def account(self, outcome: Outcome) -> None:
+        """Counts the one outcome of one dispatched attempt."""
+        self.outcomes[outcome.value] += 1
+
+    def finish(self, trajectory: Trajectory) -> GroupSlot | None:
+        """Puts a final trajectory into its group; the slot when that completes the group."""
+        slot = self.groups[trajectory.group_id]
+        if trajectory.attempt in slot.trajectories:
+            raise ValueError(
+                f"attempt {trajectory.attempt} of group {slot.group_id} finished twice"
+            )
+        slot.trajectories[trajectory.attempt] = trajectory
+        if len(slot.trajectories) < slot.trajectories_expected:
+            return None
+        if len(slot.group.trajectories) < 2:
+            self.end(slot, GroupState.FAILED)
+        else:
+            oldest = oldest_version(slot.group)
+            slot.birth_version = slot.birth_version if oldest is None else oldest
+            self._make_ready(slot)
+        return slot
+
+    def end(self, slot: GroupSlot, state: GroupState) -> None:
+        """Closes a group in one of its final states."""
+        slot.state = state
+        del self.groups[slot.group_id]
+        self.ended[state.value] += 1
+
+    def in_state(self, state: GroupState) -> list[GroupSlot]:
+        """Outstanding groups in a state, in the order they were opened."""
+        return [slot for slot in self.groups.values() if slot.state is state]
+
+    def capacity(self, *, trainer_version: int, engine_version: int) -> int:
+        """Groups that may start now. Ready groups without spread take no room in a step; of the running ones the
+        share is expected that was seen lately. Should more come back, the step takes them along."""
+        running = len(self.in_state(GroupState.RUNNING)) * self.spread_ratio
+        known = sum(
+            1
+            for slot in self.groups.values()
+            if slot.state is not GroupState.RUNNING and slot.fills_step
+        )
+        return self.policy.capacity(
+            trainer_version=trainer_version,
+            engine_version=engine_version,
+            outstanding_groups=math.ceil(running + known),
+        )
+
+    def stale(self, trainer_version: int) -> list[GroupSlot]:
+        """Ready groups that can no longer be trained."""
+        return [
+            slot
+            for slot in self.in_state(GroupState.READY)
+            if self.policy.is_stale(slot.birth_version, trainer_version)
+        ]
+
+    def next_batch(self, trainer_version: int, *, pace: bool = True) -> Batch:
+        """The groups of the next step, oldest first, or what they wait for. Without pace late groups are not waited for."""
+        ready = sorted(
+            self.in_state(GroupState.READY),
+            key=lambda slot: (slot.birth_version, slot.ready_order),
+        )
+        filling = [slot for slot in ready if slot.fills_step]
+        wanted = self.policy.groups_per_step
+        if len(filling) < wanted:
+            return Batch(
+                slots=(),
+                waits_for="ready groups",
+                detail=f"has {len(filling)}, wants {wanted}",
+            )
+        chosen = filling[:wanted]
+        left_behind = filling[wanted:] + self.in_state(GroupState.RUNNING)
+        tight = self.policy.tight_birth(
+            [slot.birth_version for slot in left_behind], trainer_version
+        )
+        if pace and tight is not None:
+            late = tuple(
+                slot.group_id
+                for slot in self.in_state(GroupState.RUNNING)
+                if slot.birth_version <= tight
+                and (
+                    chosen[-1].birth_version > tight
+                    or self._is_last_chance(slot, trainer_version)
+                )
+            )
+            if late:
+                return Batch(
+                    slots=(),
+                    waits_for="late groups",
+                    detail=", ".join(late),
+                    late_groups=late,
+                )
+        riding = [
+            slot
+            for slot in ready
+            if slot not in chosen
+            and (not slot.fills_step or self._is_last_chance(slot, trainer_version))
+        ]
+        return Batch(slots=tuple(chosen + riding))
+
+    def take(self, slots: Iterable[GroupSlot]) -> None:
+        """Moves groups into the step under way."""
+        for slot in slots:
+            slot.state = GroupState.TRAINING
+
+    def _is_last_chance(self, slot: GroupSlot, trainer_version: int) -> bool:
+        """Whether a group that is not in this step can never be trained."""
+        return self.policy.is_stale(slot.birth_version, trainer_version + 1)
+
+    def _make_ready(self, slot: GroupSlot) -> None:
+        slot.state = GroupState.READY
+        slot.fills_step = has_spread(slot.group) or not self.only_spread_fills_step
+        share = 1.0 if slot.fills_step else 0.0
+        self.spread_ratio = max(
+            LEAST_SPREAD_RATIO,
+            self.spread_ratio + SPREAD_LEARNING_RATE * (share - self.spread_ratio),
+        )
+        slot.ready_order = self._ready_count
+        self._ready_count += 1

@@ -1,0 +1,219 @@
+"""The orchestrator against scripted attempts and steps, on a virtual clock."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from infra.errors import ClusterError, EngineError
+from tasks.records import Outcome, Trajectory
+from tasks.rollout.config import RolloutConfig, StalenessConfig
+from tasks.rollout.curriculum import Curriculum
+from tasks.rollout.orchestrator import (
+    AttemptRequest,
+    Limits,
+    Orchestrator,
+    Progress,
+    StepRequest,
+)
+from tests.fakes.rollouts import MemoryJournal, make_problem, make_trajectory
+from tests.fakes.virtual_time import run_virtual
+
+Duration = Callable[[AttemptRequest], float]
+
+
+class Script:
+    """A run whose attempts last as told and whose steps last one second."""
+
+    def __init__(
+        self,
+        duration: Duration,
+        *,
+        cap: int = 2,
+        pace_seconds: float = 1000.0,
+        steps: int = 6,
+        **limits: float,
+    ) -> None:
+        self.duration = duration
+        self.ages: list[int] = []
+        self.trained: Counter[str] = Counter()
+        self.steps: list[StepRequest] = []
+        self.journal = MemoryJournal()
+        config = RolloutConfig(
+            group_size=2,
+            groups_per_step=2,
+            concurrent_trajectories=8,
+            only_spread_fills_step=False,
+            staleness=StalenessConfig(
+                max_staleness_versions=cap, pace_limit_seconds=pace_seconds
+            ),
+        )
+        problems = [make_problem(f"p{index}") for index in range(12)]
+        self.orchestrator = Orchestrator(
+            "run",
+            config,
+            curriculum=Curriculum(problems, config.curriculum, group_size=2, seed=0),
+            journal=self.journal,
+            attempt=self.attempt,
+            train=self.train,
+            limits=Limits(max_steps=steps, **limits),
+            progress=Progress(),
+        )
+
+    async def attempt(self, request: AttemptRequest) -> Trajectory:
+        loop, progress = asyncio.get_running_loop(), self.orchestrator.progress
+        started, first = loop.time(), progress.engine_version
+        await asyncio.sleep(self.duration(request))
+        versions = (first, progress.engine_version)
+        return make_trajectory(
+            request, versions=versions, started_at=started, finished_at=loop.time()
+        )
+
+    async def train(self, request: StepRequest) -> int:
+        self.steps.append(request)
+        for group in request.groups:
+            self.trained[group.group_id] += 1
+            oldest = min(
+                member.transcript.segments[0].oldest_version
+                for member in group.trajectories
+            )
+            self.ages.append(request.trainer_version - oldest)
+        await asyncio.sleep(1.0)
+        version = request.trainer_version + 1
+        asyncio.get_running_loop().call_later(
+            0.1, self.orchestrator.engine_applied, version
+        )
+        return version
+
+    def run(self) -> Progress:
+        return run_virtual(self.orchestrator.run())
+
+
+def heavy_tail(request: AttemptRequest) -> float:
+    return random.Random(request.seed).lognormvariate(0, 1.5)
+
+
+@pytest.mark.parametrize("cap", [0, 1, 3])
+def test_heavy_tails_train_every_group_once_within_the_bound(cap: int) -> None:
+    script = Script(heavy_tail, cap=cap, steps=25)
+    progress = script.run()
+    assert progress.steps_done == 25
+    assert max(script.ages) <= cap
+    assert set(script.trained.values()) == {1}
+    assert "stale" not in script.journal.ends.values()
+
+
+def test_one_straggler_is_waited_for_and_trained() -> None:
+    script = Script(
+        lambda request: 30.0 if request.group_id.endswith("g000001") else 1.0,
+        cap=2,
+        steps=8,
+    )
+    script.run()
+    assert script.trained["run.g000001"] == 1
+    assert max(script.ages) <= 2
+
+
+def test_straggler_past_the_pace_limit_ends_as_stale_with_accounting() -> None:
+    slow = lambda request: 60.0 if request.group_id.endswith("g000001") else 1.0  # noqa: E731
+    script = Script(slow, cap=1, pace_seconds=5.0, steps=80)
+    script.run()
+    assert script.journal.ends["run.g000001"] == "stale"
+    table = script.orchestrator.table
+    assert table.outcomes[Outcome.STALE.value] == 2
+    assert table.dispatched_trajectories == sum(table.outcomes.values()) + len(
+        script.orchestrator.cancelled
+    )
+
+
+def test_generation_goes_on_while_a_step_runs() -> None:
+    script = Script(lambda request: 1.0, cap=2, steps=10)
+    script.run()
+    assert script.orchestrator.progress.trainer_idle_seconds < 6.0
+
+
+def test_infrastructure_failure_is_tried_again_under_a_new_id_and_never_rewarded() -> (
+    None
+):
+    script = Script(lambda request: 1.0)
+    scripted = script.attempt
+
+    async def attempt(request: AttemptRequest) -> Trajectory:
+        if request.attempt == 0 and request.retry == 0:
+            return make_trajectory(request, outcome=Outcome.SANDBOX_FAILED)
+        return await scripted(request)
+
+    script.orchestrator._attempt = attempt
+    script.run()
+    members = [
+        member
+        for step in script.steps
+        for group in step.groups
+        for member in group.trajectories
+    ]
+    assert {member.outcome for member in members} == {Outcome.FINISHED}
+    assert "run.g000000.t0" in script.journal.failed
+    assert "run.g000000.t0.r1" in script.journal.reserved
+
+
+def test_failures_without_end_stop_the_run_with_the_reason() -> None:
+    script = Script(lambda request: 1.0)
+
+    async def attempt(request: AttemptRequest) -> Trajectory:
+        return make_trajectory(request, outcome=Outcome.ENGINE_FAILED)
+
+    script.orchestrator._attempt = attempt
+    with pytest.raises(ClusterError, match="4 groups in a row lost to infrastructure"):
+        script.run()
+
+
+def test_error_of_an_attempt_surfaces() -> None:
+    script = Script(lambda request: 1.0)
+
+    async def attempt(request: AttemptRequest) -> Trajectory:
+        raise EngineError("replica r0 is gone")
+
+    script.orchestrator._attempt = attempt
+    with pytest.raises(EngineError, match="r0 is gone"):
+        script.run()
+
+
+def test_budget_counts_earlier_processes() -> None:
+    script = Script(
+        lambda request: 1.0, steps=1000, budget_seconds=30.0, used_seconds=20.0
+    )
+    script.run()
+    assert script.orchestrator.progress.steps_done < 12
+
+
+def test_restored_groups_are_trained_first() -> None:
+    script = Script(lambda request: 5.0, steps=1)
+    donor = Script(lambda request: 1.0, steps=1)
+    donor.run()
+    groups = donor.steps[0].groups
+    for group in groups:
+        script.orchestrator.restore(
+            group.model_copy(update={"group_id": f"old.{group.group_id}"}), 0
+        )
+    script.orchestrator.progress.groups_started = 100
+    script.run()
+    assert [group.group_id for group in script.steps[0].groups] == [
+        f"old.{group.group_id}" for group in groups
+    ]
+
+
+def test_same_seed_replays_the_same_run() -> None:
+    def history() -> list[tuple[str, ...]]:
+        script = Script(heavy_tail, steps=8)
+        script.run()
+        return [tuple(group.group_id for group in step.groups) for step in script.steps]
+
+    assert history() == history()
+
+
+def test_status_names_what_the_trainer_waits_for() -> None:
+    script = Script(lambda request: 1.0, steps=2)
+    script.run()
+    assert set(script.orchestrator.progress.waits) == {"trainer", "rollouts"}
