@@ -1,0 +1,1 @@
+"""Source code to token shards and agent transcripts."""

@@ -1,0 +1,148 @@
+"""What the corpus stage is asked and what it answers.
+
+Owns `CorpusConfig` (identity of a corpus), `CorpusRequest` and `CorpusResult`. No torch, no work.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from infra.harness.config import HarnessConfig
+
+
+class CorpusRecord(BaseModel):
+    """Frozen; unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CodeSource(CorpusRecord):
+    """One place where general source code comes from."""
+
+    kind: Literal["standard_library", "package", "directory", "jsonl"]
+    name: str = Field(default="", description="import name of an installed package, else a label")
+    path: str = Field(
+        default="", description="for directory and jsonl; a jsonl line has text and path"
+    )
+    licence: str = Field(default="", description="for directory and jsonl; packages declare theirs")
+
+    @model_validator(mode="after")
+    def _located(self) -> "CodeSource":
+        if self.kind == "package" and not self.name:
+            raise ValueError("source of kind package has no name, wanted an import name")
+        if self.kind in ("directory", "jsonl") and not self.path:
+            raise ValueError(f"source {self.name!r} of kind {self.kind} has no path")
+        return self
+
+
+class TokenBudgets(CorpusRecord):
+    """How many tokens of each kind of document to make."""
+
+    code: int = Field(default=400_000, ge=0, description="windows of general source files")
+    library: int = Field(default=500_000, ge=0, description="functions of the problem repositories")
+    repair: int = Field(default=1_200_000, ge=0, description="self-made bugs in those functions")
+    repair_general: int = Field(default=600_000, ge=0, description="the same in general functions")
+
+
+class RepairStyle(CorpusRecord):
+    """How transcripts are written, in repair documents and in demonstrations."""
+
+    parallel_share: float = Field(
+        default=0.5, ge=0, le=1, description="several calls in a turn; the rest one call a turn"
+    )
+    wrong_first_share: float = Field(
+        default=0.25, ge=0, le=1, description="a wrong edit, failed tests, then the right edit"
+    )
+    give_up_share: float = Field(
+        default=0.05, ge=0, le=1, description="a wrong edit, failed tests, then giving up"
+    )
+
+    @model_validator(mode="after")
+    def _shares(self) -> "RepairStyle":
+        total = self.wrong_first_share + self.give_up_share
+        if total > 1:
+            raise ValueError(f"wrong_first_share + give_up_share is {total}, wanted at most 1")
+        return self
+
+
+class DemonstrationConfig(CorpusRecord):
+    """Transcripts of a scripted demonstrator in real sandboxes with real tests."""
+
+    count: int = Field(default=700, ge=0, description="at most; each problem is used once at least")
+    parallel_share: float = Field(default=0.5, ge=0, le=1)
+    wrong_first_share: float = Field(default=0.35, ge=0, le=1)
+    give_up_share: float = Field(default=0.15, ge=0, le=1)
+    concurrency: int = Field(default=8, ge=1, description="attempts at the same time")
+    boxes_per_repository: int = Field(default=4, ge=1)
+    test_time_limit_seconds: float = Field(default=10.0, gt=0)
+
+    @property
+    def style(self) -> RepairStyle:
+        """The shares as a style."""
+        return RepairStyle(
+            parallel_share=self.parallel_share,
+            wrong_first_share=self.wrong_first_share,
+            give_up_share=self.give_up_share,
+        )
+
+
+class CorpusConfig(CorpusRecord):
+    """Everything that decides what the corpus holds."""
+
+    sources: tuple[CodeSource, ...] = Field(
+        default=(CodeSource(kind="standard_library"),), description="general source code"
+    )
+    vocab_size: int = Field(default=1280, ge=400, description="used when no tokenizer is given")
+    budgets: TokenBudgets = TokenBudgets()
+    repair: RepairStyle = RepairStyle(wrong_first_share=0.0, give_up_share=0.0)
+    fill_in_share: float = Field(
+        default=0.75, ge=0, le=1, description="library documents with a line to fill in; rest clean"
+    )
+    held_out_share: float = Field(
+        default=0.05, ge=0, lt=1, description="of general source files, for perplexity"
+    )
+    window_tokens: int = Field(
+        default=384, ge=32, description="length of a document of general code"
+    )
+    max_function_lines: int = Field(default=24, ge=2)
+    max_function_characters: int = Field(default=600, ge=40)
+    near_duplicate_ratio: float = Field(
+        default=0.8, gt=0, le=1, description="share of common shingles that makes two files one"
+    )
+    demonstrations: DemonstrationConfig = DemonstrationConfig()
+    harness: HarnessConfig = HarnessConfig()
+    seed: int = 0
+
+
+class CorpusRequest(CorpusRecord):
+    """One corpus to build."""
+
+    config: CorpusConfig
+    problems_directory: str = Field(description="problems.jsonl and repositories/NAME; empty: none")
+    tokenizer_path: str | None = Field(
+        default=None, description="tokenizer.json to use; None trains one on this corpus"
+    )
+
+
+class ShardStatistics(CorpusRecord):
+    """One pair of .bin and .idx files."""
+
+    name: str
+    documents: int
+    tokens: int
+
+
+class CorpusResult(CorpusRecord):
+    """Where the corpus is and what it holds; the same numbers are in statistics.json."""
+
+    directory: str
+    vocab_size: int
+    shards: tuple[ShardStatistics, ...]
+    demonstrations: int
+    demonstration_tokens: int
+    demonstrations_by_plan: dict[str, int]
+    files_read: int
+    files_dropped: dict[str, int] = Field(description="reason -> files")
+    documents_decontaminated: int
+    licences: dict[str, int] = Field(description="licence -> characters kept")
+    wall_seconds: dict[str, float] = Field(description="part of the stage -> seconds")

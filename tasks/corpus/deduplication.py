@@ -1,0 +1,72 @@
+"""Drops files that say what an earlier file said.
+
+Texts in, a verdict for each out: kept, exact copy or near copy. Near copies are found by min-hash over line shingles: files
+are compared in full only with those that share a band of their sketch.
+"""
+
+from collections import defaultdict
+from enum import StrEnum
+
+import xxhash
+
+SKETCH_SIZE = 32
+BAND_ROWS = 4
+SHINGLE_LINES = 3
+_MASK = (1 << 64) - 1
+# Odd multipliers make x -> x * m mod 2**64 a permutation, so each gives an order to take the minimum of.
+_MULTIPLIERS = [xxhash.xxh3_64_intdigest(str(index).encode()) | 1 for index in range(SKETCH_SIZE)]
+
+
+class Novelty(StrEnum):
+    """What a file is beside those before it."""
+
+    NEW = "new"
+    EXACT_DUPLICATE = "exact_duplicate"
+    NEAR_DUPLICATE = "near_duplicate"
+
+
+class Deduplicator:
+    """Remembers what it was shown."""
+
+    def __init__(self, near_duplicate_ratio: float) -> None:
+        self._ratio = near_duplicate_ratio
+        self._seen: set[int] = set()
+        self._shingles: list[frozenset[int]] = []
+        self._bands: dict[tuple[int, ...], list[int]] = defaultdict(list)
+
+    def judge(self, text: str) -> Novelty:
+        """Says what `text` is and, when new, remembers it."""
+        lines = [stripped for line in text.splitlines() if (stripped := line.strip())]
+        digest = xxhash.xxh3_64_intdigest("\n".join(lines).encode())
+        if digest in self._seen:
+            return Novelty.EXACT_DUPLICATE
+        self._seen.add(digest)
+        shingles = _hash_shingles(lines)
+        bands = _sketch_bands(shingles)
+        candidates = {index for band in bands for index in self._bands.get(band, ())}
+        for index in candidates:
+            other = self._shingles[index]
+            common = len(shingles & other)
+            if common / len(shingles | other) >= self._ratio:
+                return Novelty.NEAR_DUPLICATE
+        for band in bands:
+            self._bands[band].append(len(self._shingles))
+        self._shingles.append(shingles)
+        return Novelty.NEW
+
+
+def _hash_shingles(lines: list[str]) -> frozenset[int]:
+    last = max(len(lines) - SHINGLE_LINES + 1, 1)
+    return frozenset(
+        xxhash.xxh3_64_intdigest("\n".join(lines[start : start + SHINGLE_LINES]).encode())
+        for start in range(last)
+    )
+
+
+def _sketch_bands(shingles: frozenset[int]) -> list[tuple[int, ...]]:
+    sketch = [
+        min((shingle * multiplier) & _MASK for shingle in shingles) for multiplier in _MULTIPLIERS
+    ]
+    return [
+        (start, *sketch[start : start + BAND_ROWS]) for start in range(0, SKETCH_SIZE, BAND_ROWS)
+    ]

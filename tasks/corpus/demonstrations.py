@@ -1,0 +1,228 @@
+"""Transcripts of the demonstrator working on real problems.
+
+Owns the attempts: demonstration problems and their prepared repositories in; token documents with loss masks, and the reports
+that real tests gave, out. Everything runs through the agents' own harness, in sandboxes, with real tests. The tokens inside a
+wrong edit are shown but not trained on.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+
+from infra.errors import ProblemError
+from infra.harness.config import AgentRequest, HarnessConfig
+from infra.harness.environment import AgentEnvironment
+from infra.harness.loop import run_agent
+from infra.harness.regions import Region, open_region
+from infra.harness.test_runner import make_test_runner
+from infra.harness.transcript import EndReason, Transcript
+from infra.sandbox.pool import SandboxPool
+from infra.sandbox.repository import PreparedRepository
+from infra.sandbox.test_server import TestServer
+from models.rendering import Renderer
+from models.rendering.vocabulary import SPECIAL_IDS
+from tasks.corpus.config import DemonstrationConfig
+from tasks.corpus.corruptions import corrupt_function
+from tasks.corpus.decontamination import Guard
+from tasks.corpus.demonstrator import Demonstrator
+from tasks.corpus.functions import CodeFunction
+from tasks.corpus.reports import ReportBook
+from tasks.corpus.transcripts import (
+    FIXED,
+    GAVE_UP,
+    Course,
+    Document,
+    Plan,
+    draw_plan,
+    edit_call,
+)
+from tasks.records import Problem
+
+OPEN_EDIT = SPECIAL_IDS["<edit_file>"]
+CLOSE_EDIT = SPECIAL_IDS["</edit_file>"]
+
+
+@dataclass(slots=True)
+class Demonstrations:
+    """What the attempts gave."""
+
+    documents: list[Document] = field(default_factory=list)
+    reports: ReportBook = field(default_factory=ReportBook)
+    by_plan: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the attempts at problems of one repository run."""
+
+    repository: PreparedRepository
+    pool: SandboxPool
+    server: TestServer
+
+
+@dataclass(frozen=True, slots=True)
+class DemonstrationSettings:
+    """What all attempts share."""
+
+    config: DemonstrationConfig
+    harness: HarnessConfig
+    renderer: Renderer
+    guard: Guard
+    seed: int
+
+
+async def make_demonstrations(
+    problems: Sequence[Problem],
+    repositories: Mapping[str, PreparedRepository],
+    settings: DemonstrationSettings,
+    on_done: Callable[[int, int], None] = lambda done, total: None,
+) -> Demonstrations:
+    """Runs `config.count` attempts, each problem once before any is used again."""
+    result = Demonstrations()
+    if not problems or not settings.config.count:
+        return result
+    order = sorted(problems, key=lambda problem: problem.problem_id)
+    random.Random(settings.seed).shuffle(order)
+    total = settings.config.count
+    jobs = [(index, order[index % len(order)]) for index in range(total)]
+    transcripts: list[Document | None] = [None] * total
+    async with AsyncExitStack() as stack:
+        places = {}
+        for name in sorted({problem.repository for problem in order}):
+            pool = SandboxPool(repositories[name], settings.config.boxes_per_repository)
+            stack.push_async_callback(pool.close)
+            server = TestServer(repositories[name])
+            stack.push_async_callback(server.close)
+            places[name] = _Place(repositories[name], pool, server)
+        waiting = iter(jobs)
+        num_done = 0
+
+        async def work() -> None:
+            nonlocal num_done
+            for index, problem in waiting:
+                place = places[problem.repository]
+                transcripts[index] = await _demonstrate(problem, place, settings, index, result)
+                num_done += 1
+                on_done(num_done, total)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(settings.config.concurrency, total)):
+                group.create_task(work())
+    result.documents = [document for document in transcripts if document is not None]
+    return result
+
+
+async def _demonstrate(
+    problem: Problem,
+    place: _Place,
+    settings: DemonstrationSettings,
+    index: int,
+    result: Demonstrations,
+) -> Document | None:
+    """One attempt; None when it did not end as planned (a wrong edit may happen to pass)."""
+    rng = random.Random(f"{settings.seed}/{index}/{problem.problem_id}")
+    plan = draw_plan(settings.config.style, rng)
+    text = place.repository.files[problem.path].decode()
+    broken = apply_edits(text, problem)
+    region = open_region(broken, f"{problem.path}::{problem.symbol}")
+    wrong = ""
+    if plan.course is not Course.RIGHT:
+        wrong = _draw_wrong_edit(problem, region, settings.guard, rng)
+        if not wrong:
+            plan = replace(plan, course=Course.RIGHT)
+    model = Demonstrator(
+        settings.renderer,
+        plan,
+        path=problem.path,
+        symbol=problem.symbol,
+        right=_right_edit(problem, region),
+        wrong=wrong,
+    )
+    request = AgentRequest(prompt=problem.prompt, session_id=f"{problem.problem_id}/{index}")
+    test_ids = (*problem.fail_to_pass, *problem.pass_to_pass)
+    run_tests = make_test_runner(place.server, test_ids, settings.config.test_time_limit_seconds)
+    async with place.pool.leased({problem.path: broken.encode()}) as sandbox:
+        environment = AgentEnvironment(sandbox, run_tests)
+        transcript = await run_agent(
+            model, settings.renderer, environment, request, settings.harness
+        )
+    wanted = GAVE_UP if plan.course is Course.GIVE_UP else FIXED
+    if transcript.end_reason is not EndReason.FINISHED or transcript.final_message != wanted:
+        result.by_plan[f"dropped_{transcript.end_reason}"] += 1
+        return None
+    result.by_plan[plan.name] += 1
+    result.reports.add(problem.path, problem.symbol, _first_report(transcript))
+    return _to_document(transcript, plan)
+
+
+def apply_edits(text: str, problem: Problem) -> str:
+    """The broken file. Refuses a text that does not hold the gold lines."""
+    lines = text.split("\n")
+    for edit in problem.edits:
+        found = lines[edit.line_number - 1] if edit.line_number <= len(lines) else None
+        if found != edit.gold_text:
+            raise ProblemError(
+                f"problem {problem.problem_id}: line {edit.line_number} of {edit.path} is {found!r}, "
+                f"wanted {edit.gold_text!r}"
+            )
+        lines[edit.line_number - 1] = edit.broken_text
+    return "\n".join(lines)
+
+
+def _right_edit(problem: Problem, region: Region) -> str:
+    """The call that puts the gold lines back."""
+    items = [
+        edit_call(edit.line_number - region.first_line + 1, edit.gold_text)
+        for edit in problem.edits
+    ]
+    inside = "".join(
+        item.removeprefix("<edit_file>").removesuffix("</edit_file>") for item in items
+    )
+    return f"<edit_file>{inside}</edit_file>"
+
+
+def _draw_wrong_edit(problem: Problem, region: Region, guard: Guard, rng: random.Random) -> str:
+    """A call that changes another line, or the right line wrongly; empty when none was found."""
+    edit = problem.edits[0]
+    number = edit.line_number - region.first_line + 1
+    lines = list(region.lines)
+    others = [index for index in range(2, len(lines) + 1) if index != number]
+    if others and rng.random() < 0.5:
+        numbers = others
+    else:
+        numbers = [number]
+        lines[number - 1] = edit.gold_text
+    function = CodeFunction(problem.path, problem.symbol, tuple(lines))
+    corruption = corrupt_function(function, rng, numbers)
+    if corruption is None or corruption.broken == region.lines[corruption.number - 1]:
+        return ""
+    if guard.forbids(function, corruption):
+        return ""
+    return edit_call(corruption.number, corruption.broken)
+
+
+def _first_report(transcript: Transcript) -> str:
+    for turn in transcript.turns:
+        for call, text in zip(turn.calls, turn.results, strict=True):
+            if call.tool == "run_terminal":
+                return text
+    return ""
+
+
+def _to_document(transcript: Transcript, plan: Plan) -> Document:
+    (segment,) = transcript.segments
+    document = Document(segment.token_ids_T.tolist(), segment.loss_mask_T.tolist())
+    if plan.course is not Course.RIGHT:
+        _mask_first_edit(document)
+    return document
+
+
+def _mask_first_edit(document: Document) -> None:
+    """Takes what stands inside the first edit out of the loss; its tags stay in."""
+    start = document.token_ids.index(OPEN_EDIT)
+    end = document.token_ids.index(CLOSE_EDIT, start)
+    for index in range(start + 1, end):
+        document.loss_mask[index] = False

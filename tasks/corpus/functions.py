@@ -1,0 +1,69 @@
+"""Functions cut out of source files, as the agent would see them.
+
+Owns `CodeFunction`. Text of a file in, short functions out: general ones normalised (docstrings and comments dropped), those
+of problem repositories exactly as the harness shows them.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from infra.harness.regions import open_region
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFunction:
+    """The lines of one function."""
+
+    path: str
+    symbol: str
+    lines: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Where it stands."""
+        return self.path, self.symbol
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionLimits:
+    """Which functions are short enough."""
+
+    max_lines: int
+    max_characters: int
+
+    def accept(self, lines: tuple[str, ...]) -> bool:
+        """Whether a function has at least two lines and stays within the limits."""
+        return 2 <= len(lines) <= self.max_lines and len("\n".join(lines)) <= self.max_characters
+
+
+def extract_functions(text: str, path: str, limits: FunctionLimits) -> Iterator[CodeFunction]:
+    """Undecorated top-level functions and methods of a file, without docstrings and comments."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield from _extract(node, node.name, path, limits)
+        elif isinstance(node, ast.ClassDef):
+            for inner in node.body:
+                if isinstance(inner, ast.FunctionDef):
+                    yield from _extract(inner, f"{node.name}.{inner.name}", path, limits)
+
+
+def _extract(
+    node: ast.FunctionDef, symbol: str, path: str, limits: FunctionLimits
+) -> Iterator[CodeFunction]:
+    if node.decorator_list:
+        return
+    if ast.get_docstring(node, clean=False) is not None:
+        node.body = node.body[1:] or [ast.Pass()]
+    lines = tuple(ast.unparse(node).split("\n"))
+    if limits.accept(lines):
+        yield CodeFunction(path, symbol, lines)
+
+
+def read_function(text: str, path: str, symbol: str) -> CodeFunction:
+    """A function of a problem repository as read_file shows it."""
+    return CodeFunction(path, symbol, open_region(text, f"{path}::{symbol}").lines)

@@ -1,0 +1,88 @@
+"""What the problem stage left behind, as the corpus needs it.
+
+The problems directory (problems.jsonl, repositories/NAME) in; problems, prepared repositories, the functions that problems speak
+of and the ways prompts are worded, out.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.errors import ProblemError
+from infra.sandbox.repository import PreparedRepository
+from tasks.corpus.functions import CodeFunction, FunctionLimits, read_function
+from tasks.records import Problem
+
+PROBLEMS_FILE = "problems.jsonl"
+REPOSITORIES_DIRECTORY = "repositories"
+DEFAULT_PROMPT = "Fix {symbol} in {path}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemSource:
+    """Problems with the repositories they live in."""
+
+    problems: tuple[Problem, ...] = ()
+    repositories: Mapping[str, PreparedRepository] | None = None
+
+    def repository(self, name: str) -> PreparedRepository:
+        """The prepared repository of that name."""
+        if self.repositories is None or name not in self.repositories:
+            raise ProblemError(f"no prepared repository {name!r} beside the problems")
+        return self.repositories[name]
+
+    def functions(self, limits: FunctionLimits) -> list[CodeFunction]:
+        """The functions that problems break, whole, each once."""
+        functions: list[CodeFunction] = []
+        places = sorted({(item.repository, item.path, item.symbol) for item in self.problems})
+        for name, path, symbol in places:
+            text = self.repository(name).files[path].decode()
+            function = read_function(text, path, symbol)
+            if limits.accept(function.lines):
+                functions.append(function)
+        return functions
+
+    def prompt_templates(self) -> tuple[str, ...]:
+        """The wordings of the problems' prompts with {symbol} and {path} left open."""
+        templates = {_open_prompt(problem) for problem in self.problems}
+        return tuple(sorted(templates - {""})) or (DEFAULT_PROMPT,)
+
+
+def _open_prompt(problem: Problem) -> str:
+    """A prompt as a template; empty when it does not name the function."""
+    prompt = problem.prompt.replace("{", "{{").replace("}", "}}").replace(problem.path, "{path}")
+    name = problem.symbol.rpartition(".")[2]
+    template, count = re.subn(
+        rf"(?<![\w{{]){re.escape(problem.symbol)}(?![\w}}])", "{symbol}", prompt
+    )
+    if not count:
+        template, count = re.subn(rf"(?<![\w{{]){re.escape(name)}(?![\w}}])", "{symbol}", prompt)
+    return template if count == 1 else ""
+
+
+def load_problems(directory: Path) -> ProblemSource:
+    """Reads what the problem stage wrote."""
+    file = directory / PROBLEMS_FILE
+    if not file.is_file():
+        raise ProblemError(f"no {PROBLEMS_FILE} in {directory}")
+    lines = file.read_text(encoding="utf-8").splitlines()
+    problems = tuple(Problem.model_validate_json(line) for line in lines if line.strip())
+    names = sorted({problem.repository for problem in problems})
+    root = directory / REPOSITORIES_DIRECTORY
+    repositories = {name: PreparedRepository.load(root / name) for name in names}
+    check_fingerprints(problems, repositories)
+    return ProblemSource(problems, repositories)
+
+
+def check_fingerprints(
+    problems: Sequence[Problem], repositories: Mapping[str, PreparedRepository]
+) -> None:
+    """Refuses problems that were proven on other files than these."""
+    for problem in problems:
+        found = repositories[problem.repository].fingerprint
+        if problem.repository_fingerprint != found:
+            raise ProblemError(
+                f"problem {problem.problem_id}: repository {problem.repository} has fingerprint {found}, "
+                f"wanted {problem.repository_fingerprint}"
+            )

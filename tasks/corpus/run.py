@@ -1,0 +1,188 @@
+"""Entry of the corpus stage: sources and problems in, token shards, demonstrations and their statistics out.
+
+Leaves in the workspace: tokenizer.json, shards/{kind}_{train,heldout}.{bin,idx}, demonstrations.safetensors, statistics.json (last).
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infra.cluster.workspace import Workspace, replace_text
+from models.rendering import Renderer, train_tokenizer
+from tasks.corpus.config import CorpusConfig, CorpusRequest, CorpusResult, ShardStatistics
+from tasks.corpus.decontamination import Guard
+from tasks.corpus.deduplication import Deduplicator, Novelty
+from tasks.corpus.demonstrations import (
+    Demonstrations,
+    DemonstrationSettings,
+    make_demonstrations,
+)
+from tasks.corpus.documents import (
+    RepairMaker,
+    Shard,
+    function_limits,
+    make_code,
+    make_general_repairs,
+    make_library,
+    make_repairs,
+)
+from tasks.corpus.functions import CodeFunction, extract_functions
+from tasks.corpus.problem_sources import ProblemSource, load_problems
+from tasks.corpus.shards import write_demonstrations, write_shard
+from tasks.corpus.sources import SourceFile, read_source
+from tasks.corpus.transcripts import DocumentWriter
+from tasks.records import Split
+
+SHARDS_DIRECTORY = "shards"
+STATISTICS_FILE = "statistics.json"
+TOKENIZER_CHARACTERS = 1_500_000
+LIBRARY_REPEATS = (
+    8  # of the problem functions in the tokenizer's text: they are few and matter most
+)
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What is told in the statistics."""
+
+    files_read: int = 0
+    files_dropped: Counter[str] = field(default_factory=Counter)
+    licences: Counter[str] = field(default_factory=Counter)
+    wall_seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Notes how long a part took."""
+        started = time.monotonic()
+        yield
+        self.wall_seconds[part] = round(time.monotonic() - started, 2)
+
+
+def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
+    """Builds the corpus that the request describes."""
+    config, notes, progress = request.config, _Notes(), workspace.progress
+    source = (
+        load_problems(Path(request.problems_directory))
+        if request.problems_directory
+        else ProblemSource()
+    )
+    guard = Guard(source.problems)
+    progress.update(0, 5, "reading sources")
+    with notes.timed("sources"):
+        files = _read_files(config, source, notes)
+        functions = source.functions(function_limits(config))
+    progress.update(1, 5, "tokenizer")
+    with notes.timed("tokenizer"):
+        renderer = _make_renderer(request, functions, files)
+        renderer.save(workspace.directory)
+    with notes.timed("demonstrations"):
+        demonstrations = _demonstrate(config, source, renderer, guard, workspace)
+        write_demonstrations(workspace.directory, demonstrations.documents)
+    progress.update(3, 5, "documents")
+    writer = DocumentWriter(renderer, source.prompt_templates())
+    with notes.timed("documents"):
+        shards = _make_shards(config, files, functions, writer, guard, demonstrations)
+    progress.update(4, 5, "shards")
+    with notes.timed("shards"):
+        statistics = tuple(_write_shards(workspace.directory / SHARDS_DIRECTORY, shards))
+    result = CorpusResult(
+        directory=str(workspace.directory),
+        vocab_size=renderer.vocab_size,
+        shards=statistics,
+        demonstrations=len(demonstrations.documents),
+        demonstration_tokens=sum(len(item.token_ids) for item in demonstrations.documents),
+        demonstrations_by_plan=dict(sorted(demonstrations.by_plan.items())),
+        files_read=notes.files_read,
+        files_dropped=dict(notes.files_dropped),
+        documents_decontaminated=guard.num_dropped,
+        licences=dict(sorted(notes.licences.items())),
+        wall_seconds=notes.wall_seconds,
+    )
+    replace_text(workspace.directory / STATISTICS_FILE, result.model_dump_json(indent=1))
+    progress.update(5, 5, "corpus is complete")
+    return result
+
+
+def _read_files(config: CorpusConfig, source: ProblemSource, notes: _Notes) -> list[SourceFile]:
+    """General files that are neither copies of one another nor of the problem repositories."""
+    deduplicator = Deduplicator(config.near_duplicate_ratio)
+    for name in sorted({problem.repository for problem in source.problems}):
+        for path, content in sorted(source.repository(name).files.items()):
+            if path.endswith(".py"):
+                deduplicator.judge(content.decode(errors="replace"))
+    kept: list[SourceFile] = []
+    for code_source in config.sources:
+        for file in read_source(code_source):
+            notes.files_read += 1
+            novelty = deduplicator.judge(file.text)
+            if novelty is not Novelty.NEW:
+                notes.files_dropped[novelty.value] += 1
+                continue
+            notes.licences[file.licence] += len(file.text)
+            kept.append(file)
+    return kept
+
+
+def _make_renderer(
+    request: CorpusRequest, functions: Sequence[CodeFunction], files: Sequence[SourceFile]
+) -> Renderer:
+    if request.tokenizer_path is not None:
+        return Renderer.load(Path(request.tokenizer_path))
+    texts = ["\n".join(function.lines) for function in functions] * LIBRARY_REPEATS
+    limits = function_limits(request.config)
+    room = TOKENIZER_CHARACTERS
+    for file in files[:: max(len(files) // 200, 1)]:
+        for function in extract_functions(file.text, file.path, limits):
+            texts.append("\n".join(function.lines))
+            room -= len(texts[-1])
+        if room <= 0:
+            break
+    return Renderer(train_tokenizer(texts, request.config.vocab_size))
+
+
+def _demonstrate(
+    config: CorpusConfig,
+    source: ProblemSource,
+    renderer: Renderer,
+    guard: Guard,
+    workspace: Workspace,
+) -> Demonstrations:
+    problems = [item for item in source.problems if item.split is Split.DEMONSTRATION]
+    settings = DemonstrationSettings(
+        config.demonstrations, config.harness, renderer, guard, config.seed
+    )
+
+    def tell(done: int, total: int) -> None:
+        workspace.progress.update(2 + done / total, 5, f"demonstration {done} of {total}")
+
+    return asyncio.run(make_demonstrations(problems, source.repositories or {}, settings, tell))
+
+
+def _make_shards(
+    config: CorpusConfig,
+    files: Sequence[SourceFile],
+    functions: Sequence[CodeFunction],
+    writer: DocumentWriter,
+    guard: Guard,
+    demonstrations: Demonstrations,
+) -> dict[str, Shard]:
+    def maker(name: str) -> RepairMaker:
+        return RepairMaker(name, writer, config, guard, demonstrations.reports)
+
+    return {
+        "code": make_code(files, writer.renderer, config, guard),
+        "library": make_library(functions, writer, config),
+        "repair": make_repairs(functions, maker("repair")),
+        "repair_general": make_general_repairs(files, maker("repair_general")),
+    }
+
+
+def _write_shards(directory: Path, shards: dict[str, Shard]) -> Iterator[ShardStatistics]:
+    for name, shard in shards.items():
+        for part, documents in (("train", shard.train), ("heldout", shard.held_out)):
+            if documents:
+                yield write_shard(directory, f"{name}_{part}", documents)

@@ -1,0 +1,108 @@
+"""Finds source files and says under which licence each stands.
+
+Sources from the config in, `SourceFile`s out, in an order that depends on nothing but names. It filters nothing but what is
+not Python text of a sensible size.
+"""
+
+import json
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+
+from infra.errors import ConfigError
+from tasks.corpus.config import CodeSource
+
+MAX_FILE_CHARACTERS = 200_000
+MIN_FILE_CHARACTERS = 200
+STANDARD_LIBRARY_LICENCE = "PSF-2.0"
+SKIPPED_DIRECTORIES = frozenset(
+    ("__pycache__", "site-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "_vendor")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file of general source code."""
+
+    source: str
+    path: str
+    text: str
+    licence: str
+
+
+def read_source(source: CodeSource) -> Iterator[SourceFile]:
+    """The files of one source."""
+    match source.kind:
+        case "standard_library":
+            root = Path(sysconfig.get_paths()["stdlib"])
+            yield from _read_tree("standard_library", root, STANDARD_LIBRARY_LICENCE)
+        case "package":
+            yield from _read_package(source.name)
+        case "directory":
+            root = Path(source.path)
+            if not root.is_dir():
+                raise ConfigError(f"corpus source {source.name!r}: no directory {source.path}")
+            yield from _read_tree(source.name or root.name, root, source.licence or "unknown")
+        case "jsonl":
+            yield from _read_jsonl(source)
+
+
+def _read_package(name: str) -> Iterator[SourceFile]:
+    spec = util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ConfigError(f"corpus source {name!r}: package is not installed")
+    licence = package_licence(name)
+    if not spec.submodule_search_locations:
+        yield from _read_one(name, Path(spec.origin), Path(spec.origin).name, licence)
+        return
+    for location in spec.submodule_search_locations:
+        yield from _read_tree(name, Path(location), licence)
+
+
+def package_licence(import_name: str) -> str:
+    """What the distribution of an installed package declares; "unknown" when it declares nothing."""
+    for distribution in metadata.packages_distributions().get(import_name, []):
+        fields = metadata.metadata(distribution)
+        if fields["License-Expression"]:
+            return fields["License-Expression"]
+        for classifier in fields.get_all("Classifier") or []:
+            if classifier.startswith("License ::"):
+                return classifier.rpartition(" :: ")[2]
+        if fields["License"]:
+            return fields["License"].splitlines()[0][:60]
+    return "unknown"
+
+
+def _read_tree(source: str, root: Path, licence: str) -> Iterator[SourceFile]:
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if not SKIPPED_DIRECTORIES.intersection(relative.parts[:-1]):
+            yield from _read_one(source, path, relative.as_posix(), licence)
+
+
+def _read_one(source: str, path: Path, shown_path: str, licence: str) -> Iterator[SourceFile]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return
+    if MIN_FILE_CHARACTERS <= len(text) <= MAX_FILE_CHARACTERS:
+        yield SourceFile(source, shown_path, text, licence)
+
+
+def _read_jsonl(source: CodeSource) -> Iterator[SourceFile]:
+    path = Path(source.path)
+    if not path.is_file():
+        raise ConfigError(f"corpus source {source.name!r}: no file {source.path}")
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                text, shown_path = row["text"], row["path"]
+            except (ValueError, KeyError, TypeError) as error:
+                wanted = 'wanted {"text": ..., "path": ...}'
+                raise ConfigError(f"{source.path}:{number}: {error!r}, {wanted}") from error
+            licence = row.get("licence") or source.licence or "unknown"
+            if MIN_FILE_CHARACTERS <= len(text) <= MAX_FILE_CHARACTERS:
+                yield SourceFile(source.name or path.stem, shown_path, text, licence)

@@ -1,0 +1,155 @@
+"""Writes repairs of one function as the harness would have recorded them.
+
+Owns the demonstrator's wording (`Plan`, calls, final messages) shared by repair documents and demonstrations, and the documents
+themselves: a corrupted function, its plausible test report, the edit, the end. Text only in, token ids with a loss mask out.
+"""
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+from infra.harness.regions import Region, show_lines
+from models.rendering import Renderer
+from models.rendering.vocabulary import line_tag
+from tasks.corpus.config import RepairStyle
+from tasks.corpus.corruptions import Corruption
+from tasks.corpus.functions import CodeFunction
+
+RUN_TESTS = "<run_terminal>pytest</run_terminal>"
+PASSED = "passed"
+FIXED = "Fixed."
+GAVE_UP = "Could not fix it."
+
+
+class Course(StrEnum):
+    """What happens between the first look and the end."""
+
+    RIGHT = "right"
+    WRONG_THEN_RIGHT = "wrong_then_right"
+    GIVE_UP = "give_up"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one repair goes: several calls in a turn or one at a time, and which course it takes."""
+
+    is_parallel: bool
+    course: Course
+
+    @property
+    def name(self) -> str:
+        """For statistics."""
+        return f"{'parallel' if self.is_parallel else 'sequential'}_{self.course}"
+
+
+def draw_plan(style: RepairStyle, rng: random.Random) -> Plan:
+    """A plan with the style's shares."""
+    is_parallel = rng.random() < style.parallel_share
+    draw = rng.random()
+    if draw < style.wrong_first_share:
+        course = Course.WRONG_THEN_RIGHT
+    elif draw < style.wrong_first_share + style.give_up_share:
+        course = Course.GIVE_UP
+    else:
+        course = Course.RIGHT
+    return Plan(is_parallel, course)
+
+
+def read_call(path: str, symbol: str) -> str:
+    """The call that shows a function."""
+    return f"<read_file>{path}::{symbol}</read_file>"
+
+
+def edit_call(number: int, text: str) -> str:
+    """The call that replaces one line of the region read last."""
+    return f"<edit_file>{line_tag(number)}{text}</edit_file>"
+
+
+def look_turns(plan: Plan, path: str, symbol: str) -> list[list[str]]:
+    """The calls of the turns before the first edit.
+
+    One call a turn, the function is read first: only then can the report name a line of it.
+    """
+    read = read_call(path, symbol)
+    return [[RUN_TESTS, read]] if plan.is_parallel else [[read], [RUN_TESTS]]
+
+
+def edit_turns(plan: Plan, edit: str) -> list[list[str]]:
+    """The calls of the turns that edit and run the tests."""
+    return [[edit, RUN_TESTS]] if plan.is_parallel else [[edit], [RUN_TESTS]]
+
+
+def view_lines(lines: tuple[str, ...]) -> str:
+    """Lines as read_file shows them."""
+    view, _ = show_lines(Region("", (), lines, ()), "tags", len(lines))
+    return view
+
+
+@dataclass(slots=True)
+class Document:
+    """Token ids with the loss mask beside them."""
+
+    token_ids: list[int]
+    loss_mask: list[bool]
+
+    def add(self, token_ids: list[int], is_trained: bool) -> None:
+        """Appends tokens that all are, or all are not, trained on."""
+        self.token_ids += token_ids
+        self.loss_mask += [is_trained] * len(token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentWriter:
+    """Builds documents with one renderer; `prompt_templates` hold {symbol} and {path}."""
+
+    renderer: Renderer
+    prompt_templates: tuple[str, ...]
+
+    def write_clean(self, function: CodeFunction) -> list[int]:
+        """A function as read_file shows it."""
+        renderer = self.renderer
+        call = read_call(function.path, function.symbol)
+        ids = [renderer.assistant_id, *renderer.encode_answer(call)]
+        ids += renderer.append_results([view_lines(function.lines)])
+        return [*ids[:-1], renderer.end_of_text_id]
+
+    def write_fill_in(self, function: CodeFunction, number: int) -> list[int]:
+        """A function with line `number` empty, then the edit that fills it in."""
+        lines = list(function.lines)
+        gold, lines[number - 1] = lines[number - 1], ""
+        renderer = self.renderer
+        call = read_call(function.path, function.symbol)
+        ids = [renderer.assistant_id, *renderer.encode_answer(call)]
+        ids += renderer.append_results([view_lines(tuple(lines))])
+        ids += renderer.encode_answer(edit_call(number, gold))
+        return [*ids, renderer.end_of_text_id]
+
+    def write_repair(
+        self,
+        function: CodeFunction,
+        corruption: Corruption,
+        plan: Plan,
+        report: str,
+        rng: random.Random,
+    ) -> list[int]:
+        """A whole attempt that repairs a corruption; `report` is what the tests say before the edit."""
+        lines = list(function.lines)
+        lines[corruption.number - 1] = corruption.broken
+        prompt = rng.choice(self.prompt_templates).format(
+            symbol=function.symbol, path=function.path
+        )
+        shown = view_lines(tuple(lines))
+        results = {RUN_TESTS: report, read_call(function.path, function.symbol): shown}
+        ids = self.renderer.start(prompt)
+        for calls in look_turns(plan, function.path, function.symbol):
+            self._add_turn(ids, calls, [results[call] for call in calls])
+        edit = edit_call(corruption.number, corruption.gold)
+        results = {RUN_TESTS: PASSED, edit: "ok"}
+        for calls in edit_turns(plan, edit):
+            self._add_turn(ids, calls, [results[call] for call in calls])
+        ids += self.renderer.encode_answer(FIXED)
+        return [*ids, self.renderer.end_of_text_id]
+
+    def _add_turn(self, ids: list[int], calls: list[str], results: list[str]) -> None:
+        ids += self.renderer.encode_answer("".join(calls))
+        ids += self.renderer.append_results(results)
