@@ -1,10 +1,10 @@
-"""Causal attention by torch's fused kernel, plugged in as Megatron's core attention.
+"""Causal attention, plugged in as Megatron's core attention.
 
-Owns `FusedCoreAttention`. Enters: query, key and value heads of a layer, time first. Leaves: the heads' outputs side by side.
+Owns `BlockCoreAttention`. Enters: query, key and value heads of a layer, time first. Leaves: the heads' outputs side by side.
 It holds no parameters; projections, norms and RoPE are Megatron's. Padding at the end of a row needs no mask: causal attention
 never looks ahead.
 
-Shapes: T tokens, B batch, N query heads, M key/value heads, H head width.
+Shapes: T tokens, B batch, N query heads, M key/value heads, H head width, R = N/M, C = B*M.
 """
 
 from typing import Any
@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
-from torch.nn import functional
+
+from kernels.attention.op import causal_attention
 
 
-class FusedCoreAttention(torch.nn.Module):
-    """Grouped-query causal attention; Megatron's own keeps the full score matrix."""
+class BlockCoreAttention(torch.nn.Module):
+    """Grouped-query causal attention; Megatron's own keeps the full score matrix and copies keys for every query head."""
 
     def __init__(self, config: TransformerConfig, layer_number: int, **_: Any) -> None:
         super().__init__()
         self.layer_number = layer_number
-        self.scale = (config.kv_channels or 1) ** -0.5
 
     def forward(
         self, query_TBNH: Tensor, key_TBMH: Tensor, value_TBMH: Tensor, attention_mask: None, /, **_: Any
@@ -30,12 +30,10 @@ class FusedCoreAttention(torch.nn.Module):
         if attention_mask is not None:
             raise ValueError("attention_mask is set, wanted None: rows are causal and padded at the end only")
         num_tokens, batch, num_heads, head_dim = query_TBNH.shape
-        repeats = num_heads // key_TBMH.shape[2]
-        query_BNTH = query_TBNH.permute(1, 2, 0, 3)
-        # Explicit copies: the grouped form of the fused CPU kernel falls back to a slow path.
-        key_BNTH = key_TBMH.permute(1, 2, 0, 3).repeat_interleave(repeats, dim=1)
-        value_BNTH = value_TBMH.permute(1, 2, 0, 3).repeat_interleave(repeats, dim=1)
-        output_BNTH = functional.scaled_dot_product_attention(
-            query_BNTH, key_BNTH, value_BNTH, is_causal=True, scale=self.scale
-        )
+        groups = key_TBMH.shape[2]
+        query_CRTH = query_TBNH.permute(1, 2, 0, 3).reshape(batch * groups, -1, num_tokens, head_dim)
+        key_CTH = key_TBMH.permute(1, 2, 0, 3).reshape(-1, num_tokens, head_dim)
+        value_CTH = value_TBMH.permute(1, 2, 0, 3).reshape(-1, num_tokens, head_dim)
+        output_CRTH = causal_attention(query_CRTH, key_CTH, value_CTH)
+        output_BNTH = output_CRTH.view(batch, num_heads, num_tokens, head_dim)
         return output_BNTH.permute(2, 0, 1, 3).reshape(num_tokens, batch, num_heads * head_dim)

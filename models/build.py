@@ -24,7 +24,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from torch import Tensor
 
 from kernels.logprobs.op import token_logprobs
-from models.attention import FusedCoreAttention
+from models.attention import BlockCoreAttention
 from models.cpu import open_process_groups
 from models.experts import SortedMoELayer
 from models.layout import ParallelLayout
@@ -85,7 +85,7 @@ def block_modules(spec: ModelSpec) -> TransformerBlockSubmodules:
                 params={"attn_mask_type": AttnMaskType.causal},
                 submodules=SelfAttentionSubmodules(
                     linear_qkv=ColumnParallelLinear,
-                    core_attention=FusedCoreAttention,
+                    core_attention=BlockCoreAttention,
                     linear_proj=RowParallelLinear,
                     q_layernorm=WrappedTorchNorm,
                     k_layernorm=WrappedTorchNorm,

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.transformer.moe import moe_utils
 
+from kernels.fp32_products import choose_fp32_products
+
 
 def prepare_cpu() -> None:
     """Installs the stand-ins once a process; does nothing where CUDA works."""
@@ -20,6 +22,7 @@ def prepare_cpu() -> None:
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment]
     # Megatron reads this name although only Transformer Engine defines it.
     moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
+    choose_fp32_products()
 
 
 def open_process_groups(rank: int = 0, world_size: int = 1, rendezvous_file: Path | None = None) -> None:

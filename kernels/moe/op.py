@@ -4,10 +4,12 @@ Owns the contract and the CPU path of `expert_mlp`, with a hand-written backward
 their weights, and the stacked expert matrices. Leaves: the weighted sum of the experts' outputs, differentiable in tokens,
 weights and matrices. It does not choose experts and holds no parameters.
 
-Each expert is taken through all its products before the next one, so that its rows (about 1 MB at nano) stay in cache: in fp32
-this beat batched products over padded capacity and torch's grouped product.
+Each expert is taken through all its products before the next one, so that its rows (about 1 MB at nano) stay in cache. An
+expert's rows are filled up to a multiple of 64 with rows of weight zero: oneDNN compiles a product for each new shape, and row
+counts differ in every batch.
 
-Shapes: N tokens, K experts a token, E experts, D model width, F inner width of an expert, G = 2F, S = N*K sorted rows.
+Shapes: N tokens, K experts a token, E experts, D model width, F inner width of an expert, G = 2F, P sorted and padded rows,
+R rows of one expert.
 """
 
 from typing import Any
@@ -15,6 +17,31 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+ROW_QUANTUM = 64
+
+
+def sort_by_expert(experts_NK: Tensor, num_experts: int) -> tuple[Tensor, Tensor, list[slice]]:
+    """Lays the token copies out by expert.
+
+    Returns place_S (row of each token copy, token-major), source_P (token of each row; padding rows name token 0) and each
+    expert's rows.
+    """
+    flat_S = experts_NK.reshape(-1)
+    sorted_S, order_S = torch.sort(flat_S, stable=True)
+    counts = torch.bincount(flat_S, minlength=num_experts).tolist()
+    rows, shifts, start, first = [], [], 0, 0
+    for count in counts:
+        size = -(-count // ROW_QUANTUM) * ROW_QUANTUM
+        rows.append(slice(start, start + size))
+        shifts.append(start - first)
+        start, first = start + size, first + count
+    row_of_sorted_S = torch.arange(flat_S.numel()) + torch.tensor(shifts)[sorted_S]
+    place_S = torch.empty_like(order_S)
+    place_S[order_S] = row_of_sorted_S
+    source_P = order_S.new_zeros(start)
+    source_P[row_of_sorted_S] = torch.div(order_S, experts_NK.shape[1], rounding_mode="floor")
+    return place_S, source_P, rows
 
 
 class _ExpertMlp(torch.autograd.Function):
@@ -26,59 +53,47 @@ class _ExpertMlp(torch.autograd.Function):
     ) -> Tensor:
         num_tokens, top_k = experts_NK.shape
         num_experts, doubled, _ = gate_up_EGD.shape
-        flat_S = experts_NK.reshape(-1)
-        order_S = torch.argsort(flat_S, stable=True)
-        counts = torch.bincount(flat_S, minlength=num_experts).tolist()
-        source_S = torch.div(order_S, top_k, rounding_mode="floor")
-        place_S = torch.empty_like(order_S)
-        place_S[order_S] = torch.arange(order_S.numel(), device=order_S.device)
-        sorted_SD = tokens_ND.index_select(0, source_S)
-        scale_S = weights_NK.reshape(-1).index_select(0, order_S)
-        inner_SG = tokens_ND.new_empty(order_S.numel(), doubled)
-        active_SF = tokens_ND.new_empty(order_S.numel(), doubled // 2)
-        output_SD = torch.empty_like(sorted_SD)
-        start = 0
-        for expert, count in enumerate(counts):
-            rows = slice(start, start + count)
-            torch.mm(sorted_SD[rows], gate_up_EGD[expert].T, out=inner_SG[rows])
-            gate_RF, up_RF = inner_SG[rows].chunk(2, dim=-1)
-            torch.mul(functional.silu(gate_RF), up_RF, out=active_SF[rows])
-            torch.mm(active_SF[rows] * scale_S[rows, None], down_EDF[expert].T, out=output_SD[rows])
-            start += count
-        ctx.save_for_backward(sorted_SD, source_S, place_S, scale_S, inner_SG, active_SF, gate_up_EGD, down_EDF)
-        ctx.counts = counts
+        place_S, source_P, rows_of_expert = sort_by_expert(experts_NK, num_experts)
+        sorted_PD = tokens_ND.index_select(0, source_P)
+        scale_P = weights_NK.new_zeros(source_P.numel())
+        scale_P[place_S] = weights_NK.reshape(-1)
+        inner_PG = tokens_ND.new_empty(source_P.numel(), doubled)
+        active_PF = tokens_ND.new_empty(source_P.numel(), doubled // 2)
+        output_PD = torch.empty_like(sorted_PD)
+        for expert, rows in enumerate(rows_of_expert):
+            torch.mm(sorted_PD[rows], gate_up_EGD[expert].T, out=inner_PG[rows])
+            gate_RF, up_RF = inner_PG[rows].chunk(2, dim=-1)
+            torch.mul(functional.silu(gate_RF), up_RF, out=active_PF[rows])
+            torch.mm(active_PF[rows] * scale_P[rows, None], down_EDF[expert].T, out=output_PD[rows])
+        ctx.save_for_backward(sorted_PD, source_P, place_S, scale_P, inner_PG, active_PF, gate_up_EGD, down_EDF)
+        ctx.rows_of_expert = rows_of_expert
         ctx.shape = (num_tokens, top_k)
-        return output_SD.index_select(0, place_S).view(num_tokens, top_k, -1).sum(1)
+        return output_PD.index_select(0, place_S).view(num_tokens, top_k, -1).sum(1)
 
     @staticmethod
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        sorted_SD, source_S, place_S, scale_S, inner_SG, active_SF, gate_up_EGD, down_EDF = ctx.saved_tensors
+        sorted_PD, source_P, place_S, scale_P, inner_PG, active_PF, gate_up_EGD, down_EDF = ctx.saved_tensors
         num_tokens, top_k = ctx.shape
-        grad_SD = grad_ND.index_select(0, source_S)
-        grad_gate_up_EGD = torch.zeros_like(gate_up_EGD)
-        grad_down_EDF = torch.zeros_like(down_EDF)
-        grad_sorted_SD = torch.empty_like(sorted_SD)
-        grad_scale_S = torch.empty_like(scale_S)
-        start = 0
-        for expert, count in enumerate(ctx.counts):
-            if count == 0:
-                continue
-            rows = slice(start, start + count)
-            start += count
-            gate_RF, up_RF = inner_SG[rows].chunk(2, dim=-1)
-            active_RF, scale_R1 = active_SF[rows], scale_S[rows, None]
-            torch.mm(grad_SD[rows].T, active_RF * scale_R1, out=grad_down_EDF[expert])
-            grad_active_RF = grad_SD[rows] @ down_EDF[expert]
-            torch.sum(grad_active_RF * active_RF, dim=-1, out=grad_scale_S[rows])
+        grad_PD = grad_ND.index_select(0, source_P)
+        grad_gate_up_EGD = torch.empty_like(gate_up_EGD)
+        grad_down_EDF = torch.empty_like(down_EDF)
+        grad_sorted_PD = torch.empty_like(sorted_PD)
+        grad_scale_P = torch.empty_like(scale_P)
+        for expert, rows in enumerate(ctx.rows_of_expert):
+            gate_RF, up_RF = inner_PG[rows].chunk(2, dim=-1)
+            active_RF, scale_R1 = active_PF[rows], scale_P[rows, None]
+            torch.mm(grad_PD[rows].T, active_RF * scale_R1, out=grad_down_EDF[expert])
+            grad_active_RF = grad_PD[rows] @ down_EDF[expert]
+            torch.sum(grad_active_RF * active_RF, dim=-1, out=grad_scale_P[rows])
             grad_active_RF.mul_(scale_R1)
-            grad_inner_RG = torch.empty_like(inner_SG[rows])
+            grad_inner_RG = torch.empty_like(inner_PG[rows])
             grad_gate_RF, grad_up_RF = grad_inner_RG.chunk(2, dim=-1)
             torch.mul(grad_active_RF, functional.silu(gate_RF), out=grad_up_RF)
             grad_gate_RF.copy_(torch.ops.aten.silu_backward(grad_active_RF.mul_(up_RF), gate_RF))
-            torch.mm(grad_inner_RG.T, sorted_SD[rows], out=grad_gate_up_EGD[expert])
-            torch.mm(grad_inner_RG, gate_up_EGD[expert], out=grad_sorted_SD[rows])
-        grad_tokens_ND = grad_sorted_SD.index_select(0, place_S).view(num_tokens, top_k, -1).sum(1)
-        grad_weights_NK = grad_scale_S.index_select(0, place_S).view(num_tokens, top_k)
+            torch.mm(grad_inner_RG.T, sorted_PD[rows], out=grad_gate_up_EGD[expert])
+            torch.mm(grad_inner_RG, gate_up_EGD[expert], out=grad_sorted_PD[rows])
+        grad_tokens_ND = grad_sorted_PD.index_select(0, place_S).view(num_tokens, top_k, -1).sum(1)
+        grad_weights_NK = grad_scale_P.index_select(0, place_S).view(num_tokens, top_k)
         return grad_tokens_ND, None, grad_weights_NK, grad_gate_up_EGD, grad_down_EDF
 
 

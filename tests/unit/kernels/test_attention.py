@@ -1,0 +1,28 @@
+"""The attention kernel equals softmax attention, forward and backward."""
+
+import pytest
+import torch
+
+from kernels.attention.op import causal_attention
+from kernels.attention.reference import causal_attention_reference
+
+
+@pytest.mark.parametrize(("heads", "repeats", "num_tokens"), [(3, 2, 7), (17, 1, 130), (2, 3, 300)])
+def test_causal_attention_equals_reference(heads: int, repeats: int, num_tokens: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((heads, repeats, num_tokens, 4), (heads, num_tokens, 4), (heads, num_tokens, 4))
+    leaves = [torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    direction = torch.randn(shapes[0], generator=generator, dtype=torch.float64)
+    output, expected = causal_attention(*leaves), causal_attention_reference(*leaves)
+    torch.testing.assert_close(output, expected, atol=1e-12, rtol=1e-12)
+    grads = torch.autograd.grad(output, leaves, direction)
+    wanted = torch.autograd.grad(expected, leaves, direction)
+    torch.testing.assert_close(grads, wanted, atol=1e-12, rtol=1e-12)
+
+
+def test_causal_attention_later_tokens_do_not_change_earlier_outputs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 1, 9, 4, generator=generator) for _ in range(3))
+    whole = causal_attention(query, key[:, 0], value[:, 0])
+    part = causal_attention(query[:, :, :5], key[:, 0, :5], value[:, 0, :5])
+    torch.testing.assert_close(whole[:, :, :5], part)
