@@ -1,0 +1,401 @@
+"""The decode engine: requests in, sampled tokens with log-probs, versions and routes out; one thread, no waiting.
+
+Owns `DecodeEngine`: admission to slots, continuous batching with chunked prefill, reuse of a session's cache over turns,
+in-flight weight swaps, finishing. Enters: `GenerateRequest`s and prepared weights. Leaves: `Generation`s. The caller drives
+it with `step()`; threads, Ray and asyncio are above (infra/engine).
+
+Shapes: S slots, B decoding slots, R sampled rows, m rows a decoding slot, N rows, C positions, L layers, K experts a token.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.decode.batch import BatchPlan, PrefillSpan, plan_batch
+from models.decode.cache import SlotCache
+from models.decode.forward import Trunk
+from models.decode.protocol import Generation, GenerateRequest, StopReason
+from models.decode.requests import RequestQueue, RunningRequest, check_request
+from models.decode.sampling import NoiseSource, SamplingRules, sample_rows
+from models.decode.slots import SlotTable
+from models.decode.speculation import Speculator
+from models.decode.statistics import EngineStatistics
+from models.decode.weights import DecodeWeights
+from models.spec import ModelSpec
+
+
+class CachePolicy(StrEnum):
+    """What a weight swap does to keys and values made by older weights."""
+
+    KEEP = "keep"  # stay in use: training, where each token carries its version
+    EXACT = "exact"  # never used: idle sessions are dropped, running requests are computed again
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How one engine batches."""
+
+    slots: int = 64  # sessions whose keys and values fit; also the largest decode batch
+    max_context_tokens: int = 0  # 0: the model's max_sequence_tokens
+    prefill_tokens_per_step: int = 384  # prompt tokens fed beside each decode step, so that decoding never starves
+    cache_policy: CachePolicy = CachePolicy.KEEP
+    share_prefixes: bool = True  # copy the cache of another session that starts with the same tokens
+    speculation_depth: int = 0  # draft tokens a step at most; 0 never drafts
+    speculation_max_batch: int = 8  # decoding slots above which drafting is not tried
+
+
+_WORTH_WAITING_TOKENS = 24  # a prefix another slot is about to have fed is waited for from this length on
+
+
+class DecodeEngine:
+    """Batches every request it holds into one forward pass a step."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: DecodeWeights,
+        config: EngineConfig,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.spec = spec
+        self.config = config
+        self.statistics = EngineStatistics()
+        self.max_context_tokens = config.max_context_tokens or spec.max_sequence_tokens
+        depth = min(config.speculation_depth, spec.mtp_depth)
+        positions = self.max_context_tokens + depth
+        self._weights = weights
+        self._clock = clock
+        self._cache = SlotCache(spec, config.slots, positions)
+        self._slots = SlotTable(config.slots, positions, spec.vocab_size)
+        self._trunk = Trunk(spec, positions)
+        self._noise = NoiseSource(spec.vocab_size)
+        self._queue = RequestQueue()
+        self._running: dict[int, RunningRequest] = {}
+        self._speculator = (
+            Speculator(self._trunk, config.slots, spec.hidden_size, depth, config.speculation_max_batch)
+            if depth
+            else None
+        )
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that make the next token."""
+        return self._weights.version
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._running or self._queue)
+
+    @property
+    def load_tokens(self) -> int:
+        """Tokens still to feed or sample at most, over all requests held."""
+        slots = self._slots
+        running = slots.running()
+        return int((slots.limit_S[running] - slots.cached_S[running]).sum()) + self._queue.tokens
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Takes a request; ValueError names what is wrong with it."""
+        check_request(request, self.spec.vocab_size)
+        self._queue.push(request, self._clock())
+
+    def cancel(self, request_id: str) -> Generation | None:
+        """Ends a request now and returns what it has; None when it is not held."""
+        waiting = self._queue.remove(request_id)
+        if waiting is not None:
+            return self._empty_generation(waiting.request, waiting.submitted_at, StopReason.CANCELLED)
+        for slot, running in self._running.items():
+            if running.request.request_id == request_id:
+                return self._finish(slot, StopReason.CANCELLED)
+        return None
+
+    def end_session(self, session_id: str) -> None:
+        """Lets the cache of a finished conversation go."""
+        self._slots.forget_session(session_id)
+
+    def swap_weights(self, weights: DecodeWeights) -> None:
+        """The next token is made by these weights; running requests go on. Takes microseconds."""
+        self._weights = weights
+        self.statistics.swaps += 1
+        if self.config.cache_policy is CachePolicy.EXACT:
+            self._slots.drop_idle()
+            running = self._slots.running()
+            self._slots.cached_S[running] = 0
+            self._slots.oldest_version_S[running] = weights.version
+
+    def reset_speculation(self) -> None:
+        """Forgets what the speculation gate measured."""
+        if self._speculator is not None:
+            self._speculator.gate.reset()
+
+    def step(self) -> list[Generation]:
+        """Admits what fits, runs one forward pass, returns the requests that ended."""
+        finished = self._admit_waiting()
+        if not self._running:
+            return finished
+        started_at = self._clock()
+        decode_slots_B, spans = self._select_rows()
+        noise_BmV = None if spans else self._draft(decode_slots_B)
+        width = 1 if noise_BmV is None else noise_BmV.shape[1]
+        plan = plan_batch(
+            self._cache, self._slots.tokens_SC, decode_slots_B, self._slots.cached_S[decode_slots_B], width, spans
+        )
+        hidden_ND, routes_NLK = self._trunk.forward(self._weights, plan, self._cache)
+        self._store_routes(plan, routes_NLK)
+        sampled_slots_R, gained_R = self._sample(decode_slots_B, spans, hidden_ND, noise_BmV)
+        statistics = self.statistics
+        for span in spans:
+            self._slots.cached_S[span.slot] = span.end
+            self._slots.routed_S[span.slot] = max(self._slots.routed_S[span.slot], span.end)
+            statistics.prefill_tokens += span.end - span.start
+        finished.extend(self._end_requests(sampled_slots_R))
+        seconds = self._clock() - started_at
+        statistics.count_step(len(decode_slots_B), int(gained_R.sum()), seconds, has_prefill=bool(spans))
+        if self._speculator is not None and len(decode_slots_B) and not spans:
+            self._speculator.gate.record(len(decode_slots_B), width - 1, seconds, int(gained_R.sum()))
+        return finished
+
+    # --- admission
+
+    def _admit_waiting(self) -> list[Generation]:
+        finished = []
+        for waiting in self._queue.in_order():
+            request = waiting.request
+            if len(request.token_ids) >= self.max_context_tokens or request.max_new_tokens == 0:
+                is_full = len(request.token_ids) >= self.max_context_tokens
+                reason = StopReason.CONTEXT if is_full else StopReason.LENGTH
+                self._queue.discard(waiting)
+                finished.append(self._empty_generation(request, waiting.submitted_at, reason))
+                continue
+            if len(self._running) == self.config.slots:
+                break
+            prompt = np.array(request.token_ids, dtype=np.int64)
+            place = self._find_place(request.session_id, prompt)
+            if place is None:
+                continue  # another slot is about to have this prefix
+            self._queue.discard(waiting)
+            self._start(place[0], place[1], prompt, RunningRequest(request, waiting.submitted_at, self._clock()))
+        return finished
+
+    def _find_place(self, session_id: str, prompt: np.ndarray) -> tuple[int, int] | None:
+        """(slot, tokens of the prompt already cached there); None to wait for a prefix under way."""
+        slots = self._slots
+        slot = slots.session_slot(session_id)
+        reused = slots.shared_prefix(slot, prompt) if slot is not None else 0
+        if reused == 0:
+            if self.config.share_prefixes:
+                donor, usable, promised = slots.find_donor(prompt, self.version)
+                if promised - usable >= _WORTH_WAITING_TOKENS:
+                    return None
+                vacant = slot if slot is not None else slots.vacant_slot()
+                assert vacant is not None, "a slot is vacant while fewer requests run than there are slots"
+                if usable > 0 and donor != vacant:
+                    self._cache.copy_prefix(donor, vacant, usable)
+                slot, reused = vacant, usable
+            else:
+                slot = slot if slot is not None else slots.vacant_slot()
+                assert slot is not None, "a slot is vacant while fewer requests run than there are slots"
+            slots.oldest_version_S[slot] = self.version
+            slots.reported_S[slot] = 0
+        assert slot is not None
+        self.statistics.reused_tokens += min(reused, len(prompt) - 1)
+        return slot, min(reused, len(prompt) - 1)
+
+    def _start(self, slot: int, reused: int, prompt: np.ndarray, running: RunningRequest) -> None:
+        slots, request, length = self._slots, running.request, len(prompt)
+        slots.take(slot, request.session_id)
+        slots.tokens_SC[slot, :length] = prompt
+        slots.context_S[slot] = length
+        slots.cached_S[slot] = reused
+        slots.routed_S[slot] = reused
+        slots.reported_S[slot] = min(slots.reported_S[slot], reused)
+        slots.limit_S[slot] = min(length + request.max_new_tokens, self.max_context_tokens)
+        slots.seeds_S[slot] = np.uint64(request.seed & 0xFFFFFFFFFFFFFFFF)
+        slots.temperature_S[slot] = request.temperature
+        slots.top_p_S[slot] = request.top_p
+        slots.is_stop_SV[slot] = False
+        slots.is_stop_SV[slot, list(request.stop_token_ids)] = True
+        running.prompt_tokens = length
+        self._running[slot] = running
+
+    # --- one pass
+
+    def _select_rows(self) -> tuple[np.ndarray, list[PrefillSpan]]:
+        """Slots that decode, and prompt spans within the step's budget, oldest request first."""
+        slots = self._slots
+        running = slots.running()
+        pending = slots.context_S[running] - slots.cached_S[running]
+        decode_slots_B = running[pending == 1]
+        waiting = running[pending > 1].tolist()
+        if not waiting:
+            return decode_slots_B, []
+        waiting.sort(key=lambda slot: self._running[slot].started_at)
+        spans, fed, budget = [], 0, self.config.prefill_tokens_per_step
+        for slot in waiting:
+            start = int(slots.cached_S[slot])
+            end = min(int(slots.context_S[slot]), start + budget - fed)
+            if end > start:
+                spans.append(PrefillSpan(slot, start, end, len(decode_slots_B) + fed))
+                fed += end - start
+        return decode_slots_B, spans
+
+    def _draft(self, decode_slots_B: np.ndarray) -> np.ndarray | None:
+        """Writes draft tokens behind the contexts; returns the noise of every place verified, None for no drafts."""
+        speculator, slots = self._speculator, self._slots
+        depth = speculator.gate.choose(len(decode_slots_B)) if speculator and len(decode_slots_B) else 0
+        if speculator is None or depth == 0:
+            return None
+        width = depth + 1
+        positions_Bm = slots.context_S[decode_slots_B][:, None] + np.arange(width)
+        seeds_R = np.repeat(slots.seeds_S[decode_slots_B], width)
+        noise_BmV = self._noise.exponential(seeds_R, positions_Bm.reshape(-1)).reshape(*positions_Bm.shape, -1)
+        speculator.draft(self._weights, slots, decode_slots_B, noise_BmV)
+        self.statistics.drafted_tokens += depth * len(decode_slots_B)
+        return noise_BmV
+
+    def _store_routes(self, plan: BatchPlan, routes_NLK: Tensor) -> None:
+        """Records routes, save of positions recorded before a recomputation: those made the tokens."""
+        is_new_N = plan.positions >= self._slots.routed_S[plan.slots]
+        if is_new_N.all():
+            self._cache.write_routes(plan.slots, plan.positions, routes_NLK)
+        elif is_new_N.any():
+            rows = routes_NLK[torch.from_numpy(np.flatnonzero(is_new_N))]
+            self._cache.write_routes(plan.slots[is_new_N], plan.positions[is_new_N], rows)
+
+    def _sample(
+        self,
+        decode_slots_B: np.ndarray,
+        spans: list[PrefillSpan],
+        hidden_ND: Tensor,
+        noise_BmV: np.ndarray | None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Samples after every decode row and completed prompt; returns (slots, tokens gained a slot)."""
+        slots, slots_R = self._slots, decode_slots_B
+        if spans:
+            done = [span for span in spans if span.end == slots.context_S[span.slot]]
+            last_rows = [span.first_row + span.end - span.start - 1 for span in done]
+            rows = np.concatenate([np.arange(len(decode_slots_B)), np.array(last_rows, dtype=np.int64)])
+            hidden_ND = hidden_ND.index_select(0, torch.from_numpy(rows))
+            slots_R = np.concatenate([slots_R, np.array([span.slot for span in done], dtype=np.int64)])
+        if not len(slots_R):
+            return slots_R, np.zeros(0, dtype=np.int64)
+        logits_RV = torch.mm(hidden_ND, self._weights.embedding_VD.t())
+        if noise_BmV is None:
+            noise_RV = self._noise.exponential(slots.seeds_S[slots_R], slots.context_S[slots_R])
+            rules = SamplingRules(slots.temperature_S[slots_R], slots.top_p_S[slots_R])
+            return self._append(slots_R, *sample_rows(logits_RV, rules, noise_RV), hidden_ND)
+        width = noise_BmV.shape[1]
+        repeated_R = np.repeat(slots_R, width)
+        rules = SamplingRules(slots.temperature_S[repeated_R], slots.top_p_S[repeated_R])
+        tokens_R, logprobs_R = sample_rows(logits_RV, rules, noise_BmV.reshape(len(repeated_R), -1))
+        return self._append_verified(slots_R, width, tokens_R, logprobs_R, hidden_ND)
+
+    def _append(
+        self, slots_R: np.ndarray, tokens_R: np.ndarray, logprobs_R: np.ndarray, hidden_RD: Tensor
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Adds one token to each slot."""
+        slots = self._slots
+        at_R = slots.context_S[slots_R]
+        slots.tokens_SC[slots_R, at_R] = tokens_R
+        slots.logprobs_SC[slots_R, at_R] = logprobs_R
+        slots.versions_SC[slots_R, at_R] = self.version
+        slots.cached_S[slots_R] = at_R
+        slots.routed_S[slots_R] = np.maximum(slots.routed_S[slots_R], at_R)
+        slots.context_S[slots_R] = at_R + 1
+        if self._speculator is not None:
+            self._speculator.remember(slots_R, hidden_RD)
+        return slots_R, np.ones(len(slots_R), dtype=np.int64)
+
+    def _append_verified(
+        self, slots_B: np.ndarray, width: int, tokens_R: np.ndarray, logprobs_R: np.ndarray, hidden_RD: Tensor
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Adds to each slot the drafts that equal what was sampled, and the sample after them."""
+        assert self._speculator is not None
+        slots, count = self._slots, len(slots_B)
+        at_B = slots.context_S[slots_B]
+        places_Bm = at_B[:, None] + np.arange(width)
+        tokens_Bm = tokens_R.reshape(count, width)
+        drafts = slots.tokens_SC[slots_B[:, None], places_Bm[:, :-1]]
+        is_equal = drafts == tokens_Bm[:, :-1]
+        accepted_B = np.where(is_equal.all(axis=1), width - 1, is_equal.argmin(axis=1))
+        self._speculator.gate.count_accepted(accepted_B, width - 1)
+        ends_Bm = slots.is_stop_SV[slots_B[:, None], tokens_Bm]
+        first_stop_B = np.where(ends_Bm.any(axis=1), ends_Bm.argmax(axis=1), width)
+        gained_B = np.minimum(np.minimum(accepted_B, first_stop_B) + 1, slots.limit_S[slots_B] - at_B)
+        slots.tokens_SC[slots_B[:, None], places_Bm] = tokens_Bm
+        slots.logprobs_SC[slots_B[:, None], places_Bm] = logprobs_R.reshape(count, width)
+        slots.versions_SC[slots_B[:, None], places_Bm] = self.version
+        slots.context_S[slots_B] = at_B + gained_B
+        slots.cached_S[slots_B] = at_B + gained_B - 1
+        slots.routed_S[slots_B] = np.maximum(slots.routed_S[slots_B], at_B + gained_B - 1)
+        rows = torch.from_numpy(np.arange(count) * width + gained_B - 1)
+        self._speculator.remember(slots_B, hidden_RD.index_select(0, rows))
+        self.statistics.accepted_tokens += int(np.minimum(accepted_B, gained_B - 1).sum())
+        for slot, accepted in zip(slots_B.tolist(), np.minimum(accepted_B, gained_B).tolist(), strict=True):
+            self._running[slot].count_drafts(width - 1, accepted)
+        return slots_B, gained_B
+
+    # --- the end of a request
+
+    def _end_requests(self, slots_R: np.ndarray) -> list[Generation]:
+        slots = self._slots
+        last_R = slots.tokens_SC[slots_R, slots.context_S[slots_R] - 1]
+        is_stop_R = slots.is_stop_SV[slots_R, last_R]
+        is_over_R = is_stop_R | (slots.context_S[slots_R] >= slots.limit_S[slots_R])
+        finished = []
+        for index in np.flatnonzero(is_over_R).tolist():
+            slot = int(slots_R[index])
+            running = self._running[slot]
+            made = int(slots.context_S[slot]) - running.prompt_tokens
+            if is_stop_R[index]:
+                reason = StopReason.STOP_TOKEN
+            elif made >= running.request.max_new_tokens:
+                reason = StopReason.LENGTH
+            else:
+                reason = StopReason.CONTEXT
+            finished.append(self._finish(slot, reason))
+        return finished
+
+    def _finish(self, slot: int, reason: StopReason) -> Generation:
+        slots = self._slots
+        running = self._running.pop(slot)
+        request, prompt, end = running.request, running.prompt_tokens, int(slots.context_S[slot])
+        offset, routed = int(slots.reported_S[slot]), int(slots.routed_S[slot])
+        routes = self._cache.routes_SCLK[slot, offset:routed].numpy().copy()
+        if not request.return_routes:
+            routes = routes[:0]
+        else:
+            slots.reported_S[slot] = routed
+        slots.release(slot)
+        self.statistics.finished_requests += 1
+        return Generation(
+            request_id=request.request_id,
+            token_ids=tuple(slots.tokens_SC[slot, prompt:end].tolist()),
+            logprobs_T=slots.logprobs_SC[slot, prompt:end].copy(),
+            weight_versions_T=slots.versions_SC[slot, prompt:end].copy(),
+            routed_experts=routes,
+            route_offset=offset,
+            stop_reason=reason,
+            queued_seconds=running.started_at - running.submitted_at,
+            generate_seconds=self._clock() - running.started_at,
+            draft_tokens_proposed=running.drafts_proposed,
+            draft_tokens_accepted=running.drafts_accepted,
+        )
+
+    def _empty_generation(self, request: GenerateRequest, submitted_at: float, reason: StopReason) -> Generation:
+        self.statistics.finished_requests += 1
+        return Generation(
+            request_id=request.request_id,
+            token_ids=(),
+            logprobs_T=np.zeros(0, dtype=np.float32),
+            weight_versions_T=np.zeros(0, dtype=np.int64),
+            routed_experts=np.zeros((0, self.spec.num_layers, self.spec.experts_per_token), dtype=np.int16),
+            route_offset=0,
+            stop_reason=reason,
+            queued_seconds=self._clock() - submitted_at,
+        )

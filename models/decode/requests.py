@@ -1,0 +1,102 @@
+"""Requests before and while they run.
+
+Owns request checking, `RequestQueue` (priority classes, first come first served inside a class) and `RunningRequest` (what the
+engine must remember a request beside the slot arrays). It allocates nothing and runs nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from models.decode.protocol import GenerateRequest, Priority
+
+_CLASSES = (Priority.USER, Priority.EVALUATION, Priority.TRAINING)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """A request that holds no slot yet."""
+
+    request: GenerateRequest
+    submitted_at: float
+
+
+@dataclass(slots=True)
+class RunningRequest:
+    """A request that holds a slot."""
+
+    request: GenerateRequest
+    submitted_at: float
+    started_at: float
+    prompt_tokens: int = 0
+    drafts_proposed: int = 0
+    drafts_accepted: int = 0
+
+    def count_drafts(self, proposed: int, accepted: int) -> None:
+        """Adds one verification."""
+        self.drafts_proposed += proposed
+        self.drafts_accepted += accepted
+
+
+class RequestQueue:
+    """Waiting requests: users before evaluation before training."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Priority, dict[str, WaitingRequest]] = {priority: {} for priority in _CLASSES}
+        self._count = 0
+        self.tokens = 0  # prompt and answer tokens of all waiting requests, at most
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, request: GenerateRequest, submitted_at: float) -> None:
+        """Adds a request at the end of its class."""
+        queue = self._waiting[request.priority]
+        if request.request_id in queue:
+            raise ValueError(f"request_id {request.request_id!r} is already waiting, wanted a new one")
+        queue[request.request_id] = WaitingRequest(request, submitted_at)
+        self._count += 1
+        self.tokens += _tokens_at_most(request)
+
+    def in_order(self) -> Iterator[WaitingRequest]:
+        """A snapshot, best first; entries may be discarded while iterating."""
+        if not self._count:
+            return
+        for priority in _CLASSES:
+            yield from list(self._waiting[priority].values())
+
+    def discard(self, waiting: WaitingRequest) -> None:
+        """Removes an entry that was admitted or ended."""
+        del self._waiting[waiting.request.priority][waiting.request.request_id]
+        self._count -= 1
+        self.tokens -= _tokens_at_most(waiting.request)
+
+    def remove(self, request_id: str) -> WaitingRequest | None:
+        """Removes by id; None when it is not waiting."""
+        for queue in self._waiting.values():
+            if request_id in queue:
+                waiting = queue[request_id]
+                self.discard(waiting)
+                return waiting
+        return None
+
+
+def check_request(request: GenerateRequest, vocab_size: int) -> None:
+    """Raises ValueError on a request that no engine could serve."""
+    where = f"request {request.request_id!r}"
+    tokens = request.token_ids
+    if not tokens:
+        raise ValueError(f"{where}: prompt has 0 tokens, wanted at least 1")
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        raise ValueError(f"{where}: token ids span {min(tokens)}..{max(tokens)}, wanted 0..{vocab_size - 1}")
+    if any(not 0 <= token < vocab_size for token in request.stop_token_ids):
+        raise ValueError(f"{where}: stop_token_ids {request.stop_token_ids}, wanted 0..{vocab_size - 1}")
+    if request.max_new_tokens < 0:
+        raise ValueError(f"{where}: max_new_tokens={request.max_new_tokens}, wanted >= 0")
+    if not 0 <= request.temperature < float("inf"):
+        raise ValueError(f"{where}: temperature={request.temperature}, wanted >= 0 and finite")
+    if not 0 < request.top_p <= 1:
+        raise ValueError(f"{where}: top_p={request.top_p}, wanted in (0, 1]")
+
+
+def _tokens_at_most(request: GenerateRequest) -> int:
+    return len(request.token_ids) + request.max_new_tokens

@@ -1,0 +1,96 @@
+"""Sampling that depends only on the request's seed and the position, never on what else is in the batch.
+
+Owns the counter-based noise, `sample_rows` and top-p filtering. A token is drawn by an exponential race: argmax of p / E where
+E is exponential noise hashed from (seed, position, token). It is an exact draw from p, and two distributions that see the same
+noise mostly pick the same token, which speculation uses. Enters: logits. Leaves: token ids and log-probabilities.
+
+Shapes: R rows, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GOLDEN_64 = np.uint64(0x9E3779B97F4A7C15)
+_MIX_64_A = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_64_B = np.uint64(0x94D049BB133111EB)
+_GOLDEN_32 = np.uint32(0x9E3779B9)
+_MIX_32_A = np.uint32(0x85EBCA6B)
+_MIX_32_B = np.uint32(0xC2B2AE35)
+_UNIT_23 = np.float32(2.0**-23)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRules:
+    """How each row is sampled; arrays of R rows."""
+
+    temperature_R: np.ndarray  # float32; 0 means greedy
+    top_p_R: np.ndarray  # float32 in (0, 1]
+
+
+class NoiseSource:
+    """Exponential noise as a function of (seed, position, token)."""
+
+    def __init__(self, vocab_size: int) -> None:
+        with np.errstate(over="ignore"):
+            self._token_keys_V = np.arange(vocab_size, dtype=np.uint32) * _GOLDEN_32
+
+    def exponential(self, seeds_R: np.ndarray, positions_R: np.ndarray) -> np.ndarray:
+        """Float32 noise [R, V] with mean 1; the same for equal (seed, position) whatever the batch."""
+        with np.errstate(over="ignore"):
+            keys_R = _mix_64(_mix_64(seeds_R + _GOLDEN_64) + positions_R.astype(np.uint64) * _GOLDEN_64)
+            low_R1 = keys_R.astype(np.uint32)[:, None]
+            high_R1 = (keys_R >> np.uint64(32)).astype(np.uint32)[:, None]
+            bits_RV = self._token_keys_V + low_R1
+            bits_RV ^= bits_RV >> np.uint32(16)
+            bits_RV *= _MIX_32_A
+            bits_RV += high_R1
+            bits_RV ^= bits_RV >> np.uint32(13)
+            bits_RV *= _MIX_32_B
+            bits_RV >>= np.uint32(9)  # 23 bits and a half are exact in float32: the noise is never 0
+        uniform_RV = bits_RV.astype(np.float32)
+        uniform_RV += np.float32(0.5)
+        uniform_RV *= _UNIT_23
+        np.log(uniform_RV, out=uniform_RV)
+        return np.negative(uniform_RV, out=uniform_RV)
+
+
+def sample_rows(logits_RV: Tensor, rules: SamplingRules, noise_RV: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Draws one token a row; returns (tokens int64, logprobs float32).
+
+    The log-probability is that of the distribution sampled from: after temperature, and renormalised over the tokens top-p
+    kept. A greedy row (temperature 0) reports the log-probability under the untempered model.
+    """
+    temperature_R = rules.temperature_R
+    is_greedy_R = temperature_R == 0
+    if not (temperature_R == 1).all():
+        divisor_R = np.where(is_greedy_R, np.float32(1), temperature_R)
+        logits_RV = logits_RV / torch.from_numpy(divisor_R)[:, None]
+    probabilities_RV = torch.softmax(logits_RV, dim=-1)
+    if (rules.top_p_R < 1).any():
+        probabilities_RV = keep_top_p(probabilities_RV, torch.from_numpy(rules.top_p_R))
+    raced_RV = probabilities_RV.numpy() / noise_RV
+    if is_greedy_R.any():
+        raced_RV[is_greedy_R] = probabilities_RV.numpy()[is_greedy_R]
+    tokens_R = raced_RV.argmax(axis=-1)
+    chosen_R = probabilities_RV.numpy()[np.arange(len(tokens_R)), tokens_R]
+    return tokens_R, np.log(chosen_R)
+
+
+def keep_top_p(probabilities_RV: Tensor, top_p_R: Tensor) -> Tensor:
+    """Keeps the smallest set of likeliest tokens whose mass reaches top_p, renormalised; 1 keeps all."""
+    ordered_RV, order_RV = probabilities_RV.sort(dim=-1, descending=True)
+    mass_before_RV = ordered_RV.cumsum(dim=-1) - ordered_RV
+    limit_R1 = torch.where(top_p_R < 1, top_p_R, torch.inf)[:, None]
+    ordered_RV = torch.where(mass_before_RV < limit_R1, ordered_RV, 0.0)
+    kept_RV = torch.zeros_like(probabilities_RV).scatter_(1, order_RV, ordered_RV)
+    return kept_RV / kept_RV.sum(dim=-1, keepdim=True)
+
+
+def _mix_64(values: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64."""
+    values = (values ^ (values >> np.uint64(30))) * _MIX_64_A
+    values = (values ^ (values >> np.uint64(27))) * _MIX_64_B
+    return values ^ (values >> np.uint64(31))

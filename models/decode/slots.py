@@ -1,0 +1,119 @@
+"""Who occupies which slot, and everything known about each position there, as arrays.
+
+Owns `SlotTable`: states, token ids, log-probs and versions a slot, sessions and their least-recently-used order, prefix
+matching. All per-token bookkeeping is one vectorised write over slots. It runs no model and holds no keys or values.
+
+Shapes: S slots, C positions, V vocabulary, B slots of a selection.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+
+
+class SlotState(IntEnum):
+    """What a slot is doing."""
+
+    FREE = 0
+    IDLE = 1  # holds a session between two turns
+    RUNNING = 2
+
+
+class SlotTable:
+    """Arrays over slots; `tokens_SC[s, :context_S[s]]` are the tokens known, the first `cached_S[s]` of them were fed."""
+
+    def __init__(self, slots: int, positions: int, vocab_size: int) -> None:
+        self.state_S = np.zeros(slots, dtype=np.int8)
+        self.tokens_SC = np.zeros((slots, positions), dtype=np.int64)
+        self.logprobs_SC = np.zeros((slots, positions), dtype=np.float32)
+        self.versions_SC = np.zeros((slots, positions), dtype=np.int64)
+        self.context_S = np.zeros(slots, dtype=np.int64)
+        self.cached_S = np.zeros(slots, dtype=np.int64)
+        self.limit_S = np.zeros(slots, dtype=np.int64)  # context length at which sampling ends
+        self.routed_S = np.zeros(slots, dtype=np.int64)  # positions whose routes are final
+        self.reported_S = np.zeros(slots, dtype=np.int64)  # positions whose routes this session was given
+        self.oldest_version_S = np.zeros(slots, dtype=np.int64)  # of the weights that made the cached keys
+        self.seeds_S = np.zeros(slots, dtype=np.uint64)
+        self.temperature_S = np.ones(slots, dtype=np.float32)
+        self.top_p_S = np.ones(slots, dtype=np.float32)
+        self.is_stop_SV = np.zeros((slots, vocab_size), dtype=bool)
+        self._used_at_S = np.zeros(slots, dtype=np.int64)
+        self._uses = 0
+        self._session_of_slot: list[str | None] = [None] * slots
+        self._slot_of_session: dict[str, int] = {}
+
+    def running(self) -> np.ndarray:
+        """Slots with a request, ascending."""
+        return np.flatnonzero(self.state_S == SlotState.RUNNING)
+
+    def session_slot(self, session_id: str) -> int | None:
+        """The idle slot that holds a session."""
+        slot = self._slot_of_session.get(session_id)
+        return slot if slot is not None and self.state_S[slot] == SlotState.IDLE else None
+
+    def take(self, slot: int, session_id: str) -> None:
+        """Gives a slot to a session that is about to run; what the slot held for another session is forgotten."""
+        previous = self._session_of_slot[slot]
+        if previous is not None and previous != session_id:
+            del self._slot_of_session[previous]
+        if session_id not in self._slot_of_session:
+            self._slot_of_session[session_id] = slot
+        self._session_of_slot[slot] = session_id if self._slot_of_session[session_id] == slot else None
+        self.state_S[slot] = SlotState.RUNNING
+
+    def release(self, slot: int) -> None:
+        """Ends a request; the slot waits for the session's next turn, or is free when no session owns it."""
+        self._uses += 1
+        self._used_at_S[slot] = self._uses
+        self.state_S[slot] = SlotState.IDLE if self._session_of_slot[slot] is not None else SlotState.FREE
+
+    def forget_session(self, session_id: str) -> None:
+        """Drops a session; a request of it that still runs keeps its slot until it ends."""
+        slot = self._slot_of_session.pop(session_id, None)
+        if slot is None:
+            return
+        self._session_of_slot[slot] = None
+        if self.state_S[slot] == SlotState.IDLE:
+            self.state_S[slot] = SlotState.FREE
+
+    def vacant_slot(self) -> int | None:
+        """The lowest free slot, else the session idle for longest, else None."""
+        free = np.flatnonzero(self.state_S == SlotState.FREE)
+        if len(free):
+            return int(free[0])
+        idle = np.flatnonzero(self.state_S == SlotState.IDLE)
+        return int(idle[self._used_at_S[idle].argmin()]) if len(idle) else None
+
+    def drop_idle(self) -> None:
+        """Frees every slot that waits for a next turn."""
+        for session_id, slot in list(self._slot_of_session.items()):
+            if self.state_S[slot] == SlotState.IDLE:
+                self.forget_session(session_id)
+
+    def shared_prefix(self, slot: int, prompt: np.ndarray) -> int:
+        """Tokens that the fed part of a slot and a prompt have in common at the start."""
+        length = min(len(prompt), int(self.cached_S[slot]))
+        differs = self.tokens_SC[slot, :length] != prompt[:length]
+        return int(differs.argmax()) if differs.any() else length
+
+    def find_donor(self, prompt: np.ndarray, version: int) -> tuple[int, int, int]:
+        """(slot, usable, promised): the slot whose prefix helps most, tokens fed already, tokens it will have fed.
+
+        Only slots whose keys were all made by `version` lend them: a prefix is never shared across versions. A free
+        slot lends too: its content is intact until it is taken.
+        """
+        lenders = np.flatnonzero((self.context_S > 0) & (self.oldest_version_S == version))
+        if not len(lenders):
+            return -1, 0, 0
+        differs = self.tokens_SC[lenders, : len(prompt)] != prompt
+        lengths = np.where(differs.any(axis=1), differs.argmax(axis=1), len(prompt))
+        usable = np.minimum(lengths, self.cached_S[lenders])
+        is_running = self.state_S[lenders] == SlotState.RUNNING
+        promised = np.where(is_running, np.minimum(lengths, self.context_S[lenders]), usable)
+        best = int(usable.argmax())
+        return int(lenders[best]), int(usable[best]), int(promised.max())
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that own a slot."""
+        return len(self._slot_of_session)
