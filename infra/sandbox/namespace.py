@@ -24,7 +24,9 @@ class NamespaceSandbox:
         self._channel = channel
 
     @classmethod
-    async def open(cls, repository: PreparedRepository, limits: SandboxLimits | None = None) -> Self:
+    async def open(
+        cls, repository: PreparedRepository, limits: SandboxLimits | None = None
+    ) -> Self:
         """Start a box whose /repo is the pristine repository."""
         limits = limits or SandboxLimits()
         channel = BoxChannel(BoxProcess("file_server", limits))

@@ -54,7 +54,9 @@ class SandboxPool:
     async def release(self, sandbox: NamespaceSandbox) -> None:
         """Take a box back; everything that runs in it is ended. A lost box is replaced at a later lease."""
         if sandbox not in self._lent:
-            raise SandboxError(f"pool of {self.repository.name}: this box was not lent or was given back before")
+            raise SandboxError(
+                f"pool of {self.repository.name}: this box was not lent or was given back before"
+            )
         self._lent.discard(sandbox)
         try:
             await sandbox.reset()

@@ -20,14 +20,22 @@ class SandboxRecord(BaseModel):
 class SandboxLimits(SandboxRecord):
     """What one box may use."""
 
-    memory_bytes: int = Field(default=512 << 20, description="whole box; enforced by cgroup where writable")
+    memory_bytes: int = Field(
+        default=512 << 20, description="whole box; enforced by cgroup where writable"
+    )
     process_memory_bytes: int = Field(default=1 << 30, description="address space of one process")
     processes: int = Field(default=128, description="processes and threads in the box")
     file_bytes: int = Field(default=64 << 20, description="largest single file")
     writable_bytes: int = Field(default=256 << 20, description="size of /repo and of /tmp, each")
-    start_seconds: float = Field(default=30.0, description="a box that has not answered by then is lost")
-    test_memory_bytes: int = Field(default=384 << 20, description="what one test run may allocate on top")
-    test_cpu_seconds: float = Field(default=1.0, description="CPU time of one test; more is a timeout")
+    start_seconds: float = Field(
+        default=30.0, description="a box that has not answered by then is lost"
+    )
+    test_memory_bytes: int = Field(
+        default=384 << 20, description="what one test run may allocate on top"
+    )
+    test_cpu_seconds: float = Field(
+        default=1.0, description="CPU time of one test; more is a timeout"
+    )
 
 
 class ExecResult(SandboxRecord):
@@ -78,20 +86,29 @@ class TestReport(SandboxRecord):
 
     outcomes: dict[str, TestOutcome] = Field(description="exactly the requested ids")
     first_failure: TestFailure | None = None
-    tampering: str = Field(default="", description="what in the run shows an attack on the runner; empty: nothing")
+    tampering: str = Field(
+        default="", description="what in the run shows an attack on the runner; empty: nothing"
+    )
     route: str = Field(description="hot, cold or full: how the changed files were applied")
     seconds: float = Field(description="wall time inside the box, fork to last result")
+    cpu_seconds: float = Field(
+        default=0.0, description="CPU time of the run, the fork's own included"
+    )
     from_cache: bool = False
 
     @property
     def passed(self) -> bool:
         """Whether every requested test passed in an honest run."""
-        return not self.tampering and all(value is TestOutcome.PASSED for value in self.outcomes.values())
+        return not self.tampering and all(
+            value is TestOutcome.PASSED for value in self.outcomes.values()
+        )
 
     @property
     def passed_ids(self) -> frozenset[str]:
         """The tests that passed."""
-        return frozenset(test for test, value in self.outcomes.items() if value is TestOutcome.PASSED)
+        return frozenset(
+            test for test, value in self.outcomes.items() if value is TestOutcome.PASSED
+        )
 
 
 class Sandbox(Protocol):

@@ -16,9 +16,19 @@ from infra.errors import SandboxError
 
 MANIFEST_NAME = "repository.json"
 _RUNNER_FILES = frozenset(
-    {"conftest.py", "pytest.ini", "tox.ini", "setup.cfg", "setup.py", "pyproject.toml", "sitecustomize.py"}
+    {
+        "conftest.py",
+        "pytest.ini",
+        "tox.ini",
+        "setup.cfg",
+        "setup.py",
+        "pyproject.toml",
+        "sitecustomize.py",
+    }
 )
-_CACHE_DIRECTORIES = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".git"})
+_CACHE_DIRECTORIES = frozenset(
+    {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".git"}
+)
 
 
 class PreparedRepository(BaseModel):
@@ -30,7 +40,9 @@ class PreparedRepository(BaseModel):
     fingerprint: str = Field(description="hash of every path and content below `directory`")
     directory: Path
     package_paths: tuple[str, ...] = Field(description="files or folders that hold product code")
-    test_paths: tuple[str, ...] = Field(description="files or folders that hold tests; win over package_paths")
+    test_paths: tuple[str, ...] = Field(
+        description="files or folders that hold tests; win over package_paths"
+    )
 
     @classmethod
     def from_directory(
@@ -62,7 +74,9 @@ class PreparedRepository(BaseModel):
     def save(self) -> None:
         """Write repository.json beside the files folder; `directory` must be called `files`."""
         if self.directory.name != "files":
-            raise SandboxError(f"repository {self.name}: directory is {self.directory}, wanted .../files")
+            raise SandboxError(
+                f"repository {self.name}: directory is {self.directory}, wanted .../files"
+            )
         fields = self.model_dump(mode="json", exclude={"directory"})
         target = self.directory.parent / MANIFEST_NAME
         partial = target.with_suffix(".partial")
@@ -81,7 +95,12 @@ class PreparedRepository(BaseModel):
     def is_editable(self, path: str) -> bool:
         """Whether a change of `path` counts in a verdict: product code that steers no test runner."""
         pure = PurePosixPath(path)
-        if pure.is_absolute() or ".." in pure.parts or pure.name in _RUNNER_FILES or pure.suffix == ".pth":
+        if (
+            pure.is_absolute()
+            or ".." in pure.parts
+            or pure.name in _RUNNER_FILES
+            or pure.suffix != ".py"
+        ):
             return False
         return _is_below(path, self.package_paths) and not self.is_test(path)
 
@@ -112,6 +131,10 @@ def _read_tree(directory: Path) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for path in sorted(directory.rglob("*")):
         relative = path.relative_to(directory)
-        if path.is_file() and not path.is_symlink() and not _CACHE_DIRECTORIES.intersection(relative.parts):
+        if (
+            path.is_file()
+            and not path.is_symlink()
+            and not _CACHE_DIRECTORIES.intersection(relative.parts)
+        ):
             files[relative.as_posix()] = path.read_bytes()
     return files

@@ -109,7 +109,9 @@ class FileServer:
     def _wait_seconds(self) -> float | None:
         if not self._commands:
             return None
-        return max(0.0, min(command.deadline for command in self._commands.values()) - time.monotonic())
+        return max(
+            0.0, min(command.deadline for command in self._commands.values()) - time.monotonic()
+        )
 
     def _answer(self, request: dict, blobs: list[bytes]) -> None:
         operation = request["operation"]
@@ -119,7 +121,10 @@ class FileServer:
                 return
             header, reply_blobs = getattr(self, f"_do_{operation}")(request, blobs)
         except OSError as error:
-            header, reply_blobs = {"error": f"{error.strerror or error}: {error.filename or ''}".strip(": ")}, []
+            header, reply_blobs = (
+                {"error": f"{error.strerror or error}: {error.filename or ''}".strip(": ")},
+                [],
+            )
         self._send({"id": request["id"], **header}, reply_blobs)
 
     def _send(self, header: dict, blobs: list[bytes]) -> None:
@@ -141,7 +146,9 @@ class FileServer:
             return {"error": f"{request['path']} does not exist"}, []
         content = read_regular(path, _devices())
         if content is None:
-            return {"error": f"{request['path']} is not a regular file of the repository or /tmp"}, []
+            return {
+                "error": f"{request['path']} is not a regular file of the repository or /tmp"
+            }, []
         return {}, [content]
 
     def _do_write(self, request: dict, blobs: list[bytes]) -> tuple[dict, list[bytes]]:
@@ -182,7 +189,9 @@ class FileServer:
         self._tree.restore(files)
         for folder in _SCRATCH:
             for entry in list(os.scandir(folder)):
-                remove_tree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+                remove_tree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(
+                    entry.path
+                )
         return {}, []
 
     def _start(self, request: dict) -> None:

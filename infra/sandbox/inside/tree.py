@@ -22,7 +22,9 @@ class Tree:
         self.root = root
         self.pristine = pristine
         self._signatures: dict[str, tuple[tuple[int, ...], int]] = {}
-        self._contents: dict[str, bytes] = {}  # what was last put there, where it is not the pristine content
+        self._contents: dict[
+            str, bytes
+        ] = {}  # what was last put there, where it is not the pristine content
         for path, content in pristine.items():
             self.put(path, content)
 
@@ -46,7 +48,9 @@ class Tree:
     def changed(self) -> dict[str, bytes | None]:
         """Files that differ from the pristine repository; None: removed."""
         found = self._scan()
-        changes: dict[str, bytes | None] = {path: None for path in self.pristine if path not in found}
+        changes: dict[str, bytes | None] = {
+            path: None for path in self.pristine if path not in found
+        }
         num_new = 0
         for path, status in sorted(found.items()):
             if path not in self.pristine:

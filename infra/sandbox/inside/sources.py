@@ -1,0 +1,90 @@
+"""Imports a repository from memory, so that no copy of its sources lies where tested code could read it.
+
+Owns `MemoryFinder`: a finder for modules below one root, with compiled code kept by content. Laying files over it and
+dropping modules gives the state a fresh import of the changed repository would give. Runs inside the box.
+"""
+
+import importlib.abc
+import importlib.machinery
+import linecache
+import os
+import sys
+import types
+from collections.abc import Sequence
+
+
+class MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Finds and loads Python files of `sources` (relative path -> text) below `root`."""
+
+    def __init__(self, root: str, sources: dict[str, bytes]) -> None:
+        self.root = root
+        self.sources = sources
+        self._codes: dict[str, types.CodeType] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """As the path finder would, on the files in memory."""
+        tail = fullname.rpartition(".")[2]
+        for entry in sys.path if path is None else path:
+            if entry != self.root and not entry.startswith(self.root + "/"):
+                continue
+            folder = os.path.relpath(entry, self.root)
+            base = tail if folder == "." else f"{folder}/{tail}"
+            for candidate, is_package in ((f"{base}/__init__.py", True), (f"{base}.py", False)):
+                if candidate in self.sources:
+                    return self._make_spec(fullname, candidate, is_package)
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run the module's code."""
+        assert module.__spec__ is not None and module.__spec__.origin is not None
+        path = os.path.relpath(module.__spec__.origin, self.root)
+        self.remember_lines(path)
+        exec(self._code(path), module.__dict__)
+
+    def get_source(self, fullname: str) -> str | None:
+        """Text of a loaded module."""
+        module = sys.modules.get(fullname)
+        if module is None or module.__spec__ is None or module.__spec__.origin is None:
+            return None
+        return self.sources[os.path.relpath(module.__spec__.origin, self.root)].decode()
+
+    def lay_over(self, changed: dict[str, bytes | None]) -> None:
+        """Change the files; modules that are already imported stay as they are."""
+        for path, content in changed.items():
+            self._codes.pop(path, None)
+            if content is None:
+                self.sources.pop(path, None)
+            else:
+                self.sources[path] = content
+
+    def remember_lines(self, path: str) -> None:
+        """Let tracebacks and inspect see the text that really runs."""
+        full = f"{self.root}/{path}"
+        lines = self.sources[path].decode(errors="replace").splitlines(keepends=True)
+        linecache.cache[full] = (len(self.sources[path]), None, lines, full)
+
+    def drop_modules(self) -> None:
+        """Forget every imported module of this repository."""
+        for name, module in list(sys.modules.items()):
+            spec = getattr(module, "__spec__", None)
+            if spec is not None and spec.loader is self:
+                del sys.modules[name]
+
+    def _code(self, path: str) -> types.CodeType:
+        code = self._codes.get(path)
+        if code is None:
+            code = compile(self.sources[path], f"{self.root}/{path}", "exec", dont_inherit=True)
+            self._codes[path] = code
+        return code
+
+    def _make_spec(
+        self, fullname: str, path: str, is_package: bool
+    ) -> importlib.machinery.ModuleSpec:
+        full = f"{self.root}/{path}"
+        spec = importlib.machinery.ModuleSpec(fullname, self, origin=full, is_package=is_package)
+        spec.has_location = True
+        if is_package:
+            spec.submodule_search_locations = [os.path.dirname(full)]
+        return spec

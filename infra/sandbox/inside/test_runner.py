@@ -1,0 +1,329 @@
+"""Runs chosen tests in a forked child and tells the parent, test by test, through a pipe.
+
+Owns what happens between the fork and the child's end: limits, applying the edit (hot or cold), the run itself with
+canaries and the integrity check. Runs inside the box; the parent is fork_server.py.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import resource
+import signal
+import sys
+import time
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from infra.sandbox.inside import integrity
+from infra.sandbox.inside.hot_swap import LineShift, NotSwappable, SwapIndex, code_key, swap_edit
+from infra.sandbox.inside.sources import MemoryFinder
+from infra.sandbox.inside.wire import encode_frame
+
+_MESSAGE_CHARACTERS = 400
+_MAX_FRAMES = 40
+
+
+class TestTimeout(BaseException):
+    """A test used more CPU time than it may. Not an Exception, so that tested code does not catch it by accident."""
+
+    __test__ = False
+
+
+@dataclass
+class Shared:
+    """What the parent prepared before any fork."""
+
+    session: pytest.Session
+    finder: MemoryFinder
+    index: SwapIndex
+    items: dict[str, pytest.Item]
+    canaries: list[pytest.Item]
+    snapshot: integrity.Snapshot
+    limits: dict
+
+
+@dataclass
+class Recorder:
+    """Collects, through pytest's hooks, what happened to the test that runs now."""
+
+    root: str
+    shifts: dict[str, LineShift] = field(default_factory=dict)
+    fresh_codes: set[tuple[str, int, str]] = field(default_factory=set)
+    outcome: str = "missing"
+    failure: dict | None = None
+
+    @pytest.hookimpl
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo
+    ) -> pytest.TestReport:
+        """A report without the costly text of the traceback; the frames are noted here."""
+        outcome = "passed"
+        if call.excinfo is not None:
+            is_skip = isinstance(call.excinfo.value, pytest.skip.Exception)
+            outcome = "skipped" if is_skip else "failed"
+            self._note(call.when, outcome, call.excinfo)
+        return pytest.TestReport(
+            nodeid=item.nodeid,
+            location=item.location,
+            keywords={},
+            outcome=outcome,
+            longrepr=None,
+            when=call.when,
+            duration=call.duration,
+        )
+
+    def begin(self) -> None:
+        """A new test starts."""
+        self.outcome, self.failure = "passed", None
+
+    def finish(self, reports: list[pytest.TestReport]) -> None:
+        """Settle the outcome from what the phases reported."""
+        ran = any(report.when == "call" for report in reports)
+        if self.outcome == "passed" and any(report.failed for report in reports):
+            self.outcome = "failed"  # a strict expected failure that passed
+        if self.outcome == "passed" and (
+            not ran or any(_is_not_a_pass(report) for report in reports)
+        ):
+            self.outcome = "skipped"
+
+    def _note(self, when: str, outcome: str, excinfo: pytest.ExceptionInfo) -> None:
+        if self.outcome not in ("passed", "skipped"):
+            return
+        if isinstance(excinfo.value, TestTimeout):
+            outcome = "timeout"
+        elif outcome == "failed" and when != "call":
+            outcome = "error"
+        self.outcome = outcome
+        if outcome == "skipped":
+            return
+        self.failure = {
+            "error_type": type(excinfo.value).__name__,
+            "message": _text_of(excinfo.value),
+            "frames": self.frames_of(excinfo.value, excinfo.tb),
+        }
+
+    def frames_of(
+        self, error: BaseException, traceback: types.TracebackType | None
+    ) -> list[tuple[str, int]]:
+        """Places inside the repository, outermost first; a syntax error adds its own place."""
+        frames = self._frames(traceback)
+        if isinstance(error, SyntaxError) and (error.filename or "").startswith(self.root + "/"):
+            frames.append((str(error.filename)[len(self.root) + 1 :], error.lineno or 1))
+        return frames
+
+    def _frames(self, traceback: types.TracebackType | None) -> list[tuple[str, int]]:
+        frames: list[tuple[str, int]] = []
+        while traceback is not None:
+            code = traceback.tb_frame.f_code
+            if code.co_filename.startswith(self.root + "/"):
+                path = code.co_filename[len(self.root) + 1 :]
+                frames.append((path, traceback.tb_lineno + self._shift(path, code)))
+            traceback = traceback.tb_next
+        return frames[-_MAX_FRAMES:]
+
+    def _shift(self, path: str, code: types.CodeType) -> int:
+        shift = self.shifts.get(path)
+        return shift.by_lines if shift is not None and code.co_firstlineno > shift.after_line else 0
+
+
+def run_child(shared: Shared, request: dict, changed: dict[str, bytes | None], pipe: int) -> None:
+    """Everything the child does. Returns only when all is reported."""
+    started = time.perf_counter()
+    _limit_memory(shared.limits)
+    recorder = Recorder(shared.finder.root)
+    shared.session.config.pluginmanager.register(recorder, "ostinato-recorder")
+    send = _Sender(pipe)
+    items = [shared.items[test] for test in request["tests"] if test in shared.items]
+    route = "hot"
+    if changed:
+        route = "cold" if request.get("cold") else _apply_hot(shared, changed, recorder)
+        if route == "cold" and request.get("hot_only"):
+            send({"done": True, "route": "refused"})
+            return
+        if route == "cold":
+            try:
+                items = _apply_cold(shared, request["tests"], changed)
+            except BaseException as error:
+                _report_import_failure(send, request["tests"], error, recorder)
+                items = []
+    shared.index.clear()
+    profile = request.get("profile", False)
+    with _watch_time(shared.limits) as arm:
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            if not _run_one(item, following, recorder, send, arm, profile):
+                break
+    fooled = [] if profile else _run_canaries(shared.canaries, recorder)
+    violations = [*fooled, *integrity.find_changes(shared.snapshot)]
+    send(
+        {
+            "done": True,
+            "route": route,
+            "violations": violations[:20],
+            "seconds": time.perf_counter() - started,
+            "cpu_seconds": time.process_time(),
+        }
+    )
+
+
+class _Sender:
+    """Writes frames to the parent."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+
+    def __call__(self, message: dict) -> None:
+        data = memoryview(encode_frame(message))
+        while data:
+            data = data[os.write(self._pipe, data) :]
+
+
+def _apply_hot(shared: Shared, changed: dict[str, bytes | None], recorder: Recorder) -> str:
+    """Swap the code of functions where all changed files allow it; else say "cold"."""
+    root = shared.finder.root
+    try:
+        for path, content in changed.items():
+            if content is None:
+                raise NotSwappable("a file was removed")
+            recorder.shifts[path] = swap_edit(f"{root}/{path}", content, shared.index)
+    except NotSwappable:
+        recorder.shifts.clear()
+        return "cold"
+    shared.finder.lay_over(changed)
+    for path in changed:
+        shared.finder.remember_lines(path)
+    return "hot"
+
+
+def _apply_cold(
+    shared: Shared, tests: list[str], changed: dict[str, bytes | None]
+) -> list[pytest.Item]:
+    """Import the changed repository afresh and collect the requested tests again."""
+    root = shared.finder.root
+    places = {f"{root}/{path}" for path in changed}
+    names = [
+        name for name, module in sys.modules.items() if getattr(module, "__file__", None) in places
+    ]
+    shared.finder.lay_over(changed)
+    shared.finder.drop_modules()
+    known = [test for test in tests if test in shared.items]
+    shared.items.clear()
+    for name in names:
+        importlib.import_module(name)
+    collected = shared.session.perform_collect([f"{root}/{test}" for test in known])
+    found = {item.nodeid: item for item in collected}
+    return [found[test] for test in known if test in found]
+
+
+def _report_import_failure(
+    send: _Sender, tests: list[str], error: BaseException, recorder: Recorder
+) -> None:
+    failure = {
+        "error_type": type(error).__name__,
+        "message": _text_of(error),
+        "frames": recorder.frames_of(error, error.__traceback__),
+    }
+    for position, test in enumerate(tests):
+        send(
+            {
+                "test": test,
+                "outcome": "error",
+                "failure": failure if position == 0 else None,
+                "seconds": 0.0,
+            }
+        )
+
+
+def _run_one(item, following, recorder: Recorder, send: _Sender, arm, profile: bool) -> bool:
+    """Run a test and report it. False when the rest must not run."""
+    send({"begin": item.nodeid})
+    called: set[types.CodeType] = set()
+    recorder.begin()
+    started = time.perf_counter()
+    arm(True)
+    try:
+        if profile:
+            sys.setprofile(
+                lambda frame, event, argument: called.add(frame.f_code) if event == "call" else None
+            )
+        reports = runtestprotocol(item, log=False, nextitem=following)
+    except TestTimeout:
+        recorder.outcome, reports = "timeout", []
+    finally:
+        sys.setprofile(None)
+        arm(False)
+    if recorder.outcome != "timeout":
+        recorder.finish(reports)
+    message = {
+        "test": item.nodeid,
+        "outcome": recorder.outcome,
+        "failure": recorder.failure,
+        "seconds": time.perf_counter() - started,
+    }
+    if profile:
+        root = recorder.root + "/"
+        message["called"] = [code_key(code) for code in called if code.co_filename.startswith(root)]
+    send(message)
+    return recorder.outcome != "timeout"
+
+
+def _run_canaries(canaries: list[pytest.Item], recorder: Recorder) -> list[str]:
+    """Names of canaries with the wrong outcome."""
+    fooled: list[str] = []
+    for item, following in zip(canaries, [*canaries[1:], None], strict=True):
+        recorder.begin()
+        recorder.finish(runtestprotocol(item, log=False, nextitem=following))
+        wanted = "passed" if item.name == "test_must_pass" else "failed"
+        if recorder.outcome != wanted:
+            fooled.append(f"canary {item.name} {recorder.outcome}")
+    return fooled
+
+
+def _is_not_a_pass(report: pytest.TestReport) -> bool:
+    """Skipped, or expected to fail (pytest then marks the report)."""
+    return report.skipped or "wasxfail" in vars(report)
+
+
+def _limit_memory(limits: dict) -> None:
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    most = used + limits["test_memory_bytes"]
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+@contextlib.contextmanager
+def _watch_time(limits: dict) -> Iterator:
+    """Gives a function that arms or disarms the CPU clock of a test: first an exception, then the kernel."""
+    seconds = limits["test_cpu_seconds"]
+
+    def expire(number: int, frame: types.FrameType | None) -> None:
+        raise TestTimeout(f"used more than {seconds} s of CPU time")
+
+    def arm(is_on: bool) -> None:
+        signal.setitimer(signal.ITIMER_PROF, seconds if is_on else 0.0, 0.25 if is_on else 0.0)
+        if is_on:
+            soft = int(time.process_time() + seconds) + 1
+            resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+
+    signal.signal(signal.SIGPROF, expire)
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    yield arm
+    arm(False)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as failure:
+        text = f"<its text fails: {type(failure).__name__}>"
+    return text[:_MESSAGE_CHARACTERS]
+
+
+def freeze_memory() -> None:
+    """Keep the parent's objects out of the children's garbage collections, so that forks share their pages."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,270 @@
+"""Runs a repository's own tests on changed files in tens of milliseconds.
+
+Owns `TestServer`: a box in which pytest, the package and its tests are already imported, one fork a run; and the cache of
+reports by content. Enters: changed files and test ids. Leaves: a `TestReport`. Only product code counts: changes of tests,
+of runner configuration and of anything but Python files are left out. It gives outcomes, not rewards.
+"""
+
+import asyncio
+import os
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from infra.errors import ProblemError, SandboxLost
+from infra.sandbox.box import REPOSITORY_PATH, BoxProcess
+from infra.sandbox.channel import BoxChannel
+from infra.sandbox.protocol import (
+    Frame,
+    SandboxLimits,
+    SandboxRecord,
+    TestFailure,
+    TestOutcome,
+    TestReport,
+)
+from infra.sandbox.repository import PreparedRepository, fingerprint_files
+
+_QUEUE_SECONDS = 600.0
+_BLANK_FILE = "blank.py"
+
+
+class TestProbe(SandboxRecord):
+    """What one test did on the pristine repository."""
+
+    __test__ = False
+
+    outcome: TestOutcome
+    seconds: float
+    called: frozenset[
+        tuple[str, int, str]
+    ]  # (path, first line, qualified name) of functions of the repository
+
+
+class VerdictCache:
+    """Least recently used reports by repository, changed files and tests; in memory."""
+
+    def __init__(self, capacity: int = 20_000) -> None:
+        self._capacity = capacity
+        self._reports: OrderedDict[tuple[str, str, tuple[str, ...]], TestReport] = OrderedDict()
+        self.hits = 0
+        self.misses = 0
+
+    def get(self, key: tuple[str, str, tuple[str, ...]]) -> TestReport | None:
+        """A report made before for the same content."""
+        report = self._reports.get(key)
+        if report is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._reports.move_to_end(key)
+        return report
+
+    def put(self, key: tuple[str, str, tuple[str, ...]], report: TestReport) -> None:
+        """Keep a report; the least recently used one goes when there are too many."""
+        self._reports[key] = report.model_copy(update={"from_cache": True})
+        self._reports.move_to_end(key)
+        if len(self._reports) > self._capacity:
+            self._reports.popitem(last=False)
+
+
+class TestServer:
+    """One verdict box of one repository. Belongs to one event loop; starts itself again when its box dies."""
+
+    __test__ = False
+
+    def __init__(
+        self,
+        repository: PreparedRepository,
+        limits: SandboxLimits | None = None,
+        *,
+        parallel_runs: int = 2,
+        cache: VerdictCache | None = None,
+    ) -> None:
+        self.repository = repository
+        self.tests: tuple[str, ...] = ()
+        self.cache = cache or VerdictCache()
+        self._limits = limits or SandboxLimits(memory_bytes=2 << 30)
+        self._parallel_runs = parallel_runs
+        self.collection_errors: tuple[str, ...] = ()
+        self._channel: BoxChannel | None = None
+        self._starting = asyncio.Lock()
+        self._has_conftest = any(
+            path.rpartition("/")[2] == "conftest.py" for path in repository.files
+        )
+
+    async def start(self) -> None:
+        """Start the box and collect the tests; a later `run` does this by itself."""
+        await self._open_channel()
+
+    async def run(
+        self,
+        files: Mapping[str, bytes | None],
+        test_ids: Sequence[str],
+        time_limit_seconds: float = 10.0,
+    ) -> TestReport:
+        """Run tests on the pristine repository with `files` laid over it (None: removed).
+
+        The wall limit guards against waiting; CPU time is limited a test. SandboxLost only when the box died twice.
+        """
+        changed = self.repository.keep_editable(files)
+        key = (self.repository.fingerprint, fingerprint_files(changed), tuple(test_ids))
+        cached = self.cache.get(key)
+        if cached is not None:
+            return cached
+        # A conftest.py may hold objects of the package, so a fresh import needs a fresh process.
+        mode = {"hot_only": True} if self._has_conftest else {}
+        reply = await self._request(changed, test_ids, time_limit_seconds, **mode)
+        if reply["route"] == "refused":
+            reply = await self._run_full(changed, test_ids, time_limit_seconds)
+        report = _read_report(reply)
+        if reply["finished"] or TestOutcome.TIMEOUT not in report.outcomes.values():
+            self.cache.put(key, report)
+        return report
+
+    async def run_cold(
+        self,
+        files: Mapping[str, bytes | None],
+        test_ids: Sequence[str],
+        time_limit_seconds: float = 10.0,
+    ) -> TestReport:
+        """As `run`, always with a fresh import and without the cache: the reference the fast way is checked by."""
+        changed = self.repository.keep_editable(files)
+        return _read_report(await self._request(changed, test_ids, time_limit_seconds, cold=True))
+
+    async def probe(
+        self, test_ids: Sequence[str], time_limit_seconds: float = 120.0, *, profile: bool = True
+    ) -> dict[str, TestProbe]:
+        """Duration of each test on the pristine repository and, with `profile`, the functions it called."""
+        mode = {"profile": True} if profile else {"timed": True}
+        reply = await self._request({}, test_ids, time_limit_seconds, **mode)
+        prefix = REPOSITORY_PATH + "/"
+        return {
+            test: TestProbe(
+                outcome=TestOutcome(reply["outcomes"][test]),
+                seconds=detail["seconds"],
+                called=frozenset(
+                    (path.removeprefix(prefix), line, name) for path, line, name in detail["called"]
+                ),
+            )
+            for test, detail in reply["details"].items()
+        }
+
+    async def close(self) -> None:
+        """End the box."""
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+    async def _request(
+        self,
+        changed: Mapping[str, bytes | None],
+        test_ids: Sequence[str],
+        time_limit_seconds: float,
+        **mode: bool,
+    ) -> dict[str, Any]:
+        kept = {path: content for path, content in changed.items() if content is not None}
+        fields: dict[str, Any] = {
+            "tests": list(test_ids),
+            "paths": list(kept),
+            "removed": [path for path, content in changed.items() if content is None],
+            "time_limit_seconds": time_limit_seconds,
+            **mode,
+        }
+        for attempt in (1, 2):
+            channel = await self._open_channel()
+            try:
+                reply, _ = await channel.request(
+                    "run", _QUEUE_SECONDS + time_limit_seconds, blobs=tuple(kept.values()), **fields
+                )
+                return reply
+            except SandboxLost:
+                if attempt == 2:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _open_channel(self) -> BoxChannel:
+        async with self._starting:
+            if self._channel is not None and not self._channel.is_lost:
+                return self._channel
+            if self._channel is not None:
+                await self._channel.close()
+                self._channel = None
+            self._channel, opened = await self._start_box({})
+            if not opened["tests"]:
+                errors = opened["collection_errors"]
+                raise ProblemError(
+                    f"repository {self.repository.name}: pytest collected no test below "
+                    f"{self.repository.test_paths}; {errors[:2]}"
+                )
+            self.tests = tuple(opened["tests"])
+            self.collection_errors = tuple(opened["collection_errors"])
+            return self._channel
+
+    async def _run_full(
+        self,
+        changed: Mapping[str, bytes | None],
+        test_ids: Sequence[str],
+        time_limit_seconds: float,
+    ) -> dict[str, Any]:
+        """Run in a box of its own in which everything was imported with the changes in place."""
+        channel, _ = await self._start_box(changed)
+        try:
+            reply, _ = await channel.request(
+                "run",
+                time_limit_seconds + self._limits.start_seconds,
+                tests=list(test_ids),
+                paths=[],
+                removed=[],
+                time_limit_seconds=time_limit_seconds,
+            )
+        finally:
+            await channel.close()
+        return {**reply, "route": "full"}
+
+    async def _start_box(
+        self, changed: Mapping[str, bytes | None]
+    ) -> tuple[BoxChannel, dict[str, Any]]:
+        merged = {**self.repository.files, **changed}
+        sources = {
+            path: text for path, text in merged.items() if text is not None and path.endswith(".py")
+        }
+        channel = BoxChannel(BoxProcess("fork_server", self._limits, self._mounts()))
+        try:
+            reply, _ = await channel.request(
+                "open",
+                self._limits.start_seconds,
+                blobs=tuple(sources.values()),
+                paths=list(sources),
+                test_paths=list(self.repository.test_paths),
+                limits=self._limits.model_dump(),
+                parallel_runs=self._parallel_runs,
+            )
+        except BaseException:
+            await channel.close()
+            raise
+        return channel, reply
+
+    def _mounts(self) -> tuple[str, ...]:
+        """The pristine repository, read-only, with product code blanked: tested code must not read the answer."""
+        blank = os.path.join(os.path.dirname(__file__), "inside", _BLANK_FILE)
+        mounts = ["--ro-bind", str(self.repository.directory.resolve()), REPOSITORY_PATH]
+        for path in self.repository.files:
+            if self.repository.is_editable(path):
+                mounts += ["--ro-bind", blank, f"{REPOSITORY_PATH}/{path}"]
+        return tuple(mounts)
+
+
+def _read_report(reply: dict[str, Any]) -> TestReport:
+    failure = reply["failure"]
+    first_failure = None
+    if failure is not None:
+        frames = tuple(Frame(path=path, line_number=line) for path, line in failure.pop("frames"))
+        first_failure = TestFailure(frames=frames, **failure)
+    return TestReport(
+        outcomes={test: TestOutcome(value) for test, value in reply["outcomes"].items()},
+        first_failure=first_failure,
+        tampering=", ".join(reply["violations"]),
+        route=reply["route"],
+        seconds=reply["seconds"],
+        cpu_seconds=reply["cpu_seconds"],
+    )
