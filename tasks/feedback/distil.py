@@ -12,7 +12,8 @@ from pydantic import Field
 from infra.harness.transcript import CallStatus, EndReason, Transcript
 from tasks.feedback.baseline import Baselines, Observation, advantages
 from tasks.feedback.config import DistilConfig, FeedbackConfig
-from tasks.feedback.signals import CollectedInteraction, FeedbackEvent, Signal
+from infra.gateway.signals import Signal
+from tasks.feedback.interactions import CollectedInteraction, FeedbackEvent
 from tasks.records import Record, Sample
 
 LIMIT_REASONS = frozenset(

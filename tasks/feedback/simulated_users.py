@@ -28,7 +28,7 @@ from pydantic import Field
 
 from infra.errors import OstinatoError
 from tasks.feedback.config import SimulatedUsersConfig
-from tasks.feedback.signals import Signal
+from infra.gateway.signals import Signal
 from tasks.records import Problem, Record
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """A model whose answer is a function of the conversation's text; it can be asked in slices and by many at once."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 
@@ -18,11 +18,14 @@ class AnsweringModel:
         self.renderer, self.answer, self.weight_version = renderer, answer, weight_version
         self.requests: list[GenerateRequest] = []
         self.failure: EngineError | None = None
+        self.wait: Callable[[], Awaitable[object]] | None = None
 
     async def generate(self, request: GenerateRequest) -> Generation:
         self.requests.append(request)
         if self.failure is not None:
             raise self.failure
+        if self.wait is not None:
+            await self.wait()
         context = list(request.token_ids)
         header = len(context) - 1 - context[::-1].index(self.renderer.assistant_id)
         done = len(context) - header - 1

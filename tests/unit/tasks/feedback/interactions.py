@@ -3,7 +3,8 @@
 import numpy as np
 
 from infra.harness.transcript import CallStatus, EndReason, Segment, ToolCallRecord, Transcript, TurnRecord
-from tasks.feedback.signals import CollectedInteraction, FeedbackEvent, Signal
+from infra.gateway.signals import Signal
+from tasks.feedback.interactions import CollectedInteraction, FeedbackEvent
 
 
 def segment(sampled: int = 1, *, token: int = 7) -> Segment:

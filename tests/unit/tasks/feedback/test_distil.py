@@ -8,7 +8,7 @@ from infra.harness.transcript import CallStatus, EndReason
 from tasks.feedback.baseline import Baselines
 from tasks.feedback.config import DistilConfig, FeedbackConfig
 from tasks.feedback.distil import distil, distil_reward
-from tasks.feedback.signals import Signal
+from infra.gateway.signals import Signal
 from tests.unit.tasks.feedback.interactions import interaction, segment, transcript
 
 CONFIG = DistilConfig()

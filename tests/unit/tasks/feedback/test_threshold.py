@@ -7,7 +7,8 @@ from infra.harness.transcript import CallStatus
 from tasks.feedback.baseline import Baselines
 from tasks.feedback.config import BaselineConfig, DistilConfig, FeedbackConfig, SignalWeights
 from tasks.feedback.distil import distil
-from tasks.feedback.signals import CollectedInteraction, Signal
+from infra.gateway.signals import Signal
+from tasks.feedback.interactions import CollectedInteraction
 from tests.unit.tasks.feedback.interactions import interaction, segment, transcript
 
 SHOW, HIDE = 11, 12

@@ -1,27 +1,15 @@
-"""The words in which users speak: feedback signals and the interactions they belong to.
+"""Interactions as the cycle sees them: tokens, and what users said about them.
 
-Owns Signal, FeedbackEvent, CollectedInteraction, Skip and Collection. It reads and judges nothing.
+Owns FeedbackEvent, CollectedInteraction, Skip and Collection. It reads and judges nothing.
 """
 
 from enum import StrEnum
 
 from pydantic import Field
 
+from infra.gateway.signals import Signal
 from infra.harness.transcript import Transcript
 from tasks.records import Record
-
-
-class Signal(StrEnum):
-    """What a client may report about an interaction; `value` in brackets."""
-
-    EDIT_KEPT = "edit_kept"  # the edit was accepted (1)
-    EDIT_REVERTED = "edit_reverted"  # the edit was undone (1)
-    EDIT_SURVIVED = "edit_survived"  # share of the edit's lines still there later (0..1)
-    DISSATISFIED_FOLLOW_UP = "dissatisfied_follow_up"  # the next message complains about this answer (1)
-    ABANDONED = "abandoned"  # the user left before looking (1)
-    THUMBS_UP = "thumbs_up"  # (1)
-    THUMBS_DOWN = "thumbs_down"  # (1)
-    LATENCY_SECONDS = "latency_seconds"  # how long the user waited (seconds); the gateway adds it itself
 
 
 class FeedbackEvent(Record):

@@ -1,0 +1,1 @@
+"""The door for users: an OpenAI-compatible API, agent sessions, feedback, arms."""

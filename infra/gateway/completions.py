@@ -1,0 +1,295 @@
+"""Chat completions: one answer of the model to a client that runs the tools itself.
+
+Owns `ChatService`. Enters: a checked ChatRequest of a tenant. Leaves: an answer or a stream of its pieces, and the interaction,
+recorded as tokens. A streamed answer is generated in slices over the same engine session, so each slice only adds its tokens.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+from infra.errors import EngineError
+from infra.gateway.arms import Arm, ArmTable
+from infra.gateway.config import GatewayConfig, TenantConfig
+from infra.gateway.conversations import Conversation, IdleStore, history_key
+from infra.gateway.failures import ApiError
+from infra.gateway.messages import read_answer, render_messages
+from infra.gateway.recorder import Interaction, Recorder, interaction_seed, new_interaction_id
+from infra.gateway.schemas import ChatMessage, ChatRequest, Usage
+from infra.harness.parse import ParsedAnswer
+from infra.harness.segments import SegmentBuilder
+from infra.harness.tools import TOOLS
+from infra.harness.transcript import EndReason, ToolCallRecord, Transcript, TurnRecord
+from models.decode.protocol import GenerateRequest, Generation, Priority, StopReason
+from models.rendering import Renderer
+
+CHAT_KIND = "chat"
+UNSUPPORTED = {
+    "n": (None, 1),
+    "stop": (None, []),
+    "logprobs": (None, False),
+    "response_format": (None, {"type": "text"}),
+    "tool_choice": (None, "auto"),
+}
+
+
+@dataclass(slots=True)
+class Answering:
+    """One answer under way."""
+
+    request: ChatRequest
+    tenant: TenantConfig
+    owner: str
+    interaction_id: str
+    session_id: str
+    arm: Arm
+    builder: SegmentBuilder
+    prompt_tokens: int
+    budget_tokens: int
+    seed: int
+    tools: tuple[str, ...]
+    started: float
+    answer_ids: list[int] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+    is_recorded: bool = False
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        done = len(self.answer_ids)
+        return Usage(
+            prompt_tokens=self.prompt_tokens, completion_tokens=done, total_tokens=self.prompt_tokens + done
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An answer with all a client is told."""
+
+    message: ChatMessage
+    finish_reason: str
+    usage: Usage
+
+
+class ChatService:
+    """Answers chats on the arms of one gateway."""
+
+    def __init__(
+        self,
+        arms: ArmTable,
+        renderer: Renderer,
+        recorder: Recorder,
+        config: GatewayConfig,
+        clock: Callable[[], float],
+    ) -> None:
+        self._arms, self._renderer, self._recorder = arms, renderer, recorder
+        self._config, self._clock = config, clock
+        self.conversations: IdleStore[Conversation] = IdleStore(config.max_sessions, config.session_idle_seconds)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def begin(self, request: ChatRequest, tenant: TenantConfig, client_session: str | None) -> Answering:
+        """Checks a request and lays out its tokens; raises ApiError before anything is generated."""
+        self._check(request)
+        owner = f"{tenant.name}/{client_session or ''}"
+        consent = tenant.consent and request.store is not False
+        interaction_id = new_interaction_id(consent=consent)
+        earlier, new_messages = self._continued(owner, request.messages)
+        if earlier is not None:
+            session_id = earlier.session_id
+            tokens = render_messages(self._renderer, new_messages, earlier.token_ids)
+        else:
+            session_id = f"chat-{interaction_id}"
+            tokens = render_messages(self._renderer, request.messages)
+        left = self._config.harness.context_tokens - len(tokens)
+        if left < 1:
+            raise ApiError(
+                400,
+                f"messages are {len(tokens)} tokens, wanted fewer than {self._config.harness.context_tokens}",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        wanted = request.max_completion_tokens or request.max_tokens
+        return Answering(
+            request=request,
+            tenant=tenant,
+            owner=owner,
+            interaction_id=interaction_id,
+            session_id=session_id,
+            arm=self._arms.choose(session_id),
+            builder=SegmentBuilder(tokens),
+            prompt_tokens=len(tokens),
+            budget_tokens=min(left, wanted or left),
+            seed=request.seed if request.seed is not None else interaction_seed(self._config.seed, interaction_id),
+            tools=tuple(tool.function.name for tool in request.tools or []),
+            started=self._clock(),
+        )
+
+    async def answer(self, answering: Answering) -> Finished:
+        """The whole answer at once."""
+        async for _ in self._generate(answering, answering.budget_tokens):
+            pass
+        return await self._finish(answering)
+
+    async def stream(self, answering: Answering) -> AsyncIterator[str | Finished]:
+        """Text as it is generated, then the finished answer. What may still become a tool call is held back."""
+        shown = ""
+        try:
+            async for _ in self._generate(answering, self._config.stream_slice_tokens):
+                text = self._showable(answering)
+                if text != shown and text.startswith(shown):
+                    yield text[len(shown) :]
+                    shown = text
+            finished = await self._finish(answering)
+        finally:
+            if not answering.is_recorded and answering.answer_ids:
+                # the client went away: what it did not wait for is still an interaction
+                await asyncio.shield(self._record(answering, is_abandoned=True))
+        content = finished.message.text
+        if content.startswith(shown) and content != shown:
+            yield content[len(shown) :]
+        yield finished
+
+    async def _generate(self, answering: Answering, slice_tokens: int) -> AsyncIterator[Generation]:
+        """Generations until a stop token or the budget; the engine continues its own session."""
+        lock = self._locks.setdefault(answering.session_id, asyncio.Lock())
+        async with lock:
+            while answering.stop_reason is None:
+                left = answering.budget_tokens - len(answering.answer_ids)
+                request = answering.request
+                generation = await answering.arm.model.generate(
+                    GenerateRequest(
+                        request_id=f"{answering.interaction_id}/{len(answering.answer_ids)}",
+                        session_id=answering.session_id,
+                        token_ids=tuple(answering.builder.token_ids),
+                        max_new_tokens=min(slice_tokens, left),
+                        stop_token_ids=self._renderer.stop_token_ids,
+                        temperature=request.temperature,
+                        top_p=request.top_p,
+                        seed=answering.seed + len(answering.answer_ids),
+                        priority=Priority.USER,
+                    )
+                )
+                if generation.stop_reason is StopReason.CANCELLED:
+                    raise EngineError(f"generation {generation.request_id} was cancelled")
+                answering.builder.append_generation(generation)
+                answering.answer_ids.extend(generation.token_ids)
+                is_spent = len(answering.answer_ids) >= answering.budget_tokens
+                if generation.stop_reason is not StopReason.LENGTH or is_spent:
+                    answering.stop_reason = generation.stop_reason
+                yield generation
+
+    async def _finish(self, answering: Answering) -> Finished:
+        message, parsed = read_answer(
+            self._text(answering), answering.tools, f"call_{answering.interaction_id[-12:]}_"
+        )
+        if answering.stop_reason is StopReason.STOP_TOKEN:
+            finish_reason = "tool_calls" if message.tool_calls else "stop"
+            history = [*answering.request.messages, message]
+            conversation = Conversation(answering.session_id, tuple(answering.builder.token_ids))
+            self.conversations.put(history_key(answering.owner, history), conversation, self._clock())
+        else:
+            finish_reason = "length"
+        await self._record(answering, parsed=parsed)
+        return Finished(message, finish_reason, answering.usage)
+
+    async def _record(
+        self, answering: Answering, *, parsed: ParsedAnswer | None = None, is_abandoned: bool = False
+    ) -> None:
+        answering.is_recorded = True
+        latency = self._clock() - answering.started
+        text = self._text(answering)
+        calls = parsed.calls if parsed is not None else ()
+        turn = TurnRecord(
+            generated_tokens=len(answering.answer_ids),
+            text=text,
+            calls=tuple(
+                ToolCallRecord(
+                    tool=call.tool,
+                    arguments=call.arguments,
+                    status=call.status,
+                    result_characters=0,  # the client runs the tool: its result comes with the next request
+                    wall_seconds=0.0,
+                )
+                for call in calls
+            ),
+        )
+        is_whole = answering.stop_reason is StopReason.STOP_TOKEN
+        transcript = Transcript(
+            segments=(answering.builder.build(),),
+            turns=(turn,),
+            end_reason=EndReason.FINISHED if is_whole or is_abandoned else EndReason.TOKEN_LIMIT,
+            final_message=text,
+            wall_seconds=latency,
+        )
+        interaction = Interaction(
+            interaction_id=answering.interaction_id,
+            session_id=answering.session_id,
+            tenant=answering.tenant.name,
+            arm=answering.arm,
+            problem_kind=CHAT_KIND,
+            consent=answering.tenant.consent and answering.request.store is not False,
+            latency_seconds=latency,
+            is_abandoned=is_abandoned,
+        )
+        await self._recorder.keep(interaction, transcript)
+
+    def _continued(
+        self, owner: str, messages: list[ChatMessage]
+    ) -> tuple[Conversation | None, list[ChatMessage]]:
+        """The conversation whose last answer is the last assistant message, and what was said since."""
+        last = max((index for index, message in enumerate(messages) if message.role == "assistant"), default=-1)
+        if last < 0:
+            return None, messages
+        key = history_key(owner, messages[: last + 1])
+        return self.conversations.get(key, self._clock()), messages[last + 1 :]
+
+    def _text(self, answering: Answering) -> str:
+        ids = answering.answer_ids
+        if ids and ids[-1] in self._renderer.stop_token_ids:
+            ids = ids[:-1]
+        return self._renderer.decode(ids)
+
+    def _showable(self, answering: Answering) -> str:
+        """Text that later tokens cannot change: no half character, nothing from a tag on when tools are offered."""
+        text = self._text(answering).rstrip("\ufffd")
+        if not answering.tools:
+            return text
+        return text.split("<", 1)[0].rstrip()
+
+    def _check(self, request: ChatRequest) -> None:
+        if request.model != self._config.model_name:
+            raise ApiError(
+                404,
+                f"model is {request.model!r}, wanted {self._config.model_name!r}",
+                code="model_not_found",
+                param="model",
+            )
+        for name, allowed in UNSUPPORTED.items():
+            value: Any = request.model_dump()[name]
+            if value not in allowed:
+                raise ApiError(
+                    400,
+                    f"{name} is {value!r}, which this server does not support; leave it out",
+                    code="unsupported_parameter",
+                    param=name,
+                )
+        enabled = self._config.harness.tools
+        for tool in request.tools or []:
+            if tool.function.name not in TOOLS or tool.function.name not in enabled:
+                raise ApiError(
+                    400,
+                    f"tool is {tool.function.name!r}, wanted one of {', '.join(enabled)}: the model was trained on these",
+                    code="unknown_tool",
+                    param="tools",
+                )
+        limit = self._config.max_message_characters
+        longest = max(len(message.text) for message in request.messages)
+        if longest > limit:
+            raise ApiError(
+                400,
+                f"a message has {longest} characters, wanted at most {limit}",
+                code="string_above_max_length",
+                param="messages",
+            )

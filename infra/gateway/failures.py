@@ -1,0 +1,30 @@
+"""Failures that a caller of the API sees, in OpenAI's error format."""
+
+from fastapi import HTTPException
+
+
+class ApiError(HTTPException):
+    """One refusal: HTTP status, a message that says what was wanted, a code, and the field at fault."""
+
+    def __init__(
+        self,
+        status_code: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        headers = None
+        if retry_after_seconds is not None:
+            headers = {"Retry-After": str(max(1, round(retry_after_seconds + 0.5)))}
+        super().__init__(status_code, detail=error_body(message, code=code, param=param), headers=headers)
+
+
+def error_body(message: str, *, code: str, param: str | None = None) -> dict[str, object]:
+    """The body of an error answer."""
+    kind = "server_error" if code in SERVER_CODES else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+SERVER_CODES = frozenset({"engine_failed", "capacity_exhausted", "storage_failed", "sandbox_failed", "internal_error"})

@@ -1,0 +1,170 @@
+"""The online guard: are users of the candidate arm worse off?
+
+Owns `observe` (interaction rows to one observation each) and `compare_arms` (one-sided tests of edits kept, dissatisfied
+follow-ups and latency, with Holm's correction). Leaves a GuardReport with every number and one sentence. It moves no
+pointer: champion.py does.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import numpy as np
+from pydantic import Field
+from scipy import stats
+
+from infra.gateway.signals import Signal
+from infra.ledger.rows import InteractionRow
+from tasks.promotion.config import GuardConfig
+from tasks.records import Record
+
+CONTROL, CANDIDATE = "control", "candidate"
+
+
+class Observation(Record):
+    """What an interaction says about its arm."""
+
+    arm: str
+    kept: bool | None = Field(description="None: neither kept nor reverted")
+    dissatisfied: bool
+    latency_seconds: float | None
+
+
+class Advice(StrEnum):
+    """What the guard wants."""
+
+    WAIT = "wait"  # too few interactions
+    FINE = "fine"  # no measure is significantly worse
+    ROLL_BACK = "roll_back"  # users of the candidate are worse off
+
+
+class ArmMeasure(Record):
+    """One measure on both arms."""
+
+    name: str
+    control: float
+    candidate: float
+    control_count: int
+    candidate_count: int
+    p_value: float = Field(description="one-sided: chance of this much worse if the arms were alike")
+    worse: bool = Field(description="significant after Holm's correction")
+
+
+class GuardReport(Record):
+    """The comparison with its advice."""
+
+    advice: Advice
+    reason: str
+    measures: tuple[ArmMeasure, ...]
+
+
+def observe(rows: Sequence[InteractionRow]) -> list[Observation]:
+    """One observation an interaction; a revert after a keep counts as a revert."""
+    observations = []
+    for row in rows:
+        said = {event.signal: event for event in row.feedback}
+        kept, reverted = said.get(Signal.EDIT_KEPT), said.get(Signal.EDIT_REVERTED)
+        outcome: bool | None = None
+        if kept is not None or reverted is not None:
+            outcome = reverted is None or (kept is not None and kept.created_at > reverted.created_at)
+        latency = said.get(Signal.LATENCY_SECONDS)
+        observations.append(
+            Observation(
+                arm=row.arm,
+                kept=outcome,
+                dissatisfied=Signal.DISSATISFIED_FOLLOW_UP in said or Signal.ABANDONED in said,
+                latency_seconds=latency.value if latency is not None else None,
+            )
+        )
+    return observations
+
+
+def compare_arms(observations: Sequence[Observation], config: GuardConfig) -> GuardReport:
+    """Compares the candidate arm with control."""
+    control = [seen for seen in observations if seen.arm == CONTROL]
+    candidate = [seen for seen in observations if seen.arm == CANDIDATE]
+    if min(len(control), len(candidate)) < config.minimum_interactions:
+        return GuardReport(
+            advice=Advice.WAIT,
+            reason=(
+                f"{len(control)} control and {len(candidate)} candidate interactions, "
+                f"wanted {config.minimum_interactions} each"
+            ),
+            measures=(),
+        )
+    measures = [
+        _proportion("edit_kept", _kept(control), _kept(candidate), worse="less"),
+        _proportion(
+            "dissatisfied",
+            [seen.dissatisfied for seen in control],
+            [seen.dissatisfied for seen in candidate],
+            worse="greater",
+        ),
+        _latency(control, candidate, config),
+    ]
+    judged = _holm(measures, config.significance)
+    worse = [measure for measure in judged if measure.worse]
+    said = "; ".join(
+        f"{measure.name} {measure.control:.3g} -> {measure.candidate:.3g} (p={measure.p_value:.2g}, "
+        f"n={measure.control_count}+{measure.candidate_count})"
+        for measure in (worse or judged)
+    )
+    return GuardReport(
+        advice=Advice.ROLL_BACK if worse else Advice.FINE,
+        reason=("worse: " if worse else "not worse: ") + said,
+        measures=judged,
+    )
+
+
+def _kept(arm: Sequence[Observation]) -> list[bool]:
+    return [seen.kept for seen in arm if seen.kept is not None]
+
+
+def _proportion(name: str, control: list[bool], candidate: list[bool], *, worse: str) -> ArmMeasure:
+    """Fisher's exact test: right at any size, a little cautious at small ones."""
+    table = [
+        [sum(candidate), len(candidate) - sum(candidate)],
+        [sum(control), len(control) - sum(control)],
+    ]
+    p_value = float(stats.fisher_exact(table, alternative=worse).pvalue) if control and candidate else 1.0
+    return ArmMeasure(
+        name=name,
+        control=sum(control) / max(1, len(control)),
+        candidate=sum(candidate) / max(1, len(candidate)),
+        control_count=len(control),
+        candidate_count=len(candidate),
+        p_value=p_value,
+        worse=False,
+    )
+
+
+def _latency(
+    control: Sequence[Observation], candidate: Sequence[Observation], config: GuardConfig
+) -> ArmMeasure:
+    """Rank test on the waiting times; a rise of the median below `latency_growth` gets p = 1."""
+    before = np.array([seen.latency_seconds for seen in control if seen.latency_seconds is not None])
+    after = np.array([seen.latency_seconds for seen in candidate if seen.latency_seconds is not None])
+    p_value, medians = 1.0, (0.0, 0.0)
+    if len(before) and len(after):
+        medians = (float(np.median(before)), float(np.median(after)))
+        if medians[1] > config.latency_growth * medians[0]:
+            p_value = float(stats.mannwhitneyu(after, before, alternative="greater").pvalue)
+    return ArmMeasure(
+        name="latency_seconds",
+        control=medians[0],
+        candidate=medians[1],
+        control_count=len(before),
+        candidate_count=len(after),
+        p_value=p_value,
+        worse=False,
+    )
+
+
+def _holm(measures: Sequence[ArmMeasure], significance: float) -> tuple[ArmMeasure, ...]:
+    """Holm: the smallest p is held against alpha/m, the next against alpha/(m-1), until one does not pass."""
+    order = sorted(range(len(measures)), key=lambda index: measures[index].p_value)
+    judged = list(measures)
+    for rank, index in enumerate(order):
+        if measures[index].p_value > significance / (len(measures) - rank):
+            break
+        judged[index] = measures[index].model_copy(update={"worse": True})
+    return tuple(judged)
