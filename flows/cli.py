@@ -1,0 +1,103 @@
+"""`ostinato`: the commands a person types. Each is a few lines over a flow or a service; nothing is computed here."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flows import local_prefect, status_report
+from flows.doctor import run_checks
+from infra.errors import OstinatoError
+from infra.settings import load_settings
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+RecipeOption = Annotated[str, typer.Option(help="name of a shipped recipe, or the path of a TOML file")]
+SeedOption = Annotated[int | None, typer.Option(help="overrides the recipe's seed")]
+
+
+@app.command()
+def demo(recipe: RecipeOption = "nano", seed: SeedOption = None) -> None:
+    """Runs the whole chain; run it again and it continues where it stopped."""
+    _run_flow("agent_training", recipe, seed)
+
+
+@app.command()
+def run(
+    flow: Annotated[str, typer.Argument(help="module name in flows/, for example continued_pretraining")],
+    recipe: RecipeOption = "nano",
+    seed: SeedOption = None,
+) -> None:
+    """Runs one flow of the chain and what it needs."""
+    _run_flow(flow, recipe, seed)
+
+
+@app.command()
+def evaluate(recipe: RecipeOption = "nano", seed: SeedOption = None) -> None:
+    """Evaluates the recipe's newest checkpoint on held-out problems; exit code 1 when the gate fails."""
+    _run_flow("checkpoint_evaluation", recipe, seed)
+
+
+@app.command()
+def up(recipe: RecipeOption = "nano") -> None:
+    """Starts Prefect server, worker, deployments and gateway; Ctrl-C ends all of it."""
+    local_prefect.up(load_settings(), recipe, Console())
+
+
+@app.command()
+def doctor(deep: Annotated[bool, typer.Option(help="also starts Ray and runs a sandbox")] = False) -> None:
+    """Checks what this machine has; each line is ok, or why not and how to mend it."""
+    console = Console()
+    checks = run_checks(load_settings(), deep=deep)
+    for check in checks:
+        mark = "[green]ok[/]    " if check.ok else "[red]not ok[/]"
+        console.print(f"{mark} {check.name:<22} {check.detail}", highlight=False, soft_wrap=True)
+        if not check.ok:
+            console.print(f"       fix: {check.fix}", highlight=False, soft_wrap=True)
+    if not all(check.ok for check in checks):
+        raise typer.Exit(1)
+
+
+@app.command()
+def status() -> None:
+    """Says what runs, what waits, for what, and since when."""
+    console = Console()
+    table = Table("run", "stage", "state", "waits for", "since", "progress")
+    for row in status_report.collect(load_settings()):
+        table.add_row(*row)
+    console.print(table)
+
+
+def _run_flow(flow: str, recipe: str, seed: int | None) -> None:
+    if not (Path(__file__).parent / f"{flow}.py").is_file():
+        raise typer.BadParameter(f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}")
+    settings = load_settings()
+    with local_prefect.server(settings, Console(stderr=True)) as environment:
+        arguments = ["--recipe", recipe] + ([] if seed is None else ["--seed", str(seed)])
+        process = subprocess.run(
+            [sys.executable, "-m", "flows.run_flow", flow, *arguments],
+            env={**os.environ, **environment},
+            check=False,
+        )
+    if process.returncode != 0:
+        raise typer.Exit(process.returncode)
+
+
+def main() -> None:
+    """Console entry: a known error is one line and exit code 2, never a traceback."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    for noisy in ("httpx", "httpcore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        app()
+    except OstinatoError as error:
+        Console(stderr=True).print(f"[red]{type(error).__name__}[/]: {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("stopped; the same command continues from here")
+        sys.exit(130)

@@ -1,0 +1,170 @@
+"""The recipe of a run: sparse TOML in, one frozen and complete record out.
+
+Owns `Recipe` and `load_recipe`. What stands in a recipe is identity; where it runs stands in infra/settings.py. Torch is
+never imported: deployments and workers load this. Errors name the key, the value seen and what is wanted.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from infra.errors import ConfigError
+from infra.harness.config import HarnessConfig
+from models.spec import ModelSpec
+from tasks.corpus.config import CorpusConfig
+from tasks.evaluation.config import EvaluationConfig, GateConfig
+from tasks.feedback.config import FeedbackConfig, SimulatedUsersConfig
+from tasks.grading.config import GradingConfig
+from tasks.learning.config import LearningConfig
+from tasks.mtp.config import MtpConfig
+from tasks.pretraining.config import PretrainingConfig
+from tasks.problems.config import ProblemsConfig
+from tasks.promotion.config import PromotionConfig
+from tasks.rollout.config import RolloutConfig
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+class Section(BaseModel):
+    """Frozen; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ReinforcementConfig(Section):
+    """Length and size of the RL run; how it learns and samples stands in `learning` and `rollout`."""
+
+    max_steps: int = Field(default=60, ge=1, description="optimiser steps, at most")
+    budget_seconds: float | None = Field(
+        default=None, gt=0, description="no new step starts after this much run time; None: no limit"
+    )
+    engine_replicas: int = Field(default=1, ge=1, description="decode engines, one process each")
+    engine_slots: int = Field(default=64, ge=1, description="requests that one engine decodes together")
+    rollout_workers: int = Field(default=1, ge=1, description="processes that drive the harness")
+
+
+class CycleConfig(Section):
+    """One real-time cycle."""
+
+    feedback: FeedbackConfig = FeedbackConfig()
+    promotion: PromotionConfig = PromotionConfig()
+    gate: GateConfig = GateConfig()
+    learning: LearningConfig = LearningConfig()
+    simulated_users: SimulatedUsersConfig | None = Field(
+        default=None, description="a seeded program that stands in for people; None: real traffic only"
+    )
+    budget_seconds: float = Field(
+        default=16_200, gt=0, description="a cycle that is later than this trims training, never the gate"
+    )
+
+
+class Recipe(Section):
+    """One run of the whole chain."""
+
+    name: str = Field(description="names artifacts and run directories")
+    seed: int = Field(default=0, ge=0, description="of everything that is drawn")
+    description: str = ""
+    base_checkpoint: str | None = Field(
+        default=None,
+        description="directory of a checkpoint to continue from, relative to the repository; None: random weights",
+    )
+    model: ModelSpec
+    problems: ProblemsConfig = ProblemsConfig()
+    corpus: CorpusConfig = CorpusConfig()
+    pretraining: PretrainingConfig
+    mtp: MtpConfig = MtpConfig()
+    harness: HarnessConfig = HarnessConfig()
+    grading: GradingConfig = GradingConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    learning: LearningConfig = LearningConfig()
+    reinforcement: ReinforcementConfig = ReinforcementConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    cycle: CycleConfig = CycleConfig()
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that ship with the project."""
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def load_recipe(name_or_path: str, *, seed: int | None = None, overrides: Sequence[str] = ()) -> Recipe:
+    """Reads a shipped recipe by name or a TOML file by path; `overrides` are `section.key=value` in TOML syntax.
+
+    ConfigError names the file, the key, the value seen and the value wanted.
+    """
+    path = RECIPES / f"{name_or_path}.toml"
+    if not path.is_file():
+        path = Path(name_or_path)
+    if not path.is_file():
+        raise ConfigError(f"recipe {name_or_path!r} not found, wanted one of {recipe_names()} or the path of a TOML file")
+    values = _read_toml(path)
+    for override in overrides:
+        _apply(values, override)
+    if seed is not None:
+        values["seed"] = seed
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_explain(path, error)) from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"recipe {path} is not TOML: {error}") from None
+    parent = values.pop("extends", None)
+    if parent is None:
+        return values
+    return _merged(_read_toml(path.parent / f"{parent}.toml"), values)
+
+
+def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    result = dict(under)
+    for key, value in over.items():
+        both_tables = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = _merged(result[key], value) if both_tables else value
+    return result
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator:
+        raise ConfigError(f"override {override!r} has no '=', wanted section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"override {key}: value {text!r} is not TOML ({error}); strings want quotes") from None
+    *sections, last = key.strip().split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+    values[last] = value
+
+
+def _explain(path: Path, error: ValidationError) -> str:
+    lines = [f"recipe {path} has {error.error_count()} mistake(s):"]
+    for mistake in error.errors(include_url=False):
+        key = ".".join(str(part) for part in mistake["loc"])
+        if mistake["type"] == "extra_forbidden":
+            known = _known_keys(mistake["loc"][:-1])
+            close = difflib.get_close_matches(str(mistake["loc"][-1]), known, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            lines.append(f"  {key}: unknown key; {hint}known keys: {', '.join(known)}")
+        else:
+            lines.append(f"  {key} = {mistake['input']!r}: {mistake['msg']}")
+    return "\n".join(lines)
+
+
+def _known_keys(location: Sequence[int | str]) -> list[str]:
+    """The keys of the section at this place, as far as the annotations tell."""
+    section: Any = Recipe
+    for part in location:
+        field = getattr(section, "model_fields", {}).get(part)
+        if field is None:
+            return []
+        section = field.annotation
+    return sorted(getattr(section, "model_fields", {}))

@@ -1,0 +1,35 @@
+"""Runs one flow by name in this process: `python -m flows.run_flow NAME --recipe nano`. Exit code 2 on a known error."""
+
+import argparse
+import importlib
+import sys
+
+from rich.console import Console
+
+from flows.recipe import load_recipe
+from infra.errors import OstinatoError
+
+
+def main(arguments: list[str]) -> int:
+    """Parses, loads the recipe, calls the flow of the same name as its module."""
+    parser = argparse.ArgumentParser(prog="flows.run_flow")
+    parser.add_argument("flow")
+    parser.add_argument("--recipe", default="nano")
+    parser.add_argument("--seed", type=int)
+    options = parser.parse_args(arguments)
+    module = importlib.import_module(f"flows.{options.flow}")
+    console = Console(stderr=True)
+    try:
+        load_recipe(options.recipe, seed=options.seed)  # a mistake in it stops here, before anything starts
+        getattr(module, options.flow)(recipe=options.recipe, seed=options.seed)
+    except OstinatoError as error:
+        console.print(f"[red]{type(error).__name__}[/]: {error}", highlight=False, soft_wrap=True)
+        return 2
+    except KeyboardInterrupt:
+        console.print("stopped; the same command continues from here")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
