@@ -82,7 +82,7 @@ class GroupJournal(Protocol):
         ...
 
     def retire(self, group: Group, reason: str) -> None:
-        """The group became stale."""
+        """The group is never trained: stale, or lost to infrastructure."""
         ...
 
 
@@ -223,6 +223,9 @@ class Orchestrator:
 
     def _take_group(self, slot: GroupSlot) -> None:
         if slot.state is GroupState.FAILED:
+            self._journal.retire(
+                slot.group, f"infrastructure: {slot.trajectories[0].reason}"
+            )
             self._failed_groups_in_row += 1
             if self._failed_groups_in_row >= self.config.failed_groups_limit:
                 raise ClusterError(
@@ -267,7 +270,7 @@ class Orchestrator:
                 f"staleness {age} at trainer version {version}, wanted at most "
                 f"{self.table.policy.max_staleness_versions}"
             )
-            self._journal.retire(slot.group, reason)
+            self._journal.retire(slot.group, f"{Outcome.STALE.value}: {reason}")
             for member in slot.group.trajectories:
                 self.table.outcomes[member.outcome.value] -= 1
                 self.table.account(Outcome.STALE)

@@ -117,7 +117,7 @@ def test_one_straggler_is_waited_for_and_trained() -> None:
 
 
 def test_straggler_past_the_pace_limit_ends_as_stale_with_accounting() -> None:
-    slow = lambda request: 60.0 if request.group_id.endswith("g000001") else 1.0  # noqa: E731
+    slow = lambda request: 60.0 if request.group_id.endswith("g000001") else 1.0
     script = Script(slow, cap=1, pace_seconds=5.0, steps=80)
     script.run()
     assert script.journal.ends["run.g000001"] == "stale"

@@ -1,0 +1,148 @@
+"""Makes rollouts durable: rows in the ledger, payloads in the object store, one object a group.
+
+Owns the byte form of a group and the order reserve -> finish -> commit -> trained. A group counts from its commit on; its
+payload is stored before. Enters: requests, trajectories, groups. Leaves: after a restart, the groups that are owed to the
+trainer. It decides nothing.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from infra.harness.transcript import Transcript
+from infra.ledger.journal import Finish, JournalRepository, Reservation
+from infra.objects import ObjectStore
+from tasks.records import Group, Trajectory
+from tasks.rollout.orchestrator import AttemptRequest
+
+RESTARTED = "the orchestrator restarted before the group was complete"
+
+
+def group_to_bytes(group: Group) -> bytes:
+    """One safetensors blob: each transcript as bytes, everything else as JSON metadata."""
+    tensors = {
+        str(index): np.frombuffer(member.transcript.to_bytes(), dtype=np.uint8)
+        for index, member in enumerate(group.trajectories)
+    }
+    rest = group.model_dump(
+        mode="json", exclude={"trajectories": {"__all__": {"transcript"}}}
+    )
+    return save(tensors, metadata={"group": json.dumps(rest)})
+
+
+def group_from_bytes(data: bytes) -> Group:
+    """Inverse of group_to_bytes."""
+    header_bytes = int.from_bytes(data[:8], "little")
+    rest = json.loads(json.loads(data[8 : 8 + header_bytes])["__metadata__"]["group"])
+    tensors = load(data)
+    members = tuple(
+        Trajectory(
+            **member, transcript=Transcript.from_bytes(tensors[str(index)].tobytes())
+        )
+        for index, member in enumerate(rest.pop("trajectories"))
+    )
+    return Group(trajectories=members, **rest)
+
+
+@dataclass(frozen=True, slots=True)
+class OwedGroup:
+    """A committed group that no kept step has trained."""
+
+    group: Group
+    birth_version: int
+
+
+class RolloutJournal:
+    """The journal of one run."""
+
+    def __init__(
+        self, rows: JournalRepository, objects: ObjectStore, run_id: str
+    ) -> None:
+        self._rows = rows
+        self._objects = objects
+        self._run_id = run_id
+
+    def reserve(self, requests: Sequence[AttemptRequest], weight_version: int) -> None:
+        """Notes attempts before they are dispatched."""
+        entries = [
+            Reservation(
+                group_id=request.group_id,
+                trajectory_id=request.trajectory_id,
+                problem_id=request.problem.problem_id,
+                weight_version=weight_version,
+            )
+            for request in requests
+        ]
+        self._rows.reserve_many(self._run_id, entries)
+
+    def fail(self, trajectory: Trajectory) -> None:
+        """Notes an attempt that infrastructure ended; it has no payload."""
+        self._rows.finish_many([_finish(trajectory, None)])
+
+    def commit(self, group: Group) -> None:
+        """Stores the payload, then hands the group to the trainer."""
+        key = self._key(group.group_id)
+        self._objects.put_bytes(key, group_to_bytes(group))
+        self._rows.finish_many([_finish(member, key) for member in group.trajectories])
+        self._rows.commit_group(group.group_id)
+
+    def retire(self, group: Group, reason: str) -> None:
+        """Notes that a group is never trained, and why."""
+        self._rows.finish_many([_finish(member, None) for member in group.trajectories])
+        self._rows.discard_groups([group.group_id], reason)
+
+    def mark_trained(self, group_ids: Sequence[str], step: int) -> None:
+        """Notes that a step used these groups; call it before the checkpoint of that step is committed.
+
+        A crash between the two restores the checkpoint before, which makes the groups owed again (`restore`).
+        """
+        self._rows.mark_trained(group_ids, step)
+
+    def restore(self, checkpoint_step: int) -> list[OwedGroup]:
+        """What is owed after a restart from the checkpoint of a step. Attempts in flight are forgotten."""
+        self._rows.release_reserved(self._run_id)
+        self._rows.reopen_after(self._run_id, checkpoint_step)
+        orphans = {
+            row.group_id for row in self._rows.finished_uncommitted(self._run_id)
+        }
+        self._rows.discard_groups(sorted(orphans), RESTARTED)
+        births: dict[str, int] = {}
+        keys: dict[str, str] = {}
+        for row in self._rows.committed_untrained(self._run_id):
+            births[row.group_id] = min(
+                row.weight_version, births.get(row.group_id, row.weight_version)
+            )
+            if row.object_key is not None:
+                keys[row.group_id] = row.object_key
+        return [
+            OwedGroup(group_from_bytes(self._objects.get_bytes(key)), births[group_id])
+            for group_id, key in keys.items()
+        ]
+
+    def groups_started(self) -> int:
+        """Number after the highest group ever reserved and not forgotten."""
+        numbers = [
+            int(row.group_id.rsplit(".g", 1)[1])
+            for row in self._rows.rows(self._run_id)
+        ]
+        return max(numbers, default=-1) + 1
+
+    def counts(self) -> dict[str, int]:
+        """Trajectories by state."""
+        return self._rows.counts(self._run_id)
+
+    def _key(self, group_id: str) -> str:
+        return f"rollouts/{self._run_id}/{group_id}.safetensors"
+
+
+def _finish(trajectory: Trajectory, key: str | None) -> Finish:
+    return Finish(
+        trajectory_id=trajectory.trajectory_id,
+        outcome=trajectory.outcome.value,
+        reason=trajectory.reason,
+        reward=trajectory.reward.total,
+        object_key=key,
+    )

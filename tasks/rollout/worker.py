@@ -1,0 +1,218 @@
+"""One trajectory from a problem to a graded record.
+
+Owns `RolloutWorker`: leases a box, breaks the repository as the problem says, lets the harness drive the model, collects what
+changed, has it graded, and builds the Trajectory with exactly one outcome and its reason. Training, evaluation and the fault
+tests use this same code with another model client. Failures of infrastructure are outcomes, not rewards. It opens no
+connections itself: model, boxes, grading and clock come in.
+"""
+
+import difflib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from infra.errors import ProblemError, SandboxError
+from infra.harness.config import AgentRequest, HarnessConfig
+from infra.harness.environment import AgentEnvironment
+from infra.harness.loop import run_agent
+from infra.harness.test_runner import make_test_runner
+from infra.harness.transcript import EndReason, Transcript
+from infra.sandbox.environment import RepositoryEnvironment
+from infra.sandbox.repository import PreparedRepository
+from infra.sandbox.test_server import TestServer
+from models.decode.protocol import ModelClient, Priority
+from models.rendering import Renderer
+from tasks.records import Outcome, Problem, RewardReport, Trajectory, Verdict
+from tasks.rollout.sandboxes import Sandboxes
+
+OUTCOMES = {
+    EndReason.FINISHED: Outcome.FINISHED,
+    EndReason.TURN_LIMIT: Outcome.TRUNCATED,
+    EndReason.TOKEN_LIMIT: Outcome.TRUNCATED,
+    EndReason.BROKEN_CALLS: Outcome.BROKEN,
+    EndReason.TIMED_OUT: Outcome.TIMED_OUT,
+    EndReason.SANDBOX_FAILED: Outcome.SANDBOX_FAILED,
+    EndReason.ENGINE_FAILED: Outcome.ENGINE_FAILED,
+}
+UNGRADED = RewardReport(total=0.0, terms={})
+
+Changes = Mapping[str, bytes | None]
+GradeFunction = Callable[
+    [Problem, Changes, Transcript, TestServer], Awaitable[tuple[Verdict, RewardReport]]
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptTicket:
+    """One attempt as the worker sees it."""
+
+    trajectory_id: str
+    group_id: str
+    problem: Problem
+    attempt: int
+    seed: int
+    temperature: float
+    priority: Priority = Priority.TRAINING
+
+
+class RolloutWorker:
+    """Runs attempts; any number at a time on one event loop."""
+
+    def __init__(
+        self,
+        *,
+        model: ModelClient,
+        renderer: Renderer,
+        harness: HarnessConfig,
+        sandboxes: Sandboxes,
+        grade: GradeFunction,
+        clock: Callable[[], float],
+    ) -> None:
+        self._model = model
+        self._renderer = renderer
+        self._harness = harness
+        self._sandboxes = sandboxes
+        self._grade = grade
+        self._clock = clock
+
+    async def attempt(self, ticket: AttemptTicket) -> Trajectory:
+        """The whole attempt, graded. Raises only for faults that another attempt would meet again."""
+        started_at = self._clock()
+        boxes = self._sandboxes.of(ticket.problem)
+        try:
+            return await self._attempt_in_box(ticket, boxes, started_at)
+        except SandboxError as error:
+            transcript = Transcript(
+                segments=(),
+                turns=(),
+                end_reason=EndReason.SANDBOX_FAILED,
+                final_message="",
+                detail=str(error),
+                wall_seconds=self._clock() - started_at,
+            )
+            return self._record(ticket, transcript, started_at)
+
+    async def _attempt_in_box(
+        self, ticket: AttemptTicket, boxes: RepositoryEnvironment, started_at: float
+    ) -> Trajectory:
+        problem = ticket.problem
+        broken = break_repository(boxes.repository, problem)
+        async with boxes.pool.leased(broken) as sandbox:
+            run_tests = make_test_runner(
+                boxes.test_server,
+                (*problem.fail_to_pass, *problem.pass_to_pass),
+                self._harness.call_time_limit_seconds,
+            )
+            transcript = await run_agent(
+                self._model,
+                self._renderer,
+                AgentEnvironment(sandbox, run_tests=run_tests),
+                AgentRequest(
+                    prompt=problem.prompt,
+                    session_id=ticket.trajectory_id,
+                    seed=ticket.seed,
+                    temperature=ticket.temperature,
+                    priority=ticket.priority,
+                ),
+                self._harness,
+                clock=self._clock,
+            )
+            if transcript.end_reason in (
+                EndReason.SANDBOX_FAILED,
+                EndReason.ENGINE_FAILED,
+            ):
+                return self._record(ticket, transcript, started_at)
+            changes = await sandbox.diff()
+        verdict, reward = await self._grade(
+            problem, changes, transcript, boxes.test_server
+        )
+        patches = describe_changes(boxes.repository, broken, changes)
+        return self._record(ticket, transcript, started_at, verdict, reward, patches)
+
+    def _record(
+        self,
+        ticket: AttemptTicket,
+        transcript: Transcript,
+        started_at: float,
+        verdict: Verdict | None = None,
+        reward: RewardReport = UNGRADED,
+        changed_files: dict[str, str] | None = None,
+    ) -> Trajectory:
+        reason = transcript.end_reason.value
+        return Trajectory(
+            trajectory_id=ticket.trajectory_id,
+            group_id=ticket.group_id,
+            problem_id=ticket.problem.problem_id,
+            attempt=ticket.attempt,
+            seed=ticket.seed,
+            outcome=OUTCOMES[transcript.end_reason],
+            reason=f"{reason}: {transcript.detail}" if transcript.detail else reason,
+            verdict=verdict,
+            reward=reward,
+            transcript=transcript,
+            changed_files=changed_files or {},
+            started_at=started_at,
+            finished_at=self._clock(),
+        )
+
+
+def break_repository(
+    repository: PreparedRepository, problem: Problem
+) -> dict[str, bytes]:
+    """The files of a repository as the problem leaves them to the agent."""
+    texts: dict[str, list[str]] = {}
+    for edit in problem.edits:
+        if edit.path not in texts:
+            source = repository.files.get(edit.path)
+            if source is None:
+                raise ProblemError(
+                    f"problem {problem.problem_id}: no file {edit.path} in {repository.name}"
+                )
+            texts[edit.path] = source.decode().split("\n")
+        lines = texts[edit.path]
+        seen = (
+            lines[edit.line_number - 1]
+            if edit.line_number <= len(lines)
+            else "<end of file>"
+        )
+        if seen != edit.gold_text:
+            raise ProblemError(
+                f"problem {problem.problem_id}: line {edit.line_number} of {edit.path} is {seen!r}, "
+                f"wanted {edit.gold_text!r}"
+            )
+        lines[edit.line_number - 1] = edit.broken_text
+    return {path: "\n".join(lines).encode() for path, lines in texts.items()}
+
+
+def describe_changes(
+    repository: PreparedRepository, broken: Mapping[str, bytes], changes: Changes
+) -> dict[str, str]:
+    """What the agent changed, by path. `changes` is against the pristine repository, where a repaired file is absent."""
+    patches: dict[str, str] = {}
+    for path in sorted({*broken, *changes}):
+        pristine = repository.files.get(path)
+        before = broken.get(path, pristine)
+        after = changes.get(path, pristine)
+        if before != after:
+            patches[path] = describe_change(before, after)
+    return patches
+
+
+def describe_change(before: bytes | None, after: bytes | None) -> str:
+    """The changed lines as a diff without context; of whole files only what differs is compared."""
+    old, new = _lines(before), _lines(after)
+    start = 0
+    while start < min(len(old), len(new)) and old[start] == new[start]:
+        start += 1
+    end = 0
+    while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
+        end += 1
+    old_part, new_part = old[start : len(old) - end], new[start : len(new) - end]
+    header = f"@@ -{start + 1},{len(old_part)} +{start + 1},{len(new_part)} @@"
+    body = [
+        line for line in difflib.ndiff(old_part, new_part) if not line.startswith("?")
+    ]
+    return "\n".join([header, *body])
+
+
+def _lines(content: bytes | None) -> list[str]:
+    return [] if content is None else content.decode("utf-8", "replace").split("\n")

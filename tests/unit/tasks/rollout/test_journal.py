@@ -1,0 +1,108 @@
+"""Exactly once: rows in a real ledger, payloads in a real object store."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra.ledger import Ledger
+from infra.objects import ObjectStore
+from tasks.records import Group, Outcome
+from tasks.rollout.journal import RolloutJournal, group_from_bytes, group_to_bytes
+from tasks.rollout.orchestrator import AttemptRequest
+from tests.fakes.rollouts import make_problem, make_trajectory
+
+
+def requests_of(name: str) -> list[AttemptRequest]:
+    group = f"run.g{name}"
+    return [
+        AttemptRequest(f"{group}.t{attempt}", group, make_problem("p0"), attempt, 0, 7)
+        for attempt in range(2)
+    ]
+
+
+def group_of(name: str) -> Group:
+    members = tuple(
+        make_trajectory(request, versions=(3, 4), solved=request.attempt == 0)
+        for request in requests_of(name)
+    )
+    return Group(group_id=members[0].group_id, problem_id="p0", trajectories=members)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> RolloutJournal:
+    ledger = Ledger(f"sqlite:///{tmp_path}/ledger.db").migrate()
+    return RolloutJournal(
+        ledger.journal, ObjectStore.from_url(f"file://{tmp_path}/objects"), "run"
+    )
+
+
+def commit(journal: RolloutJournal, name: str) -> Group:
+    journal.reserve(requests_of(name), weight_version=3)
+    journal.commit(group_of(name))
+    return group_of(name)
+
+
+def test_group_survives_its_byte_form() -> None:
+    group = group_of("000000")
+    again = group_from_bytes(group_to_bytes(group))
+    for before, after in zip(group.trajectories, again.trajectories, strict=True):
+        assert before.model_dump(exclude={"transcript"}) == after.model_dump(
+            exclude={"transcript"}
+        )
+        ours, theirs = before.transcript.segments[0], after.transcript.segments[0]
+        assert np.array_equal(ours.token_ids_T, theirs.token_ids_T)
+        assert np.array_equal(ours.routed_experts_TLK, theirs.routed_experts_TLK)
+
+
+def test_committed_group_is_owed_after_a_restart_and_what_was_in_flight_is_not(
+    journal: RolloutJournal,
+) -> None:
+    commit(journal, "000000")
+    journal.reserve(requests_of("000001"), weight_version=3)
+    owed = journal.restore(checkpoint_step=0)
+    assert [item.group.group_id for item in owed] == ["run.g000000"]
+    assert journal.counts()["reserved"] == 0
+
+
+def test_group_trained_at_a_kept_step_is_never_owed_again(
+    journal: RolloutJournal,
+) -> None:
+    commit(journal, "000000")
+    journal.mark_trained(["run.g000000"], step=1)
+    assert journal.restore(checkpoint_step=1) == []
+
+
+def test_group_trained_after_the_checkpoint_is_owed_again(
+    journal: RolloutJournal,
+) -> None:
+    commit(journal, "000000")
+    journal.mark_trained(["run.g000000"], step=2)
+    assert len(journal.restore(checkpoint_step=1)) == 1
+    journal.mark_trained(["run.g000000"], step=2)
+    assert journal.restore(checkpoint_step=2) == []
+
+
+def test_group_cut_off_between_finish_and_commit_is_discarded_with_a_reason(
+    journal: RolloutJournal,
+) -> None:
+    requests = requests_of("000000")
+    journal.reserve(requests, weight_version=3)
+    journal.fail(make_trajectory(requests[0], outcome=Outcome.SANDBOX_FAILED))
+    assert journal.restore(checkpoint_step=0) == []
+    assert journal.counts() == {
+        "reserved": 0, "finished": 0, "committed": 0, "trained": 0, "discarded": 1,
+    }  # fmt: skip
+
+
+def test_stale_group_is_never_owed(journal: RolloutJournal) -> None:
+    group = commit(journal, "000000")
+    journal.retire(group, "staleness 3, wanted at most 2")
+    assert journal.restore(checkpoint_step=0) == []
+
+
+def test_group_numbers_continue_after_a_restart(journal: RolloutJournal) -> None:
+    assert journal.groups_started() == 0
+    commit(journal, "000000")
+    commit(journal, "000004")
+    assert journal.groups_started() == 5
