@@ -50,6 +50,15 @@ class AgentEnvironment:
         except UnicodeDecodeError as error:
             raise ToolFailure(f"{path} is not text") from error
 
+    async def list_names(self, path: str) -> tuple[str, ...]:
+        """Sorted names in a directory, directories with a slash; ToolFailure when there is none."""
+        try:
+            return await self.sandbox.list(path)
+        except SandboxLost:
+            raise
+        except SandboxError as error:
+            raise ToolFailure(f"no directory {path}") from error
+
     async def write_text(self, path: str, text: str) -> None:
         """Writes a file and remembers what it held before the attempt first changed it."""
         if path not in self.state.originals:

@@ -90,18 +90,10 @@ async def list_dir(
     environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
 ) -> str:
     """Names directly below a directory; directories end in a slash."""
-    path = arguments.get("path", "").strip("/").removeprefix("./")
-    prefix = "" if path in ("", ".") else f"{path}/"
-    names: set[str] = set()
-    for file in await environment.sandbox.list("."):
-        if file.startswith(prefix):
-            head, slash, _ = file[len(prefix) :].partition("/")
-            names.add(head + slash)
-    if not names:
-        raise ToolFailure(f"no directory {path}")
-    listed = sorted(names)
-    note = [f"{len(listed) - MAX_LISTED} more"] if len(listed) > MAX_LISTED else []
-    return "\n".join([*listed[:MAX_LISTED], *note])
+    path = arguments.get("path") or "."
+    names = await environment.list_names(path)
+    note = [f"{len(names) - MAX_LISTED} more"] if len(names) > MAX_LISTED else []
+    return "\n".join([*names[:MAX_LISTED], *note]) or "empty"
 
 
 async def read_lints(

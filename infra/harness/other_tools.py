@@ -76,13 +76,8 @@ async def codebase_search(
     environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
 ) -> str:
     """The best passages as path:first-last and their opening line."""
-    paths = [
-        path
-        for path in await environment.sandbox.list(".")
-        if path.endswith(SEARCHED_SUFFIXES) and not path.startswith(".")
-    ]
     files: dict[str, str] = {}
-    for path in sorted(paths)[:MAX_SEARCHED_FILES]:
+    for path in await _walk(environment):
         data = await environment.sandbox.read(path)
         if len(data) <= MAX_SEARCHED_FILE_BYTES:
             files[path] = data.decode(errors="replace")
@@ -90,6 +85,18 @@ async def codebase_search(
     return "\n".join(
         f"{hit.path}:{hit.first_line}-{hit.last_line} {hit.title}" for hit in hits
     ) or ("nothing found")
+
+
+async def _walk(environment: AgentEnvironment) -> list[str]:
+    """Files that are searched, sorted; hidden ones are left out."""
+    found: list[str] = []
+    folders = [""]
+    while folders and len(found) < MAX_SEARCHED_FILES:
+        folder = folders.pop()
+        names = [name for name in await environment.list_names(folder or ".") if name[0] != "."]
+        folders += [folder + name for name in names if name.endswith("/")]
+        found += [folder + name for name in names if name.endswith(SEARCHED_SUFFIXES)]
+    return sorted(found[:MAX_SEARCHED_FILES])
 
 
 async def todo_write(

@@ -4,7 +4,6 @@ A function and a random generator in, a `Corruption` out: the line, its new text
 made on the text of the line and checked to be valid Python; whether a test would notice is not known here.
 """
 
-import ast
 import builtins
 import keyword
 import random
@@ -229,7 +228,8 @@ def _is_python(function: CodeFunction, number: int, broken: str) -> bool:
     if lines[0][:1] == " ":  # a method, indented as in its class
         lines.insert(0, "if True:")
     try:
-        ast.parse("\n".join(lines))
+        # ast.parse alone would let repeated parameters and keywords pass
+        compile("\n".join(lines), "<corruption>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return False
     return True

@@ -55,6 +55,16 @@ class Demonstrations:
 
 
 @dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What one attempt gave."""
+
+    problem: Problem
+    plan_name: str
+    document: Document | None
+    first_report: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Place:
     """Where the attempts at problems of one repository run."""
 
@@ -88,7 +98,7 @@ async def make_demonstrations(
     random.Random(settings.seed).shuffle(order)
     total = settings.config.count
     jobs = [(index, order[index % len(order)]) for index in range(total)]
-    transcripts: list[Document | None] = [None] * total
+    attempts: list[_Attempt | None] = [None] * total
     async with AsyncExitStack() as stack:
         places = {}
         for name in sorted({problem.repository for problem in order}):
@@ -104,14 +114,19 @@ async def make_demonstrations(
             nonlocal num_done
             for index, problem in waiting:
                 place = places[problem.repository]
-                transcripts[index] = await _demonstrate(problem, place, settings, index, result)
+                attempts[index] = await _demonstrate(problem, place, settings, index)
                 num_done += 1
                 on_done(num_done, total)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(settings.config.concurrency, total)):
                 group.create_task(work())
-    result.documents = [document for document in transcripts if document is not None]
+    for attempt in attempts:  # in the order of the jobs, whichever ended first
+        assert attempt is not None
+        result.by_plan[attempt.plan_name] += 1
+        if attempt.document is not None:
+            result.documents.append(attempt.document)
+            result.reports.add(attempt.problem.path, attempt.problem.symbol, attempt.first_report)
     return result
 
 
@@ -120,9 +135,8 @@ async def _demonstrate(
     place: _Place,
     settings: DemonstrationSettings,
     index: int,
-    result: Demonstrations,
-) -> Document | None:
-    """One attempt; None when it did not end as planned (a wrong edit may happen to pass)."""
+) -> _Attempt:
+    """One attempt; without a document when it did not end as planned (a wrong edit may happen to pass)."""
     rng = random.Random(f"{settings.seed}/{index}/{problem.problem_id}")
     plan = draw_plan(settings.config.style, rng)
     text = place.repository.files[problem.path].decode()
@@ -151,11 +165,9 @@ async def _demonstrate(
         )
     wanted = GAVE_UP if plan.course is Course.GIVE_UP else FIXED
     if transcript.end_reason is not EndReason.FINISHED or transcript.final_message != wanted:
-        result.by_plan[f"dropped_{transcript.end_reason}"] += 1
-        return None
-    result.by_plan[plan.name] += 1
-    result.reports.add(problem.path, problem.symbol, _first_report(transcript))
-    return _to_document(transcript, plan)
+        return _Attempt(problem, f"dropped_{transcript.end_reason}", None, "")
+    document = _to_document(transcript, plan)
+    return _Attempt(problem, plan.name, document, _first_report(transcript))
 
 
 def apply_edits(text: str, problem: Problem) -> str:

@@ -184,15 +184,16 @@ def make_general_repairs(files: Sequence[SourceFile], maker: RepairMaker) -> Sha
 
 
 def _functions_of(files: Sequence[SourceFile], config: CorpusConfig) -> Iterator[CodeFunction]:
-    """Functions of the files, then the same again for as long as somebody asks."""
+    """Functions of the files, each text once, then the same again for as long as somebody asks."""
     limits = function_limits(config)
-    functions: list[CodeFunction] = []
+    functions: dict[tuple[str, ...], CodeFunction] = {}
     for file in files:
         for function in extract_functions(file.text, file.path, limits):
-            functions.append(function)
-            yield function
+            if function.lines not in functions:
+                functions[function.lines] = function
+                yield function
     while functions:
-        yield from functions
+        yield from functions.values()
 
 
 def _shuffled(files: Sequence[SourceFile], seed: int, name: str) -> list[SourceFile]:

@@ -59,7 +59,8 @@ def _extract(
         return
     if ast.get_docstring(node, clean=False) is not None:
         node.body = node.body[1:] or [ast.Pass()]
-    lines = tuple(ast.unparse(node).split("\n"))
+    indent = "    " * symbol.count(".")  # a method stands in its class
+    lines = tuple(indent + line if line else line for line in ast.unparse(node).split("\n"))
     if limits.accept(lines):
         yield CodeFunction(path, symbol, lines)
 

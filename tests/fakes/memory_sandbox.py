@@ -40,7 +40,11 @@ class MemorySandbox:
         self.files[path] = content
 
     async def list(self, path: str = ".") -> tuple[str, ...]:
-        return tuple(sorted(self.files))
+        prefix = "" if path in ("", ".") else path.strip("/") + "/"
+        inside = [file[len(prefix) :] for file in self.files if file.startswith(prefix)]
+        if not inside:
+            raise SandboxError(f"no directory {path}")
+        return tuple(sorted({"".join(name.partition("/")[:2]) for name in inside}))
 
     async def diff(self) -> dict[str, bytes | None]:
         changed: dict[str, bytes | None] = {

@@ -140,7 +140,10 @@ def test_past_the_trigger_the_model_summarises_and_starts_again(renderer, enviro
     first, second, third = (
         renderer.decode(segment.token_ids_T.tolist()) for segment in transcript.segments
     )
-    assert f"return result<|end|><|user|>{SUMMARY_REQUEST}<|end|><|assistant|>valu should be value<|end|>" in first
+    assert (
+        f"return result<|end|><|user|>{SUMMARY_REQUEST}<|end|><|assistant|>valu should be value<|end|>"
+        in first
+    )
     assert second.startswith(
         "<|user|>Fix double in pkg/core.py\n\nvalu should be value<|end|><|assistant|>"
     )

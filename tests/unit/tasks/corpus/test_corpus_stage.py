@@ -1,0 +1,136 @@
+"""The whole stage on a tiny repository, with real sandboxes and real tests."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+from safetensors.numpy import load_file
+
+from infra.cluster.workspace import Workspace
+from infra.settings import Settings
+from models.rendering import Renderer
+from tasks.corpus.config import (
+    CodeSource,
+    CorpusConfig,
+    CorpusRequest,
+    CorpusResult,
+    DemonstrationConfig,
+    TokenBudgets,
+)
+from tasks.corpus.run import main
+from tests.unit.tasks.corpus.conftest import BUGS
+
+GENERAL = '''import os
+
+
+def find_files(root, suffix):
+    """All files below root."""
+    found = []
+    for folder, _, names in os.walk(root):
+        found.extend(os.path.join(folder, name) for name in names if name.endswith(suffix))
+    return sorted(found)
+
+
+def read_number_{number}(path, fallback={number}):
+    with open(path) as file:
+        text = file.read()
+    return int(text) if text.isdigit() else fallback + {number}
+'''
+
+
+@pytest.fixture
+def request_for_corpus(problems_directory: Path, tmp_path: Path) -> CorpusRequest:
+    code = tmp_path / "code"
+    code.mkdir()
+    for number in range(40):
+        (code / f"module_{number}.py").write_text(GENERAL.replace("{number}", str(number)) * 2)
+    config = CorpusConfig(
+        sources=(CodeSource(kind="directory", name="code", path=str(code), licence="MIT"),),
+        vocab_size=500,
+        budgets=TokenBudgets(code=4000, library=4000, repair=8000, repair_general=4000),
+        held_out_share=0.2,
+        near_duplicate_ratio=1.0,
+        demonstrations=DemonstrationConfig(
+            count=12, wrong_first_share=0.4, give_up_share=0.2, boxes_per_repository=2
+        ),
+    )
+    return CorpusRequest(config=config, problems_directory=str(problems_directory))
+
+
+def build(request: CorpusRequest, directory: Path) -> tuple[CorpusResult, Renderer]:
+    directory.mkdir()
+    settings = Settings(home=directory / "home")
+    result = main(request, Workspace.open(directory, settings))
+    return result, Renderer.load(directory)
+
+
+def read_shard(directory: Path, name: str, renderer: Renderer) -> list[str]:
+    shard = IndexedDataset(str(directory / "shards" / name))
+    return [renderer.decode(shard[index].tolist()) for index in range(len(shard))]
+
+
+def read_demonstrations(directory: Path, renderer: Renderer) -> list[tuple[str, str]]:
+    """Text of each demonstration, whole and trained."""
+    arrays = load_file(directory / "demonstrations.safetensors")
+    texts = []
+    for start, end in zip(arrays["offsets"], arrays["offsets"][1:], strict=False):
+        ids = arrays["token_ids"][start:end]
+        trained = ids[arrays["loss_mask"][start:end].astype(bool)]
+        texts.append((renderer.decode(ids.tolist()), renderer.decode(trained.tolist())))
+    return texts
+
+
+def test_the_stage_builds_a_clean_corpus(request_for_corpus: CorpusRequest, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result, renderer = build(request_for_corpus, out)
+    names = {shard.name for shard in result.shards}
+    assert names >= {
+        "code_train",
+        "code_heldout",
+        "library_train",
+        "repair_train",
+        "repair_general_train",
+    }
+    assert json.loads((out / "statistics.json").read_text())["demonstrations"] > 0
+    for shard in result.shards:
+        documents = read_shard(out, shard.name, renderer)
+        assert all(document.endswith("<|endoftext|>") for document in documents)
+        for symbol, _, broken, split in BUGS:
+            if split.value != "demonstration":
+                line = re.compile(re.escape(broken) + r"(\n|<)")
+                assert not any(line.search(text) and symbol in text for text in documents), broken
+    repairs = "".join(read_shard(out, "repair_train", renderer))
+    assert "largest_gap" not in repairs
+    assert "largest_gap" in "".join(read_shard(out, "library_train", renderer))
+
+    demonstrations = read_demonstrations(out, renderer)
+    assert len(demonstrations) == result.demonstrations >= 8
+    assert any("Could not fix it." in text for text, _ in demonstrations)
+    for text, trained in demonstrations:
+        assert "<|tool|>" not in trained
+        assert "<|user|>" not in trained
+        assert text.startswith("<|user|>Fix ")
+        assert text.endswith("<|end|>")
+        edits = re.findall(r"<edit_file>(.*?)</edit_file>", text)
+        shown = re.findall(r"<edit_file>(.*?)</edit_file>", trained)
+        if len(edits) == 2:
+            assert shown == ["", edits[1]]
+        if text.endswith("Fixed.<|end|>"):
+            assert "passed<|end|><|assistant|>Fixed." in text
+            assert "failed: " in text
+
+
+def test_the_same_request_gives_the_same_corpus(
+    request_for_corpus: CorpusRequest, tmp_path: Path
+) -> None:
+    build(request_for_corpus, tmp_path / "first")
+    build(request_for_corpus, tmp_path / "second")
+    for file in sorted((tmp_path / "first" / "shards").iterdir()):
+        assert file.read_bytes() == (tmp_path / "second" / "shards" / file.name).read_bytes()
+    first, second = (
+        load_file(tmp_path / name / "demonstrations.safetensors") for name in ("first", "second")
+    )
+    assert all(np.array_equal(first[name], second[name]) for name in first)

@@ -1,0 +1,122 @@
+"""Documents read as the harness would have written them; files are told apart from their copies."""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from infra.errors import ConfigError, ProblemError
+from infra.harness.config import AgentRequest, HarnessConfig
+from infra.harness.environment import AgentEnvironment
+from infra.harness.loop import run_agent
+from infra.sandbox.protocol import Sandbox, TestFailure, TestOutcome, TestReport
+from models.rendering import Renderer, train_tokenizer
+from tasks.corpus.config import CodeSource
+from tasks.corpus.corruptions import corrupt_function
+from tasks.corpus.deduplication import Deduplicator, Novelty
+from tasks.corpus.demonstrations import apply_edits
+from tasks.corpus.demonstrator import Demonstrator
+from tasks.corpus.functions import read_function
+from tasks.corpus.problem_sources import ProblemSource, load_problems
+from tasks.corpus.sources import package_licence, read_source
+from tasks.corpus.transcripts import Course, DocumentWriter, Plan, edit_call
+from tests.fakes.memory_sandbox import MemorySandbox
+from tests.unit.tasks.corpus.conftest import MODULE, make_problem
+
+RENDERER = Renderer(train_tokenizer([MODULE], vocab_size=450))
+WRITER = DocumentWriter(RENDERER, ("Fix {symbol} in {path}",))
+PATH, SYMBOL = "tiny/core.py", "add_all"
+FUNCTION = read_function(MODULE, PATH, SYMBOL)
+
+
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_a_repair_document_is_what_the_harness_records(is_parallel: bool) -> None:
+    corruption = corrupt_function(FUNCTION, random.Random(3), [4])
+    assert corruption is not None
+    plan = Plan(is_parallel, Course.RIGHT)
+    report = "failed: AssertionError: assert 1 == 2"
+    written = WRITER.write_repair(FUNCTION, corruption, plan, report, random.Random(0))
+    broken = MODULE.replace(corruption.gold, corruption.broken)
+
+    async def run_tests(sandbox: Sandbox) -> TestReport:
+        if await sandbox.read(PATH) == MODULE.encode():
+            return TestReport(outcomes={"t": TestOutcome.PASSED}, route="hot", seconds=0)
+        failure = TestFailure(
+            test_id="t", error_type="AssertionError", message="assert 1 == 2", frames=()
+        )
+        outcomes = {"t": TestOutcome.FAILED}
+        return TestReport(outcomes=outcomes, first_failure=failure, route="hot", seconds=0)
+
+    right = edit_call(corruption.number, corruption.gold)
+    model = Demonstrator(RENDERER, plan, path=PATH, symbol=SYMBOL, right=right, wrong="")
+    environment = AgentEnvironment(MemorySandbox({PATH: broken.encode()}), run_tests)
+    request = AgentRequest(prompt=f"Fix {SYMBOL} in {PATH}", session_id="s")
+    config = HarnessConfig(context_tokens=2000, max_generated_tokens=2000)
+    transcript = asyncio.run(run_agent(model, RENDERER, environment, request, config))
+    recorded = transcript.segments[0].token_ids_T.tolist()
+    assert written == [*recorded, RENDERER.end_of_text_id]
+
+
+def test_a_fill_in_document_ends_with_the_edit_that_fills_it_in() -> None:
+    text = RENDERER.decode(WRITER.write_fill_in(FUNCTION, 2))
+    assert "<L1>def add_all(values, start=0):\n<L2>\n<L3>    for value" in text
+    assert text.endswith("<edit_file><L2>    total = start</edit_file><|end|><|endoftext|>")
+
+
+def test_a_clean_document_shows_the_function() -> None:
+    text = RENDERER.decode(WRITER.write_clean(FUNCTION))
+    assert text.startswith(
+        "<|assistant|><read_file>tiny/core.py::add_all</read_file><|end|><|tool|>"
+    )
+    assert text.endswith("<L5>    return total<|end|><|endoftext|>")
+
+
+def test_copies_are_told_from_news() -> None:
+    deduplicator = Deduplicator(near_duplicate_ratio=0.7)
+    text = "\n".join(f"line {index} of a file" for index in range(60))
+    assert deduplicator.judge(text) is Novelty.NEW
+    assert deduplicator.judge(text.replace("\n", "\n\n  ")) is Novelty.EXACT_DUPLICATE
+    assert deduplicator.judge(text.replace("line 7 ", "row 7 ")) is Novelty.NEAR_DUPLICATE
+    assert deduplicator.judge(text.replace("line", "row")) is Novelty.NEW
+    assert deduplicator.judge("x") is Novelty.NEW
+
+
+def test_sources_are_read_with_their_licence(tmp_path: Path) -> None:
+    assert package_licence("pytest") == "MIT"
+    assert package_licence("no_such_package") == "unknown"
+    lines = [json.dumps({"text": "x = 1\n" * 60, "path": "a.py"})]
+    (tmp_path / "code.jsonl").write_text("\n".join(lines))
+    source = CodeSource(kind="jsonl", path=str(tmp_path / "code.jsonl"), licence="CC0-1.0")
+    (file,) = read_source(source)
+    assert (file.path, file.licence, file.source) == ("a.py", "CC0-1.0", "code")
+    modules = {file.path for file in read_source(CodeSource(kind="package", name="json"))}
+    assert modules == {"decoder.py", "encoder.py", "scanner.py", "__init__.py", "tool.py"}
+
+
+def test_bad_sources_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no_such_package"):
+        list(read_source(CodeSource(kind="package", name="no_such_package")))
+    (tmp_path / "bad.jsonl").write_text('{"text": 1}\n')
+    with pytest.raises(ConfigError, match=r"bad.jsonl:1"):
+        list(read_source(CodeSource(kind="jsonl", path=str(tmp_path / "bad.jsonl"))))
+    with pytest.raises(ConfigError, match="missing"):
+        list(read_source(CodeSource(kind="directory", path=str(tmp_path / "missing"))))
+
+
+def test_prompts_become_templates(problems_directory: Path) -> None:
+    source = load_problems(problems_directory)
+    assert source.prompt_templates() == ("Fix {symbol} in {path}",)
+    assert ProblemSource().prompt_templates() == ("Fix {symbol} in {path}",)
+
+
+def test_problems_of_other_files_are_refused(problems_directory: Path) -> None:
+    with pytest.raises(ProblemError, match="tiny-0"):
+        apply_edits("x\n", make_problem("0" * 16, 0))
+    file = problems_directory / "problems.jsonl"
+    file.write_text(make_problem("0" * 16, 0).model_dump_json())
+    with pytest.raises(ProblemError, match="fingerprint"):
+        load_problems(problems_directory)
+    with pytest.raises(ProblemError, match="no problems.jsonl"):
+        load_problems(problems_directory / "nowhere")
