@@ -99,6 +99,20 @@ class DecodeEngine:
         running = slots.running()
         return int((slots.limit_S[running] - slots.cached_S[running]).sum()) + self._queue.tokens
 
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no slot yet."""
+        return len(self._queue)
+
+    def draft_acceptance(self) -> list[float]:
+        """Share of draft tokens accepted, a depth; empty when the engine never drafts."""
+        return [] if self._speculator is None else self._speculator.gate.acceptance()
+
     def submit(self, request: GenerateRequest) -> None:
         """Takes a request; ValueError names what is wrong with it."""
         check_request(request, self.spec.vocab_size)
@@ -133,6 +147,7 @@ class DecodeEngine:
         if self._speculator is not None:
             self._speculator.gate.reset()
 
+    @torch.inference_mode()
     def step(self) -> list[Generation]:
         """Admits what fits, runs one forward pass, returns the requests that ended."""
         finished = self._admit_waiting()

@@ -1,0 +1,117 @@
+"""Several engine replicas as one `ModelClient`.
+
+Owns `EngineFleet` (client side: routing, error translation, updates of all replicas) and `start_replicas` (making the actors).
+Any number of processes may each hold a fleet over the same actors. Enters: requests. Leaves: generations. A request whose
+replica died raises EngineError and is not repeated here: who asked knows whether a repeat is safe.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
+
+from infra.cluster.actors import get_or_create_actor
+from infra.engine.local import SwapReport
+from infra.engine.replica import EngineReplica
+from infra.engine.router import RequestRouter
+from infra.engine.states import ReplicaState
+from infra.engine.wire import decode_generation, encode_request
+from infra.errors import EngineError, OstinatoError
+from infra.objects import ObjectStore
+from infra.telemetry import fields
+from models.decode.engine import EngineConfig
+from models.decode.protocol import Generation, GenerateRequest
+from models.spec import ModelSpec
+
+_logger = logging.getLogger(__name__)
+
+_MAX_CONCURRENCY = 1000  # coroutines of one replica: waiting requests cost nothing
+
+
+def start_replicas(
+    spec: ModelSpec, config: EngineConfig, replica_ids: list[str], *, num_cpus: float = 1.0
+) -> dict[str, ActorHandle]:
+    """Starts (or finds) one actor per id; they serve after `EngineFleet.follow`."""
+    return {
+        replica_id: get_or_create_actor(
+            EngineReplica, replica_id, replica_id, spec, config, num_cpus=num_cpus, max_concurrency=_MAX_CONCURRENCY
+        )
+        for replica_id in replica_ids
+    }
+
+
+class EngineFleet:
+    """A `ModelClient` over replicas."""
+
+    def __init__(self, replicas: Mapping[str, ActorHandle]) -> None:
+        self._replicas = dict(replicas)
+        self._router = RequestRouter(list(replicas))
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Samples an answer on the replica that holds the session, or the least busy one."""
+        tokens = len(request.token_ids) + request.max_new_tokens
+        replica_id = self._router.choose(request.session_id, tokens)
+        try:
+            call = self._replicas[replica_id].generate.remote(encode_request(request))
+            return decode_generation(await self._answer(call, replica_id, f"request {request.request_id}"))
+        finally:
+            self._router.finish(replica_id, tokens)
+
+    async def end_session(self, session_id: str) -> None:
+        """Lets the cache of a finished conversation go; nobody waits for it."""
+        replica_id = self._router.end_session(session_id)
+        if replica_id is not None:
+            self._replicas[replica_id].end_session.remote(session_id)
+
+    async def follow(self, objects: ObjectStore, chain_id: str) -> list[int | None]:
+        """Binds every replica to a chain; returns the version each applied."""
+        calls = {name: actor.follow.remote(objects, chain_id) for name, actor in self._replicas.items()}
+        return await self._answer_all(calls, f"follow chain {chain_id}")
+
+    async def update_to(self, version: int) -> list[SwapReport]:
+        """Applies a version everywhere. One failure raises after all have answered; that replica gets no requests."""
+        calls = {name: actor.update_to.remote(version) for name, actor in self._replicas.items()}
+        return await self._answer_all(calls, f"update to version {version}")
+
+    async def refresh_states(self) -> dict[str, ReplicaState]:
+        """Asks every replica how it is; a replica that recovered gets requests again."""
+        for name, actor in self._replicas.items():
+            try:
+                health = await self._answer(actor.health.remote(), name, "health")
+            except EngineError:
+                continue  # its state was noted by _answer
+            self._router.set_state(name, ReplicaState(health["state"]))
+        return self._router.states()
+
+    async def statistics(self) -> dict[str, dict[str, float]]:
+        """Running totals by replica."""
+        calls = {name: actor.statistics.remote() for name, actor in self._replicas.items()}
+        return dict(zip(calls, await self._answer_all(calls, "statistics"), strict=True))
+
+    async def _answer_all(self, calls: Mapping[str, ray.ObjectRef], what: str) -> list:
+        waiting = [self._answer(call, name, what) for name, call in calls.items()]
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        if failures:
+            raise failures[0]
+        for name in calls:
+            self._router.set_state(name, ReplicaState.SERVING)
+        return answers
+
+    async def _answer(self, call: ray.ObjectRef, replica_id: str, what: str):  # noqa: ANN202 (whatever the method returns)
+        try:
+            return await call
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, EngineError):
+                self._router.set_state(replica_id, ReplicaState.STALE)
+            if isinstance(cause, (OstinatoError, ValueError)):
+                raise cause from error
+            raise EngineError(f"{what} failed on replica {replica_id}: {cause!r}") from error
+        except RayError as error:
+            self._router.set_state(replica_id, ReplicaState.DEAD)
+            _logger.error("replica is dead %s", fields(replica=replica_id, what=what, error=type(error).__name__))
+            raise EngineError(f"{what} failed, replica {replica_id} is gone: {type(error).__name__}") from error

@@ -1,0 +1,96 @@
+"""The engine thread: answers reach their callers, swaps and failures too."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from infra.engine.local import LocalEngine
+from infra.errors import EngineError
+from models.decode.engine import EngineConfig
+from models.decode.protocol import GenerateRequest
+from tests.fakes.tiny_model import TINY, random_weights
+
+
+def request(index: int, tokens: int = 20) -> GenerateRequest:
+    return GenerateRequest(f"request-{index}", f"session-{index}", (1, 2, index % 30), tokens, (), seed=index)
+
+
+def make_engine(version: int = 0) -> LocalEngine:
+    return LocalEngine(TINY, random_weights(TINY), version, EngineConfig(slots=4))
+
+
+async def test_many_callers_get_their_own_answers() -> None:
+    engine = make_engine()
+    together = await engine.generate_many([request(index) for index in range(12)])
+    assert [one.request_id for one in together] == [f"request-{index}" for index in range(12)]
+    await engine.end_session("session-5")
+    alone = await engine.generate(dataclasses.replace(request(5), request_id="again"))
+    assert alone.token_ids == together[5].token_ids
+    engine.close()
+
+
+async def test_a_swap_is_seen_by_the_next_token() -> None:
+    engine = make_engine()
+    report = await engine.swap_weights(random_weights(TINY, seed=1), 7)
+    generation = await engine.generate(request(0))
+    assert set(generation.weight_versions_T.tolist()) == {7} == {report.version}
+    assert report.pause_seconds < 0.01
+    engine.close()
+
+
+async def test_unsound_weights_are_refused_and_the_old_ones_stay() -> None:
+    engine = make_engine(version=3)
+    weights = random_weights(TINY)
+    del weights["model.norm.weight"]
+    with pytest.raises(EngineError, match="model.norm.weight"):
+        await engine.swap_weights(weights, 4)
+    assert engine.version == 3
+    weights = random_weights(TINY)
+    weights["model.norm.weight"][0] = float("nan")
+    with pytest.raises(EngineError, match="not finite"):
+        await engine.swap_weights(weights, 4)
+    engine.close()
+
+
+async def test_the_draft_layers_move_with_the_trunk() -> None:
+    engine = make_engine()
+    weights = random_weights(TINY, seed=1)
+    await engine.swap_weights(weights, 1)
+    held = engine._engine._weights
+    folded = weights["model.mtp.1.gate_up_proj.weight"] * weights["model.mtp.1.mlp_norm.weight"]
+    assert held.version == 1
+    assert held.drafts[1].gate_up_MD.equal(folded)
+    engine.close()
+
+
+async def test_a_wrong_request_fails_its_caller_only() -> None:
+    engine = make_engine()
+    good = asyncio.ensure_future(engine.generate(request(0)))
+    with pytest.raises(ValueError, match="wanted 0..31"):
+        await engine.generate(dataclasses.replace(request(1), token_ids=(99,)))
+    assert len((await good).token_ids) == 20
+    engine.close()
+
+
+async def test_a_caller_that_gives_up_frees_its_slot() -> None:
+    engine = make_engine()
+    tasks = [asyncio.ensure_future(engine.generate(request(index, tokens=90))) for index in range(4)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[0]
+    await asyncio.gather(*tasks[1:])
+    assert engine.statistics()["running_requests"] == 0
+    engine.close()
+
+
+async def test_a_closed_engine_fails_what_it_holds_and_what_comes() -> None:
+    engine = make_engine()
+    waiting = asyncio.ensure_future(engine.generate(request(0, tokens=93)))
+    await asyncio.sleep(0)
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        await waiting
+    with pytest.raises(EngineError, match="closed"):
+        await engine.generate(request(1))
