@@ -64,9 +64,11 @@ class RolloutConfig(Config):
     groups_per_step: int = Field(
         default=16, ge=1, description="groups that one optimiser step trains on"
     )
-    only_spread_fills_step: bool = Field(
-        default=True,
-        description="count only groups whose rewards differ towards groups_per_step; the others are trained with them at advantage zero",
+    least_spread: float = Field(
+        default=0.1,
+        ge=0,
+        description="largest minus smallest reward from which a group counts towards groups_per_step; others are "
+        "trained along with them; 0: every group counts",
     )
     concurrent_trajectories: int = Field(
         default=64, ge=1, description="attempts in flight, over all rollout workers"

@@ -1,50 +1,20 @@
 """Makes rollouts durable: rows in the ledger, payloads in the object store, one object a group.
 
-Owns the byte form of a group and the order reserve -> finish -> commit -> trained. A group counts from its commit on; its
+Owns the order reserve -> finish -> commit -> trained. A group counts from its commit on; its
 payload is stored before. Enters: requests, trajectories, groups. Leaves: after a restart, the groups that are owed to the
 trainer. It decides nothing.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from safetensors.numpy import load, save
-
-from infra.harness.transcript import Transcript
 from infra.ledger.journal import Finish, JournalRepository, Reservation
 from infra.objects import ObjectStore
 from tasks.records import Group, Trajectory
 from tasks.rollout.orchestrator import AttemptRequest
+from tasks.rollout.payload import group_from_bytes, group_to_bytes
 
 RESTARTED = "the orchestrator restarted before the group was complete"
-
-
-def group_to_bytes(group: Group) -> bytes:
-    """One safetensors blob: each transcript as bytes, everything else as JSON metadata."""
-    tensors = {
-        str(index): np.frombuffer(member.transcript.to_bytes(), dtype=np.uint8)
-        for index, member in enumerate(group.trajectories)
-    }
-    rest = group.model_dump(
-        mode="json", exclude={"trajectories": {"__all__": {"transcript"}}}
-    )
-    return save(tensors, metadata={"group": json.dumps(rest)})
-
-
-def group_from_bytes(data: bytes) -> Group:
-    """Inverse of group_to_bytes."""
-    header_bytes = int.from_bytes(data[:8], "little")
-    rest = json.loads(json.loads(data[8 : 8 + header_bytes])["__metadata__"]["group"])
-    tensors = load(data)
-    members = tuple(
-        Trajectory(
-            **member, transcript=Transcript.from_bytes(tensors[str(index)].tobytes())
-        )
-        for index, member in enumerate(rest.pop("trajectories"))
-    )
-    return Group(trajectories=members, **rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from tasks.rollout.slots import (
     GroupSlot,
     GroupState,
     SlotTable,
-    has_spread,
+    reward_spread,
 )
 from tasks.rollout.staleness import StalenessPolicy
 
@@ -140,9 +140,7 @@ class Orchestrator:
         policy = StalenessPolicy(
             config.staleness.max_staleness_versions, config.groups_per_step
         )
-        self.table = SlotTable(
-            policy, only_spread_fills_step=config.only_spread_fills_step
-        )
+        self.table = SlotTable(policy, least_spread=config.least_spread)
         self._journal = journal
         self._attempt = attempt
         self._train = train
@@ -393,7 +391,7 @@ class Orchestrator:
             self.table.policy.staleness(slot.birth_version, version)
             for slot in batch.slots
         ]
-        flat = sum(1 for slot in batch.slots if not has_spread(slot.group))
+        flat = sum(1 for slot in batch.slots if reward_spread(slot.group) == 0)
         return {
             "groups": len(batch.slots),
             "groups_without_spread": flat,

@@ -59,10 +59,10 @@ class GroupSlot:
         )
 
 
-def has_spread(group: Group) -> bool:
-    """Whether the rewards of a group differ: without it all advantages are zero."""
+def reward_spread(group: Group) -> float:
+    """Largest reward less the smallest: at zero all advantages are zero."""
     rewards = [trajectory.reward.total for trajectory in group.trajectories]
-    return max(rewards) - min(rewards) > 1e-9
+    return max(rewards) - min(rewards)
 
 
 def oldest_version(group: Group) -> int | None:
@@ -239,7 +239,7 @@ class SlotTable:
 
     def _make_ready(self, slot: GroupSlot) -> None:
         slot.state = GroupState.READY
-        slot.fills_step = has_spread(slot.group) or not self.only_spread_fills_step
+        slot.fills_step = reward_spread(slot.group) >= self.least_spread
         share = 1.0 if slot.fills_step else 0.0
         self.spread_ratio = max(
             LEAST_SPREAD_RATIO,

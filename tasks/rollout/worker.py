@@ -91,6 +91,10 @@ class RolloutWorker:
             )
             return self._record(ticket, transcript, started_at)
 
+    async def close(self) -> None:
+        """Ends the boxes."""
+        await self._sandboxes.close()
+
     async def _attempt_in_box(
         self, ticket: AttemptTicket, boxes: RepositoryEnvironment, started_at: float
     ) -> Trajectory:

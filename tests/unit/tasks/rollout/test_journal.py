@@ -8,8 +8,9 @@ import pytest
 from infra.ledger import Ledger
 from infra.objects import ObjectStore
 from tasks.records import Group, Outcome
-from tasks.rollout.journal import RolloutJournal, group_from_bytes, group_to_bytes
+from tasks.rollout.journal import RolloutJournal
 from tasks.rollout.orchestrator import AttemptRequest
+from tasks.rollout.payload import group_from_bytes, group_to_bytes
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 

@@ -45,7 +45,7 @@ class Script:
             group_size=2,
             groups_per_step=2,
             concurrent_trajectories=8,
-            only_spread_fills_step=False,
+            least_spread=0.0,
             staleness=StalenessConfig(
                 max_staleness_versions=cap, pace_limit_seconds=pace_seconds
             ),

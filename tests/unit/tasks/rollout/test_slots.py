@@ -9,8 +9,8 @@ from tasks.rollout.staleness import StalenessPolicy
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 
-def make_table(cap: int = 1, size: int = 1, *, only_spread: bool = False) -> SlotTable:
-    return SlotTable(StalenessPolicy(cap, size), only_spread_fills_step=only_spread)
+def make_table(cap: int = 1, size: int = 1, *, least_spread: float = 0.0) -> SlotTable:
+    return SlotTable(StalenessPolicy(cap, size), least_spread=least_spread)
 
 
 def open_group(table: SlotTable, name: str, birth: int = 0) -> None:
@@ -90,7 +90,7 @@ def test_group_past_the_bound_is_stale() -> None:
 
 
 def test_groups_without_spread_ride_with_a_step_and_do_not_fill_it() -> None:
-    table = make_table(cap=3, only_spread=True)
+    table = make_table(cap=3, least_spread=0.1)
     open_group(table, "flat")
     complete(table, "flat", solved=(True, True))
     assert table.next_batch(0).detail == "has 0, wants 1"

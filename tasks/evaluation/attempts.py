@@ -1,0 +1,130 @@
+"""Runs what is left of an evaluation: every problem, every attempt number, each exactly once.
+
+Owns the plan of attempts, its file of finished rows (one JSON line each, so that a killed evaluation goes on where it was)
+and the number of attempts in flight. How one attempt runs comes in as a callable. It computes no statistics.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.errors import GradingError
+from infra.telemetry import MetricsLog
+from tasks.evaluation.statistics import AttemptRow, attempt_row
+from tasks.records import Outcome, Problem, Trajectory
+
+INFRASTRUCTURE_OUTCOMES = frozenset({Outcome.SANDBOX_FAILED, Outcome.ENGINE_FAILED})
+INFRASTRUCTURE_RETRIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAttempt:
+    """One attempt to make."""
+
+    problem: Problem
+    attempt: int
+    seed: int
+    retry: int = 0
+
+
+AttemptFunction = Callable[[PlannedAttempt], Awaitable[Trajectory]]
+OnRow = Callable[[int, int], None]  # finished, planned
+
+
+def draw_problems(
+    problems: Sequence[Problem], *, count: int, seed: int
+) -> list[Problem]:
+    """At most `count` problems, the same ones for the same seed whatever their order."""
+    ordered = sorted(problems, key=lambda problem: problem.problem_id)
+    if len(ordered) <= count:
+        return ordered
+    return random.Random(f"evaluation:{seed}").sample(ordered, count)
+
+
+def plan_attempts(
+    problems: Sequence[Problem], *, attempts_per_problem: int, seed: int
+) -> list[PlannedAttempt]:
+    """All attempts; a seed depends on problem and attempt number only."""
+    return [
+        PlannedAttempt(
+            problem,
+            attempt,
+            random.Random(f"{seed}:{problem.problem_id}:{attempt}").getrandbits(48),
+        )
+        for problem in problems
+        for attempt in range(attempts_per_problem)
+    ]
+
+
+def read_rows(path: Path) -> list[AttemptRow]:
+    """Finished attempts of a file; a torn last line is left out."""
+    rows: dict[tuple[str, int], AttemptRow] = {}
+    if not path.exists():
+        return []
+    for line in path.read_bytes().splitlines():
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the torn line of a killed writer
+        values.pop("step")
+        row = AttemptRow.model_validate(values)
+        rows.setdefault((row.problem_id, row.attempt), row)
+    return list(rows.values())
+
+
+async def run_attempts(
+    plan: Sequence[PlannedAttempt],
+    attempt: AttemptFunction,
+    *,
+    rows_path: Path,
+    concurrent_attempts: int,
+    on_row: OnRow | None = None,
+) -> list[AttemptRow]:
+    """Makes the attempts that the file does not hold yet; all rows, finished before or now."""
+    rows = read_rows(rows_path)
+    finished = {(row.problem_id, row.attempt) for row in rows}
+    waiting = iter(
+        [
+            item
+            for item in plan
+            if (item.problem.problem_id, item.attempt) not in finished
+        ]
+    )
+    log = MetricsLog(rows_path)
+
+    async def drain() -> None:
+        for item in waiting:
+            trajectory = await _attempt_with_retries(item, attempt)
+            row = attempt_row(trajectory, cluster=item.problem.repository)
+            log.append(len(rows), row.model_dump(mode="json"))
+            rows.append(row)
+            if on_row is not None:
+                on_row(len(rows), len(plan))
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(concurrent_attempts):
+                tasks.create_task(drain())
+    except* Exception as errors:  # the first error is the cause; the others are its cancelled neighbours
+        raise errors.exceptions[0] from None
+    finally:
+        log.close()
+    return rows
+
+
+async def _attempt_with_retries(
+    item: PlannedAttempt, attempt: AttemptFunction
+) -> Trajectory:
+    for retry in range(INFRASTRUCTURE_RETRIES + 1):
+        trajectory = await attempt(
+            PlannedAttempt(item.problem, item.attempt, item.seed, retry=retry)
+        )
+        if trajectory.outcome not in INFRASTRUCTURE_OUTCOMES:
+            return trajectory
+    raise GradingError(
+        f"attempt {item.attempt} at problem {item.problem.problem_id} ended as {trajectory.outcome.value} "
+        f"{INFRASTRUCTURE_RETRIES + 1} times, wanted a graded attempt: {trajectory.reason}"
+    )

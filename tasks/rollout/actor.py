@@ -1,0 +1,252 @@
+"""Rollout workers as Ray actors, and the client that hands them attempts in batches.
+
+Owns `RolloutActor` (one process: a RolloutWorker, its boxes, its view of the engine fleet) and `RolloutFleet` (the
+orchestrator's side). Tickets travel in one call per turn of the event loop and trajectories come back as bytes, all that
+are finished in one call: Ray's price is paid per batch, not per attempt. When a worker process dies its attempts end as
+sandbox_failed and Ray starts it again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+
+from infra.cluster.actors import end_actor, get_or_create_actor
+from infra.engine.fleet import EngineFleet
+from infra.errors import ClusterError, OstinatoError
+from infra.harness.transcript import EndReason, Transcript
+from infra.telemetry import fields
+from models.decode.protocol import ModelClient
+from tasks.records import Outcome, Trajectory
+from tasks.rollout.payload import trajectory_from_bytes, trajectory_to_bytes
+from tasks.rollout.worker import UNGRADED, AttemptTicket, RolloutWorker
+
+logger = logging.getLogger(__name__)
+
+COLLECT_SECONDS = 5.0  # an empty answer after this long shows that the worker lives
+GATHER_SECONDS = 0.02  # finished trajectories are collected this long into one answer
+RESTARTS = 5
+MAX_CONCURRENCY = 16  # calls at a time: submits, one collect, statistics
+
+BuildWorker = Callable[[ModelClient], RolloutWorker]
+Finished = tuple[str, bytes | None, OstinatoError | None]
+
+
+class RolloutActor:
+    """Make it an actor with `start_workers`."""
+
+    def __init__(
+        self, build_worker: BuildWorker, replicas: Mapping[str, ActorHandle]
+    ) -> None:
+        self._worker = build_worker(EngineFleet(replicas))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._finished: list[Finished] = []
+        self._has_finished = asyncio.Event()
+
+    async def submit(self, tickets: Sequence[AttemptTicket]) -> None:
+        """Starts attempts and returns at once."""
+        for ticket in tickets:
+            task = asyncio.create_task(self._run(ticket))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def collect(self) -> list[Finished]:
+        """All attempts that ended since the last call; waits a while for the first."""
+        try:
+            await asyncio.wait_for(self._has_finished.wait(), COLLECT_SECONDS)
+        except TimeoutError:
+            return []
+        await asyncio.sleep(GATHER_SECONDS)
+        finished, self._finished = self._finished, []
+        self._has_finished.clear()
+        return finished
+
+    async def close(self) -> None:
+        """Cancels attempts in flight and ends the boxes."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._worker.close()
+
+    async def _run(self, ticket: AttemptTicket) -> None:
+        try:
+            trajectory = await self._worker.attempt(ticket)
+            self._finished.append(
+                (ticket.trajectory_id, trajectory_to_bytes(trajectory), None)
+            )
+        except OstinatoError as error:
+            self._finished.append((ticket.trajectory_id, None, error))
+        except (
+            Exception
+        ) as error:  # supervision: whatever it is must reach the orchestrator
+            logger.exception(
+                "attempt broke %s", fields(trajectory=ticket.trajectory_id)
+            )
+            text = f"attempt {ticket.trajectory_id}: {type(error).__name__}: {error}"
+            self._finished.append((ticket.trajectory_id, None, ClusterError(text)))
+        self._has_finished.set()
+
+
+def start_workers(
+    names: Sequence[str],
+    build_worker: BuildWorker,
+    replicas: Mapping[str, ActorHandle],
+    *,
+    num_cpus: float = 0.0,
+) -> dict[str, ActorHandle]:
+    """Starts one rollout worker per name."""
+    return {
+        name: get_or_create_actor(
+            RolloutActor,
+            name,
+            build_worker,
+            dict(replicas),
+            num_cpus=num_cpus,
+            max_concurrency=MAX_CONCURRENCY,
+            max_restarts=RESTARTS,
+        )
+        for name in names
+    }
+
+
+class RolloutFleet:
+    """Sends attempts to the least busy worker. Belongs to one event loop; `open` it there."""
+
+    def __init__(
+        self, workers: Mapping[str, ActorHandle], clock: Callable[[], float]
+    ) -> None:
+        self._workers = dict(workers)
+        self._clock = clock
+        self._outbox: dict[str, list[AttemptTicket]] = {name: [] for name in workers}
+        self._waiting: dict[
+            str, dict[str, tuple[AttemptTicket, asyncio.Future[Trajectory]]]
+        ] = {name: {} for name in workers}
+        self._is_flush_planned = False
+        self._pumps: list[asyncio.Task[None]] = []
+        self._failure: BaseException | None = None
+
+    def open(self) -> None:
+        """Begins to collect."""
+        self._pumps = [asyncio.create_task(self._pump(name)) for name in self._workers]
+
+    async def attempt(self, ticket: AttemptTicket) -> Trajectory:
+        """One attempt on some worker."""
+        if self._failure is not None:
+            raise ClusterError(str(self._failure))
+        name = min(self._waiting, key=lambda worker: len(self._waiting[worker]))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Trajectory] = loop.create_future()
+        self._waiting[name][ticket.trajectory_id] = (ticket, future)
+        self._outbox[name].append(ticket)
+        if not self._is_flush_planned:
+            self._is_flush_planned = True
+            loop.call_soon(self._flush)
+        return await future
+
+    async def close(self) -> None:
+        """Ends all workers and their boxes."""
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+        for name, worker in self._workers.items():
+            try:
+                await asyncio.wait_for(_await(worker.close.remote()), timeout=10.0)
+            except (RayActorError, RayTaskError, TimeoutError) as error:
+                logger.warning(
+                    "worker did not close %s", fields(worker=name, error=repr(error))
+                )
+            end_actor(worker)
+
+    def _flush(self) -> None:
+        self._is_flush_planned = False
+        for name, tickets in self._outbox.items():
+            if tickets:
+                self._workers[name].submit.remote(tickets)
+                self._outbox[name] = []
+
+    async def _pump(self, name: str) -> None:
+        deaths = 0
+        while True:
+            try:
+                finished = await _await(self._workers[name].collect.remote())
+            except RayActorError as error:
+                deaths += 1
+                self._fail_attempts(
+                    name, f"rollout worker {name} died: {type(error).__name__}"
+                )
+                logger.error(
+                    "worker died %s",
+                    fields(worker=name, deaths=deaths, error=repr(error)),
+                )
+                if deaths > RESTARTS and not isinstance(error, ActorUnavailableError):
+                    self._give_up(
+                        ClusterError(
+                            f"rollout worker {name} died {deaths} times: {error}"
+                        )
+                    )
+                    return
+                await asyncio.sleep(1.0)
+            except RayTaskError as error:
+                self._give_up(
+                    ClusterError(f"rollout worker {name} failed to collect: {error}")
+                )
+                return
+            else:
+                self._deliver(name, finished)
+
+    def _deliver(self, name: str, finished: Sequence[Finished]) -> None:
+        for trajectory_id, data, error in finished:
+            known = self._waiting[name].pop(trajectory_id, None)
+            if known is None or known[1].done():
+                continue  # cancelled meanwhile, or of a life before the worker's restart
+            if error is not None:
+                known[1].set_exception(error)
+            elif data is not None:
+                known[1].set_result(trajectory_from_bytes(data))
+
+    def _fail_attempts(self, name: str, reason: str) -> None:
+        lost, self._waiting[name] = self._waiting[name], {}
+        for ticket, future in lost.values():
+            if not future.done():
+                future.set_result(lost_trajectory(ticket, reason, self._clock()))
+
+    def _give_up(self, error: ClusterError) -> None:
+        self._failure = error
+        for waiting in self._waiting.values():
+            for _, future in waiting.values():
+                if not future.done():
+                    future.set_exception(ClusterError(str(error)))
+
+
+def lost_trajectory(ticket: AttemptTicket, reason: str, at: float) -> Trajectory:
+    """The record of an attempt whose worker is gone."""
+    transcript = Transcript(
+        segments=(),
+        turns=(),
+        end_reason=EndReason.SANDBOX_FAILED,
+        final_message="",
+        detail=reason,
+        wall_seconds=0.0,
+    )
+    return Trajectory(
+        trajectory_id=ticket.trajectory_id,
+        group_id=ticket.group_id,
+        problem_id=ticket.problem.problem_id,
+        attempt=ticket.attempt,
+        seed=ticket.seed,
+        outcome=Outcome.SANDBOX_FAILED,
+        reason=reason,
+        verdict=None,
+        reward=UNGRADED,
+        transcript=transcript,
+        started_at=at,
+        finished_at=at,
+    )
+
+
+async def _await(reference: Any) -> Any:
+    return await reference
