@@ -108,7 +108,7 @@ async def run_attempts(
         async with asyncio.TaskGroup() as tasks:
             for _ in range(concurrent_attempts):
                 tasks.create_task(drain())
-    except* Exception as errors:  # the first error is the cause; the others are its cancelled neighbours
+    except ExceptionGroup as errors:  # the first is the cause, the others its cancelled neighbours
         raise errors.exceptions[0] from None
     finally:
         log.close()

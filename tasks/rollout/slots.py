@@ -89,11 +89,11 @@ class Batch:
 class SlotTable:
     """All outstanding groups and the counts of those that ended."""
 
-    def __init__(
-        self, policy: StalenessPolicy, *, only_spread_fills_step: bool
-    ) -> None:
+    def __init__(self, policy: StalenessPolicy, *, least_spread: float) -> None:
         self.policy = policy
-        self.only_spread_fills_step = only_spread_fills_step
+        self.least_spread = (
+            least_spread  # of rewards, for a group to count towards groups_per_step
+        )
         self.groups: dict[str, GroupSlot] = {}
         self.outcomes: Counter[str] = (
             Counter()
