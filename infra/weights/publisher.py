@@ -69,6 +69,18 @@ class ChainPublisher:
         """Newest committed version this publisher knows of; None before the first."""
         return self._last_version
 
+    @property
+    def last_manifest(self) -> ChainManifest | None:
+        """Commit record of last_version; None when there is none or it cannot be read."""
+        return self._last_manifest
+
+    def holds(self, weights: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the newest committed version is exactly these weights, bit for bit."""
+        last = self._last_manifest
+        return last is not None and last.tensors == {
+            name: _entry(tensor.detach().cpu()) for name, tensor in weights.items()
+        }
+
     def resume(self) -> ChainManifest | None:
         """Claims the chain and takes up its newest version; None when the chain is new.
 

@@ -94,7 +94,7 @@ class PackingConfig(Config):
         description="row lengths, ascending; a longer sample is an error",
     )
     microbatch_tokens: int = Field(
-        default=3072, ge=1, description="rows times row length; a microbatch has at least one row"
+        default=1536, ge=1, description="rows times row length; a microbatch has at least one row"
     )
 
     @model_validator(mode="after")

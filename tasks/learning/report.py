@@ -55,7 +55,6 @@ class StepReport(Record):
     advantage_absolute_mean: float = Field(description="over samples")
     loss: float
     gradient_norm: float = Field(description="before clipping")
-    learning_rate_scale: float = Field(description="warm-up, 0..1")
     entropy_nats: float = Field(description="mean over sampled tokens")
     mismatch_equal_version: Mismatch = Field(
         description="tokens sampled with the very weights of weight_version"
@@ -76,6 +75,23 @@ class StepReport(Record):
     )
     wall_seconds: float
     tokens_per_second: float = Field(description="computed tokens over wall seconds")
+
+    def metrics(self) -> dict[str, float]:
+        """All numbers under flat names, nested ones joined by an underscore; for one line of a metrics file."""
+        flat: dict[str, float] = {}
+        for name, value in self.model_dump(exclude={"schema_version"}).items():
+            if isinstance(value, dict):
+                inner = {
+                    key: number for key, number in value.items() if isinstance(number, int | float)
+                }
+                flat |= {
+                    f"{name}_{key}": number
+                    for key, number in inner.items()
+                    if key != "schema_version"
+                }
+            else:
+                flat[name] = value
+        return flat
 
 
 @dataclass(frozen=True, slots=True)

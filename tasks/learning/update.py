@@ -42,11 +42,10 @@ class PolicyUpdate:
         *,
         step: int,
         weight_version: int,
-        learning_rate_scale: float,
         advantages: Sequence[float] | None = None,
         reference_k1_nats: float = 0.0,
     ) -> StepReport:
-        """Takes one step. `advantages` replace those of the samples (after a KL penalty).
+        """Takes one step at the optimiser's current rates. `advantages` replace those of the samples (after a KL penalty).
 
         Without any sample that has both an advantage and a sampled token, weights and optimiser stay as they are.
         """
@@ -66,7 +65,7 @@ class PolicyUpdate:
         loss, scores = self._accumulate(microbatches)
         gradient_norm = 0.0
         if any(is_live):
-            gradient_norm = self._apply(step, learning_rate_scale)
+            gradient_norm = self._apply(step)
         equal_version = scores.weight_versions_N == weight_version
         equal = measure_mismatch(
             scores.trainer_logprobs_N[equal_version], scores.rollout_logprobs_N[equal_version]
@@ -89,7 +88,6 @@ class PolicyUpdate:
             advantage_absolute_mean=_mean(np.abs(advantages)),
             loss=loss,
             gradient_norm=gradient_norm,
-            learning_rate_scale=learning_rate_scale,
             entropy_nats=_mean(scores.entropy_N),
             mismatch_equal_version=equal,
             mismatch_all=measure_mismatch(scores.trainer_logprobs_N, scores.rollout_logprobs_N),
@@ -144,7 +142,7 @@ class PolicyUpdate:
             )
         return loss, TokenScores.concatenate(parts)
 
-    def _apply(self, step: int, learning_rate_scale: float) -> float:
+    def _apply(self, step: int) -> float:
         """Clips and takes the optimiser step. Returns the norm before clipping."""
         limit = self._config.optimizer.gradient_clip_norm
         parameters = [weight for weight in self._model.parameters() if weight.grad is not None]
@@ -156,9 +154,6 @@ class PolicyUpdate:
             raise TrainingError(
                 f"gradient norm is {norm} at step {step}, wanted a finite one; the weights were not touched"
             )
-        for group in self._optimizer.param_groups:
-            group.setdefault("base_lr", group["lr"])
-            group["lr"] = group["base_lr"] * learning_rate_scale
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return norm

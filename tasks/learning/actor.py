@@ -1,0 +1,104 @@
+"""The trainer as a Ray actor: one process, one thread of arithmetic.
+
+Owns TrainerActor. Enters: samples by Ray's object store. Leaves: plain records. While a version travels to the object store the
+step checkpoint is written; neither waits for the other. The journal is the caller's: it marks groups as trained at step
+`status().step + 1` before `advance`, so that after a kill `reopen_after(run, status().step)` gives back exactly the groups that
+the restored weights have not seen.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from pydantic import Field
+
+from infra.objects import ObjectStore
+from infra.weights import ChainManifest
+from tasks.learning.config import TrainerRequest
+from tasks.learning.report import StepReport
+from tasks.learning.trainer import RLTrainer
+from tasks.records import Record, Sample
+
+
+class Publication(Record):
+    """A version on the weight chain."""
+
+    version: int
+    kind: str
+    density_ratio: float
+    stored_bytes: int
+    published_at: float
+
+    @classmethod
+    def of(cls, manifest: ChainManifest) -> "Publication":
+        """What a caller needs to know of a manifest."""
+        return cls(
+            version=manifest.version,
+            kind=manifest.kind,
+            density_ratio=manifest.density_ratio,
+            stored_bytes=manifest.stored_bytes,
+            published_at=manifest.published_at,
+        )
+
+
+class TrainerStatus(Record):
+    """Where a trainer is."""
+
+    step: int = Field(description="optimiser steps its weights have seen")
+    weight_version: int = Field(description="version of its weights on the chain")
+    chain_id: str
+
+
+class TrainedStep(Record):
+    """One step with the version it led to, committed on the chain."""
+
+    report: StepReport
+    publication: Publication
+    checkpoint_directory: str | None = Field(description="None: not saved at this step")
+
+
+class TrainerActor:
+    """Made an actor by `infra.cluster.actors.get_or_create_actor`, or called directly."""
+
+    def __init__(self, request: TrainerRequest, objects: ObjectStore | None = None) -> None:
+        """Takes up the newest step checkpoint and puts its weights on the chain."""
+        torch.set_num_threads(1)
+        self._chain_id = request.chain_id
+        self._trainer = RLTrainer(
+            request, objects or ObjectStore.from_url(request.object_store_url)
+        )
+
+    def status(self) -> TrainerStatus:
+        """Where the trainer is; right after the start: where it was taken up."""
+        return TrainerStatus(
+            step=self._trainer.step,
+            weight_version=self._trainer.weight_version,
+            chain_id=self._chain_id,
+        )
+
+    def train_step(self, samples: Sequence[Sample]) -> StepReport:
+        """Takes one optimiser step; nothing is published or saved."""
+        return self._trainer.train_step(samples)
+
+    def publish(self) -> Publication:
+        """Commits the current weights to the chain."""
+        return Publication.of(self._trainer.publish())
+
+    def save(self) -> str:
+        """Writes a step checkpoint; returns its directory, a whole checkpoint of the model."""
+        return str(self._trainer.save())
+
+    def advance(self, samples: Sequence[Sample], *, save: bool = True) -> TrainedStep:
+        """Takes a step, then publishes and saves at once; returns when both are done."""
+        report = self._trainer.train_step(samples)
+        self._trainer.start_publish()
+        directory: Path | None = self._trainer.save() if save else None
+        return TrainedStep(
+            report=report,
+            publication=Publication.of(self._trainer.finish_publish()),
+            checkpoint_directory=None if directory is None else str(directory),
+        )
+
+    def close(self) -> None:
+        """Waits for what is under way."""
+        self._trainer.close()

@@ -1,0 +1,119 @@
+"""Step checkpoints of a trainer: all it needs to go on as if it had never stopped.
+
+Owns the folders `step-{step:08d}` and `kl-reference-{step:08d}` of a work directory. Enters: weights, optimiser state,
+counters. Leaves: the newest complete checkpoint. A folder appears whole or not at all; older ones are deleted after a newer
+one is complete.
+"""
+
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from infra.errors import StorageError, boundary
+from models.checkpoint import load_checkpoint, load_optimizer_state, save_checkpoint
+from models.spec import ModelSpec
+from tasks.records import Record
+
+_STEP = re.compile(r"step-(\d{8,})$")
+_REFERENCE = re.compile(r"kl-reference-(\d{8,})$")
+
+
+class StepState(Record):
+    """Counters of a trainer."""
+
+    step: int
+    weight_version: int
+    reference_step: int | None  # step whose weights are the KL reference; None: where RL began
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStep:
+    """What a step checkpoint held."""
+
+    state: StepState
+    weights: dict[str, Tensor]
+    optimizer_state: dict[str, Any]
+    reference_weights: dict[str, Tensor] | None
+
+
+class StepCheckpoints:
+    """The checkpoints of one work directory."""
+
+    def __init__(
+        self, directory: Path, spec: ModelSpec, tokenizer_path: Path | None, keep: int
+    ) -> None:
+        self.directory = directory
+        self._spec = spec
+        self._tokenizer_path = tokenizer_path
+        self._keep = keep
+
+    def save(
+        self,
+        state: StepState,
+        weights: Mapping[str, Tensor],
+        optimizer_state: dict[str, Any],
+        reference_weights: Mapping[str, Tensor] | None,
+    ) -> Path:
+        """Writes a checkpoint, then deletes what the newest ones do not need. Returns its directory."""
+        with boundary(StorageError, f"saving step {state.step} in {self.directory}"):
+            if state.reference_step is not None and reference_weights is not None:
+                reference = self._reference_directory(state.reference_step)
+                if not reference.exists():
+                    save_checkpoint(reference, self._spec, reference_weights)
+            saved = save_checkpoint(
+                self.directory / f"step-{state.step:08d}",
+                self._spec,
+                weights,
+                tokenizer_path=self._tokenizer_path,
+                optimizer_state=optimizer_state,
+                metadata=state.model_dump(),
+            )
+            self._prune()
+        return saved
+
+    def load_newest(self) -> LoadedStep | None:
+        """The newest checkpoint; None when there is none. A damaged one is a StorageError, not passed over."""
+        steps = self._numbers(_STEP)
+        if not steps:
+            return None
+        directory = self.directory / f"step-{steps[-1]:08d}"
+        with boundary(
+            StorageError, f"reading step checkpoint {directory}; delete it to go on from an older"
+        ):
+            checkpoint = load_checkpoint(directory)
+            state = StepState.model_validate(checkpoint.metadata)
+            optimizer_state = load_optimizer_state(directory)
+            if optimizer_state is None:
+                raise StorageError(
+                    f"step checkpoint {directory} holds no optimiser state, wanted one"
+                )
+            reference = None
+            if state.reference_step is not None:
+                reference = load_checkpoint(self._reference_directory(state.reference_step)).weights
+        return LoadedStep(state, checkpoint.weights, optimizer_state, reference)
+
+    def _reference_directory(self, step: int) -> Path:
+        return self.directory / f"kl-reference-{step:08d}"
+
+    def _prune(self) -> None:
+        kept = self._numbers(_STEP)[-self._keep :]
+        for step in self._numbers(_STEP):
+            if step not in kept:
+                shutil.rmtree(self.directory / f"step-{step:08d}")
+        # a checkpoint uses the newest reference before it: the next refresh comes with the next step
+        references = self._numbers(_REFERENCE)
+        used = {max((r for r in references if r < step), default=None) for step in kept}
+        for step in references:
+            if step not in used:
+                shutil.rmtree(self._reference_directory(step))
+
+    def _numbers(self, pattern: re.Pattern[str]) -> list[int]:
+        if not self.directory.is_dir():
+            return []
+        found = (pattern.fullmatch(path.name) for path in self.directory.iterdir())
+        return sorted(int(match.group(1)) for match in found if match)
