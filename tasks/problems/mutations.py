@@ -1,0 +1,332 @@
+"""Single-line bugs: exact replacements of a piece of one source line.
+
+Owns the table of mutation operators and `mutate_function`. Enters: a function's text. Leaves: `Mutation`s, each a line with
+its gold and broken text, in a fixed order. Whether one is a bug is for the tests to say (proving.py).
+
+An operator is a function of one syntax node; it yields (node to replace, new text). All text outside that node stays
+as it is, so a problem is always the difference of one line.
+"""
+
+import ast
+import builtins
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tasks.problems.functions import Function
+
+Replacement = tuple[ast.AST, str]
+Operator = Callable[[ast.AST, "Scope"], Iterator[Replacement]]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One broken line of a function. `line_number` is 1-based in the file."""
+
+    function: Function
+    operator: str
+    line_number: int
+    gold_text: str
+    broken_text: str
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What an operator may look at beside its node."""
+
+    names: tuple[str, ...]  # parameters and local variables, in order of appearance
+    lines: tuple[str, ...]
+
+
+_COMPARISONS: dict[type[ast.cmpop], tuple[str, ...]] = {
+    ast.Lt: ("<=", ">"),
+    ast.LtE: ("<", ">="),
+    ast.Gt: (">=", "<"),
+    ast.GtE: (">", "<="),
+    ast.Eq: ("!=",),
+    ast.NotEq: ("==",),
+    ast.Is: ("is not",),
+    ast.IsNot: ("is",),
+    ast.In: ("not in",),
+    ast.NotIn: ("in",),
+}
+_ARITHMETIC: dict[type[ast.operator], tuple[str, ...]] = {
+    ast.Add: ("-",),
+    ast.Sub: ("+",),
+    ast.Mult: ("+", "//"),
+    ast.Div: ("*", "//"),
+    ast.FloorDiv: ("*", "/"),
+    ast.Mod: ("//", "*"),
+    ast.Pow: ("*",),
+    ast.BitAnd: ("|",),
+    ast.BitOr: ("&",),
+    ast.BitXor: ("&",),
+    ast.LShift: (">>",),
+    ast.RShift: ("<<",),
+}
+_METHODS = {
+    "append": "extend", "extend": "append", "add": "discard", "discard": "add", "get": "pop", "pop": "get",
+    "items": "keys", "keys": "values", "values": "keys", "update": "setdefault", "setdefault": "get",
+    "popleft": "pop", "appendleft": "append", "insert": "append", "remove": "pop", "union": "intersection",
+    "intersection": "union", "startswith": "endswith", "endswith": "startswith", "lower": "upper",
+    "upper": "lower", "strip": "lstrip", "split": "rsplit", "find": "rfind", "copy": "clear",
+    "from_iterable": "__call__", "rotate": "extend", "index": "count", "count": "index", "join": "split",
+}  # fmt: skip
+_FUNCTIONS = {
+    "min": "max", "max": "min", "any": "all", "all": "any", "islice": "repeat", "takewhile": "dropwhile",
+    "dropwhile": "takewhile", "sorted": "reversed", "reversed": "sorted", "list": "set", "set": "list",
+    "tuple": "list", "filter": "map", "map": "filter", "zip_longest": "zip", "zip": "zip_longest",
+    "combinations": "permutations", "permutations": "combinations", "filterfalse": "filter",
+}  # fmt: skip
+
+
+def _wrong_variable(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in scope.names:
+        for name in scope.names:
+            if name != node.id:
+                yield node, name
+
+
+def _name_typo(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and len(node.id) >= 3:
+        name = node.id
+        middle = len(name) // 2
+        swapped = name[: middle - 1] + name[middle] + name[middle - 1] + name[middle + 1 :]
+        for typo in (name[:-1], swapped, name[0] + name):
+            if typo != name and typo not in scope.names and not hasattr(builtins, typo):
+                yield node, typo
+
+
+def _keyword_swap(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield node, str(not node.value)
+    elif isinstance(node, ast.Constant) and node.value is None:
+        yield node, "False"
+    elif isinstance(node, ast.BoolOp):
+        other = copy.deepcopy(node)
+        other.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        yield node, ast.unparse(other)
+    elif isinstance(node, ast.Break):
+        yield node, "continue"
+    elif isinstance(node, ast.Continue):
+        yield node, "break"
+    elif isinstance(node, ast.Return) and node.value is not None:
+        yield node, f"yield {ast.unparse(node.value)}"
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Yield) and node.value.value is not None:
+        yield node, f"return {ast.unparse(node.value.value)}"
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.YieldFrom):
+        yield node, f"yield {ast.unparse(node.value.value)}"
+
+
+def _deleted_statement(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.Raise, ast.Break, ast.Continue)):
+        yield node, "pass"
+
+
+def _unwrapped_call(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
+    if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
+        if not isinstance(node.args[0], (ast.Starred, ast.GeneratorExp)):
+            yield node, ast.unparse(node.args[0])
+
+
+def _comparison(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])
+        for symbol in _COMPARISONS.get(type(node.ops[0]), ()):
+            yield node, f"{left} {symbol} {right}"
+
+
+def _arithmetic(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
+    if isinstance(node, ast.BinOp):
+        for symbol in _ARITHMETIC.get(type(node.op), ()):
+            yield node, f"{_operand(node.left)} {symbol} {_operand(node.right)}"
+    elif isinstance(node, ast.AugAssign):
+        for symbol in _ARITHMETIC.get(type(node.op), ()):
+            yield node, f"{ast.unparse(node.target)} {symbol}= {ast.unparse(node.value)}"
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        yield node, _operand(node.operand)
+
+
+def _integer(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        yield node, str(node.value + 1)
+        if node.value > 0:
+            yield node, str(node.value - 1)
+
+
+def _negated_condition(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
+    if isinstance(node, (ast.If, ast.While, ast.IfExp)):
+        if isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not):
+            yield node.test, ast.unparse(node.test.operand)
+        elif not isinstance(node.test, ast.Constant):
+            yield node.test, f"not {_operand(node.test)}"
+
+
+def _swapped_arguments(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
+    if isinstance(node, ast.Call) and not any(isinstance(argument, ast.Starred) for argument in node.args):
+        for position in range(len(node.args) - 1):
+            other = copy.deepcopy(node)
+            pair = other.args[position : position + 2]
+            other.args[position : position + 2] = reversed(pair)
+            yield node, ast.unparse(other)
+
+
+def _dropped_argument(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
+    if isinstance(node, ast.Call):
+        for position in range(len(node.args)):
+            other = copy.deepcopy(node)
+            del other.args[position]
+            yield node, ast.unparse(other)
+        for position in range(len(node.keywords)):
+            other = copy.deepcopy(node)
+            del other.keywords[position]
+            yield node, ast.unparse(other)
+
+
+def _wrong_method(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
+    if isinstance(node, ast.Attribute) and node.attr in _METHODS:
+        other = copy.deepcopy(node)
+        other.attr = _METHODS[node.attr]
+        yield node, ast.unparse(other)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
+        yield node.func, _FUNCTIONS[node.func.id]
+
+
+def _dropped_subscript(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        yield node, ast.unparse(node.value)
+
+
+def _slice_bound(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+        value, bounds = ast.unparse(node.value), node.slice
+        lower = ast.unparse(bounds.lower) if bounds.lower else ""
+        upper = ast.unparse(bounds.upper) if bounds.upper else ""
+        if bounds.step is None and (lower or upper):
+            yield node, f"{value}[{upper}:{lower}]"
+            if lower:
+                yield node, f"{value}[:{upper}]"
+            if upper:
+                yield node, f"{value}[{lower}:]"
+
+
+def _dropped_guard(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
+    """A branch that never runs, or a filter of a comprehension that always holds."""
+    if isinstance(node, ast.If) and not isinstance(node.test, ast.Constant):
+        yield node.test, "False"
+    elif isinstance(node, ast.comprehension):
+        for condition in node.ifs:
+            yield condition, "True"
+
+
+def _wrong_return(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
+    if isinstance(node, ast.Return) and node.value is not None:
+        if not (isinstance(node.value, ast.Constant) and node.value.value is None):
+            yield node.value, "None"
+        if isinstance(node.value, ast.IfExp):
+            yield node.value, ast.unparse(node.value.body)
+            yield node.value, ast.unparse(node.value.orelse)
+
+
+OPERATORS: dict[str, Operator] = {
+    "wrong_variable": _wrong_variable,
+    "name_typo": _name_typo,
+    "keyword_swap": _keyword_swap,
+    "deleted_statement": _deleted_statement,
+    "unwrapped_call": _unwrapped_call,
+    "comparison": _comparison,
+    "arithmetic": _arithmetic,
+    "integer": _integer,
+    "negated_condition": _negated_condition,
+    "swapped_arguments": _swapped_arguments,
+    "dropped_argument": _dropped_argument,
+    "wrong_method": _wrong_method,
+    "dropped_subscript": _dropped_subscript,
+    "slice_bound": _slice_bound,
+    "dropped_guard": _dropped_guard,
+    "wrong_return": _wrong_return,
+}
+
+
+def mutate_function(function: Function) -> list[Mutation]:
+    """Every single-line mutation that parses and changes the line; each broken line once, first operator wins."""
+    text = "\n".join(function.lines)
+    tree = ast.parse(text).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    scope = Scope(_local_names(tree), function.lines)
+    nodes = [node for node in ast.walk(tree) if node is not tree]
+    seen: set[tuple[int, str]] = set()
+    mutations: list[Mutation] = []
+    for name, operator in OPERATORS.items():
+        for node in nodes:
+            for target, new_text in operator(node, scope):
+                mutation = _replace(function, name, target, new_text)
+                if mutation is None or (mutation.line_number, mutation.broken_text) in seen:
+                    continue
+                if _parses(function, mutation):
+                    seen.add((mutation.line_number, mutation.broken_text))
+                    mutations.append(mutation)
+    return mutations
+
+
+def _replace(function: Function, operator: str, target: ast.AST, new_text: str) -> Mutation | None:
+    """The line with the target's columns replaced; None when the target spans lines or nothing changes."""
+    assert isinstance(target, (ast.expr, ast.stmt))
+    if target.end_lineno != target.lineno or target.end_col_offset is None or "\n" in new_text:
+        return None
+    gold = function.lines[target.lineno - 1]
+    encoded = gold.encode()  # syntax columns count bytes
+    old_text = encoded[target.col_offset : target.end_col_offset].decode()
+    before = encoded[: target.col_offset].decode()
+    after = encoded[target.end_col_offset :].decode()
+    for candidate in (before + new_text + after, f"{before}({new_text}){after}"):
+        is_whole = _same_as(candidate, before, new_text, after)
+        if candidate != gold and old_text != new_text and is_whole:
+            return Mutation(function, operator, function.first_line + target.lineno - 1, gold, candidate)
+    return None
+
+
+def _same_as(candidate: str, before: str, new_text: str, after: str) -> bool:
+    """Whether the text means what the operator meant: it does if it reads the same with the piece in brackets."""
+    if candidate.strip() in ("pass", "break", "continue") or not before.strip():
+        return True
+    try:
+        bare = ast.dump(ast.parse(_complete(candidate)))
+        bracketed = ast.dump(ast.parse(_complete(f"{before}({new_text}){after}")))
+    except SyntaxError:
+        return True  # part of a statement: the whole function is parsed later
+    return bare == bracketed
+
+
+def _complete(line: str) -> str:
+    stripped = line.strip()
+    if stripped.startswith(("elif ", "else:", "except", "finally")):
+        stripped = stripped.replace("elif ", "if ", 1)
+    body = f"{stripped} pass" if stripped.endswith(":") else stripped
+    return f"def scope():\n    {body}" if body.startswith(("return", "yield")) else body
+
+
+def _parses(function: Function, mutation: Mutation) -> bool:
+    lines = list(function.lines)
+    lines[mutation.line_number - function.first_line] = mutation.broken_text
+    try:
+        return len(ast.parse("\n".join(lines)).body) == 1
+    except SyntaxError:
+        return False
+
+
+def _local_names(function: ast.FunctionDef) -> tuple[str, ...]:
+    names: dict[str, None] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.arg):
+            names.setdefault(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.setdefault(node.id)
+    return tuple(names)
+
+
+def _operand(node: ast.expr) -> str:
+    """Text of an expression that is safe beside any binary operator."""
+    text = ast.unparse(node)
+    is_atom = isinstance(node, (ast.Name, ast.Constant, ast.Call, ast.Attribute, ast.Subscript))
+    return text if is_atom else f"({text})"

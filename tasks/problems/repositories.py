@@ -1,0 +1,74 @@
+"""Turns an unpacked archive into a prepared repository: only product code and tests, answers and noise removed.
+
+Owns selection, stripping and writing. Enters: archive files. Leaves: `PreparedRepository` on disk. Runs no code of the
+package.
+"""
+
+import ast
+import shutil
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from infra.errors import ProblemError
+from infra.sandbox.repository import PreparedRepository
+from tasks.problems.config import RepositorySource
+
+_LICENCES = ("LICENSE", "LICENCE", "COPYING", "AUTHORS")
+
+
+def prepare_repository(
+    source: RepositorySource, files: Mapping[str, bytes], directory: Path, *, strip_text: bool
+) -> PreparedRepository:
+    """Write the selected files to `directory`/files with a manifest beside them; what was there is replaced."""
+    kept = {path: content for path, content in files.items() if _is_wanted(path, source)}
+    for wanted in (*source.package_paths, *source.test_paths, *source.mutated_paths):
+        if not any(_is_below(path, (wanted,)) for path in kept):
+            raise ProblemError(f"{source.name}=={source.version}: the archive holds nothing at {wanted}")
+    target = directory / "files"
+    shutil.rmtree(target, ignore_errors=True)
+    for path, content in kept.items():
+        place = target / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        is_product = path.endswith(".py") and not _is_below(path, source.test_paths)
+        place.write_bytes(strip_source(content, path) if is_product and strip_text else content)
+    for path, content in files.items():
+        if "/" not in path and path.upper().startswith(_LICENCES):
+            (directory / path).write_bytes(content)
+    repository = PreparedRepository.from_directory(
+        source.name, target, source.package_paths, source.test_paths
+    )
+    repository.save()
+    return repository
+
+
+def strip_source(text: bytes, path: str) -> bytes:
+    """The module without docstrings and comments, one statement a line."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise ProblemError(f"{path} does not parse: {error}") from error
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            _drop_docstring(node)
+    return (ast.unparse(tree) + "\n").encode()
+
+
+def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    if ast.get_docstring(node, clean=False) is None:
+        return
+    del node.body[0]
+    if not node.body and not isinstance(node, ast.Module):
+        node.body.append(ast.Pass())
+
+
+def _is_wanted(path: str, source: RepositorySource) -> bool:
+    pure = PurePosixPath(path)
+    if "__pycache__" in pure.parts or pure.suffix in (".pyc", ".pyi", ".so", ".orig", ".rej"):
+        return False
+    if _is_below(path, source.dropped_paths):
+        return False
+    return _is_below(path, source.package_paths) or _is_below(path, source.test_paths)
+
+
+def _is_below(path: str, roots: tuple[str, ...]) -> bool:
+    return any(path == root or path.startswith(f"{root}/") for root in roots)

@@ -1,0 +1,85 @@
+"""Child entry of the problem stage.
+
+Owns the order of work and the published files: problems.jsonl, statistics.json and repositories/NAME, made in a folder that
+is complete only when the result is returned.
+"""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+from infra.cluster.workspace import Workspace
+from infra.sandbox.repository import PreparedRepository
+from tasks.problems.archives import fetch_archive, read_archive
+from tasks.problems.build import BuiltProblems, build_problems
+from tasks.problems.config import ProblemsRequest, ProblemsResult, RepositorySource
+from tasks.problems.repositories import prepare_repository
+from tasks.records import Split
+
+PROBLEMS_FILE = "problems.jsonl"
+STATISTICS_FILE = "statistics.json"
+REPOSITORIES_FOLDER = "repositories"
+_JOURNAL = "proven.jsonl"
+
+
+def main(request: ProblemsRequest, workspace: Workspace) -> ProblemsResult:
+    """Build the problems of a recipe; called again after a kill it continues."""
+    started = time.monotonic()
+    config = request.config
+    target = workspace.directory / "problems"
+    cache = Path(request.archives_directory or workspace.settings.home / "cache" / "archives")
+    prepared = _prepare(request, target, cache, workspace)
+    built = asyncio.run(
+        build_problems(prepared, config, workspace.directory / _JOURNAL, workspace.progress.update)
+    )
+    statistics = _summarise(built)
+    (target / PROBLEMS_FILE).write_text(
+        "".join(problem.model_dump_json() + "\n" for problem in built.problems)
+    )
+    (target / STATISTICS_FILE).write_text(json.dumps(statistics, indent=1, sort_keys=True))
+    return ProblemsResult(
+        directory=str(target),
+        num_problems=len(built.problems),
+        num_candidates=built.proofs.total(),
+        yield_ratio=statistics["yield_ratio"],
+        split_sizes=statistics["split_sizes"],
+        operators=statistics["operators"],
+        repositories={repository.name: repository.fingerprint for _, repository in prepared},
+        seconds=time.monotonic() - started,
+    )
+
+
+def _prepare(
+    request: ProblemsRequest, target: Path, cache: Path, workspace: Workspace
+) -> list[tuple[RepositorySource, PreparedRepository]]:
+    prepared: list[tuple[RepositorySource, PreparedRepository]] = []
+    sources = request.config.repositories
+    for number, source in enumerate(sources):
+        workspace.progress.update(number, len(sources), f"fetching {source.name} {source.version}")
+        files = read_archive(fetch_archive(source, cache))
+        directory = target / REPOSITORIES_FOLDER / source.name
+        repository = prepare_repository(source, files, directory, strip_text=request.config.strip_text)
+        prepared.append((source, repository))
+    return prepared
+
+
+def _summarise(built: BuiltProblems) -> dict:
+    problems = built.problems
+    sizes = Counter(problem.split.value for problem in problems)
+    candidates = built.proofs.total()
+    return {
+        "num_problems": len(problems),
+        "num_functions": built.num_functions,
+        "num_raw_mutations": built.num_raw_mutations,
+        "candidates": dict(built.proofs),
+        "yield_ratio": built.proofs["proven"] / candidates if candidates else 0.0,
+        "split_sizes": {split.value: sizes[split.value] for split in Split},
+        "operators": dict(Counter(problem.operator for problem in problems)),
+        "functions_by_split": {
+            split.value: len({(item.repository, item.symbol) for item in problems if item.split is split})
+            for split in Split
+        },
+        "tests": built.tests,
+    }
