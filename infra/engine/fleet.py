@@ -8,6 +8,7 @@ replica died raises EngineError and is not repeated here: who asked knows whethe
 import asyncio
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -23,7 +24,7 @@ from infra.errors import EngineError, OstinatoError
 from infra.objects import ObjectStore
 from infra.telemetry import fields
 from models.decode.engine import EngineConfig
-from models.decode.protocol import Generation, GenerateRequest
+from models.decode.protocol import GenerateRequest, Generation
 from models.spec import ModelSpec
 
 _logger = logging.getLogger(__name__)
@@ -37,7 +38,13 @@ def start_replicas(
     """Starts (or finds) one actor per id; they serve after `EngineFleet.follow`."""
     return {
         replica_id: get_or_create_actor(
-            EngineReplica, replica_id, replica_id, spec, config, num_cpus=num_cpus, max_concurrency=_MAX_CONCURRENCY
+            EngineReplica,
+            replica_id,
+            replica_id,
+            spec,
+            config,
+            num_cpus=num_cpus,
+            max_concurrency=_MAX_CONCURRENCY,
         )
         for replica_id in replica_ids
     }
@@ -56,7 +63,13 @@ class EngineFleet:
         replica_id = self._router.choose(request.session_id, tokens)
         try:
             call = self._replicas[replica_id].generate.remote(encode_request(request))
-            return decode_generation(await self._answer(call, replica_id, f"request {request.request_id}"))
+            return decode_generation(
+                await self._answer(call, replica_id, f"request {request.request_id}")
+            )
+        except EngineError:
+            if self._router.states()[replica_id] is ReplicaState.SERVING:
+                self._router.set_state(replica_id, ReplicaState.STALE)
+            raise
         finally:
             self._router.finish(replica_id, tokens)
 
@@ -68,13 +81,23 @@ class EngineFleet:
 
     async def follow(self, objects: ObjectStore, chain_id: str) -> list[int | None]:
         """Binds every replica to a chain; returns the version each applied."""
-        calls = {name: actor.follow.remote(objects, chain_id) for name, actor in self._replicas.items()}
-        return await self._answer_all(calls, f"follow chain {chain_id}")
+        calls = {
+            name: actor.follow.remote(objects, chain_id) for name, actor in self._replicas.items()
+        }
+        return await self._change_all(calls, f"follow chain {chain_id}")
+
+    async def load_checkpoint(self, directory: str, version: int) -> list[SwapReport]:
+        """Serves a checkpoint directory everywhere as `version`."""
+        calls = {
+            name: actor.load_checkpoint.remote(directory, version)
+            for name, actor in self._replicas.items()
+        }
+        return await self._change_all(calls, f"load checkpoint {directory}")
 
     async def update_to(self, version: int) -> list[SwapReport]:
         """Applies a version everywhere. One failure raises after all have answered; that replica gets no requests."""
         calls = {name: actor.update_to.remote(version) for name, actor in self._replicas.items()}
-        return await self._answer_all(calls, f"update to version {version}")
+        return await self._change_all(calls, f"update to version {version}")
 
     async def refresh_states(self) -> dict[str, ReplicaState]:
         """Asks every replica how it is; a replica that recovered gets requests again."""
@@ -89,29 +112,38 @@ class EngineFleet:
     async def statistics(self) -> dict[str, dict[str, float]]:
         """Running totals by replica."""
         calls = {name: actor.statistics.remote() for name, actor in self._replicas.items()}
-        return dict(zip(calls, await self._answer_all(calls, "statistics"), strict=True))
+        return {name: await self._answer(call, name, "statistics") for name, call in calls.items()}
 
-    async def _answer_all(self, calls: Mapping[str, ray.ObjectRef], what: str) -> list:
+    async def _change_all(self, calls: Mapping[str, ray.ObjectRef], what: str) -> list:
+        """Waits for a change of weights everywhere, notes who serves afterwards, then raises the first failure."""
         waiting = [self._answer(call, name, what) for name, call in calls.items()]
         answers = await asyncio.gather(*waiting, return_exceptions=True)
-        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        failures = []
+        for name, answer in zip(calls, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                self._router.set_state(name, ReplicaState.SERVING)
+                continue
+            failures.append(answer)
+            if self._router.states()[name] is not ReplicaState.DEAD:
+                self._router.set_state(name, ReplicaState.STALE)
         if failures:
             raise failures[0]
-        for name in calls:
-            self._router.set_state(name, ReplicaState.SERVING)
         return answers
 
-    async def _answer(self, call: ray.ObjectRef, replica_id: str, what: str):  # noqa: ANN202 (whatever the method returns)
+    async def _answer(self, call: ray.ObjectRef, replica_id: str, what: str) -> Any:
+        """The value of a call; errors of the method pass, a lost process becomes EngineError."""
         try:
             return await call
         except RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, EngineError):
-                self._router.set_state(replica_id, ReplicaState.STALE)
-            if isinstance(cause, (OstinatoError, ValueError)):
-                raise cause from error
-            raise EngineError(f"{what} failed on replica {replica_id}: {cause!r}") from error
+            if isinstance(error.cause, (OstinatoError, ValueError)):
+                raise error.cause from error
+            raise EngineError(f"{what} failed on replica {replica_id}: {error.cause!r}") from error
         except RayError as error:
             self._router.set_state(replica_id, ReplicaState.DEAD)
-            _logger.error("replica is dead %s", fields(replica=replica_id, what=what, error=type(error).__name__))
-            raise EngineError(f"{what} failed, replica {replica_id} is gone: {type(error).__name__}") from error
+            _logger.error(
+                "replica is dead %s",
+                fields(replica=replica_id, what=what, error=type(error).__name__),
+            )
+            raise EngineError(
+                f"{what} failed, replica {replica_id} is gone: {type(error).__name__}"
+            ) from error

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from infra.errors import EngineError
 from models.decode.engine import DecodeEngine, EngineConfig
-from models.decode.protocol import Generation, GenerateRequest
+from models.decode.protocol import GenerateRequest, Generation
 from models.decode.weights import DecodeWeights, prepare_weights
 from models.spec import ModelSpec
 
@@ -55,7 +55,9 @@ class LocalEngine:
         self._waiters: dict[str, _Waiter] = {}  # touched by the decode thread only
         self._failure: BaseException | None = None
         self._has_ended = False
-        self._inbox_lock = threading.Lock()  # no command may slip in after the thread emptied its inbox
+        self._inbox_lock = (
+            threading.Lock()
+        )  # no command may slip in after the thread emptied its inbox
         self._swap_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"decode-{name}", daemon=True)
         self._thread.start()
@@ -107,7 +109,9 @@ class LocalEngine:
             self._tell(lambda: self._swap(prepared, pauses, is_done))
             is_done.wait()
             if not pauses:
-                raise EngineError(f"engine {self.name} ended before weights version {version} were applied")
+                raise EngineError(
+                    f"engine {self.name} ended before weights version {version} were applied"
+                )
             return SwapReport(version, prepare_seconds, pauses[0])
 
     def statistics(self) -> dict[str, float]:
@@ -165,7 +169,9 @@ class LocalEngine:
         loop, future = waiter
         try:
             if request.request_id in self._waiters:
-                raise ValueError(f"request_id {request.request_id!r} is already held, wanted a new one")
+                raise ValueError(
+                    f"request_id {request.request_id!r} is already held, wanted a new one"
+                )
             self._engine.submit(request)
         except ValueError as error:
             loop.call_soon_threadsafe(_fail, future, error)
@@ -185,7 +191,9 @@ class LocalEngine:
     def _deliver(self, finished: list[Generation]) -> None:
         if not finished:
             return
-        batches: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Generation], Generation]]] = defaultdict(list)
+        batches: dict[
+            asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Generation], Generation]]
+        ] = defaultdict(list)
         for generation in finished:
             loop, future = self._waiters.pop(generation.request_id)
             batches[loop].append((future, generation))

@@ -15,7 +15,9 @@ from infra.telemetry import fields
 
 _logger = logging.getLogger(__name__)
 
-ALARM_K3 = 1e-3  # published alarm level; engines with rounding differences only stay under 1e-6 in float32
+ALARM_K3 = (
+    1e-3  # published alarm level; engines with rounding differences only stay under 1e-6 in float32
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,9 @@ class ParityMonitor:
         self.worst_k3 = 0.0
         self.alarms = 0
 
-    def observe(self, step: int, engine_logprobs_T: np.ndarray, trainer_logprobs_T: np.ndarray) -> Mismatch:
+    def observe(
+        self, step: int, engine_logprobs_T: np.ndarray, trainer_logprobs_T: np.ndarray
+    ) -> Mismatch:
         """Measures one step's tokens that were sampled by the version that now computes them."""
         mismatch = measure_mismatch(engine_logprobs_T, trainer_logprobs_T)
         self.worst_k3 = max(self.worst_k3, mismatch.k3)
@@ -64,6 +68,12 @@ class ParityMonitor:
             self.alarms += 1
             _logger.error(
                 "engine and trainer disagree %s",
-                fields(run=self._run_id, step=step, k3=mismatch.k3, alarm=self._alarm_k3, tokens=mismatch.tokens),
+                fields(
+                    run=self._run_id,
+                    step=step,
+                    k3=mismatch.k3,
+                    alarm=self._alarm_k3,
+                    tokens=mismatch.tokens,
+                ),
             )
         return mismatch

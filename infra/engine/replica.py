@@ -9,15 +9,21 @@ after a verified apply. It does not choose requests; the fleet does.
 import asyncio
 import logging
 import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from time import perf_counter
+
+from torch import Tensor
 
 from infra.engine.local import LocalEngine, SwapReport
 from infra.engine.states import ReplicaState
 from infra.engine.wire import GenerationTuple, RequestTuple, decode_request, encode_generation
-from infra.errors import EngineError, OstinatoError
+from infra.errors import EngineError, OstinatoError, boundary
 from infra.objects import ObjectStore
 from infra.telemetry import fields
 from infra.weights import ChainSubscriber
+from models.checkpoint import load_checkpoint
 from models.decode.engine import EngineConfig
 from models.spec import ModelSpec
 
@@ -48,28 +54,49 @@ class EngineReplica:
             await self.update_to(latest)
         return latest
 
+    async def load_checkpoint(self, directory: str, version: int) -> SwapReport:
+        """Serves a checkpoint directory as `version`, for evaluation; its checksum is verified. Failure means STALE."""
+        async with self._update_lock:
+            return await self._change_weights(
+                partial(_read_weights, Path(directory), self._spec), version
+            )
+
     async def update_to(self, version: int) -> SwapReport:
         """Fetches, verifies and applies a version. Any failure raises and leaves the replica STALE."""
         if self._subscriber is None:
-            raise EngineError(f"replica {self.replica_id} follows no chain, wanted follow() before update_to({version})")
+            raise EngineError(
+                f"replica {self.replica_id} follows no chain, wanted follow() before update_to({version})"
+            )
         async with self._update_lock:
-            if self._state is ReplicaState.SERVING and self._engine is not None and self._engine.version == version:
+            if (
+                self._state is ReplicaState.SERVING
+                and self._engine is not None
+                and self._engine.version == version
+            ):
                 return self._last_swap or SwapReport(version, 0.0, 0.0)
-            try:
-                report = await self._fetch_and_apply(self._subscriber, version)
-            except Exception as error:
-                self._state = ReplicaState.STALE
-                self._reason = f"update to version {version} failed: {error}"
-                _logger.error("replica is stale %s", fields(replica=self.replica_id, version=version, error=error))
-                if isinstance(error, OstinatoError):
-                    raise
-                raise EngineError(f"replica {self.replica_id}: {self._reason}") from error
-            self._state, self._reason, self._last_swap = ReplicaState.SERVING, "", report
-            return report
+            return await self._change_weights(partial(self._subscriber.fetch, version), version)
 
-    async def _fetch_and_apply(self, subscriber: ChainSubscriber, version: int) -> SwapReport:
+    async def _change_weights(
+        self, fetch: Callable[[], Mapping[str, Tensor]], version: int
+    ) -> SwapReport:
+        try:
+            with boundary(EngineError, f"replica {self.replica_id}, version {version}"):
+                report = await self._fetch_and_apply(fetch, version)
+        except OstinatoError as error:
+            self._state = ReplicaState.STALE
+            self._reason = f"update to version {version} failed: {error}"
+            _logger.error(
+                "replica is stale %s", fields(replica=self.replica_id, version=version, error=error)
+            )
+            raise
+        self._state, self._reason, self._last_swap = ReplicaState.SERVING, "", report
+        return report
+
+    async def _fetch_and_apply(
+        self, fetch: Callable[[], Mapping[str, Tensor]], version: int
+    ) -> SwapReport:
         started_at = perf_counter()
-        weights = await asyncio.to_thread(subscriber.fetch, version)
+        weights = await asyncio.to_thread(fetch)
         self._last_fetch_seconds = perf_counter() - started_at
         if self._engine is not None:
             return await self._engine.swap_weights(weights, version)
@@ -114,5 +141,14 @@ class EngineReplica:
 
     def _serving_engine(self) -> LocalEngine:
         if self._state is not ReplicaState.SERVING or self._engine is None:
-            raise EngineError(f"replica {self.replica_id} is {self._state}: {self._reason}; wanted a serving one")
+            raise EngineError(
+                f"replica {self.replica_id} is {self._state}: {self._reason}; wanted a serving one"
+            )
         return self._engine
+
+
+def _read_weights(directory: Path, spec: ModelSpec) -> Mapping[str, Tensor]:
+    checkpoint = load_checkpoint(directory)
+    if checkpoint.spec != spec:
+        raise EngineError(f"checkpoint {directory} has spec {checkpoint.spec}, wanted {spec}")
+    return checkpoint.weights

@@ -18,6 +18,7 @@ class _Load:
     state: ReplicaState
     outstanding_tokens: int = 0
     outstanding_requests: int = 0
+    given_tokens: int = 0  # since the start: decides between equally busy replicas
 
 
 class RequestRouter:
@@ -27,15 +28,23 @@ class RequestRouter:
         if not replica_ids:
             raise EngineError("request router got 0 replicas, wanted at least 1")
         self._loads = {replica_id: _Load(ReplicaState.SERVING) for replica_id in replica_ids}
-        self._home: OrderedDict[str, str] = OrderedDict()  # session -> replica, least recently used first
+        self._home: OrderedDict[str, str] = (
+            OrderedDict()
+        )  # session -> replica, least recently used first
         self._steal_margin_tokens = steal_margin_tokens
 
     def choose(self, session_id: str, tokens: int) -> str:
         """Assigns a request of `tokens` (prompt plus answer at most); tell `finish` when it ends."""
-        serving = {name: load for name, load in self._loads.items() if load.state is ReplicaState.SERVING}
+        serving = {
+            name: load for name, load in self._loads.items() if load.state is ReplicaState.SERVING
+        }
         if not serving:
-            raise EngineError(f"no replica serves session {session_id}: {self.describe()}, wanted one serving")
-        least = min(serving, key=lambda name: serving[name].outstanding_tokens)
+            raise EngineError(
+                f"no replica serves session {session_id}: {self.describe()}, wanted one serving"
+            )
+        least = min(
+            serving, key=lambda name: (serving[name].outstanding_tokens, serving[name].given_tokens)
+        )
         home = self._home.get(session_id)
         if home not in serving or self._is_far_busier(home, least):
             home = least
@@ -45,6 +54,7 @@ class RequestRouter:
             self._home.popitem(last=False)
         self._loads[home].outstanding_tokens += tokens
         self._loads[home].outstanding_requests += 1
+        self._loads[home].given_tokens += tokens
         return home
 
     def finish(self, replica_id: str, tokens: int) -> None:
@@ -70,7 +80,10 @@ class RequestRouter:
 
     def describe(self) -> str:
         """One line for messages."""
-        return ", ".join(f"{name} {load.state} {load.outstanding_tokens} tokens" for name, load in self._loads.items())
+        return ", ".join(
+            f"{name} {load.state} {load.outstanding_tokens} tokens"
+            for name, load in self._loads.items()
+        )
 
     def _is_far_busier(self, home: str, least: str) -> bool:
         gap = self._loads[home].outstanding_tokens - self._loads[least].outstanding_tokens

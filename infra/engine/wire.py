@@ -6,10 +6,12 @@ keeps a small answer inline. Bytes of arrays travel with their shapes; dtypes ar
 
 import numpy as np
 
-from models.decode.protocol import Generation, GenerateRequest, Priority, StopReason
+from models.decode.protocol import GenerateRequest, Generation, Priority, StopReason
 
 RequestTuple = tuple[str, str, bytes, int, tuple[int, ...], float, float, int, str, bool]
-GenerationTuple = tuple[str, bytes, bytes, bytes, bytes, tuple[int, ...], int, str, float, float, int, int]
+GenerationTuple = tuple[
+    str, bytes, bytes, bytes, bytes, tuple[int, ...], int, str, float, float, int, int
+]
 
 
 def encode_request(request: GenerateRequest) -> RequestTuple:
@@ -30,7 +32,18 @@ def encode_request(request: GenerateRequest) -> RequestTuple:
 
 def decode_request(values: RequestTuple) -> GenerateRequest:
     """Inverse of encode_request."""
-    request_id, session_id, tokens, limit, stops, temperature, top_p, seed, priority, return_routes = values
+    (
+        request_id,
+        session_id,
+        tokens,
+        limit,
+        stops,
+        temperature,
+        top_p,
+        seed,
+        priority,
+        return_routes,
+    ) = values
     return GenerateRequest(
         request_id=request_id,
         session_id=session_id,
@@ -65,7 +78,20 @@ def encode_generation(generation: Generation) -> GenerationTuple:
 
 def decode_generation(values: GenerationTuple) -> Generation:
     """Inverse of encode_generation."""
-    request_id, tokens, logprobs, versions, routes, shape, offset, reason, queued, generating, proposed, accepted = values
+    (
+        request_id,
+        tokens,
+        logprobs,
+        versions,
+        routes,
+        shape,
+        offset,
+        reason,
+        queued,
+        generating,
+        proposed,
+        accepted,
+    ) = values
     return Generation(
         request_id=request_id,
         token_ids=tuple(np.frombuffer(tokens, dtype=np.int32).tolist()),

@@ -17,7 +17,9 @@ from torch import Tensor
 from models.decode.cache import SlotCache
 
 MASKED = -1e30  # finite: a row that is masked everywhere must not become NaN
-_RANGE_WASTE_RATIO = 1.5  # attending idle slots of a range costs less than gathering up to here (measured)
+_RANGE_WASTE_RATIO = (
+    1.5  # attending idle slots of a range costs less than gathering up to here (measured)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,9 @@ class DecodePlan:
     first_slot: int  # the range is first_slot .. first_slot + attended, unless gathered
     attended: int
     gather_A: Tensor | None  # slot indices to gather, None when a range is read in place
-    row_of_slot_B: Tensor | None  # place of each decoding slot in the range, None when it is filled completely
+    row_of_slot_B: (
+        Tensor | None
+    )  # place of each decoding slot in the range, None when it is filled completely
     mask_A1mT: Tensor | None  # additive; None when every key is visible
 
 
@@ -71,8 +75,12 @@ def plan_batch(
         slots = np.repeat(decode_slots_B, width)
         positions = (cached_B[:, None] + np.arange(width)).reshape(-1)
     if spans:
-        slots = np.concatenate([slots, *(np.full(span.end - span.start, span.slot) for span in spans)])
-        positions = np.concatenate([positions, *(np.arange(span.start, span.end) for span in spans)])
+        slots = np.concatenate(
+            [slots, *(np.full(span.end - span.start, span.slot) for span in spans)]
+        )
+        positions = np.concatenate(
+            [positions, *(np.arange(span.start, span.end) for span in spans)]
+        )
     return BatchPlan(
         tokens_N=torch.from_numpy(tokens_SC[slots, positions]),
         positions_N=torch.from_numpy(positions),

@@ -42,13 +42,17 @@ class SlotCache:
         values = (self._value_base_S[slots_N] + column).reshape(-1)
         return torch.from_numpy(keys), torch.from_numpy(values)
 
-    def write_layer(self, layer: int, indices: tuple[Tensor, Tensor], keys_NGd: Tensor, values_NGd: Tensor) -> None:
+    def write_layer(
+        self, layer: int, indices: tuple[Tensor, Tensor], keys_NGd: Tensor, values_NGd: Tensor
+    ) -> None:
         """Stores one layer's keys and values of N rows."""
         flat_values = self._flat_values[layer]
         self._flat_keys[layer].scatter_(0, indices[0], keys_NGd.reshape(-1))
         flat_values.index_copy_(0, indices[1], values_NGd.reshape(-1, flat_values.shape[1]))
 
-    def write_routes(self, slots_N: np.ndarray, positions_N: np.ndarray, routes_NLK: Tensor) -> None:
+    def write_routes(
+        self, slots_N: np.ndarray, positions_N: np.ndarray, routes_NLK: Tensor
+    ) -> None:
         """Stores the experts chosen for N rows."""
         rows = torch.from_numpy(slots_N * self.positions + positions_N)
         self._flat_routes.index_copy_(0, rows, routes_NLK.to(torch.int16).flatten(1))

@@ -19,7 +19,7 @@ from torch import Tensor
 from models.decode.batch import BatchPlan, PrefillSpan, plan_batch
 from models.decode.cache import SlotCache
 from models.decode.forward import Trunk
-from models.decode.protocol import Generation, GenerateRequest, StopReason
+from models.decode.protocol import GenerateRequest, Generation, StopReason
 from models.decode.requests import RequestQueue, RunningRequest, check_request
 from models.decode.sampling import NoiseSource, SamplingRules, sample_rows
 from models.decode.slots import SlotTable
@@ -42,14 +42,20 @@ class EngineConfig:
 
     slots: int = 64  # sessions whose keys and values fit; also the largest decode batch
     max_context_tokens: int = 0  # 0: the model's max_sequence_tokens
-    prefill_tokens_per_step: int = 384  # prompt tokens fed beside each decode step, so that decoding never starves
+    prefill_tokens_per_step: int = (
+        384  # prompt tokens fed beside each decode step, so that decoding never starves
+    )
     cache_policy: CachePolicy = CachePolicy.KEEP
-    share_prefixes: bool = True  # copy the cache of another session that starts with the same tokens
+    share_prefixes: bool = (
+        True  # copy the cache of another session that starts with the same tokens
+    )
     speculation_depth: int = 0  # draft tokens a step at most; 0 never drafts
     speculation_max_batch: int = 8  # decoding slots above which drafting is not tried
 
 
-_WORTH_WAITING_TOKENS = 24  # a prefix another slot is about to have fed is waited for from this length on
+_WORTH_WAITING_TOKENS = (
+    24  # a prefix another slot is about to have fed is waited for from this length on
+)
 
 
 class DecodeEngine:
@@ -77,7 +83,9 @@ class DecodeEngine:
         self._queue = RequestQueue()
         self._running: dict[int, RunningRequest] = {}
         self._speculator = (
-            Speculator(self._trunk, config.slots, spec.hidden_size, depth, config.speculation_max_batch)
+            Speculator(
+                self._trunk, config.slots, spec.hidden_size, depth, config.speculation_max_batch
+            )
             if depth
             else None
         )
@@ -122,7 +130,9 @@ class DecodeEngine:
         """Ends a request now and returns what it has; None when it is not held."""
         waiting = self._queue.remove(request_id)
         if waiting is not None:
-            return self._empty_generation(waiting.request, waiting.submitted_at, StopReason.CANCELLED)
+            return self._empty_generation(
+                waiting.request, waiting.submitted_at, StopReason.CANCELLED
+            )
         for slot, running in self._running.items():
             if running.request.request_id == request_id:
                 return self._finish(slot, StopReason.CANCELLED)
@@ -158,7 +168,12 @@ class DecodeEngine:
         noise_BmV = None if spans else self._draft(decode_slots_B)
         width = 1 if noise_BmV is None else noise_BmV.shape[1]
         plan = plan_batch(
-            self._cache, self._slots.tokens_SC, decode_slots_B, self._slots.cached_S[decode_slots_B], width, spans
+            self._cache,
+            self._slots.tokens_SC,
+            decode_slots_B,
+            self._slots.cached_S[decode_slots_B],
+            width,
+            spans,
         )
         hidden_ND, routes_NLK = self._trunk.forward(self._weights, plan, self._cache)
         self._store_routes(plan, routes_NLK)
@@ -170,9 +185,13 @@ class DecodeEngine:
             statistics.prefill_tokens += span.end - span.start
         finished.extend(self._end_requests(sampled_slots_R))
         seconds = self._clock() - started_at
-        statistics.count_step(len(decode_slots_B), int(gained_R.sum()), seconds, has_prefill=bool(spans))
+        statistics.count_step(
+            len(decode_slots_B), int(gained_R.sum()), seconds, has_prefill=bool(spans)
+        )
         if self._speculator is not None and len(decode_slots_B) and not spans:
-            self._speculator.gate.record(len(decode_slots_B), width - 1, seconds, int(gained_R.sum()))
+            self._speculator.gate.record(
+                len(decode_slots_B), width - 1, seconds, int(gained_R.sum())
+            )
         return finished
 
     # --- admission
@@ -194,7 +213,12 @@ class DecodeEngine:
             if place is None:
                 continue  # another slot is about to have this prefix
             self._queue.discard(waiting)
-            self._start(place[0], place[1], prompt, RunningRequest(request, waiting.submitted_at, self._clock()))
+            self._start(
+                place[0],
+                place[1],
+                prompt,
+                RunningRequest(request, waiting.submitted_at, self._clock()),
+            )
         return finished
 
     def _find_place(self, session_id: str, prompt: np.ndarray) -> tuple[int, int] | None:
@@ -208,13 +232,17 @@ class DecodeEngine:
                 if promised - usable >= _WORTH_WAITING_TOKENS:
                     return None
                 vacant = slot if slot is not None else slots.vacant_slot()
-                assert vacant is not None, "a slot is vacant while fewer requests run than there are slots"
+                assert vacant is not None, (
+                    "a slot is vacant while fewer requests run than there are slots"
+                )
                 if usable > 0 and donor != vacant:
                     self._cache.copy_prefix(donor, vacant, usable)
                 slot, reused = vacant, usable
             else:
                 slot = slot if slot is not None else slots.vacant_slot()
-                assert slot is not None, "a slot is vacant while fewer requests run than there are slots"
+                assert slot is not None, (
+                    "a slot is vacant while fewer requests run than there are slots"
+                )
             slots.oldest_version_S[slot] = self.version
             slots.reported_S[slot] = 0
         assert slot is not None
@@ -262,13 +290,17 @@ class DecodeEngine:
     def _draft(self, decode_slots_B: np.ndarray) -> np.ndarray | None:
         """Writes draft tokens behind the contexts; returns the noise of every place verified, None for no drafts."""
         speculator, slots = self._speculator, self._slots
-        depth = speculator.gate.choose(len(decode_slots_B)) if speculator and len(decode_slots_B) else 0
+        depth = (
+            speculator.gate.choose(len(decode_slots_B)) if speculator and len(decode_slots_B) else 0
+        )
         if speculator is None or depth == 0:
             return None
         width = depth + 1
         positions_Bm = slots.context_S[decode_slots_B][:, None] + np.arange(width)
         seeds_R = np.repeat(slots.seeds_S[decode_slots_B], width)
-        noise_BmV = self._noise.exponential(seeds_R, positions_Bm.reshape(-1)).reshape(*positions_Bm.shape, -1)
+        noise_BmV = self._noise.exponential(seeds_R, positions_Bm.reshape(-1)).reshape(
+            *positions_Bm.shape, -1
+        )
         speculator.draft(self._weights, slots, decode_slots_B, noise_BmV)
         self.statistics.drafted_tokens += depth * len(decode_slots_B)
         return noise_BmV
@@ -294,9 +326,13 @@ class DecodeEngine:
         if spans:
             done = [span for span in spans if span.end == slots.context_S[span.slot]]
             last_rows = [span.first_row + span.end - span.start - 1 for span in done]
-            rows = np.concatenate([np.arange(len(decode_slots_B)), np.array(last_rows, dtype=np.int64)])
+            rows = np.concatenate(
+                [np.arange(len(decode_slots_B)), np.array(last_rows, dtype=np.int64)]
+            )
             hidden_ND = hidden_ND.index_select(0, torch.from_numpy(rows))
-            slots_R = np.concatenate([slots_R, np.array([span.slot for span in done], dtype=np.int64)])
+            slots_R = np.concatenate(
+                [slots_R, np.array([span.slot for span in done], dtype=np.int64)]
+            )
         if not len(slots_R):
             return slots_R, np.zeros(0, dtype=np.int64)
         logits_RV = torch.mm(hidden_ND, self._weights.embedding_VD.t())
@@ -327,7 +363,12 @@ class DecodeEngine:
         return slots_R, np.ones(len(slots_R), dtype=np.int64)
 
     def _append_verified(
-        self, slots_B: np.ndarray, width: int, tokens_R: np.ndarray, logprobs_R: np.ndarray, hidden_RD: Tensor
+        self,
+        slots_B: np.ndarray,
+        width: int,
+        tokens_R: np.ndarray,
+        logprobs_R: np.ndarray,
+        hidden_RD: Tensor,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Adds to each slot the drafts that equal what was sampled, and the sample after them."""
         assert self._speculator is not None
@@ -341,7 +382,9 @@ class DecodeEngine:
         self._speculator.gate.count_accepted(accepted_B, width - 1)
         ends_Bm = slots.is_stop_SV[slots_B[:, None], tokens_Bm]
         first_stop_B = np.where(ends_Bm.any(axis=1), ends_Bm.argmax(axis=1), width)
-        gained_B = np.minimum(np.minimum(accepted_B, first_stop_B) + 1, slots.limit_S[slots_B] - at_B)
+        gained_B = np.minimum(
+            np.minimum(accepted_B, first_stop_B) + 1, slots.limit_S[slots_B] - at_B
+        )
         slots.tokens_SC[slots_B[:, None], places_Bm] = tokens_Bm
         slots.logprobs_SC[slots_B[:, None], places_Bm] = logprobs_R.reshape(count, width)
         slots.versions_SC[slots_B[:, None], places_Bm] = self.version
@@ -351,7 +394,9 @@ class DecodeEngine:
         rows = torch.from_numpy(np.arange(count) * width + gained_B - 1)
         self._speculator.remember(slots_B, hidden_RD.index_select(0, rows))
         self.statistics.accepted_tokens += int(np.minimum(accepted_B, gained_B - 1).sum())
-        for slot, accepted in zip(slots_B.tolist(), np.minimum(accepted_B, gained_B).tolist(), strict=True):
+        for slot, accepted in zip(
+            slots_B.tolist(), np.minimum(accepted_B, gained_B).tolist(), strict=True
+        ):
             self._running[slot].count_drafts(width - 1, accepted)
         return slots_B, gained_B
 
@@ -402,14 +447,18 @@ class DecodeEngine:
             draft_tokens_accepted=running.drafts_accepted,
         )
 
-    def _empty_generation(self, request: GenerateRequest, submitted_at: float, reason: StopReason) -> Generation:
+    def _empty_generation(
+        self, request: GenerateRequest, submitted_at: float, reason: StopReason
+    ) -> Generation:
         self.statistics.finished_requests += 1
         return Generation(
             request_id=request.request_id,
             token_ids=(),
             logprobs_T=np.zeros(0, dtype=np.float32),
             weight_versions_T=np.zeros(0, dtype=np.int64),
-            routed_experts=np.zeros((0, self.spec.num_layers, self.spec.experts_per_token), dtype=np.int16),
+            routed_experts=np.zeros(
+                (0, self.spec.num_layers, self.spec.experts_per_token), dtype=np.int16
+            ),
             route_offset=0,
             stop_reason=reason,
             queued_seconds=self._clock() - submitted_at,

@@ -35,7 +35,9 @@ class Trunk:
         mean_square = torch.addcmul(self._epsilon, norm, norm, value=1 / hidden.shape[-1])
         return hidden * mean_square.rsqrt_()
 
-    def forward(self, weights: DecodeWeights, plan: BatchPlan, cache: SlotCache) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, weights: DecodeWeights, plan: BatchPlan, cache: SlotCache
+    ) -> tuple[Tensor, Tensor]:
         """Returns hidden states [N, D] after the final norm and routes [N, L, K]."""
         hidden_ND = weights.embedding_VD.index_select(0, plan.tokens_N)
         rotation_N1d = self._rotation_C1d.index_select(0, plan.positions_N)
@@ -62,11 +64,15 @@ class Trunk:
     ) -> Tensor:
         heads, groups, width = self._spec.num_attention_heads, self._groups, self._spec.head_dim
         rows = hidden_ND.shape[0]
-        qkv_NHd = F.linear(self.normalize(hidden_ND), layer.qkv_OD).view(rows, heads + 2 * groups, width)
+        qkv_NHd = F.linear(self.normalize(hidden_ND), layer.qkv_OD).view(
+            rows, heads + 2 * groups, width
+        )
         qk_NHd = self.normalize(qkv_NHd[:, : heads + groups]).mul_(layer.qk_scale_Hd)
         paired = torch.view_as_complex(qk_NHd.view(rows, heads + groups, width // 2, 2))
         qk_NHd = torch.view_as_real(paired.mul_(rotation_N1d)).view(rows, heads + groups, width)
-        cache.write_layer(index, plan.write_indices, qk_NHd[:, heads:], qkv_NHd[:, heads + groups :])
+        cache.write_layer(
+            index, plan.write_indices, qk_NHd[:, heads:], qkv_NHd[:, heads + groups :]
+        )
         query_NGRd = qk_NHd[:, :heads].view(rows, groups, self._queries_per_group, width)
         keys_SGdC, values_SGCd = cache.keys_LSGdC[index], cache.values_LSGCd[index]
         if plan.decode is not None and not plan.spans:
@@ -81,7 +87,9 @@ class Trunk:
 
     def _route(self, layer: LayerWeights, normal_ND: Tensor) -> tuple[Tensor, Tensor]:
         scores_NE = F.linear(normal_ND, layer.gate_ED).sigmoid_()
-        experts_NK = torch.topk(scores_NE + layer.gate_bias_E, self._spec.experts_per_token, dim=-1)[1]
+        experts_NK = torch.topk(
+            scores_NE + layer.gate_bias_E, self._spec.experts_per_token, dim=-1
+        )[1]
         chosen_NK = scores_NE.gather(1, experts_NK)
         return experts_NK, chosen_NK.div_(chosen_NK.sum(-1, keepdim=True))
 
@@ -99,7 +107,9 @@ def add_experts(
     layer: LayerWeights, normal_ND: Tensor, experts_NK: Tensor, shares_NK: Tensor, hidden_ND: Tensor
 ) -> None:
     """Adds the weighted outputs of the chosen experts to `hidden_ND` in place."""
-    if normal_ND.shape[0] == 1:  # two small products beat sorting and grouping (25 us against 50 us)
+    if (
+        normal_ND.shape[0] == 1
+    ):  # two small products beat sorting and grouping (25 us against 50 us)
         for expert, share in zip(experts_NK[0].tolist(), shares_NK[0].tolist(), strict=True):
             gate, up = torch.mm(normal_ND, layer.expert_up_EDF[expert]).chunk(2, dim=-1)
             hidden_ND.addmm_(F.silu(gate).mul_(up), layer.expert_down_EFD[expert], alpha=share)
@@ -117,7 +127,9 @@ def add_experts(
     hidden_ND.index_add_(0, rows, outer)
 
 
-def _attend_decode(query_NGRd: Tensor, keys_SGdC: Tensor, values_SGCd: Tensor, plan: DecodePlan) -> Tensor:
+def _attend_decode(
+    query_NGRd: Tensor, keys_SGdC: Tensor, values_SGCd: Tensor, plan: DecodePlan
+) -> Tensor:
     """Attention of all decode rows at once; returns [B*m, H*d]."""
     _, groups, per_group, width = query_NGRd.shape
     count, rows, context, attended = plan.slots, plan.width, plan.context, plan.attended
@@ -150,7 +162,9 @@ def _attend_span(
     _, groups, per_group, width = query_NGRd.shape
     rows = span.end - span.start
     query = query_NGRd[span.first_row : span.first_row + rows].permute(1, 2, 0, 3)
-    scores = torch.bmm(query.reshape(groups, per_group * rows, width), keys_SGdC[span.slot, ..., : span.end])
+    scores = torch.bmm(
+        query.reshape(groups, per_group * rows, width), keys_SGdC[span.slot, ..., : span.end]
+    )
     scores.view(groups, per_group, rows, span.end).add_(mask_nT)
     mixed = torch.bmm(torch.softmax(scores, dim=-1), values_SGCd[span.slot, :, : span.end])
     mixed = mixed.view(groups, per_group, rows, width).permute(2, 0, 1, 3)

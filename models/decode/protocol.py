@@ -53,7 +53,9 @@ class Generation:
 
     request_id: str
     token_ids: tuple[int, ...]
-    logprobs_T: np.ndarray  # float32, natural log, of the sampled token under the sampling distribution
+    logprobs_T: (
+        np.ndarray
+    )  # float32, natural log, of the sampled token under the sampling distribution
     weight_versions_T: np.ndarray  # int64, version of the weights that made each token
     # int16 [P_new + T, L, K]: experts of every position processed for this request, prompt positions first;
     # route_offset is the index in the whole context (prompt + new tokens) of the first row, so positions

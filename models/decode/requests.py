@@ -41,7 +41,9 @@ class RequestQueue:
     """Waiting requests: users before evaluation before training."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Priority, dict[str, WaitingRequest]] = {priority: {} for priority in _CLASSES}
+        self._waiting: dict[Priority, dict[str, WaitingRequest]] = {
+            priority: {} for priority in _CLASSES
+        }
         self._count = 0
         self.tokens = 0  # prompt and answer tokens of all waiting requests, at most
 
@@ -52,7 +54,9 @@ class RequestQueue:
         """Adds a request at the end of its class."""
         queue = self._waiting[request.priority]
         if request.request_id in queue:
-            raise ValueError(f"request_id {request.request_id!r} is already waiting, wanted a new one")
+            raise ValueError(
+                f"request_id {request.request_id!r} is already waiting, wanted a new one"
+            )
         queue[request.request_id] = WaitingRequest(request, submitted_at)
         self._count += 1
         self.tokens += _tokens_at_most(request)
@@ -87,9 +91,13 @@ def check_request(request: GenerateRequest, vocab_size: int) -> None:
     if not tokens:
         raise ValueError(f"{where}: prompt has 0 tokens, wanted at least 1")
     if min(tokens) < 0 or max(tokens) >= vocab_size:
-        raise ValueError(f"{where}: token ids span {min(tokens)}..{max(tokens)}, wanted 0..{vocab_size - 1}")
+        raise ValueError(
+            f"{where}: token ids span {min(tokens)}..{max(tokens)}, wanted 0..{vocab_size - 1}"
+        )
     if any(not 0 <= token < vocab_size for token in request.stop_token_ids):
-        raise ValueError(f"{where}: stop_token_ids {request.stop_token_ids}, wanted 0..{vocab_size - 1}")
+        raise ValueError(
+            f"{where}: stop_token_ids {request.stop_token_ids}, wanted 0..{vocab_size - 1}"
+        )
     if request.max_new_tokens < 0:
         raise ValueError(f"{where}: max_new_tokens={request.max_new_tokens}, wanted >= 0")
     if not 0 <= request.temperature < float("inf"):

@@ -40,7 +40,9 @@ class NoiseSource:
     def exponential(self, seeds_R: np.ndarray, positions_R: np.ndarray) -> np.ndarray:
         """Float32 noise [R, V] with mean 1; the same for equal (seed, position) whatever the batch."""
         with np.errstate(over="ignore"):
-            keys_R = _mix_64(_mix_64(seeds_R + _GOLDEN_64) + positions_R.astype(np.uint64) * _GOLDEN_64)
+            keys_R = _mix_64(
+                _mix_64(seeds_R + _GOLDEN_64) + positions_R.astype(np.uint64) * _GOLDEN_64
+            )
             low_R1 = keys_R.astype(np.uint32)[:, None]
             high_R1 = (keys_R >> np.uint64(32)).astype(np.uint32)[:, None]
             bits_RV = self._token_keys_V + low_R1
@@ -49,7 +51,9 @@ class NoiseSource:
             bits_RV += high_R1
             bits_RV ^= bits_RV >> np.uint32(13)
             bits_RV *= _MIX_32_B
-            bits_RV >>= np.uint32(9)  # 23 bits and a half are exact in float32: the noise is never 0
+            bits_RV >>= np.uint32(
+                9
+            )  # 23 bits and a half are exact in float32: the noise is never 0
         uniform_RV = bits_RV.astype(np.float32)
         uniform_RV += np.float32(0.5)
         uniform_RV *= _UNIT_23
@@ -57,7 +61,9 @@ class NoiseSource:
         return np.negative(uniform_RV, out=uniform_RV)
 
 
-def sample_rows(logits_RV: Tensor, rules: SamplingRules, noise_RV: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def sample_rows(
+    logits_RV: Tensor, rules: SamplingRules, noise_RV: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Draws one token a row; returns (tokens int64, logprobs float32).
 
     The log-probability is that of the distribution sampled from: after temperature, and renormalised over the tokens top-p

@@ -31,8 +31,12 @@ class SlotTable:
         self.cached_S = np.zeros(slots, dtype=np.int64)
         self.limit_S = np.zeros(slots, dtype=np.int64)  # context length at which sampling ends
         self.routed_S = np.zeros(slots, dtype=np.int64)  # positions whose routes are final
-        self.reported_S = np.zeros(slots, dtype=np.int64)  # positions whose routes this session was given
-        self.oldest_version_S = np.zeros(slots, dtype=np.int64)  # of the weights that made the cached keys
+        self.reported_S = np.zeros(
+            slots, dtype=np.int64
+        )  # positions whose routes this session was given
+        self.oldest_version_S = np.zeros(
+            slots, dtype=np.int64
+        )  # of the weights that made the cached keys
         self.seeds_S = np.zeros(slots, dtype=np.uint64)
         self.temperature_S = np.ones(slots, dtype=np.float32)
         self.top_p_S = np.ones(slots, dtype=np.float32)
@@ -58,14 +62,18 @@ class SlotTable:
             del self._slot_of_session[previous]
         if session_id not in self._slot_of_session:
             self._slot_of_session[session_id] = slot
-        self._session_of_slot[slot] = session_id if self._slot_of_session[session_id] == slot else None
+        self._session_of_slot[slot] = (
+            session_id if self._slot_of_session[session_id] == slot else None
+        )
         self.state_S[slot] = SlotState.RUNNING
 
     def release(self, slot: int) -> None:
         """Ends a request; the slot waits for the session's next turn, or is free when no session owns it."""
         self._uses += 1
         self._used_at_S[slot] = self._uses
-        self.state_S[slot] = SlotState.IDLE if self._session_of_slot[slot] is not None else SlotState.FREE
+        self.state_S[slot] = (
+            SlotState.IDLE if self._session_of_slot[slot] is not None else SlotState.FREE
+        )
 
     def forget_session(self, session_id: str) -> None:
         """Drops a session; a request of it that still runs keeps its slot until it ends."""

@@ -23,14 +23,18 @@ from models.decode.weights import DecodeWeights
 _WINDOW_STEPS = 16  # measurements a depth and batch size that the gate looks back on
 _PROBE_STEPS = 8  # consecutive steps of a depth tried again
 _FIRST_PROBE_INTERVAL_STEPS = 128
-_LAST_PROBE_INTERVAL_STEPS = 4096  # a depth that keeps losing is tried ever less often: under 0.2 % of steps
+_LAST_PROBE_INTERVAL_STEPS = (
+    4096  # a depth that keeps losing is tried ever less often: under 0.2 % of steps
+)
 _MIN_GAIN_RATIO = 1.03  # drafting must beat plain decoding by more than noise
 
 
 class Speculator:
     """Draft tokens for many slots at once."""
 
-    def __init__(self, trunk: Trunk, slots: int, hidden_size: int, depth: int, max_batch: int) -> None:
+    def __init__(
+        self, trunk: Trunk, slots: int, hidden_size: int, depth: int, max_batch: int
+    ) -> None:
         self.gate = SpeculationGate(depth, max_batch)
         self._trunk = trunk
         self._hidden_SD = torch.zeros(slots, hidden_size)
@@ -50,7 +54,9 @@ class Speculator:
         is_greedy_B = temperature_B == 0
         divisor_B1 = torch.from_numpy(np.where(is_greedy_B, np.float32(1), temperature_B))[:, None]
         for depth in range(noise_BmV.shape[1] - 1):
-            logits_BV, hidden_BD = draft_logits(self._trunk, weights, depth, hidden_BD, torch.from_numpy(tokens_B))
+            logits_BV, hidden_BD = draft_logits(
+                self._trunk, weights, depth, hidden_BD, torch.from_numpy(tokens_B)
+            )
             weights_BV = torch.softmax(logits_BV / divisor_B1, dim=-1).numpy()
             raced_BV = weights_BV / noise_BmV[:, depth]
             raced_BV[is_greedy_B] = weights_BV[is_greedy_B]
@@ -111,7 +117,9 @@ class SpeculationGate:
         """Share accepted a draft place, given that the places before it were."""
         return [
             float(accepted / verified) if verified else 0.0
-            for accepted, verified in zip(self.accepted_at_depth, self.verified_at_depth, strict=True)
+            for accepted, verified in zip(
+                self.accepted_at_depth, self.verified_at_depth, strict=True
+            )
         ]
 
     def _course(self, batch: int) -> "_Course":
@@ -127,8 +135,12 @@ class _Course:
     def __init__(self, max_depth: int) -> None:
         self.best = 0
         self._max_depth = max_depth
-        self._seconds: list[deque[float]] = [deque(maxlen=_WINDOW_STEPS) for _ in range(max_depth + 1)]
-        self._tokens: list[deque[float]] = [deque(maxlen=4 * _WINDOW_STEPS) for _ in range(max_depth + 1)]
+        self._seconds: list[deque[float]] = [
+            deque(maxlen=_WINDOW_STEPS) for _ in range(max_depth + 1)
+        ]
+        self._tokens: list[deque[float]] = [
+            deque(maxlen=4 * _WINDOW_STEPS) for _ in range(max_depth + 1)
+        ]
         self._probe = max_depth  # the depth being tried; -1 when none is
         self._probe_steps_left = _PROBE_STEPS
         self._steps_until_probe = 0
@@ -162,7 +174,9 @@ class _Course:
         winner = winner if rates[winner] > _MIN_GAIN_RATIO * rates[0] else 0
         is_settled = winner == self.best
         self._interval_steps = (
-            min(2 * self._interval_steps, _LAST_PROBE_INTERVAL_STEPS) if is_settled else _FIRST_PROBE_INTERVAL_STEPS
+            min(2 * self._interval_steps, _LAST_PROBE_INTERVAL_STEPS)
+            if is_settled
+            else _FIRST_PROBE_INTERVAL_STEPS
         )
         self.best = winner
         self._steps_until_probe = self._interval_steps

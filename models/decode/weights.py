@@ -26,7 +26,9 @@ class LayerWeights:
     """One transformer layer."""
 
     qkv_OD: Tensor  # [(H+2G)*d, D], input norm folded in, query and key rows interleaved for RoPE
-    qk_scale_Hd: Tensor  # [H+G, d], norm weights of query and key heads; attention scale folded into queries
+    qk_scale_Hd: (
+        Tensor  # [H+G, d], norm weights of query and key heads; attention scale folded into queries
+    )
     output_OD: Tensor  # [H*d, D] view of the transposed matrix
     gate_ED: Tensor  # post-attention norm folded in
     gate_bias_E: Tensor
@@ -84,7 +86,9 @@ def _check(spec: ModelSpec, weights: Mapping[str, Tensor], version: int) -> None
     for name, shape in wanted.items():
         tensor = weights[name]
         if tuple(tensor.shape) != shape:
-            raise ValueError(f"weights version {version}: {name} has shape {tuple(tensor.shape)}, wanted {shape}")
+            raise ValueError(
+                f"weights version {version}: {name} has shape {tuple(tensor.shape)}, wanted {shape}"
+            )
         if not torch.isfinite(tensor).all():
             raise ValueError(f"weights version {version}: {name} holds a value that is not finite")
     for field in ("hidden_size", "expert_hidden_size"):
@@ -137,4 +141,6 @@ def _fuse_draft(spec: ModelSpec, source: Mapping[str, Tensor], depth: int) -> Dr
 def _interleave(rows: Tensor, head_dim: int) -> Tensor:
     """Puts element i of each head's first half next to element i of its second half (first axis)."""
     rest = rows.shape[1:]
-    return rows.reshape(-1, 2, head_dim // 2, *rest).transpose(1, 2).reshape(rows.shape).contiguous()
+    return (
+        rows.reshape(-1, 2, head_dim // 2, *rest).transpose(1, 2).reshape(rows.shape).contiguous()
+    )

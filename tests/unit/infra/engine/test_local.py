@@ -11,9 +11,13 @@ from models.decode.engine import EngineConfig
 from models.decode.protocol import GenerateRequest
 from tests.fakes.tiny_model import TINY, random_weights
 
+pytestmark = pytest.mark.asyncio
+
 
 def request(index: int, tokens: int = 20) -> GenerateRequest:
-    return GenerateRequest(f"request-{index}", f"session-{index}", (1, 2, index % 30), tokens, (), seed=index)
+    return GenerateRequest(
+        f"request-{index}", f"session-{index}", (1, 2, index % 30), tokens, (), seed=index
+    )
 
 
 def make_engine(version: int = 0) -> LocalEngine:
@@ -75,7 +79,9 @@ async def test_a_wrong_request_fails_its_caller_only() -> None:
 
 async def test_a_caller_that_gives_up_frees_its_slot() -> None:
     engine = make_engine()
-    tasks = [asyncio.ensure_future(engine.generate(request(index, tokens=90))) for index in range(4)]
+    tasks = [
+        asyncio.ensure_future(engine.generate(request(index, tokens=90))) for index in range(4)
+    ]
     await asyncio.sleep(0)
     tasks[0].cancel()
     with pytest.raises(asyncio.CancelledError):

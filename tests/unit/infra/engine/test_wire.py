@@ -3,11 +3,13 @@
 import numpy as np
 
 from infra.engine.wire import decode_generation, decode_request, encode_generation, encode_request
-from models.decode.protocol import Generation, GenerateRequest, Priority, StopReason
+from models.decode.protocol import GenerateRequest, Generation, Priority, StopReason
 
 
 def test_a_request_survives_the_wire() -> None:
-    request = GenerateRequest("r", "s", (1, 2, 3), 7, (6,), 0.5, 0.9, 2**60, Priority.USER, return_routes=False)
+    request = GenerateRequest(
+        "r", "s", (1, 2, 3), 7, (6,), 0.5, 0.9, 2**60, Priority.USER, return_routes=False
+    )
     assert decode_request(encode_request(request)) == request
 
 

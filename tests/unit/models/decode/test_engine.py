@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from models.decode.engine import CachePolicy, DecodeEngine, EngineConfig
-from models.decode.protocol import Generation, GenerateRequest, Priority, StopReason
+from models.decode.protocol import GenerateRequest, Generation, Priority, StopReason
 from models.decode.weights import DecodeWeights, prepare_weights
 from tests.fakes.tiny_model import TINY, random_weights
 from tests.numerics.plain_model import plain_logits
@@ -23,7 +23,10 @@ def request(index: int, prompt: tuple[int, ...], **changes: object) -> GenerateR
 
 def prompts(count: int) -> list[tuple[int, ...]]:
     rng = np.random.default_rng(0)
-    return [tuple(rng.integers(0, TINY.vocab_size, int(rng.integers(1, 30))).tolist()) for _ in range(count)]
+    return [
+        tuple(rng.integers(0, TINY.vocab_size, int(rng.integers(1, 30))).tolist())
+        for _ in range(count)
+    ]
 
 
 def run(engine: DecodeEngine, requests: list[GenerateRequest]) -> dict[str, Generation]:
@@ -52,7 +55,9 @@ def test_logprobs_of_a_mixed_batch_equal_the_plain_model() -> None:
     for one in requests:
         generation = finished[one.request_id]
         assert len(generation.token_ids) == 20
-        np.testing.assert_allclose(generation.logprobs_T, plain_logprobs(one.token_ids, generation), atol=2e-5)
+        np.testing.assert_allclose(
+            generation.logprobs_T, plain_logprobs(one.token_ids, generation), atol=2e-5
+        )
 
 
 def test_samples_do_not_depend_on_the_batch() -> None:
@@ -77,7 +82,11 @@ def test_routes_cover_every_fed_position_and_match_a_fresh_pass() -> None:
     context = one.token_ids + generation.token_ids
     again = request(1, context[:-1], max_new_tokens=1)
     fresh = run(make_engine(), [again])[again.request_id]
-    assert generation.routed_experts.shape == (len(context) - 1, TINY.num_layers, TINY.experts_per_token)
+    assert generation.routed_experts.shape == (
+        len(context) - 1,
+        TINY.num_layers,
+        TINY.experts_per_token,
+    )
     assert generation.route_offset == 0
     np.testing.assert_array_equal(np.sort(generation.routed_experts), np.sort(fresh.routed_experts))
 
@@ -90,7 +99,9 @@ def test_a_second_turn_feeds_only_new_tokens_and_equals_a_fresh_engine() -> None
     second = request(0, prompt, request_id="second")
     fed_before = engine.statistics.prefill_tokens
     generation = run(engine, [second])["second"]
-    assert engine.statistics.prefill_tokens - fed_before == 4  # the last sampled token and three new ones
+    assert (
+        engine.statistics.prefill_tokens - fed_before == 4
+    )  # the last sampled token and three new ones
     assert generation.token_ids == run(make_engine(), [second])["second"].token_ids
     assert generation.route_offset == len(first.token_ids) + len(answer.token_ids) - 1
     rows = len(answer.routed_experts) + len(generation.routed_experts)
@@ -112,7 +123,9 @@ def test_attempts_at_one_problem_share_the_prompt() -> None:
     requests = [request(index, prompt) for index in range(6)]
     engine = make_engine()
     shared = run(engine, requests)
-    assert engine.statistics.prefill_tokens == 30  # the last prompt token of each other attempt is a decode row
+    assert (
+        engine.statistics.prefill_tokens == 30
+    )  # the last prompt token of each other attempt is a decode row
     apart = run(make_engine(share_prefixes=False), requests)
     for name, generation in apart.items():
         assert shared[name].token_ids == generation.token_ids

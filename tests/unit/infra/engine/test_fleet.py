@@ -1,0 +1,63 @@
+"""Replicas as Ray actors behind one client: answers, updates, and the death of a process."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from infra.cluster.ray_start import start_ray, stop_ray
+from infra.engine.fleet import EngineFleet, start_replicas
+from infra.engine.states import ReplicaState
+from infra.errors import EngineError
+from infra.objects import ObjectStore
+from infra.weights import ChainPublisher
+from models.decode.engine import EngineConfig
+from models.decode.protocol import GenerateRequest
+from tests.fakes.tiny_model import TINY, random_weights
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    start_ray(num_cpus=2, object_store_bytes=100_000_000)
+    yield
+    stop_ray()
+
+
+def request(index: int) -> GenerateRequest:
+    return GenerateRequest(
+        f"request-{index}", f"session-{index}", (1, 2, index % 32), 10, (), seed=index
+    )
+
+
+async def test_a_fleet_serves_updates_and_survives_a_killed_replica(tmp_path: Path) -> None:
+    objects = ObjectStore.from_url(f"file://{tmp_path}/objects")
+    publisher = ChainPublisher(objects, "chain")
+    publisher.publish(0, random_weights(TINY))
+    replicas = start_replicas(TINY, EngineConfig(slots=4), ["replica-0", "replica-1"], num_cpus=0.1)
+    fleet = EngineFleet(replicas)
+    assert await fleet.follow(objects, "chain") == [0, 0]
+    first = [await fleet.generate(request(index)) for index in range(6)]
+    assert all(len(generation.token_ids) == 10 for generation in first)
+    statistics = await fleet.statistics()
+    assert all(numbers["generated_tokens"] > 0 for numbers in statistics.values())
+
+    publisher.publish(1, random_weights(TINY, seed=1))
+    reports = await fleet.update_to(1)
+    assert [report.version for report in reports] == [1, 1]
+
+    health = ray.get(replicas["replica-0"].health.remote())
+    os.kill(health["process_id"], signal.SIGKILL)
+    with pytest.raises(EngineError, match="replica-0 is gone"):
+        for index in range(20, 24):
+            await fleet.generate(request(index))
+    for index in range(30, 34):
+        assert set((await fleet.generate(request(index))).weight_versions_T.tolist()) == {1}
+    assert await fleet.refresh_states() == {
+        "replica-0": ReplicaState.DEAD,
+        "replica-1": ReplicaState.SERVING,
+    }

@@ -1,0 +1,152 @@
+"""Speculation changes speed only: the same tokens, log-probs and routes as plain decoding; the gate follows the clock."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from models.decode.engine import DecodeEngine, EngineConfig
+from models.decode.forward import Trunk
+from models.decode.protocol import GenerateRequest, Generation
+from models.decode.speculation import SpeculationGate, draft_logits
+from models.decode.weights import DecodeWeights, prepare_weights
+from tests.fakes.tiny_model import TINY, random_weights
+from tests.numerics.plain_model import plain_draft, plain_logits
+
+CANONICAL = random_weights(TINY)
+WEIGHTS = prepare_weights(TINY, CANONICAL, 0)
+
+
+class AlwaysDraft(SpeculationGate):
+    """A gate that never measures."""
+
+    def choose(self, batch: int) -> int:
+        return self.max_depth
+
+
+def make_engine(depth: int, weights: DecodeWeights = WEIGHTS, slots: int = 4) -> DecodeEngine:
+    engine = DecodeEngine(TINY, weights, EngineConfig(slots=slots, speculation_depth=depth))
+    if engine._speculator is not None:
+        engine._speculator.gate = AlwaysDraft(depth, max_batch=slots)
+    return engine
+
+
+def run(engine: DecodeEngine, requests: list[GenerateRequest]) -> list[Generation]:
+    for request in requests:
+        engine.submit(request)
+    finished = {}
+    while engine.has_work:
+        finished |= {generation.request_id: generation for generation in engine.step()}
+    return [finished[request.request_id] for request in requests]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+def test_speculative_decoding_equals_plain_decoding(temperature: float) -> None:
+    requests = [
+        GenerateRequest(f"r{i}", f"s{i}", (i + 1, 5, 2), 25 + i, (30,), temperature, 0.95, seed=i)
+        for i in range(9)
+    ]
+    plain, speculative = run(make_engine(0), requests), run(make_engine(2), requests)
+    for expected, generation in zip(plain, speculative, strict=True):
+        assert generation.token_ids == expected.token_ids
+        assert generation.stop_reason == expected.stop_reason
+        np.testing.assert_allclose(generation.logprobs_T, expected.logprobs_T, atol=2e-5)
+        np.testing.assert_array_equal(
+            np.sort(generation.routed_experts), np.sort(expected.routed_experts)
+        )
+    accepted = sum(generation.draft_tokens_accepted for generation in speculative)
+    assert accepted > 0 or temperature < 1  # random draft layers rarely guess a maximum
+
+
+def test_a_full_context_ends_speculation_too() -> None:
+    request = GenerateRequest("r", "s", tuple([3] * 80), 60, (), seed=4)
+    assert [g.token_ids for g in run(make_engine(2), [request])] == [
+        g.token_ids for g in run(make_engine(0), [request])
+    ]
+
+
+def test_speculative_samples_follow_the_models_distribution() -> None:
+    prompt = (3, 1, 4)
+    requests = [
+        GenerateRequest(f"r{seed}", f"s{seed}", prompt, 4, (), seed=seed) for seed in range(3000)
+    ]
+    generations = run(make_engine(2, slots=128), requests)
+    first = np.bincount([g.token_ids[0] for g in generations], minlength=TINY.vocab_size).argmax()
+    followers = [g.token_ids[1] for g in generations if g.token_ids[0] == first]
+    logits_V = plain_logits(torch.tensor([*prompt, first]), CANONICAL, TINY)[-1]
+    expected_V = torch.softmax(logits_V.double(), -1).numpy() * len(followers)
+    counts_V = np.bincount(followers, minlength=TINY.vocab_size)
+    common = expected_V >= 5
+    observed = np.append(counts_V[common], counts_V[~common].sum())
+    expected = np.append(expected_V[common], expected_V[~common].sum())
+    assert len(followers) > 200
+    assert chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > 1e-3
+
+
+def test_drafts_follow_the_draft_layers_formulae() -> None:
+    trunk = Trunk(TINY, 8)
+    state_BD = torch.randn(3, TINY.hidden_size, generator=torch.Generator().manual_seed(0))
+    tokens = [4, 9, 30]
+    states = list(state_BD)
+    for depth in range(TINY.mtp_depth):
+        logits_BV, state_BD = draft_logits(trunk, WEIGHTS, depth, state_BD, torch.tensor(tokens))
+        for row, token in enumerate(tokens):
+            states[row], expected_V = plain_draft(states[row], token, CANONICAL, depth, TINY)
+            torch.testing.assert_close(logits_BV[row], expected_V, atol=1e-4, rtol=1e-4)
+
+
+def test_a_perfect_draft_is_always_accepted() -> None:
+    """With a trunk that only passes the embedding on and a draft layer that copies, both predict the same."""
+    weights = {name: torch.zeros_like(tensor) for name, tensor in CANONICAL.items()}
+    embedding = torch.linalg.qr(torch.randn(32, 32, generator=torch.Generator().manual_seed(1)))[0][
+        :, :16
+    ]
+    weights["model.embed_tokens.weight"] = 3 * embedding
+    for name in weights:
+        if name.endswith("norm.weight"):
+            weights[name] = torch.ones_like(weights[name])
+    for depth in range(2):
+        weights[f"model.mtp.{depth}.in_proj.weight"][:, 16:] = torch.eye(16)
+    engine = make_engine(2, prepare_weights(TINY, weights, 0))
+    generation = run(engine, [GenerateRequest("r", "s", (5,), 60, (), seed=1)])[0]
+    assert generation.draft_tokens_accepted == generation.draft_tokens_proposed == 40
+    assert dataclasses.asdict(engine.statistics)["steps"] == 20
+
+
+def play(
+    gate: SpeculationGate, seconds: dict[int, float], tokens: dict[int, float], steps: int
+) -> list[int]:
+    chosen = []
+    for _ in range(steps):
+        depth = gate.choose(1)
+        chosen.append(depth)
+        gate.record(1, depth, seconds[depth], tokens[depth])  # type: ignore[arg-type]
+    return chosen
+
+
+def test_the_gate_drafts_when_it_pays() -> None:
+    chosen = play(SpeculationGate(2, 8), {0: 1.0, 1: 1.2, 2: 1.5}, {0: 1.0, 1: 1.6, 2: 2.2}, 2000)
+    assert chosen.count(2) > 1900
+
+
+def test_the_gate_stops_drafting_that_does_not_pay_and_probes_ever_less() -> None:
+    seconds, tokens = {0: 1.0, 1: 1.4, 2: 1.9}, {0: 1.0, 1: 1.3, 2: 1.4}
+    chosen = play(SpeculationGate(2, 8), seconds, tokens, 8000)
+    time_spent = sum(seconds[depth] / tokens[depth] for depth in chosen)
+    assert len(chosen) / time_spent > 0.97
+    assert set(chosen[-500:]) == {0}
+
+
+def test_the_gate_follows_a_draft_that_got_better() -> None:
+    gate = SpeculationGate(1, 8)
+    play(gate, {0: 1.0, 1: 1.5}, {0: 1.0, 1: 1.2}, 500)
+    assert gate.preferred_depth(1) == 0
+    gate.reset()  # what a weight swap that changed the draft layers asks for
+    play(gate, {0: 1.0, 1: 1.2}, {0: 1.0, 1: 1.8}, 100)
+    assert gate.preferred_depth(1) == 1
+
+
+def test_large_batches_never_draft() -> None:
+    assert SpeculationGate(2, 8).choose(9) == 0
