@@ -4,6 +4,7 @@ Owns Problem, Verdict, RewardReport, Trajectory, Sample, CheckpointRef and Score
 stage and never changed by the next. Big arrays live in the object store; records carry their keys. No torch here.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -55,6 +56,19 @@ class Problem(Record):
     pass_to_pass: tuple[str, ...] = Field(description="test ids that pass in both states")
     split: Split
     solve_rate: float | None = Field(default=None, description="measured for some policy; None: never")
+
+    def break_files(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
+        """The edited files in their broken state. `files`: the pristine repository by path."""
+        lines_by_path: dict[str, list[str]] = {}
+        for edit in self.edits:
+            lines = lines_by_path.setdefault(edit.path, files[edit.path].decode().split("\n"))
+            seen = lines[edit.line_number - 1]
+            if seen != edit.gold_text:
+                raise ValueError(
+                    f"problem {self.problem_id}: {edit.path}:{edit.line_number} is {seen!r}, wanted {edit.gold_text!r}"
+                )
+            lines[edit.line_number - 1] = edit.broken_text
+        return {path: "\n".join(lines).encode() for path, lines in lines_by_path.items()}
 
 
 class Outcome(StrEnum):
