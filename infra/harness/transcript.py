@@ -136,7 +136,9 @@ class Transcript(Record):
         metadata = json.loads(data[8 : 8 + header_length])["__metadata__"]
         tensors = load(data)
         segments = tuple(
-            Segment(**{name: tensors[f"segments.{index}.{name}"] for name in _SEGMENT_ARRAYS})
+            Segment.model_validate(
+                {name: tensors[f"segments.{index}.{name}"] for name in _SEGMENT_ARRAYS}
+            )
             for index in range(int(metadata["segments"]))
         )
         return cls(segments=segments, **json.loads(metadata["transcript"]))

@@ -116,6 +116,7 @@ class Renderer:
         table = [token.encode() for token in SPECIAL_TOKENS]
         for token_id in range(len(SPECIAL_TOKENS), self.vocab_size):
             token = self.tokenizer.id_to_token(token_id)
+            assert token is not None
             table.append(bytes(byte_of[character] for character in token))
         return table
 

@@ -44,46 +44,31 @@ class TokenBudgets(CorpusRecord):
     repair_general: int = Field(default=600_000, ge=0, description="the same in general functions")
 
 
-class RepairStyle(CorpusRecord):
-    """How transcripts are written, in repair documents and in demonstrations."""
+class DemonstrationConfig(CorpusRecord):
+    """Transcripts of a scripted demonstrator in real sandboxes with real tests."""
 
+    count: int = Field(
+        default=700, ge=0, description="attempts; problems are used again when fewer"
+    )
     parallel_share: float = Field(
         default=0.5, ge=0, le=1, description="several calls in a turn; the rest one call a turn"
     )
     wrong_first_share: float = Field(
-        default=0.25, ge=0, le=1, description="a wrong edit, failed tests, then the right edit"
+        default=0.35, ge=0, le=1, description="a wrong edit, failed tests, then the right edit"
     )
     give_up_share: float = Field(
-        default=0.05, ge=0, le=1, description="a wrong edit, failed tests, then giving up"
+        default=0.15, ge=0, le=1, description="a wrong edit, failed tests, then giving up"
     )
-
-    @model_validator(mode="after")
-    def _shares(self) -> "RepairStyle":
-        total = self.wrong_first_share + self.give_up_share
-        if total > 1:
-            raise ValueError(f"wrong_first_share + give_up_share is {total}, wanted at most 1")
-        return self
-
-
-class DemonstrationConfig(CorpusRecord):
-    """Transcripts of a scripted demonstrator in real sandboxes with real tests."""
-
-    count: int = Field(default=700, ge=0, description="at most; each problem is used once at least")
-    parallel_share: float = Field(default=0.5, ge=0, le=1)
-    wrong_first_share: float = Field(default=0.35, ge=0, le=1)
-    give_up_share: float = Field(default=0.15, ge=0, le=1)
     concurrency: int = Field(default=8, ge=1, description="attempts at the same time")
     boxes_per_repository: int = Field(default=4, ge=1)
     test_time_limit_seconds: float = Field(default=10.0, gt=0)
 
-    @property
-    def style(self) -> RepairStyle:
-        """The shares as a style."""
-        return RepairStyle(
-            parallel_share=self.parallel_share,
-            wrong_first_share=self.wrong_first_share,
-            give_up_share=self.give_up_share,
-        )
+    @model_validator(mode="after")
+    def _shares(self) -> "DemonstrationConfig":
+        total = self.wrong_first_share + self.give_up_share
+        if total > 1:
+            raise ValueError(f"wrong_first_share + give_up_share is {total}, wanted at most 1")
+        return self
 
 
 class CorpusConfig(CorpusRecord):
@@ -94,7 +79,16 @@ class CorpusConfig(CorpusRecord):
     )
     vocab_size: int = Field(default=1280, ge=400, description="used when no tokenizer is given")
     budgets: TokenBudgets = TokenBudgets()
-    repair: RepairStyle = RepairStyle(wrong_first_share=0.0, give_up_share=0.0)
+    repair_parallel_share: float = Field(
+        default=0.5, ge=0, le=1, description="repair documents with several calls in a turn"
+    )
+    tested_repair_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="of the repair tokens: bugs that real tests were run on (20 ms each); the rest carry "
+        "invented reports and may not be bugs at all",
+    )
     fill_in_share: float = Field(
         default=0.75, ge=0, le=1, description="library documents with a line to fill in; rest clean"
     )
@@ -110,7 +104,6 @@ class CorpusConfig(CorpusRecord):
         default=0.8, gt=0, le=1, description="share of common shingles that makes two files one"
     )
     demonstrations: DemonstrationConfig = DemonstrationConfig()
-    harness: HarnessConfig = HarnessConfig()
     seed: int = 0
 
 
@@ -119,6 +112,9 @@ class CorpusRequest(CorpusRecord):
 
     config: CorpusConfig
     problems_directory: str = Field(description="problems.jsonl and repositories/NAME; empty: none")
+    harness: HarnessConfig = Field(
+        default=HarnessConfig(), description="the limits that demonstrations run under"
+    )
     tokenizer_path: str | None = Field(
         default=None, description="tokenizer.json to use; None trains one on this corpus"
     )

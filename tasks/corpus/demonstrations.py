@@ -138,7 +138,7 @@ async def _demonstrate(
 ) -> _Attempt:
     """One attempt; without a document when it did not end as planned (a wrong edit may happen to pass)."""
     rng = random.Random(f"{settings.seed}/{index}/{problem.problem_id}")
-    plan = draw_plan(settings.config.style, rng)
+    plan = draw_plan(settings.config, rng)
     text = place.repository.files[problem.path].decode()
     broken = apply_edits(text, problem)
     region = open_region(broken, f"{problem.path}::{problem.symbol}")

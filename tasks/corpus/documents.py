@@ -17,7 +17,7 @@ from tasks.corpus.decontamination import Guard
 from tasks.corpus.functions import CodeFunction, FunctionLimits, extract_functions
 from tasks.corpus.reports import ReportBook
 from tasks.corpus.sources import SourceFile
-from tasks.corpus.transcripts import DocumentWriter, draw_plan
+from tasks.corpus.transcripts import DocumentWriter
 
 MAX_DRY_DRAWS = 200  # draws in a row that gave no document, after which a kind is used up
 HELD_OUT_REPAIR_RATIO = 0.02
@@ -95,6 +95,10 @@ def make_library(
     return shard
 
 
+Bug = tuple[CodeFunction, Corruption]
+DrawFunction = Callable[[random.Random], CodeFunction | None]
+
+
 @dataclass(frozen=True, slots=True)
 class RepairMaker:
     """Makes repair documents for one kind of functions."""
@@ -107,65 +111,76 @@ class RepairMaker:
 
     def make(
         self,
-        draw_function: Callable[[random.Random], CodeFunction | None],
+        draw_function: DrawFunction,
         budget_tokens: int,
-        *,
-        keep: Callable[[CodeFunction, Corruption], bool] = lambda function, corruption: True,
+        keep: Callable[[Bug], bool] = lambda bug: True,
     ) -> list[list[int]]:
-        """Documents until the budget is spent or no further function is to be had."""
+        """Documents with invented reports until the budget is spent or nothing more is to be had."""
         rng = random.Random(f"{self.config.seed}/{self.name}")
         documents: list[list[int]] = []
-        num_dry = 0
-        while budget_tokens > 0 and num_dry < MAX_DRY_DRAWS:
-            function = draw_function(rng)
-            if function is None:
+        while budget_tokens > 0:
+            bug = self.draw_bug(draw_function, rng, keep)
+            if bug is None:
                 break
-            document = self._write(function, rng, keep)
-            if document is None:
-                num_dry += 1
-                continue
-            num_dry = 0
-            documents.append(document)
-            budget_tokens -= len(document)
+            documents.append(self.write(bug, self.reports.invent(*bug, rng), rng))
+            budget_tokens -= len(documents[-1])
         return documents
 
-    def _write(
-        self,
-        function: CodeFunction,
-        rng: random.Random,
-        keep: Callable[[CodeFunction, Corruption], bool],
-    ) -> list[int] | None:
-        corruption = corrupt_function(function, rng)
-        if corruption is None or not keep(function, corruption):
+    def draw_bug(
+        self, draw_function: DrawFunction, rng: random.Random, keep: Callable[[Bug], bool]
+    ) -> Bug | None:
+        """A corruption that is allowed and wanted; None when there seem to be no more."""
+        for _ in range(MAX_DRY_DRAWS):
+            function = draw_function(rng)
+            if function is None:
+                return None
+            corruption = corrupt_function(function, rng)
+            if corruption is None or not keep((function, corruption)):
+                continue
+            if not self.guard.forbids(function, corruption):
+                return function, corruption
+        return None
+
+    def write(self, bug: Bug, report: str, rng: random.Random) -> list[int]:
+        """The document of a bug and what the tests said of it."""
+        is_parallel = rng.random() < self.config.repair_parallel_share
+        return self.writer.write_repair(*bug, is_parallel=is_parallel, report=report, rng=rng)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionDraw:
+    """Draws problem functions in proportion to their lines."""
+
+    functions: Sequence[CodeFunction]
+
+    def __call__(self, rng: random.Random) -> CodeFunction | None:
+        if not self.functions:
             return None
-        if self.guard.forbids(function, corruption):
-            return None
-        plan = draw_plan(self.config.repair, rng)
-        report = self.reports.invent(function, corruption, rng)
-        return self.writer.write_repair(function, corruption, plan, report, rng)
+        return rng.choices(self.functions, [len(item.lines) for item in self.functions])[0]
 
 
-def make_repairs(functions: Sequence[CodeFunction], maker: RepairMaker) -> Shard:
-    """Self-made bugs in the problem repositories' functions.
+def is_repair_held_out(bug: Bug) -> bool:
+    """A fixed draw of corruptions (never of lines) that is kept for measuring."""
+    function, corruption = bug
+    name = f"{function.path}/{function.symbol}/{corruption.number}/{corruption.broken}"
+    return is_held_out(name, HELD_OUT_REPAIR_RATIO)
 
-    Functions come in proportion to their lines. Held out: a fixed draw of corruptions, never of lines.
-    """
-    allowed = [item for item in functions if not maker.guard.is_function_held_out(item)]
-    if not allowed:
-        return Shard()
-    weights = [len(function.lines) for function in allowed]
+
+def is_repair_trained(bug: Bug) -> bool:
+    """The other corruptions."""
+    return not is_repair_held_out(bug)
+
+
+def make_repairs(
+    functions: Sequence[CodeFunction], maker: RepairMaker, tested: Sequence[list[int]]
+) -> Shard:
+    """Self-made bugs in the problem repositories' functions; `tested` ones are part of the budget."""
+    draw = FunctionDraw([item for item in functions if not maker.guard.is_function_held_out(item)])
     budget = maker.config.budgets.repair
-
-    def draw(rng: random.Random) -> CodeFunction:
-        return rng.choices(allowed, weights)[0]
-
-    def held_out(function: CodeFunction, corruption: Corruption) -> bool:
-        name = f"{function.path}/{function.symbol}/{corruption.number}/{corruption.broken}"
-        return is_held_out(name, HELD_OUT_REPAIR_RATIO)
-
-    train = maker.make(draw, budget, keep=lambda *item: not held_out(*item))
-    rest = maker.make(draw, int(budget * HELD_OUT_REPAIR_RATIO / 2), keep=held_out)
-    return Shard(train, rest)
+    room = budget - sum(map(len, tested))
+    train = [*tested, *maker.make(draw, room, is_repair_trained)]
+    held_out = maker.make(draw, int(budget * HELD_OUT_REPAIR_RATIO / 2), is_repair_held_out)
+    return Shard(train, held_out)
 
 
 def make_general_repairs(files: Sequence[SourceFile], maker: RepairMaker) -> Shard:

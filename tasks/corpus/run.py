@@ -34,6 +34,7 @@ from tasks.corpus.functions import CodeFunction, extract_functions
 from tasks.corpus.problem_sources import ProblemSource, load_problems
 from tasks.corpus.shards import write_demonstrations, write_shard
 from tasks.corpus.sources import SourceFile, read_source
+from tasks.corpus.tested_repairs import make_tested_repairs
 from tasks.corpus.transcripts import DocumentWriter
 from tasks.records import Split
 
@@ -80,12 +81,24 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
         renderer = _make_renderer(request, functions, files)
         renderer.save(workspace.directory)
     with notes.timed("demonstrations"):
-        demonstrations = _demonstrate(config, source, renderer, guard, workspace)
+        demonstrations = _demonstrate(request, source, renderer, guard, workspace)
         write_demonstrations(workspace.directory, demonstrations.documents)
-    progress.update(3, 5, "documents")
     writer = DocumentWriter(renderer, source.prompt_templates())
+
+    def maker(name: str) -> RepairMaker:
+        return RepairMaker(name, writer, config, guard, demonstrations.reports)
+
+    progress.update(3, 5, "tested repairs")
+    with notes.timed("tested_repairs"):
+        tested = _test_repairs(functions, maker("repair"), source, workspace)
+    progress.update(3.5, 5, "documents")
     with notes.timed("documents"):
-        shards = _make_shards(config, files, functions, writer, guard, demonstrations)
+        shards = {
+            "code": make_code(files, renderer, config, guard),
+            "library": make_library(functions, writer, config),
+            "repair": make_repairs(functions, maker("repair"), tested),
+            "repair_general": make_general_repairs(files, maker("repair_general")),
+        }
     progress.update(4, 5, "shards")
     with notes.timed("shards"):
         statistics = tuple(_write_shards(workspace.directory / SHARDS_DIRECTORY, shards))
@@ -145,15 +158,16 @@ def _make_renderer(
 
 
 def _demonstrate(
-    config: CorpusConfig,
+    request: CorpusRequest,
     source: ProblemSource,
     renderer: Renderer,
     guard: Guard,
     workspace: Workspace,
 ) -> Demonstrations:
+    config = request.config
     problems = [item for item in source.problems if item.split is Split.DEMONSTRATION]
     settings = DemonstrationSettings(
-        config.demonstrations, config.harness, renderer, guard, config.seed
+        config.demonstrations, request.harness, renderer, guard, config.seed
     )
 
     def tell(done: int, total: int) -> None:
@@ -162,23 +176,18 @@ def _demonstrate(
     return asyncio.run(make_demonstrations(problems, source.repositories or {}, settings, tell))
 
 
-def _make_shards(
-    config: CorpusConfig,
-    files: Sequence[SourceFile],
+def _test_repairs(
     functions: Sequence[CodeFunction],
-    writer: DocumentWriter,
-    guard: Guard,
-    demonstrations: Demonstrations,
-) -> dict[str, Shard]:
-    def maker(name: str) -> RepairMaker:
-        return RepairMaker(name, writer, config, guard, demonstrations.reports)
+    maker: RepairMaker,
+    source: ProblemSource,
+    workspace: Workspace,
+) -> list[list[int]]:
+    def tell(done: int, total: int) -> None:
+        workspace.progress.update(
+            3 + done / total / 2, 5, f"tested repairs: {done} of {total} tokens"
+        )
 
-    return {
-        "code": make_code(files, writer.renderer, config, guard),
-        "library": make_library(functions, writer, config),
-        "repair": make_repairs(functions, maker("repair")),
-        "repair_general": make_general_repairs(files, maker("repair_general")),
-    }
+    return asyncio.run(make_tested_repairs(functions, maker, source, tell))
 
 
 def _write_shards(directory: Path, shards: dict[str, Shard]) -> Iterator[ShardStatistics]:

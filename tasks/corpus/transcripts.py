@@ -11,7 +11,7 @@ from enum import StrEnum
 from infra.harness.regions import Region, show_lines
 from models.rendering import Renderer
 from models.rendering.vocabulary import line_tag
-from tasks.corpus.config import RepairStyle
+from tasks.corpus.config import DemonstrationConfig
 from tasks.corpus.corruptions import Corruption
 from tasks.corpus.functions import CodeFunction
 
@@ -42,8 +42,8 @@ class Plan:
         return f"{'parallel' if self.is_parallel else 'sequential'}_{self.course}"
 
 
-def draw_plan(style: RepairStyle, rng: random.Random) -> Plan:
-    """A plan with the style's shares."""
+def draw_plan(style: DemonstrationConfig, rng: random.Random) -> Plan:
+    """A plan with the config's shares."""
     is_parallel = rng.random() < style.parallel_share
     draw = rng.random()
     if draw < style.wrong_first_share:
@@ -128,11 +128,13 @@ class DocumentWriter:
         self,
         function: CodeFunction,
         corruption: Corruption,
-        plan: Plan,
+        *,
+        is_parallel: bool,
         report: str,
         rng: random.Random,
     ) -> list[int]:
         """A whole attempt that repairs a corruption; `report` is what the tests say before the edit."""
+        plan = Plan(is_parallel, Course.RIGHT)
         lines = list(function.lines)
         lines[corruption.number - 1] = corruption.broken
         prompt = rng.choice(self.prompt_templates).format(

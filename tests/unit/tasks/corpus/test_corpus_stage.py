@@ -51,6 +51,7 @@ def request_for_corpus(problems_directory: Path, tmp_path: Path) -> CorpusReques
         sources=(CodeSource(kind="directory", name="code", path=str(code), licence="MIT"),),
         vocab_size=500,
         budgets=TokenBudgets(code=4000, library=4000, repair=8000, repair_general=4000),
+        tested_repair_share=0.25,
         held_out_share=0.2,
         near_duplicate_ratio=1.0,
         demonstrations=DemonstrationConfig(
@@ -104,6 +105,7 @@ def test_the_stage_builds_a_clean_corpus(request_for_corpus: CorpusRequest, tmp_
                 assert not any(line.search(text) and symbol in text for text in documents), broken
     repairs = "".join(read_shard(out, "repair_train", renderer))
     assert "largest_gap" not in repairs
+    assert "failed: TypeError: " in repairs  # said by real tests
     assert "largest_gap" in "".join(read_shard(out, "library_train", renderer))
 
     demonstrations = read_demonstrations(out, renderer)

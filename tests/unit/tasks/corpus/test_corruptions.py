@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tasks.corpus.config import RepairStyle
+from tasks.corpus.config import DemonstrationConfig
 from tasks.corpus.corruptions import corrupt_function
 from tasks.corpus.decontamination import Guard
 from tasks.corpus.functions import FunctionLimits, extract_functions, read_function
@@ -97,7 +97,7 @@ def test_invented_reports_name_undefined_names_and_borrow_real_words() -> None:
 
 
 def test_plans_follow_their_shares() -> None:
-    style = RepairStyle(parallel_share=0.5, wrong_first_share=0.3, give_up_share=0.1)
+    style = DemonstrationConfig(parallel_share=0.5, wrong_first_share=0.3, give_up_share=0.1)
     rng = random.Random(0)
     plans = [draw_plan(style, rng) for _ in range(2000)]
     assert sum(plan.is_parallel for plan in plans) / 2000 == pytest.approx(0.5, abs=0.05)

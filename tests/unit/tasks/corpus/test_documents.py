@@ -37,7 +37,9 @@ def test_a_repair_document_is_what_the_harness_records(is_parallel: bool) -> Non
     assert corruption is not None
     plan = Plan(is_parallel, Course.RIGHT)
     report = "failed: AssertionError: assert 1 == 2"
-    written = WRITER.write_repair(FUNCTION, corruption, plan, report, random.Random(0))
+    written = WRITER.write_repair(
+        FUNCTION, corruption, is_parallel=is_parallel, report=report, rng=random.Random(0)
+    )
     broken = MODULE.replace(corruption.gold, corruption.broken)
 
     async def run_tests(sandbox: Sandbox) -> TestReport:
