@@ -1,8 +1,9 @@
 """Served agents: a user's request, worked on in a sandbox by the harness that training uses.
 
-Owns `AgentService` and its sessions. Enters: message, repository, the user's files. Leaves: the final message, the patch, the
-changed files, how it ended; and the interaction, recorded as tokens. A session keeps tokens, files and harness state between
-turns, but no sandbox. Earlier turns are context in a follow-up's record, not trained again.
+Owns `AgentService` and its sessions. Enters: message, repository, the user's files. Leaves: the
+final message, the patch, the changed files, how it ended; and the interaction, recorded as tokens.
+A session keeps tokens, files and harness state between turns, but no sandbox. Earlier turns are
+context in a follow-up's record, not trained again.
 """
 
 import asyncio
@@ -59,7 +60,9 @@ class AgentService:
     ) -> None:
         self._arms, self._renderer, self._workplaces = arms, renderer, workplaces
         self._recorder, self._config, self._clock = recorder, config, clock
-        self.sessions: IdleStore[AgentSession] = IdleStore(config.max_sessions, config.session_idle_seconds)
+        self.sessions: IdleStore[AgentSession] = IdleStore(
+            config.max_sessions, config.session_idle_seconds
+        )
         self.num_active = 0
 
     async def open(self, request: AgentSessionRequest, tenant: TenantConfig) -> AgentAnswer:
@@ -68,7 +71,8 @@ class AgentService:
         if request.repository not in names:
             raise ApiError(
                 404,
-                f"repository is {request.repository!r}, wanted one of {', '.join(names) or '(none here)'}",
+                f"repository is {request.repository!r}, wanted one of "
+                f"{', '.join(names) or '(none here)'}",
                 code="unknown_repository",
                 param="repository",
             )
@@ -98,7 +102,9 @@ class AgentService:
         session = self._find(session_id, tenant)
         if session.lock.locked():
             raise ApiError(
-                409, f"session {session_id} is at work on an earlier message; wait for its answer", code="session_busy"
+                409,
+                f"session {session_id} is at work on an earlier message; wait for its answer",
+                code="session_busy",
             )
         async with session.lock:
             session.files |= self._uploaded(request.files)
@@ -146,25 +152,40 @@ class AgentService:
     ) -> tuple[Transcript, dict[str, bytes | None] | None]:
         """The transcript and the files the agent left; no files when the sandbox was lost."""
         try:
-            async with self._workplaces.lease(session.repository, session.files, session.test_ids) as environment:
+            async with self._workplaces.lease(
+                session.repository, session.files, session.test_ids
+            ) as environment:
                 environment.state = session.state
                 transcript = await run_agent(
-                    model, self._renderer, environment, request, self._config.harness, clock=self._clock
+                    model,
+                    self._renderer,
+                    environment,
+                    request,
+                    self._config.harness,
+                    clock=self._clock,
                 )
                 if transcript.end_reason is EndReason.SANDBOX_FAILED:
                     return transcript, None
                 return transcript, dict(await environment.sandbox.diff())
         except CapacityExhausted as error:
-            raise ApiError(503, str(error), code="capacity_exhausted", retry_after_seconds=5.0) from error
+            raise ApiError(
+                503, str(error), code="capacity_exhausted", retry_after_seconds=5.0
+            ) from error
         except SandboxError as error:
-            raise ApiError(502, f"sandbox of {session.repository}: {error}", code="sandbox_failed") from error
+            raise ApiError(
+                502, f"sandbox of {session.repository}: {error}", code="sandbox_failed"
+            ) from error
 
     def _request(
         self, session: AgentSession, interaction_id: str, message: str, seed: int | None
     ) -> AgentRequest:
-        """Continues the session's tokens while enough context is left, else begins anew with both messages."""
+        """Continues the session's tokens while enough context is left, else begins anew with both
+        messages.
+        """
         needed = len(session.token_ids) + len(self._renderer.append_user(message))
-        has_room = self._config.harness.context_tokens - needed >= self._config.follow_up_context_tokens
+        has_room = (
+            self._config.harness.context_tokens - needed >= self._config.follow_up_context_tokens
+        )
         earlier = session.token_ids if has_room else ()
         prompt = message
         if session.turn and not earlier:
@@ -179,7 +200,9 @@ class AgentService:
         )
 
     def _closed(self, transcript: Transcript) -> tuple[int, ...]:
-        """The conversation's tokens with its last answer ended, so that a user message may follow."""
+        """The conversation's tokens with its last answer ended, so that a user message may
+        follow.
+        """
         tokens = tuple(int(token) for token in transcript.segments[-1].token_ids_T)
         return tokens if tokens[-1] == self._renderer.end_id else (*tokens, self._renderer.end_id)
 
@@ -216,7 +239,10 @@ class AgentService:
         config = self._config
         if len(files) > config.max_upload_files:
             raise ApiError(
-                413, f"{len(files)} files, wanted at most {config.max_upload_files}", code="too_many_files", param="files"
+                413,
+                f"{len(files)} files, wanted at most {config.max_upload_files}",
+                code="too_many_files",
+                param="files",
             )
         contents: dict[str, bytes | None] = {}
         total = 0
@@ -224,13 +250,19 @@ class AgentService:
             pure = PurePosixPath(path)
             if not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path:
                 raise ApiError(
-                    400, f"path is {path!r}, wanted one inside the repository", code="invalid_path", param="files"
+                    400,
+                    f"path is {path!r}, wanted one inside the repository",
+                    code="invalid_path",
+                    param="files",
                 )
             contents[path] = text.encode()
             total += len(text.encode())
         if total > config.max_upload_bytes:
             raise ApiError(
-                413, f"files hold {total} bytes, wanted at most {config.max_upload_bytes}", code="too_large", param="files"
+                413,
+                f"files hold {total} bytes, wanted at most {config.max_upload_bytes}",
+                code="too_large",
+                param="files",
             )
         return contents
 
@@ -249,7 +281,8 @@ class AgentService:
         if session is None or session.tenant != tenant.name:
             raise ApiError(
                 404,
-                f"session is {session_id!r}, which is not open here (idle sessions are forgotten); open a new one",
+                f"session is {session_id!r}, which is not open here (idle sessions are "
+                "forgotten); open a new one",
                 code="unknown_session",
             )
         return session

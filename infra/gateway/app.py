@@ -1,7 +1,8 @@
 """The HTTP API as a FastAPI application.
 
-Owns `GatewayContext` and `build_app`: routes, authentication, rate limits, error answers. Enters: everything the gateway needs,
-by constructor. Leaves: an ASGI application. The work is in completions.py and agents.py; nothing listens here (server.py does).
+Owns `GatewayContext` and `build_app`: routes, authentication, rate limits, error answers. Enters:
+everything the gateway needs, by constructor. Leaves: an ASGI application. The work is in
+completions.py and agents.py; nothing listens here (server.py does).
 """
 
 import json
@@ -75,14 +76,17 @@ class Gateway:
         tenant = self.tenants.identify(key.strip()) if scheme.lower() == "bearer" else None
         if tenant is None:
             raise ApiError(
-                401, "API key is missing or unknown, wanted 'Authorization: Bearer KEY'", code="invalid_api_key"
+                401,
+                "API key is missing or unknown, wanted 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
             )
         wait_seconds = self.tenants.admit(tenant, self.context.clock())
         if wait_seconds:
             self.recorder.counters.count("rate_limited")
             raise ApiError(
                 429,
-                f"tenant {tenant.name} asks faster than {tenant.rate_limit.requests_per_minute:g} requests a minute",
+                f"tenant {tenant.name} asks faster than {tenant.rate_limit.requests_per_minute:g} "
+                "requests a minute",
                 code="rate_limit_exceeded",
                 retry_after_seconds=wait_seconds,
             )
@@ -136,7 +140,12 @@ def _add_openai_routes(
 
     @app.get("/v1/models")
     async def list_models(tenant: Annotated[TenantConfig, Depends(tenant_of)]) -> dict[str, Any]:
-        model = {"id": context.config.model_name, "object": "model", "created": 0, "owned_by": "ostinato"}
+        model = {
+            "id": context.config.model_name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "ostinato",
+        }
         return {"object": "list", "data": [model]}
 
     @app.post("/v1/chat/completions", response_model=None)
@@ -163,9 +172,7 @@ def _add_openai_routes(
         )
 
 
-def _add_own_routes(
-    app: FastAPI, gateway: Gateway, tenant_of: Callable[..., TenantConfig]
-) -> None:
+def _add_own_routes(app: FastAPI, gateway: Gateway, tenant_of: Callable[..., TenantConfig]) -> None:
     @app.post("/v1/agent/sessions")
     async def open_session(
         request: AgentSessionRequest, tenant: Annotated[TenantConfig, Depends(tenant_of)]
@@ -174,7 +181,9 @@ def _add_own_routes(
 
     @app.post("/v1/agent/sessions/{session_id}/messages")
     async def follow_up(
-        session_id: str, request: AgentMessageRequest, tenant: Annotated[TenantConfig, Depends(tenant_of)]
+        session_id: str,
+        request: AgentMessageRequest,
+        tenant: Annotated[TenantConfig, Depends(tenant_of)],
     ) -> AgentAnswer:
         return await gateway.agents.follow_up(session_id, request, tenant)
 
@@ -190,7 +199,10 @@ def _add_own_routes(
     ) -> FeedbackAnswer:
         if request.signal in GATEWAY_SIGNALS:
             raise ApiError(
-                400, f"signal {request.signal.value} is measured by the gateway, not sent", code="invalid_value", param="signal"
+                400,
+                f"signal {request.signal.value} is measured by the gateway, not sent",
+                code="invalid_value",
+                param="signal",
             )
         if request.interaction_id.startswith(PRIVATE_PREFIX):
             gateway.recorder.counters.count(f"feedback.without_consent.{request.signal.value}")
@@ -201,7 +213,8 @@ def _add_own_routes(
         if kept is None:
             raise ApiError(
                 404,
-                f"interaction_id is {request.interaction_id!r}, wanted one of an answer to this tenant",
+                f"interaction_id is {request.interaction_id!r}, wanted one of an answer to this "
+                "tenant",
                 code="unknown_interaction",
                 param="interaction_id",
             )
@@ -217,7 +230,9 @@ def _add_own_routes(
 
 
 async def _stream_events(gateway: Gateway, answering: Answering) -> AsyncIterator[str]:
-    """Server-sent events of one answer. A failure on the way is an event too: the status line is long gone."""
+    """Server-sent events of one answer. A failure on the way is an event too: the status line is
+    long gone.
+    """
     envelope = _envelope(gateway, answering, "chat.completion.chunk")
 
     def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> str:
@@ -282,7 +297,11 @@ def _answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
-        body = error.detail if isinstance(error.detail, dict) else error_body(str(error.detail), code="http_error")
+        body = (
+            error.detail
+            if isinstance(error.detail, dict)
+            else error_body(str(error.detail), code="http_error")
+        )
         return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
     @app.exception_handler(RequestValidationError)

@@ -1,7 +1,8 @@
 """Which checkpoint answers whom.
 
-Owns Arm and ArmTable. A session goes to the candidate arm when the hash of its id falls into the canary's share: always the
-same arm for the same session, another draw for another candidate. It holds model clients and runs none.
+Owns Arm and ArmTable. A session goes to the candidate arm when the hash of its id falls into the
+canary's share: always the same arm for the same session, another draw for another candidate. It
+holds model clients and runs none.
 """
 
 import hashlib
@@ -24,7 +25,9 @@ class Arm:
 
 
 class ArmTable:
-    """The champion, and a candidate while a canary runs. Swapped whole, so a request sees one state."""
+    """The champion, and a candidate while a canary runs. Swapped whole, so a request sees one
+    state.
+    """
 
     def __init__(self, control: Arm, candidate: Arm | None = None, share: float = 0.0) -> None:
         self.control, self.candidate, self.share = control, candidate, 0.0
@@ -34,7 +37,8 @@ class ArmTable:
         """Replaces the arms; sessions of an arm that is gone continue on control."""
         if not 0 <= share < 1 or (candidate is None) != (share == 0):
             raise ConfigError(
-                f"canary share is {share} with {'a' if candidate else 'no'} candidate, wanted 0 without one, 0..1 with one"
+                f"canary share is {share} with {'a' if candidate else 'no'} candidate, wanted 0 "
+                "without one, 0..1 with one"
             )
         self.control, self.candidate, self.share = control, candidate, share
 

@@ -1,7 +1,8 @@
 """Chat completions: one answer of the model to a client that runs the tools itself.
 
-Owns `ChatService`. Enters: a checked ChatRequest of a tenant. Leaves: an answer or a stream of its pieces, and the interaction,
-recorded as tokens. A streamed answer is generated in slices over the same engine session, so each slice only adds its tokens.
+Owns `ChatService`. Enters: a checked ChatRequest of a tenant. Leaves: an answer or a stream of its
+pieces, and the interaction, recorded as tokens. A streamed answer is generated in slices over the
+same engine session, so each slice only adds its tokens.
 """
 
 import asyncio
@@ -60,7 +61,9 @@ class Answering:
         """Tokens so far."""
         done = len(self.answer_ids)
         return Usage(
-            prompt_tokens=self.prompt_tokens, completion_tokens=done, total_tokens=self.prompt_tokens + done
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=done,
+            total_tokens=self.prompt_tokens + done,
         )
 
 
@@ -86,11 +89,17 @@ class ChatService:
     ) -> None:
         self._arms, self._renderer, self._recorder = arms, renderer, recorder
         self._config, self._clock = config, clock
-        self.conversations: IdleStore[Conversation] = IdleStore(config.max_sessions, config.session_idle_seconds)
+        self.conversations: IdleStore[Conversation] = IdleStore(
+            config.max_sessions, config.session_idle_seconds
+        )
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def begin(self, request: ChatRequest, tenant: TenantConfig, client_session: str | None) -> Answering:
-        """Checks a request and lays out its tokens; raises ApiError before anything is generated."""
+    def begin(
+        self, request: ChatRequest, tenant: TenantConfig, client_session: str | None
+    ) -> Answering:
+        """Checks a request and lays out its tokens; raises ApiError before anything is
+        generated.
+        """
         self._check(request)
         owner = f"{tenant.name}/{client_session or ''}"
         consent = tenant.consent and request.store is not False
@@ -106,7 +115,8 @@ class ChatService:
         if left < 1:
             raise ApiError(
                 400,
-                f"messages are {len(tokens)} tokens, wanted fewer than {self._config.harness.context_tokens}",
+                f"messages are {len(tokens)} tokens, wanted fewer than "
+                f"{self._config.harness.context_tokens}",
                 code="context_length_exceeded",
                 param="messages",
             )
@@ -121,7 +131,9 @@ class ChatService:
             builder=SegmentBuilder(tokens),
             prompt_tokens=len(tokens),
             budget_tokens=min(left, wanted or left),
-            seed=request.seed if request.seed is not None else interaction_seed(self._config.seed, interaction_id),
+            seed=request.seed
+            if request.seed is not None
+            else interaction_seed(self._config.seed, interaction_id),
             tools=tuple(tool.function.name for tool in request.tools or []),
             started=self._clock(),
         )
@@ -133,7 +145,9 @@ class ChatService:
         return await self._finish(answering)
 
     async def stream(self, answering: Answering) -> AsyncIterator[str | Finished]:
-        """Text as it is generated, then the finished answer. What may still become a tool call is held back."""
+        """Text as it is generated, then the finished answer. What may still become a tool call is
+        held back.
+        """
         shown = ""
         try:
             async for _ in self._generate(answering, self._config.stream_slice_tokens):
@@ -188,14 +202,20 @@ class ChatService:
             finish_reason = "tool_calls" if message.tool_calls else "stop"
             history = [*answering.request.messages, message]
             conversation = Conversation(answering.session_id, tuple(answering.builder.token_ids))
-            self.conversations.put(history_key(answering.owner, history), conversation, self._clock())
+            self.conversations.put(
+                history_key(answering.owner, history), conversation, self._clock()
+            )
         else:
             finish_reason = "length"
         await self._record(answering, parsed=parsed)
         return Finished(message, finish_reason, answering.usage)
 
     async def _record(
-        self, answering: Answering, *, parsed: ParsedAnswer | None = None, is_abandoned: bool = False
+        self,
+        answering: Answering,
+        *,
+        parsed: ParsedAnswer | None = None,
+        is_abandoned: bool = False,
     ) -> None:
         answering.is_recorded = True
         latency = self._clock() - answering.started
@@ -209,7 +229,7 @@ class ChatService:
                     tool=call.tool,
                     arguments=call.arguments,
                     status=call.status,
-                    result_characters=0,  # the client runs the tool: its result comes with the next request
+                    result_characters=0,  # the client runs the tool
                     wall_seconds=0.0,
                 )
                 for call in calls
@@ -238,8 +258,13 @@ class ChatService:
     def _continued(
         self, owner: str, messages: list[ChatMessage]
     ) -> tuple[Conversation | None, list[ChatMessage]]:
-        """The conversation whose last answer is the last assistant message, and what was said since."""
-        last = max((index for index, message in enumerate(messages) if message.role == "assistant"), default=-1)
+        """The conversation whose last answer is the last assistant message, and what was said
+        since.
+        """
+        last = max(
+            (index for index, message in enumerate(messages) if message.role == "assistant"),
+            default=-1,
+        )
         if last < 0:
             return None, messages
         key = history_key(owner, messages[: last + 1])
@@ -252,7 +277,9 @@ class ChatService:
         return self._renderer.decode(ids)
 
     def _showable(self, answering: Answering) -> str:
-        """Text that later tokens cannot change: no half character, nothing from a tag on when tools are offered."""
+        """Text that later tokens cannot change: no half character, nothing from a tag on when tools
+        are offered.
+        """
         text = self._text(answering).rstrip("\ufffd")
         if not answering.tools:
             return text
@@ -280,7 +307,8 @@ class ChatService:
             if tool.function.name not in TOOLS or tool.function.name not in enabled:
                 raise ApiError(
                     400,
-                    f"tool is {tool.function.name!r}, wanted one of {', '.join(enabled)}: the model was trained on these",
+                    f"tool is {tool.function.name!r}, wanted one of {', '.join(enabled)}: the "
+                    "model was trained on these",
                     code="unknown_tool",
                     param="tools",
                 )

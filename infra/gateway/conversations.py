@@ -1,8 +1,9 @@
 """Conversations in memory: which tokens a client's messages stand for.
 
-Owns `IdleStore`, `Conversation` and `history_key`. A chat client sends the whole history each time; when that history is one the
-gateway wrote, its exact tokens are continued (token in, token out) instead of being encoded again. Histories are found by a
-hash of owner and messages, so a stock OpenAI client needs no session id. Oldest and idle conversations are forgotten.
+Owns `IdleStore`, `Conversation` and `history_key`. A chat client sends the whole history each time;
+when that history is one the gateway wrote, its exact tokens are continued (token in, token out)
+instead of being encoded again. Histories are found by a hash of owner and messages, so a stock
+OpenAI client needs no session id. Oldest and idle conversations are forgotten.
 """
 
 import hashlib
@@ -18,7 +19,9 @@ Kept = TypeVar("Kept")
 
 
 class IdleStore(Generic[Kept]):
-    """A bounded dictionary that forgets what was not used for `idle_seconds`, and the least recently used."""
+    """A bounded dictionary that forgets what was not used for `idle_seconds`, and the least
+    recently used.
+    """
 
     def __init__(self, max_entries: int, idle_seconds: float) -> None:
         self._max_entries, self._idle_seconds = max_entries, idle_seconds
@@ -69,7 +72,10 @@ def history_key(owner: str, messages: Sequence[ChatMessage]) -> str:
         [
             "system" if message.role == "developer" else message.role,
             message.text,
-            [[call.id, call.function.name, call.function.arguments] for call in message.tool_calls or []],
+            [
+                [call.id, call.function.name, call.function.arguments]
+                for call in message.tool_calls or []
+            ],
             message.tool_call_id,
         ]
         for message in messages

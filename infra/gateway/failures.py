@@ -4,7 +4,9 @@ from fastapi import HTTPException
 
 
 class ApiError(HTTPException):
-    """One refusal: HTTP status, a message that says what was wanted, a code, and the field at fault."""
+    """One refusal: HTTP status, a message that says what was wanted, a code, and the field at
+    fault.
+    """
 
     def __init__(
         self,
@@ -18,7 +20,9 @@ class ApiError(HTTPException):
         headers = None
         if retry_after_seconds is not None:
             headers = {"Retry-After": str(max(1, round(retry_after_seconds + 0.5)))}
-        super().__init__(status_code, detail=error_body(message, code=code, param=param), headers=headers)
+        super().__init__(
+            status_code, detail=error_body(message, code=code, param=param), headers=headers
+        )
 
 
 def error_body(message: str, *, code: str, param: str | None = None) -> dict[str, object]:
@@ -27,4 +31,6 @@ def error_body(message: str, *, code: str, param: str | None = None) -> dict[str
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-SERVER_CODES = frozenset({"engine_failed", "capacity_exhausted", "storage_failed", "sandbox_failed", "internal_error"})
+SERVER_CODES = frozenset(
+    {"engine_failed", "capacity_exhausted", "storage_failed", "sandbox_failed", "internal_error"}
+)

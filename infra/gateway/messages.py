@@ -1,7 +1,8 @@
 """Between OpenAI's messages and the harness's tokens.
 
-Owns `render_messages` (messages to tokens, appending only) and `read_answer` (model text to an assistant message). The
-template is the renderer's: the served model sees exactly what it saw in training. It generates nothing.
+Owns `render_messages` (messages to tokens, appending only) and `read_answer` (model text to an
+assistant message). The template is the renderer's: the served model sees exactly what it saw in
+training. It generates nothing.
 """
 
 import json
@@ -19,23 +20,31 @@ from models.rendering import Renderer
 def render_messages(
     renderer: Renderer, messages: Sequence[ChatMessage], earlier: Sequence[int] = ()
 ) -> list[int]:
-    """Tokens of a history, answer header included. With `earlier`, `messages` are those that follow it.
+    """Tokens of a history, answer header included. With `earlier`, `messages` are those that follow
+    it.
 
     Messages of one side in a row are one message; tool results of one turn come together.
     """
     system, rest = _split_system(messages, is_start=not earlier)
     if not rest or rest[-1].role == "assistant":
-        raise _wrong("messages", "the last message is the assistant's or missing, wanted a user or tool message")
+        raise _wrong(
+            "messages",
+            "the last message is the assistant's or missing, wanted a user or tool message",
+        )
     tokens = list(earlier)
     for role, group in groupby(rest, key=lambda message: message.role):
         said = list(group)
         if role == "assistant":
             if not tokens:
-                raise _wrong("messages", "the first message is the assistant's, wanted a user message")
+                raise _wrong(
+                    "messages", "the first message is the assistant's, wanted a user message"
+                )
             tokens += renderer.encode_answer("".join(_answer_text(message) for message in said))
         elif role == "tool":
             if not tokens:
-                raise _wrong("messages", "the first message is a tool result, wanted a user message")
+                raise _wrong(
+                    "messages", "the first message is a tool result, wanted a user message"
+                )
             tokens += renderer.append_results([message.text for message in said])
         else:
             text = "\n\n".join(message.text for message in said)
@@ -46,7 +55,9 @@ def render_messages(
 def read_answer(
     text: str, tools: Collection[str], call_prefix: str
 ) -> tuple[ChatMessage, ParsedAnswer]:
-    """The assistant message of a model's text. Calls that cannot run stay in the text, as the model wrote them."""
+    """The assistant message of a model's text. Calls that cannot run stay in the text, as the model
+    wrote them.
+    """
     parsed = parse_answer(text, tools) if tools else ParsedAnswer((), text)
     good = parsed.calls and all(call.status is CallStatus.OK for call in parsed.calls)
     if not good:
@@ -62,17 +73,28 @@ def read_answer(
 
 
 def write_call(call: ToolCall) -> str:
-    """A client's call in the tags the model uses. The primary argument goes bare when it is the only one."""
+    """A client's call in the tags the model uses. The primary argument goes bare when it is the
+    only one.
+    """
     name = call.function.name
     tool = TOOLS.get(name)
     if tool is None:
-        raise _wrong("messages", f"tool call {call.id} names tool {name!r}, wanted one of {', '.join(TOOLS)}")
+        raise _wrong(
+            "messages", f"tool call {call.id} names tool {name!r}, wanted one of {', '.join(TOOLS)}"
+        )
     try:
         arguments = json.loads(call.function.arguments or "{}")
     except json.JSONDecodeError as error:
-        raise _wrong("messages", f"arguments of tool call {call.id} are not JSON: {error}") from error
-    if not isinstance(arguments, dict) or not all(isinstance(value, str) for value in arguments.values()):
-        raise _wrong("messages", f"arguments of tool call {call.id} are {arguments!r}, wanted an object of strings")
+        raise _wrong(
+            "messages", f"arguments of tool call {call.id} are not JSON: {error}"
+        ) from error
+    if not isinstance(arguments, dict) or not all(
+        isinstance(value, str) for value in arguments.values()
+    ):
+        raise _wrong(
+            "messages",
+            f"arguments of tool call {call.id} are {arguments!r}, wanted an object of strings",
+        )
     bare = arguments.pop(tool.primary, "")
     body = "".join(f"<{key}>{value}</{key}>" for key, value in arguments.items())
     if "<" in bare and tool.primary != "lines":

@@ -1,13 +1,15 @@
-"""Keeps what happened: tokens to the object store, a row to the ledger, numbers for the status page.
+"""Keeps what happened: tokens to the object store, a row to the ledger, numbers for the status
+page.
 
-Owns `Recorder` and `Counters`. Enters: a finished interaction. Leaves: bytes first, then the row, so that a row never points
-at nothing. Without consent only counters move: no text, no tokens, no row.
+Owns `Recorder` and `Counters`. Enters: a finished interaction. Leaves: bytes first, then the row,
+so that a row never points at nothing. Without consent only counters move: no text, no tokens, no
+row.
 """
 
 import asyncio
 import secrets
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,7 +27,7 @@ class Counters:
     """Counts by name; the only trace of interactions without consent."""
 
     values: Counter[str] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def count(self, name: str) -> None:
         """Adds one."""
@@ -48,7 +50,9 @@ class Interaction:
 
 def new_interaction_id(*, consent: bool) -> str:
     """An id that says by itself whether anything is stored under it."""
-    return f"interaction-{uuid.uuid4().hex}" if consent else f"{PRIVATE_PREFIX}{secrets.token_hex(16)}"
+    return (
+        f"interaction-{uuid.uuid4().hex}" if consent else f"{PRIVATE_PREFIX}{secrets.token_hex(16)}"
+    )
 
 
 def interaction_seed(base: int, interaction_id: str) -> int:
@@ -76,9 +80,16 @@ class Recorder:
         await asyncio.to_thread(self._store, interaction, transcript)
 
     async def keep_feedback(
-        self, interaction_id: str, tenant: str, signal: Signal, value: float, feedback_id: str | None
+        self,
+        interaction_id: str,
+        tenant: str,
+        signal: Signal,
+        value: float,
+        feedback_id: str | None,
     ) -> str | None:
-        """Stores one signal; its id, or None when the interaction is not this tenant's or was never stored."""
+        """Stores one signal; its id, or None when the interaction is not this tenant's or was never
+        stored.
+        """
         feedback_id = feedback_id or f"feedback-{uuid.uuid4().hex}"
         row = await asyncio.to_thread(self._ledger.interactions.get, interaction_id)
         if row is None or row.tenant != tenant:
@@ -95,7 +106,9 @@ class Recorder:
         return feedback_id
 
     def _store(self, interaction: Interaction, transcript: Transcript) -> None:
-        versions = [segment.oldest_version for segment in transcript.segments if segment.sampled_tokens]
+        versions = [
+            segment.oldest_version for segment in transcript.segments if segment.sampled_tokens
+        ]
         now = self._clock()
         key = f"interactions/{interaction.interaction_id}/transcript.safetensors"
         self._objects.put_bytes(key, transcript.to_bytes())

@@ -1,7 +1,8 @@
 """What goes over the wire: requests and answers of the HTTP API.
 
-Owns the pydantic models of the API. Chat completions follow OpenAI's format: fields we do not read are ignored, except those
-that would change the meaning of an answer, which are refused by name. Our own endpoints refuse unknown fields.
+Owns the pydantic models of the API. Chat completions follow OpenAI's format: fields we do not read
+are ignored, except those that would change the meaning of an answer, which are refused by name. Our
+own endpoints refuse unknown fields.
 """
 
 from typing import Any, Literal
@@ -102,15 +103,25 @@ class ChatRequest(OpenAIWire):
 
 
 class AgentSessionRequest(Wire):
-    """POST /v1/agent/sessions: the agent works on a repository the gateway knows, with the user's files laid over it."""
+    """POST /v1/agent/sessions: the agent works on a repository the gateway knows, with the user's
+    files laid over it.
+    """
 
     repository: str
     message: str = Field(min_length=1)
-    files: dict[str, str] = Field(default_factory=dict, description="path -> text that differs in the user's copy")
-    test_ids: list[str] | None = Field(
-        default=None, description="what `pytest` runs in this session; None: every test of the repository"
+    files: dict[str, str] = Field(
+        default_factory=dict, description="path -> text that differs in the user's copy"
     )
-    problem_kind: str = Field(default="agent", min_length=1, max_length=80, description="feedback baselines are kept by it")
+    test_ids: list[str] | None = Field(
+        default=None,
+        description="what `pytest` runs in this session; None: every test of the repository",
+    )
+    problem_kind: str = Field(
+        default="agent",
+        min_length=1,
+        max_length=80,
+        description="feedback baselines are kept by it",
+    )
     seed: int | None = Field(default=None, description="None: drawn from the interaction's id")
     store: bool | None = Field(default=None, description="false withdraws consent for this session")
 
@@ -132,8 +143,9 @@ class Usage(Wire):
 
 
 class AgentAnswer(Wire):
-    """What the agent did. `status` is how it ended: finished, turn_limit, token_limit, broken_calls, timed_out,
-    sandbox_failed or engine_failed."""
+    """What the agent did. `status` is how it ended: finished, turn_limit, token_limit,
+    broken_calls, timed_out, sandbox_failed or engine_failed.
+    """
 
     session_id: str
     interaction_id: str
@@ -141,7 +153,9 @@ class AgentAnswer(Wire):
     detail: str
     final_message: str
     diff: str = Field(description="unified, against the files the user had when the session began")
-    changed_files: dict[str, str | None] = Field(description="path -> whole text now; null: removed")
+    changed_files: dict[str, str | None] = Field(
+        description="path -> whole text now; null: removed"
+    )
     turns: int
     tool_calls: int
     latency_seconds: float
@@ -155,7 +169,9 @@ class FeedbackRequest(Wire):
     signal: Signal
     value: float = Field(default=1.0, allow_inf_nan=False)
     feedback_id: str | None = Field(
-        default=None, max_length=200, description="a repeated id changes nothing; None: every post counts"
+        default=None,
+        max_length=200,
+        description="a repeated id changes nothing; None: every post counts",
     )
 
 

@@ -1,7 +1,7 @@
 """Listens: an application on a port.
 
-Owns `running_server` (for the length of a block) and `serve` (until interrupted). The socket is bound before anything is said
-to be up, so a busy port is one clear error.
+Owns `running_server` (for the length of a block) and `serve` (until interrupted). The socket is
+bound before anything is said to be up, so a busy port is one clear error.
 """
 
 import asyncio

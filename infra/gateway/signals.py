@@ -1,4 +1,6 @@
-"""The words in which clients report what users did. Shared by the API that takes them and the stages that read them."""
+"""The words in which clients report what users did. Shared by the API that takes them and the
+stages that read them.
+"""
 
 from enum import StrEnum
 
@@ -9,7 +11,9 @@ class Signal(StrEnum):
     EDIT_KEPT = "edit_kept"  # the edit was accepted (1)
     EDIT_REVERTED = "edit_reverted"  # the edit was undone (1)
     EDIT_SURVIVED = "edit_survived"  # share of the edit's lines still there later (0..1)
-    DISSATISFIED_FOLLOW_UP = "dissatisfied_follow_up"  # the next message complains about this answer (1)
+    DISSATISFIED_FOLLOW_UP = (
+        "dissatisfied_follow_up"  # the next message complains about this answer (1)
+    )
     ABANDONED = "abandoned"  # the user left before looking (1)
     THUMBS_UP = "thumbs_up"  # (1)
     THUMBS_DOWN = "thumbs_down"  # (1)

@@ -1,7 +1,7 @@
 """Who is calling, and whether they may call now.
 
-Owns `Tenants`: API key to tenant (keys are kept as digests) and one token bucket a tenant. Enters: a bearer key and the time.
-Leaves: the tenant, or how long to wait. It knows no HTTP.
+Owns `Tenants`: API key to tenant (keys are kept as digests) and one token bucket a tenant. Enters:
+a bearer key and the time. Leaves: the tenant, or how long to wait. It knows no HTTP.
 """
 
 import hashlib
@@ -45,11 +45,15 @@ class Tenants:
             for key in config.api_keys:
                 digest = _digest(key.get_secret_value())
                 if digest in self._by_digest:
-                    raise ConfigError(f"an API key of tenant {config.name!r} is used twice, wanted unique keys")
+                    raise ConfigError(
+                        f"an API key of tenant {config.name!r} is used twice, wanted unique keys"
+                    )
                 self._by_digest[digest] = config
 
     def identify(self, api_key: str) -> TenantConfig | None:
-        """The tenant of a key; None for an unknown one. Looking up digests leaks no timing of the key."""
+        """The tenant of a key; None for an unknown one. Looking up digests leaks no timing of the
+        key.
+        """
         return self._by_digest.get(_digest(api_key))
 
     def admit(self, tenant: TenantConfig, now: float) -> float:

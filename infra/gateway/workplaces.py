@@ -1,16 +1,20 @@
 """Where a served agent works: a sandbox of a known repository with the user's files laid over it.
 
-Owns the `Workplaces` protocol, its real form `RepositoryWorkplaces` (a box pool and a test server a repository), and what
-changed (`changed_files`, `unified_diff`). Enters: repository name and files. Leaves: an AgentEnvironment for one request; a box
-is held only while the agent works, never while the user thinks.
+Owns the `Workplaces` protocol, its real form `RepositoryWorkplaces` (a box pool and a test server a
+repository), and what changed (`changed_files`, `unified_diff`). Enters: repository name and files.
+Leaves: an AgentEnvironment for one request; a box is held only while the agent works, never while
+the user thinks.
 """
 
 import difflib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 from infra.harness.environment import AgentEnvironment
+from infra.harness.test_runner import make_test_runner
+from infra.sandbox.environment import RepositoryEnvironment
+from infra.sandbox.repository import PreparedRepository
 
 Files = Mapping[str, bytes | None]
 """Path -> content that differs from the pristine repository; None: removed."""
@@ -32,14 +36,70 @@ class Workplaces(Protocol):
         ...
 
 
-def changed_files(pristine: Mapping[str, bytes], before: Files, after: Files) -> dict[str, bytes | None]:
+class RepositoryWorkplaces:
+    """Real sandboxes: a pool of boxes and a warm test server for each repository. Belongs to one
+    event loop.
+    """
+
+    def __init__(
+        self,
+        repositories: Iterable[PreparedRepository],
+        *,
+        boxes_per_repository: int,
+        test_limit_seconds: float,
+    ) -> None:
+        self._environments = {
+            repository.name: RepositoryEnvironment.create(repository, boxes_per_repository)
+            for repository in repositories
+        }
+        self._test_limit_seconds = test_limit_seconds
+
+    def names(self) -> tuple[str, ...]:
+        """Repositories that users may name."""
+        return tuple(sorted(self._environments))
+
+    def pristine(self, repository: str) -> Mapping[str, bytes]:
+        """Every file as the repository has it."""
+        return self._environments[repository].repository.files
+
+    @asynccontextmanager
+    async def lease(
+        self, repository: str, files: Files, test_ids: tuple[str, ...] | None
+    ) -> AsyncIterator[AgentEnvironment]:
+        """A clean sandbox for one request; `pytest` in it runs `test_ids` (None: all the repository
+        has).
+        """
+        place = self._environments[repository]
+        if test_ids is None:
+            await place.test_server.start()
+            test_ids = place.test_server.tests
+        sandbox = await place.lease(files)
+        try:
+            run_tests = make_test_runner(place.test_server, test_ids, self._test_limit_seconds)
+            yield AgentEnvironment(sandbox, run_tests=run_tests)
+        finally:
+            await place.release(sandbox)
+
+    async def close(self) -> None:
+        """Ends every box."""
+        for place in self._environments.values():
+            await place.close()
+
+
+def changed_files(
+    pristine: Mapping[str, bytes], before: Files, after: Files
+) -> dict[str, bytes | None]:
     """Files that differ between two states of a repository, with their later content."""
 
     def content(state: Files, path: str) -> bytes | None:
         return state[path] if path in state else pristine.get(path)
 
     paths = sorted(before.keys() | after.keys())
-    return {path: content(after, path) for path in paths if content(before, path) != content(after, path)}
+    return {
+        path: content(after, path)
+        for path in paths
+        if content(before, path) != content(after, path)
+    }
 
 
 def unified_diff(pristine: Mapping[str, bytes], before: Files, changed: Files) -> str:
@@ -53,7 +113,12 @@ def unified_diff(pristine: Mapping[str, bytes], before: Files, changed: Files) -
         except UnicodeDecodeError:
             pieces.append(f"Binary files a/{path} and b/{path} differ\n")
             continue
-        names = ("/dev/null" if old is None else f"a/{path}", "/dev/null" if content is None else f"b/{path}")
+        names = (
+            "/dev/null" if old is None else f"a/{path}",
+            "/dev/null" if content is None else f"b/{path}",
+        )
         for line in difflib.unified_diff(old_lines, new_lines, *names):
-            pieces.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
+            pieces.append(
+                line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"
+            )
     return "".join(pieces)

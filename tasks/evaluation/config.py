@@ -1,4 +1,5 @@
-"""Settings of evaluation: how often a checkpoint tries each problem, how intervals are made, what a gate demands.
+"""Settings of evaluation: how often a checkpoint tries each problem, how intervals are made, what a
+gate demands.
 
 Owns EvaluationConfig and GateConfig. Torch-free: the recipe composes them.
 """
@@ -30,7 +31,8 @@ class GateConfig(Config):
         ge=0,
         le=1,
         description=(
-            "largest loss of average solve rate that still counts as not worse, 0..1. An equal candidate passes "
+            "largest loss of average solve rate that still counts as not worse, 0..1. An equal "
+            "candidate passes "
             "only when the interval is narrower: 100 problems x 4 attempts give about +-4.5 points"
         ),
     )
@@ -41,13 +43,17 @@ class GateConfig(Config):
         description="two-sided confidence of the paired interval; its lower bound is compared",
     )
     minimum_problems: int = Field(
-        default=10, ge=2, description="fewer shared problems than this cannot pass: too little evidence"
+        default=10,
+        ge=2,
+        description="fewer shared problems than this cannot pass: too little evidence",
     )
     floor: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="average solve rate a first checkpoint needs when there is no champion to compare with",
+        description=(
+            "average solve rate a first checkpoint needs when there is no champion to compare with"
+        ),
     )
     broken_call_ratio_increase: float = Field(
         default=0.10, ge=0, description="largest rise of the share of broken tool calls, 0..1"

@@ -1,8 +1,8 @@
 """The rule that stands before users: is the candidate not worse than the champion?
 
-Owns `gate_candidate`: a paired non-inferiority test on two scorecards of the same suite and problems, plus two guards
-(broken calls, generated tokens). Leaves a GateDecision: numbers, thresholds and one sentence that says why. It changes no
-pointer: promotion does.
+Owns `gate_candidate`: a paired non-inferiority test on two scorecards of the same suite and
+problems, plus two guards (broken calls, generated tokens). Leaves a GateDecision: numbers,
+thresholds and one sentence that says why. It changes no pointer: promotion does.
 """
 
 import hashlib
@@ -32,7 +32,11 @@ def gate_candidate(
         seed=config.seed,
     )
     difference = Metric(
-        mean=paired.mean, low=paired.low, high=paired.high, confidence=paired.confidence, count=paired.count
+        mean=paired.mean,
+        low=paired.low,
+        high=paired.high,
+        confidence=paired.confidence,
+        count=paired.count,
     )
     checks = (
         _enough_problems(paired.count, config),
@@ -42,8 +46,10 @@ def gate_candidate(
             threshold=-config.margin,
             passed=paired.low > -config.margin,
             detail=(
-                f"solve rate {_percent(champion.average.mean)} -> {_percent(candidate.average.mean)}: difference "
-                f"{_points(paired.mean)}, {config.confidence:.0%} interval {_points(paired.low)} to "
+                f"solve rate {_percent(champion.average.mean)} -> "
+                f"{_percent(candidate.average.mean)}: difference "
+                f"{_points(paired.mean)}, {config.confidence:.0%} interval {_points(paired.low)} "
+                "to "
                 f"{_points(paired.high)}, p={paired.p_value:.2g}, margin {_points(-config.margin)}"
             ),
         ),
@@ -63,7 +69,8 @@ def _first_checkpoint(candidate: Scorecard, config: GateConfig) -> GateDecision:
             threshold=config.floor,
             passed=average.low >= config.floor,
             detail=(
-                f"no champion yet; solve rate {_percent(average.mean)}, lower bound {_percent(average.low)}, "
+                f"no champion yet; solve rate {_percent(average.mean)}, lower bound "
+                f"{_percent(average.low)}, "
                 f"floor {_percent(config.floor)}"
             ),
         ),
@@ -74,7 +81,8 @@ def _first_checkpoint(candidate: Scorecard, config: GateConfig) -> GateDecision:
 def _same_suite(candidate: Scorecard, champion: Scorecard) -> None:
     if candidate.suite != champion.suite or candidate.temperature != champion.temperature:
         raise GradingError(
-            f"gate of {candidate.checkpoint}: suite {candidate.suite} at temperature {candidate.temperature}, wanted "
+            f"gate of {candidate.checkpoint}: suite {candidate.suite} at temperature "
+            f"{candidate.temperature}, wanted "
             f"the champion's {champion.suite} at {champion.temperature} ({champion.scorecard_id})"
         )
     ours = {score.problem_id for score in candidate.problems}
@@ -82,7 +90,8 @@ def _same_suite(candidate: Scorecard, champion: Scorecard) -> None:
     if ours != theirs:
         odd = sorted(ours ^ theirs)
         raise GradingError(
-            f"gate of {candidate.checkpoint}: {len(odd)} problems are on one scorecard only (first {odd[0]}), wanted "
+            f"gate of {candidate.checkpoint}: {len(odd)} problems are on one scorecard only "
+            f"(first {odd[0]}), wanted "
             f"the same problems on {candidate.scorecard_id} and {champion.scorecard_id}"
         )
 
@@ -105,7 +114,8 @@ def _broken_calls(candidate: Scorecard, champion: Scorecard, config: GateConfig)
         threshold=threshold,
         passed=candidate.broken_call_ratio <= threshold,
         detail=(
-            f"broken tool calls {_percent(champion.broken_call_ratio)} -> {_percent(candidate.broken_call_ratio)}, "
+            f"broken tool calls {_percent(champion.broken_call_ratio)} -> "
+            f"{_percent(candidate.broken_call_ratio)}, "
             f"at most {_percent(threshold)}"
         ),
     )
@@ -119,12 +129,18 @@ def _generated_tokens(candidate: Scorecard, champion: Scorecard, config: GateCon
         value=value,
         threshold=threshold,
         passed=value <= threshold,
-        detail=f"generated tokens an attempt {champion.generated_tokens.mean:.0f} -> {value:.0f}, at most {threshold:.0f}",
+        detail=(
+            f"generated tokens an attempt {champion.generated_tokens.mean:.0f} -> {value:.0f}, "
+            f"at most {threshold:.0f}"
+        ),
     )
 
 
 def _decision(
-    candidate: Scorecard, champion: Scorecard | None, difference: Metric, checks: tuple[GateCheck, ...]
+    candidate: Scorecard,
+    champion: Scorecard | None,
+    difference: Metric,
+    checks: tuple[GateCheck, ...],
 ) -> GateDecision:
     failed = [check for check in checks if not check.passed]
     said = failed if failed else [checks[1]]

@@ -1,8 +1,9 @@
 """Means with honest intervals: problems are the sample, attempts are nested inside them.
 
-Owns AttemptRow, the intervals (Student, Wilson with effective size, cluster bootstrap), unbiased pass@k, the paired
-difference of two checkpoints, and `scorecard_from`. Enters: attempt rows. Leaves: Metric, PairedDifference, Scorecard.
-It runs no attempt and decides nothing (gates.py decides).
+Owns AttemptRow, the intervals (Student, Wilson with effective size, cluster bootstrap), unbiased
+pass@k, the paired difference of two checkpoints, and `scorecard_from`. Enters: attempt rows.
+Leaves: Metric, PairedDifference, Scorecard. It runs no attempt and decides nothing (gates.py
+decides).
 
 Shapes: P problems, C clusters, N resamples.
 """
@@ -31,8 +32,12 @@ class AttemptRow(Record):
     generated_tokens: int = Field(description="tokens the model sampled")
     turns: int
     tool_calls: int
-    broken_calls: int = Field(description="calls that did not reach a tool: malformed, unknown, bad arguments")
-    cluster: str = Field(default="", description="repository or seed that problems share; empty: none")
+    broken_calls: int = Field(
+        description="calls that did not reach a tool: malformed, unknown, bad arguments"
+    )
+    cluster: str = Field(
+        default="", description="repository or seed that problems share; empty: none"
+    )
 
 
 class PairedDifference(Record):
@@ -70,14 +75,18 @@ def attempt_row(trajectory: Trajectory, *, cluster: str = "") -> AttemptRow:
 def pass_at_k(attempts: int, solved: int, k: int) -> float:
     """Unbiased chance that at least one of k attempts solves: 1 - C(n-c, k) / C(n, k)."""
     if not 0 <= solved <= attempts or not 1 <= k <= attempts:
-        raise ValueError(f"pass@k of attempts={attempts} solved={solved} k={k}: wanted 1 <= k <= n, 0 <= c <= n")
+        raise ValueError(
+            f"pass@k of attempts={attempts} solved={solved} k={k}: wanted 1 <= k <= n, 0 <= c <= n"
+        )
     return 1.0 - comb(attempts - solved, k) / comb(attempts, k)
 
 
 def pass_power_k(attempts: int, solved: int, k: int) -> float:
     """Unbiased chance that all k attempts solve (reliability): C(c, k) / C(n, k)."""
     if not 0 <= solved <= attempts or not 1 <= k <= attempts:
-        raise ValueError(f"pass^k of attempts={attempts} solved={solved} k={k}: wanted 1 <= k <= n, 0 <= c <= n")
+        raise ValueError(
+            f"pass^k of attempts={attempts} solved={solved} k={k}: wanted 1 <= k <= n, 0 <= c <= n"
+        )
     return comb(solved, k) / comb(attempts, k)
 
 
@@ -92,17 +101,19 @@ def mean_metric(values_P: Sequence[float], *, confidence: float = 0.90) -> Metri
         return Metric(mean=mean, low=mean, high=mean, confidence=confidence, count=1)
     error = float(values.std(ddof=1)) / sqrt(len(values))
     half = error * float(stats.t.ppf(0.5 + confidence / 2, df=len(values) - 1))
-    return Metric(mean=mean, low=mean - half, high=mean + half, confidence=confidence, count=len(values))
+    return Metric(
+        mean=mean, low=mean - half, high=mean + half, confidence=confidence, count=len(values)
+    )
 
 
 def proportion_metric(
-    rates_P: Sequence[float], *, attempts: int, confidence: float = 0.90
+    rates_P: Sequence[float] | np.ndarray, *, attempts: int, confidence: float = 0.90
 ) -> Metric:
     """Mean of a 0..1 rate a problem, with a Wilson interval at the effective sample size.
 
-    Effective size = p(1-p) / SE^2, the number of independent coin flips that would be as certain; at least the number of
-    problems less one and at most all attempts. Unlike the normal interval it stays inside 0..1 and has width at 0 % and
-    100 %. With many problems both agree.
+    Effective size = p(1-p) / SE^2, the number of independent coin flips that would be as certain;
+    at least the number of problems less one and at most all attempts. Unlike the normal interval it
+    stays inside 0..1 and has width at 0 % and 100 %. With many problems both agree.
     """
     rates = _at_least_one(rates_P)
     mean, count = float(rates.mean()), len(rates)
@@ -117,7 +128,9 @@ def proportion_metric(
 def wilson_interval(rate: float, size: float, *, confidence: float = 0.90) -> tuple[float, float]:
     """Score interval of a proportion seen `rate` in `size` (possibly fractional) trials."""
     if size <= 0 or not 0 <= rate <= 1:
-        raise ValueError(f"Wilson interval of rate={rate} size={size}: wanted 0 <= rate <= 1 and size > 0")
+        raise ValueError(
+            f"Wilson interval of rate={rate} size={size}: wanted 0 <= rate <= 1 and size > 0"
+        )
     z = float(stats.norm.ppf(0.5 + confidence / 2))
     centre = (rate + z * z / (2 * size)) / (1 + z * z / size)
     half = z / (1 + z * z / size) * sqrt(rate * (1 - rate) / size + z * z / (4 * size * size))
@@ -134,11 +147,15 @@ def cluster_bootstrap(
 ) -> Metric:
     """Mean over problems whose errors are shared inside clusters (repositories, training seeds).
 
-    Whole clusters are drawn with replacement, so that the interval widens when few clusters disagree.
+    Whole clusters are drawn with replacement, so that the interval widens when few clusters
+    disagree.
     """
     values = _at_least_one(values_P)
     if len(values) != len(clusters_P):
-        raise ValueError(f"cluster bootstrap of {len(values)} values and {len(clusters_P)} clusters: wanted equal")
+        raise ValueError(
+            f"cluster bootstrap of {len(values)} values and {len(clusters_P)} clusters: wanted "
+            "equal"
+        )
     names, index_P = np.unique(np.asarray(clusters_P), return_inverse=True)
     sums_C = np.bincount(index_P, weights=values)
     counts_C = np.bincount(index_P)
@@ -148,7 +165,11 @@ def cluster_bootstrap(
     tail = (1 - confidence) / 2
     low, high = np.quantile(means_N, [tail, 1 - tail])
     return Metric(
-        mean=float(values.mean()), low=float(low), high=float(high), confidence=confidence, count=len(values)
+        mean=float(values.mean()),
+        low=float(low),
+        high=float(high),
+        confidence=confidence,
+        count=len(values),
     )
 
 
@@ -160,11 +181,14 @@ def paired_difference(
     resamples: int = 4_000,
     seed: int = 0,
 ) -> PairedDifference:
-    """Mean of second - first per problem, over problems both have; bootstrap interval, permutation p value."""
+    """Mean of second - first per problem, over problems both have; bootstrap interval, permutation
+    p value.
+    """
     shared = sorted(first.keys() & second.keys())
     if not shared:
         raise GradingError(
-            f"paired difference: no shared problem among {len(first)} and {len(second)}, wanted at least 1"
+            f"paired difference: no shared problem among {len(first)} and {len(second)}, wanted "
+            "at least 1"
         )
     differences = np.array([second[name] - first[name] for name in shared])
     mean = float(differences.mean())
@@ -195,7 +219,12 @@ def paired_difference(
             ).pvalue
         )
     return PairedDifference(
-        mean=mean, low=low, high=high, confidence=confidence, count=len(shared), p_value=min(p_value, 1.0)
+        mean=mean,
+        low=low,
+        high=high,
+        confidence=confidence,
+        count=len(shared),
+        p_value=min(p_value, 1.0),
     )
 
 
@@ -239,7 +268,9 @@ def scorecard_from(
         attempts_per_problem=k,
         temperature=temperature,
         average=proportion_metric(
-            [score.solved / score.attempts for score in problems], attempts=most, confidence=confidence
+            [score.solved / score.attempts for score in problems],
+            attempts=most,
+            confidence=confidence,
         ),
         best_of=proportion_metric(
             [pass_at_k(score.attempts, score.solved, k) for score in problems],
@@ -262,7 +293,10 @@ def solve_rates(scorecard: Scorecard) -> dict[str, float]:
 def _problem_score(problem_id: str, rows: Sequence[AttemptRow]) -> ProblemScore:
     count = len(rows)
     if len({row.attempt for row in rows}) != count:
-        raise GradingError(f"problem {problem_id}: attempt numbers repeat in {count} rows, wanted one row an attempt")
+        raise GradingError(
+            f"problem {problem_id}: attempt numbers repeat in {count} rows, wanted one row an "
+            "attempt"
+        )
     return ProblemScore(
         problem_id=problem_id,
         attempts=count,
@@ -274,7 +308,7 @@ def _problem_score(problem_id: str, rows: Sequence[AttemptRow]) -> ProblemScore:
     )
 
 
-def _at_least_one(values_P: Sequence[float]) -> np.ndarray:
+def _at_least_one(values_P: Sequence[float] | np.ndarray) -> np.ndarray:
     values = np.asarray(values_P, dtype=np.float64)
     if values.size == 0:
         raise GradingError("mean over 0 problems, wanted at least 1")

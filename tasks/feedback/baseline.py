@@ -1,8 +1,10 @@
-"""The reward to expect from a population and problem kind: what one rollout a prompt is compared with.
+"""The reward to expect from a population and problem kind: what one rollout a prompt is compared
+with.
 
-Owns Baselines (sufficient statistics that travel between cycles as JSON) and `advantages`. A cell with few observations
-leans on the overall mean, which leans on a prior (shrinkage). Inside a batch each observation is left out of its own
-baseline, so that subtracting it does not bias the policy gradient.
+Owns Baselines (sufficient statistics that travel between cycles as JSON) and `advantages`. A cell
+with few observations leans on the overall mean, which leans on a prior (shrinkage). Inside a batch
+each observation is left out of its own baseline, so that subtracting it does not bias the policy
+gradient.
 """
 
 from collections import defaultdict

@@ -1,8 +1,9 @@
 """Interactions since the watermark, with their tokens.
 
-Owns `choose_watermark` and `collect`. Enters: the ledger's interaction rows and the object store's transcripts. Leaves: a
-Collection in which every interaction of the window is either taken or skipped with a reason. Reading the same window again
-gives the same interactions; what was said since may be more.
+Owns `choose_watermark` and `collect`. Enters: the ledger's interaction rows and the object store's
+transcripts. Leaves: a Collection in which every interaction of the window is either taken or
+skipped with a reason. Reading the same window again gives the same interactions; what was said
+since may be more.
 """
 
 import logging
@@ -14,8 +15,8 @@ from infra.ledger import Ledger
 from infra.ledger.rows import InteractionRow
 from infra.objects import ObjectStore
 from tasks.feedback.interactions import (
-    Collection,
     CollectedInteraction,
+    Collection,
     FeedbackEvent,
     Skip,
     SkipReason,
@@ -26,7 +27,9 @@ logger = logging.getLogger(__name__)
 INFRASTRUCTURE_REASONS = frozenset({EndReason.ENGINE_FAILED, EndReason.SANDBOX_FAILED})
 
 
-def choose_watermark(ledger: Ledger, from_watermark: int, *, settle_seconds: float, now: float) -> int:
+def choose_watermark(
+    ledger: Ledger, from_watermark: int, *, settle_seconds: float, now: float
+) -> int:
     """The newest sequence such that it and all before it are older than `settle_seconds`."""
     chosen = from_watermark
     for row in ledger.interactions.since(from_watermark):
@@ -46,8 +49,8 @@ def collect(
 ) -> Collection:
     """Takes the interactions of (from_watermark, to_watermark].
 
-    With `oldest_weight_version` given, those made by older weights are skipped as stale: the update is meant for data of
-    the policy that serves now.
+    With `oldest_weight_version` given, those made by older weights are skipped as stale: the update
+    is meant for data of the policy that serves now.
     """
     taken: list[CollectedInteraction] = []
     skipped: list[Skip] = []
@@ -55,7 +58,10 @@ def collect(
         found = _take(row, objects, oldest_weight_version)
         if isinstance(found, Skip):
             logger.info(
-                "interaction=%s skipped=%s detail=%s", row.interaction_id, found.reason.value, found.detail
+                "interaction=%s skipped=%s detail=%s",
+                row.interaction_id,
+                found.reason.value,
+                found.detail,
             )
             skipped.append(found)
         else:
@@ -76,7 +82,8 @@ def _take(
 
     if oldest_weight_version is not None and row.weight_version < oldest_weight_version:
         return skip(
-            SkipReason.STALE, f"weight version {row.weight_version}, wanted at least {oldest_weight_version}"
+            SkipReason.STALE,
+            f"weight version {row.weight_version}, wanted at least {oldest_weight_version}",
         )
     try:
         stored = objects.get_bytes(row.object_key)
@@ -86,7 +93,9 @@ def _take(
         return skip(SkipReason.TRANSCRIPT_LOST, str(error))
     transcript = Transcript.from_bytes(stored)
     if transcript.end_reason in INFRASTRUCTURE_REASONS:
-        return skip(SkipReason.INFRASTRUCTURE, f"{transcript.end_reason.value}: {transcript.detail}")
+        return skip(
+            SkipReason.INFRASTRUCTURE, f"{transcript.end_reason.value}: {transcript.detail}"
+        )
     if not any(segment.sampled_tokens for segment in transcript.segments):
         return skip(SkipReason.NOTHING_SAMPLED, f"ended by {transcript.end_reason.value}")
     return CollectedInteraction(

@@ -1,7 +1,8 @@
-"""Settings of feedback: what each user signal is worth, how baselines shrink, how simulated users behave.
+"""Settings of feedback: what each user signal is worth, how baselines shrink, how simulated users
+behave.
 
-Owns SignalWeights, DistilConfig, BaselineConfig, FeedbackConfig and SimulatedUsersConfig. Torch-free: the recipe
-composes them.
+Owns SignalWeights, DistilConfig, BaselineConfig, FeedbackConfig and SimulatedUsersConfig.
+Torch-free: the recipe composes them.
 """
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,7 +15,9 @@ class Config(BaseModel):
 
 
 class SignalWeights(Config):
-    """Reward of each thing a user did or the answer shows. Terms add up and the sum is cut to -1..1."""
+    """Reward of each thing a user did or the answer shows. Terms add up and the sum is cut to
+    -1..1.
+    """
 
     edit_kept: float = Field(default=0.75, description="the user kept the edit")
     edit_reverted: float = Field(default=-0.75, description="the user undid the edit")
@@ -26,17 +29,26 @@ class SignalWeights(Config):
     abandoned: float = Field(default=-0.5, description="the user left before looking at the answer")
     thumbs_up: float = Field(default=0.25)
     thumbs_down: float = Field(default=-0.25)
-    latency: float = Field(default=-0.2, description="reached when the answer took twice the target or more")
-    broken_calls: float = Field(default=-0.5, description="times the share of tool calls that were broken")
-    no_edit: float = Field(
-        default=-0.5, description="an edit was asked for and none was made: a refusal or a needless question"
+    latency: float = Field(
+        default=-0.2, description="reached when the answer took twice the target or more"
     )
-    unfinished: float = Field(default=-0.25, description="the answer ran into a turn, token, time or call limit")
+    broken_calls: float = Field(
+        default=-0.5, description="times the share of tool calls that were broken"
+    )
+    no_edit: float = Field(
+        default=-0.5,
+        description="an edit was asked for and none was made: a refusal or a needless question",
+    )
+    unfinished: float = Field(
+        default=-0.25, description="the answer ran into a turn, token, time or call limit"
+    )
     no_feedback: float = Field(
         default=0.0,
         description=(
-            "the user said nothing at all. Default 0: neither good nor bad. The interaction stays in the batch and "
-            "is compared with the baseline like any other; terms read off the answer itself still apply"
+            "the user said nothing at all. Default 0: neither good nor bad. The interaction "
+            "stays in the batch and "
+            "is compared with the baseline like any other; terms read off the answer itself "
+            "still apply"
         ),
     )
 
@@ -47,25 +59,35 @@ class DistilConfig(Config):
     weights: SignalWeights = SignalWeights()
     latency_target_seconds: float = Field(default=30.0, gt=0, description="no penalty up to here")
     kinds_without_edits: frozenset[str] = Field(
-        default=frozenset({"chat"}), description="problem kinds where an answer without an edit is fine"
+        default=frozenset({"chat"}),
+        description="problem kinds where an answer without an edit is fine",
     )
 
 
 class BaselineConfig(Config):
     """The expected reward per (population, problem kind); stands in for the group mean."""
 
-    prior_reward: float = Field(default=0.0, ge=-1, le=1, description="expected before anything was seen")
+    prior_reward: float = Field(
+        default=0.0, ge=-1, le=1, description="expected before anything was seen"
+    )
     kind_strength: float = Field(
-        default=8.0, gt=0, description="observations that the overall mean is worth against a cell's own mean"
+        default=8.0,
+        gt=0,
+        description="observations that the overall mean is worth against a cell's own mean",
     )
     overall_strength: float = Field(
-        default=4.0, gt=0, description="observations that the prior is worth against the overall mean"
+        default=4.0,
+        gt=0,
+        description="observations that the prior is worth against the overall mean",
     )
     decay: float = Field(
         default=0.5,
         ge=0,
         le=1,
-        description="weight of earlier cycles' counts when a cycle closes: the policy that earned them is gone",
+        description=(
+            "weight of earlier cycles' counts when a cycle closes: the policy that earned them "
+            "is gone"
+        ),
     )
 
 
@@ -77,31 +99,56 @@ class FeedbackConfig(Config):
     settle_seconds: float = Field(
         default=0.0,
         ge=0,
-        description="an interaction younger than this waits for the next cycle, so that feedback can arrive",
+        description=(
+            "an interaction younger than this waits for the next cycle, so that feedback can arrive"
+        ),
     )
     minimum_interactions: int = Field(
-        default=1, ge=1, description="a cycle with fewer waits: the reward is noisy and wants large batches"
+        default=1,
+        ge=1,
+        description="a cycle with fewer waits: the reward is noisy and wants large batches",
     )
 
 
 class SimulatedUsersConfig(Config):
-    """A seeded program that stands in for people. Its numbers are never to be shown as users' numbers."""
+    """A seeded program that stands in for people. Its numbers are never to be shown as users'
+    numbers.
+    """
 
     users: int = Field(default=4, ge=1, description="users at work at the same time")
-    requests_per_user: int = Field(default=8, ge=1, description="problems each user brings, one after another")
+    requests_per_user: int = Field(
+        default=8, ge=1, description="problems each user brings, one after another"
+    )
     seed: int = Field(default=0, description="seed of every choice they make")
     judgement_error_rate: float = Field(
-        default=0.05, ge=0, le=0.5, description="how often a user misreads the tests: keeps a bad edit, reverts a good one"
+        default=0.05,
+        ge=0,
+        le=0.5,
+        description="how often a user misreads the tests: keeps a bad edit, reverts a good one",
     )
-    abandon_probability: float = Field(default=0.05, ge=0, le=1, description="leaves without looking at the answer")
-    patience_seconds: float = Field(default=120.0, gt=0, description="leaves when the answer takes longer")
-    follow_up_probability: float = Field(default=0.5, ge=0, le=1, description="an unhappy user asks again")
+    abandon_probability: float = Field(
+        default=0.05, ge=0, le=1, description="leaves without looking at the answer"
+    )
+    patience_seconds: float = Field(
+        default=120.0, gt=0, description="leaves when the answer takes longer"
+    )
+    follow_up_probability: float = Field(
+        default=0.5, ge=0, le=1, description="an unhappy user asks again"
+    )
     maximum_follow_ups: int = Field(default=1, ge=0)
-    thumbs_probability: float = Field(default=0.3, ge=0, le=1, description="gives a thumb, up or down, by mood")
+    thumbs_probability: float = Field(
+        default=0.3, ge=0, le=1, description="gives a thumb, up or down, by mood"
+    )
     survival_probability: float = Field(
         default=0.3,
         ge=0,
         le=1,
-        description="a kept edit is looked at again later: still there if the tests really pass, else removed",
+        description=(
+            "a kept edit is looked at again later: still there if the tests really pass, else "
+            "removed"
+        ),
     )
     request_timeout_seconds: float = Field(default=300.0, gt=0, description="of one HTTP request")
+    maximum_tries: int = Field(
+        default=10, ge=1, description="of a request that the gateway is too busy for"
+    )

@@ -1,18 +1,19 @@
 """From what users did to trainable samples: reward with a reason, baseline, advantage.
 
-Owns `distil_reward` and `distil`. Enters: collected interactions and the baselines of earlier cycles. Leaves: Samples for
-one training update, the rewards with their terms, and the new baselines. One rollout a prompt, so there is no group to
-centre on: the baseline of (population, problem kind) replaces the group mean and the update is REINFORCE.
+Owns `distil_reward` and `distil`. Enters: collected interactions and the baselines of earlier
+cycles. Leaves: Samples for one training update, the rewards with their terms, and the new
+baselines. One rollout a prompt, so there is no group to centre on: the baseline of (population,
+problem kind) replaces the group mean and the update is REINFORCE.
 """
 
 from collections.abc import Sequence
 
 from pydantic import Field
 
+from infra.gateway.signals import Signal
 from infra.harness.transcript import CallStatus, EndReason, Transcript
 from tasks.feedback.baseline import Baselines, Observation, advantages
 from tasks.feedback.config import DistilConfig, FeedbackConfig
-from infra.gateway.signals import Signal
 from tasks.feedback.interactions import CollectedInteraction, FeedbackEvent
 from tasks.records import Record, Sample
 
@@ -50,8 +51,8 @@ class Distilled(Record):
 def distil_reward(interaction: CollectedInteraction, config: DistilConfig) -> DistilledReward:
     """Adds up the terms of one interaction.
 
-    The latest event of a signal counts once: a client that reports twice gains nothing. A reverted edit overrides an
-    earlier "kept".
+    The latest event of a signal counts once: a client that reports twice gains nothing. A reverted
+    edit overrides an earlier "kept".
     """
     terms = _said_terms(interaction.feedback, config)
     if not any(event.signal is not Signal.LATENCY_SECONDS for event in interaction.feedback):
@@ -72,10 +73,14 @@ def distil_reward(interaction: CollectedInteraction, config: DistilConfig) -> Di
 def distil(
     interactions: Sequence[CollectedInteraction], baselines: Baselines, config: FeedbackConfig
 ) -> Distilled:
-    """One Sample a segment, all segments of an interaction sharing its advantage. Nothing is dropped here."""
+    """One Sample a segment, all segments of an interaction sharing its advantage. Nothing is
+    dropped here.
+    """
     rewards = [distil_reward(interaction, config.distil) for interaction in interactions]
     observations = [
-        Observation(population=reward.population, problem_kind=reward.problem_kind, reward=reward.reward)
+        Observation(
+            population=reward.population, problem_kind=reward.problem_kind, reward=reward.reward
+        )
         for reward in rewards
     ]
     centred = advantages(observations, baselines, config.baseline)
@@ -107,7 +112,9 @@ def _said_terms(feedback: Sequence[FeedbackEvent], config: DistilConfig) -> dict
     kept, reverted = latest.get(Signal.EDIT_KEPT), latest.get(Signal.EDIT_REVERTED)
     if kept is not None and reverted is not None:
         # kept first, undone later: the later word counts
-        latest.pop(Signal.EDIT_KEPT if reverted.created_at >= kept.created_at else Signal.EDIT_REVERTED)
+        latest.pop(
+            Signal.EDIT_KEPT if reverted.created_at >= kept.created_at else Signal.EDIT_REVERTED
+        )
     terms: dict[str, float] = {}
     for signal, event in latest.items():
         match signal:
@@ -133,7 +140,9 @@ def _said_terms(feedback: Sequence[FeedbackEvent], config: DistilConfig) -> dict
     return terms
 
 
-def _shown_terms(transcript: Transcript, problem_kind: str, config: DistilConfig) -> dict[str, float]:
+def _shown_terms(
+    transcript: Transcript, problem_kind: str, config: DistilConfig
+) -> dict[str, float]:
     weights = config.weights
     calls = [call for turn in transcript.turns for call in turn.calls]
     terms: dict[str, float] = {}

@@ -37,7 +37,9 @@ class CollectedInteraction(Record):
 class SkipReason(StrEnum):
     """Why an interaction is not trained on. A bad answer is never a reason."""
 
-    INFRASTRUCTURE = "infrastructure"  # the engine or the sandbox failed: says nothing about the policy
+    INFRASTRUCTURE = (
+        "infrastructure"  # the engine or the sandbox failed: says nothing about the policy
+    )
     NOTHING_SAMPLED = "nothing_sampled"  # no token of the model in it
     STALE = "stale"  # made by weights too far from those that would be trained
     TRANSCRIPT_LOST = "transcript_lost"  # the object store no longer has its bytes
@@ -52,7 +54,9 @@ class Skip(Record):
 
 
 class Collection(Record):
-    """All interactions in (from_watermark, to_watermark]; every one is in exactly one of the two lists."""
+    """All interactions in (from_watermark, to_watermark]; every one is in exactly one of the two
+    lists.
+    """
 
     from_watermark: int
     to_watermark: int

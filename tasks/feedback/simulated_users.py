@@ -1,19 +1,22 @@
 """SIMULATED users: a seeded program that works with the gateway over HTTP the way people would.
 
-Owns `simulate_users`. It stands in for people where there are none (a laptop, a test); every record it leads to carries the
-tenant it is given and its report says "simulated". Numbers measured with it say that the loop works, not that people are
-happier.
+Owns `simulate_users`. It stands in for people where there are none (a laptop, a test); every record
+it leads to carries the tenant it is given and its report says "simulated". Numbers measured with it
+say that the loop works, not that people are happier.
 
 What one user does with each problem, in order (probabilities from SimulatedUsersConfig):
-  1. sends the broken file of their copy of the repository with one short sentence, and waits;
-  2. leaves ("abandoned") when the answer took longer than their patience, or by chance, without looking at it;
-  3. runs their own tests on the files that came back and believes the result, misreading it at the error rate;
-  4. happy: keeps the edit ("edit_kept"), sometimes gives a thumb up, sometimes looks again later ("edit_survived": 1 when
-     the tests really pass, 0 when not);
-  5. unhappy: asks again ("dissatisfied_follow_up" on the answer so far) or reverts ("edit_reverted"), sometimes with a
-     thumb down.
-Each choice is drawn from a generator seeded by (seed, user, problem, turn, choice): the same answers lead to the same
-choices whatever the timing. It sees the gateway only over HTTP; the tests it runs are a callable given to it.
+1. sends the broken file of their copy of the repository with one short sentence, and waits;
+2. leaves ("abandoned") when the answer took longer than their patience, or by chance, without
+   looking at it;
+3. runs their own tests on the files that came back and believes the result, misreading it at the
+   error rate;
+4. happy: keeps the edit ("edit_kept"), sometimes gives a thumb up, sometimes looks again later
+   ("edit_survived": 1 when the tests really pass, 0 when not);
+5. unhappy: asks again ("dissatisfied_follow_up" on the answer so far) or reverts ("edit_reverted"),
+   sometimes with a thumb down. Each choice is drawn from a generator seeded by (seed, user,
+   problem, turn, choice): the same answers lead to the same choices whatever the timing; the
+   sampling seed goes with the request. It sees the gateway only over HTTP; the tests it runs are a
+   callable given to it.
 """
 
 import asyncio
@@ -25,10 +28,11 @@ from typing import Any
 
 import httpx
 from pydantic import Field
+from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt
 
 from infra.errors import OstinatoError
-from tasks.feedback.config import SimulatedUsersConfig
 from infra.gateway.signals import Signal
+from tasks.feedback.config import SimulatedUsersConfig
 from tasks.records import Problem, Record
 
 logger = logging.getLogger(__name__)
@@ -36,6 +40,7 @@ logger = logging.getLogger(__name__)
 Judge = Callable[[Problem, dict[str, str]], Awaitable[bool]]
 """Runs the user's tests with these files over the pristine repository; true when all pass."""
 
+BUSY_CODES = frozenset({429, 503})
 FOLLOW_UP_MESSAGE = "That did not fix it, the tests still fail."
 
 
@@ -52,8 +57,12 @@ class SimulatedRequest(Record):
     user: int
     problem_id: str
     interaction_ids: tuple[str, ...]
-    outcome: str = Field(description="kept, reverted, abandoned or failed (the gateway did not answer)")
-    really_solved: bool = Field(description="the tests really pass with the last answer; unknown counts as false")
+    outcome: str = Field(
+        description="kept, reverted, abandoned or failed (the gateway did not answer)"
+    )
+    really_solved: bool = Field(
+        description="the tests really pass with the last answer; unknown counts as false"
+    )
     misjudged: bool
     latencies_seconds: tuple[float, ...]
     detail: str = ""
@@ -80,9 +89,11 @@ async def simulate_users(
     *,
     on_request: Callable[[SimulatedRequest], None] | None = None,
 ) -> SimulatedUsersReport:
-    """Lets `config.users` users work at the same time; `client` carries the base url and the API key.
+    """Lets `config.users` users work at the same time; `client` carries the base url and the API
+    key.
 
-    User u brings problems u, u + users, u + 2 users ...: no two users bring the same one, none is brought twice.
+    User u brings problems u, u + users, u + 2 users ...: no two users bring the same one, none is
+    brought twice.
     """
 
     async def work(user: int) -> list[SimulatedRequest]:
@@ -133,7 +144,10 @@ class _User:
             # a person whose request fails walks away; the report shows it
             detail = str(error) or type(error).__name__
             logger.warning(
-                "simulated_user=%d problem=%s failed=%s", self._user, self._brought.problem.problem_id, detail
+                "simulated_user=%d problem=%s failed=%s",
+                self._user,
+                self._brought.problem.problem_id,
+                detail,
             )
             return self._settled("failed", really_solved=False, misjudged=False, detail=detail)
 
@@ -145,7 +159,9 @@ class _User:
                 "repository": problem.repository,
                 "message": problem.prompt,
                 "files": self._brought.files,
+                "test_ids": [*problem.fail_to_pass, *problem.pass_to_pass],
                 "problem_kind": problem.kind,
+                "seed": self._draw(0, "seed") % 2**31,
             },
         )
         session = answer["session_id"]
@@ -157,7 +173,9 @@ class _User:
             if impatient or self._happens(config.abandon_probability, turn, "abandon"):
                 await self._tell(interaction, Signal.ABANDONED)
                 return self._settled("abandoned", really_solved=False, misjudged=False)
-            files = {path: text for path, text in answer["changed_files"].items() if text is not None}
+            files = {
+                path: text for path, text in answer["changed_files"].items() if text is not None
+            }
             solved = await self._judge(problem, self._brought.files | files)
             misjudged = self._happens(config.judgement_error_rate, turn, "misjudge")
             if solved != misjudged:
@@ -171,7 +189,8 @@ class _User:
                 return self._settled("reverted", really_solved=solved, misjudged=misjudged)
             await self._tell(interaction, Signal.DISSATISFIED_FOLLOW_UP)
             answer = await self._post(
-                f"/v1/agent/sessions/{session}/messages", {"message": FOLLOW_UP_MESSAGE}
+                f"/v1/agent/sessions/{session}/messages",
+                {"message": FOLLOW_UP_MESSAGE, "seed": self._draw(turn + 1, "seed") % 2**31},
             )
         raise AssertionError("the last turn always settles")
 
@@ -187,15 +206,30 @@ class _User:
         await self._post("/v1/feedback", body)
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        response = await self._client.post(path, json=body, timeout=self._config.request_timeout_seconds)
+        """Waits and tries again where the gateway says so; any other refusal raises
+        HTTPStatusError.
+        """
+        retrying = AsyncRetrying(
+            retry=retry_if_result(lambda answer: answer.status_code in BUSY_CODES),
+            wait=_wait_seconds,
+            stop=stop_after_attempt(self._config.maximum_tries),
+            retry_error_callback=_last_answer,
+        )
+        timeout_seconds = self._config.request_timeout_seconds
+        response = await retrying(self._client.post, path, json=body, timeout=timeout_seconds)
         response.raise_for_status()
         return response.json()
 
     def _happens(self, probability: float, turn: int, choice: str) -> bool:
         """A coin that depends on who, what and when in the conversation, never on the clock."""
-        name = f"{self._config.seed}/{self._user}/{self._brought.problem.problem_id}/{turn}/{choice}"
-        draw = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
-        return draw < probability
+        return self._draw(turn, choice) / 2**64 < probability
+
+    def _draw(self, turn: int, choice: str) -> int:
+        """64 random bits."""
+        name = (
+            f"{self._config.seed}/{self._user}/{self._brought.problem.problem_id}/{turn}/{choice}"
+        )
+        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
     def _settled(
         self, outcome: str, *, really_solved: bool, misjudged: bool, detail: str = ""
@@ -210,3 +244,13 @@ class _User:
             latencies_seconds=tuple(self._latencies),
             detail=detail,
         )
+
+
+def _last_answer(state: RetryCallState) -> httpx.Response:
+    assert state.outcome is not None
+    return state.outcome.result()
+
+
+def _wait_seconds(state: RetryCallState) -> float:
+    """What the last answer's Retry-After header asks for."""
+    return float(_last_answer(state).headers.get("retry-after", "1"))

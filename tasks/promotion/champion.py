@@ -1,8 +1,9 @@
 """Promote, refuse, canary, roll back: the only writer of the champion pointer.
 
-Owns `PromotionDesk`. Enters: gate decisions, scorecards, guard reports. Leaves: the ledger's champion pointer and one event
-for each decision. Every operation may be repeated after a kill: the pointer's own journal settles a half-done flip, and a
-candidate that was promoted once on a scorecard is not promoted on it again (it may have been rolled back since).
+Owns `PromotionDesk`. Enters: gate decisions, scorecards, guard reports. Leaves: the ledger's
+champion pointer and one event for each decision. Every operation may be repeated after a kill: the
+pointer's own journal settles a half-done flip, and a candidate that was promoted once on a
+scorecard is not promoted on it again (it may have been rolled back since).
 """
 
 from collections.abc import Callable
@@ -72,7 +73,9 @@ class PromotionDesk:
         return Scorecard.model_validate(row.payload) if row is not None else None
 
     def decide(self, decision: GateDecision) -> PromotionReport:
-        """Promotes a candidate whose gate passed, refuses any other. Deciding again changes nothing."""
+        """Promotes a candidate whose gate passed, refuses any other. Deciding again changes
+        nothing.
+        """
         promotions = self._ledger.promotions
         self.repair()
         if not decision.passed:
@@ -90,7 +93,9 @@ class PromotionDesk:
     def roll_back(self, checkpoint_id: str, reason: str) -> Pointer:
         """Takes `checkpoint_id` from users if it is the champion; otherwise nothing changes."""
         before = self._ledger.promotions.current()
-        after = self._ledger.promotions.roll_back(reason, self._clock(), checkpoint_id=checkpoint_id)
+        after = self._ledger.promotions.roll_back(
+            reason, self._clock(), checkpoint_id=checkpoint_id
+        )
         if before is not None and before.checkpoint_id != after.checkpoint_id:
             self._note("rolled_back", {"candidate": checkpoint_id, "reason": reason})
         return after
@@ -151,11 +156,15 @@ class PromotionDesk:
     def _report(self, outcome: PromotionOutcome, candidate: str, reason: str) -> PromotionReport:
         pointer = self._ledger.promotions.current()
         champion = pointer.checkpoint_id if pointer is not None else None
-        return PromotionReport(outcome=outcome, candidate=candidate, reason=reason, champion=champion)
+        return PromotionReport(
+            outcome=outcome, candidate=candidate, reason=reason, champion=champion
+        )
 
     def _note_once(self, name: str, gate_id: str, reason: str, candidate: str) -> None:
         known = self._ledger.events.recent(SOURCE, limit_rows=1_000)
-        if not any(event.name == name and event.payload.get("gate_id") == gate_id for event in known):
+        if not any(
+            event.name == name and event.payload.get("gate_id") == gate_id for event in known
+        ):
             self._note(name, {"gate_id": gate_id, "reason": reason, "candidate": candidate})
 
     def _note(self, name: str, payload: dict[str, Any]) -> None:

@@ -9,13 +9,17 @@ class GuardConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     minimum_interactions: int = Field(
-        default=20, ge=1, description="interactions each arm needs before the guard says anything but wait"
+        default=20,
+        ge=1,
+        description="interactions each arm needs before the guard says anything but wait",
     )
     significance: float = Field(
         default=0.05,
         gt=0,
         lt=0.5,
-        description="chance of rolling back a candidate that is as good, over all measures together (Holm)",
+        description=(
+            "chance of rolling back a candidate that is as good, over all measures together (Holm)"
+        ),
     )
     latency_growth: float = Field(
         default=1.25, ge=1, description="a rise of the median below this factor never counts"
@@ -27,5 +31,7 @@ class PromotionConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    canary_share: float = Field(default=0.5, gt=0, lt=1, description="share of sessions in the candidate arm")
+    canary_share: float = Field(
+        default=0.5, gt=0, lt=1, description="share of sessions in the candidate arm"
+    )
     guard: GuardConfig = GuardConfig()

@@ -1,12 +1,13 @@
 """The online guard: are users of the candidate arm worse off?
 
-Owns `observe` (interaction rows to one observation each) and `compare_arms` (one-sided tests of edits kept, dissatisfied
-follow-ups and latency, with Holm's correction). Leaves a GuardReport with every number and one sentence. It moves no
-pointer: champion.py does.
+Owns `observe` (interaction rows to one observation each) and `compare_arms` (one-sided tests of
+edits kept, dissatisfied follow-ups and latency, with Holm's correction). Leaves a GuardReport with
+every number and one sentence. It moves no pointer: champion.py does.
 """
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -45,7 +46,9 @@ class ArmMeasure(Record):
     candidate: float
     control_count: int
     candidate_count: int
-    p_value: float = Field(description="one-sided: chance of this much worse if the arms were alike")
+    p_value: float = Field(
+        description="one-sided: chance of this much worse if the arms were alike"
+    )
     worse: bool = Field(description="significant after Holm's correction")
 
 
@@ -65,7 +68,9 @@ def observe(rows: Sequence[InteractionRow]) -> list[Observation]:
         kept, reverted = said.get(Signal.EDIT_KEPT), said.get(Signal.EDIT_REVERTED)
         outcome: bool | None = None
         if kept is not None or reverted is not None:
-            outcome = reverted is None or (kept is not None and kept.created_at > reverted.created_at)
+            outcome = reverted is None or (
+                kept is not None and kept.created_at > reverted.created_at
+            )
         latency = said.get(Signal.LATENCY_SECONDS)
         observations.append(
             Observation(
@@ -104,7 +109,8 @@ def compare_arms(observations: Sequence[Observation], config: GuardConfig) -> Gu
     judged = _holm(measures, config.significance)
     worse = [measure for measure in judged if measure.worse]
     said = "; ".join(
-        f"{measure.name} {measure.control:.3g} -> {measure.candidate:.3g} (p={measure.p_value:.2g}, "
+        f"{measure.name} {measure.control:.3g} -> {measure.candidate:.3g} "
+        f"(p={measure.p_value:.2g}, "
         f"n={measure.control_count}+{measure.candidate_count})"
         for measure in (worse or judged)
     )
@@ -119,20 +125,21 @@ def _kept(arm: Sequence[Observation]) -> list[bool]:
     return [seen.kept for seen in arm if seen.kept is not None]
 
 
-def _proportion(name: str, control: list[bool], candidate: list[bool], *, worse: str) -> ArmMeasure:
+def _proportion(
+    name: str, control: list[bool], candidate: list[bool], *, worse: Literal["less", "greater"]
+) -> ArmMeasure:
     """Fisher's exact test: right at any size, a little cautious at small ones."""
-    table = [
-        [sum(candidate), len(candidate) - sum(candidate)],
-        [sum(control), len(control) - sum(control)],
-    ]
-    p_value = float(stats.fisher_exact(table, alternative=worse).pvalue) if control and candidate else 1.0
+    seen = sum(candidate)
+    # the candidate's share of all successes, had they been dealt out blindly
+    dealt = stats.hypergeom(len(control) + len(candidate), sum(control) + seen, len(candidate))
+    p_value = dealt.cdf(seen) if worse == "less" else dealt.sf(seen - 1)
     return ArmMeasure(
         name=name,
         control=sum(control) / max(1, len(control)),
         candidate=sum(candidate) / max(1, len(candidate)),
         control_count=len(control),
         candidate_count=len(candidate),
-        p_value=p_value,
+        p_value=float(p_value),
         worse=False,
     )
 
@@ -141,8 +148,12 @@ def _latency(
     control: Sequence[Observation], candidate: Sequence[Observation], config: GuardConfig
 ) -> ArmMeasure:
     """Rank test on the waiting times; a rise of the median below `latency_growth` gets p = 1."""
-    before = np.array([seen.latency_seconds for seen in control if seen.latency_seconds is not None])
-    after = np.array([seen.latency_seconds for seen in candidate if seen.latency_seconds is not None])
+    before = np.array(
+        [seen.latency_seconds for seen in control if seen.latency_seconds is not None]
+    )
+    after = np.array(
+        [seen.latency_seconds for seen in candidate if seen.latency_seconds is not None]
+    )
     p_value, medians = 1.0, (0.0, 0.0)
     if len(before) and len(after):
         medians = (float(np.median(before)), float(np.median(after)))
@@ -160,7 +171,9 @@ def _latency(
 
 
 def _holm(measures: Sequence[ArmMeasure], significance: float) -> tuple[ArmMeasure, ...]:
-    """Holm: the smallest p is held against alpha/m, the next against alpha/(m-1), until one does not pass."""
+    """Holm: the smallest p is held against alpha/m, the next against alpha/(m-1), until one does
+    not pass.
+    """
     order = sorted(range(len(measures)), key=lambda index: measures[index].p_value)
     judged = list(measures)
     for rank, index in enumerate(order):

@@ -1,4 +1,6 @@
-"""A model whose answer is a function of the conversation's text; it can be asked in slices and by many at once."""
+"""A model whose answer is a function of the conversation's text; it can be asked in slices and by
+many at once.
+"""
 
 from collections.abc import Awaitable, Callable
 

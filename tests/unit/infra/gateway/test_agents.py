@@ -1,10 +1,16 @@
-"""Agent sessions over HTTP: the patch comes back, the tokens are kept, sessions go on where they were."""
+"""Agent sessions over HTTP: the patch comes back, the tokens are kept, sessions go on where they
+were.
+"""
 
 from infra.errors import EngineError
 from infra.harness.transcript import Transcript
-from tests.unit.infra.gateway.conftest import BROKEN, PRISTINE, Toy
+from tests.fakes.toy_gateway import BROKEN, PRISTINE, Toy
 
-REQUEST = {"repository": "toy", "message": "Fix first in pkg/first.py", "files": {"pkg/first.py": BROKEN}}
+REQUEST = {
+    "repository": "toy",
+    "message": "Fix first in pkg/first.py",
+    "files": {"pkg/first.py": BROKEN},
+}
 
 
 async def test_agent_repairs_the_users_file_and_returns_the_patch(toy: Toy) -> None:
@@ -19,10 +25,17 @@ async def test_agent_repairs_the_users_file_and_returns_the_patch(toy: Toy) -> N
 
 async def test_interaction_is_recorded_with_tokens_arm_and_weight_version(toy: Toy) -> None:
     async with toy.client() as client:
-        answer = (await client.post("/v1/agent/sessions", json=REQUEST | {"problem_kind": "mutation"})).json()
+        answer = (
+            await client.post("/v1/agent/sessions", json=REQUEST | {"problem_kind": "mutation"})
+        ).json()
     (row,) = toy.ledger.interactions.since(0)
     assert (row.interaction_id, row.session_id) == (answer["interaction_id"], answer["session_id"])
-    assert (row.tenant, row.arm, row.weight_version, row.problem_kind) == ("team", "control", 4, "mutation")
+    assert (row.tenant, row.arm, row.weight_version, row.problem_kind) == (
+        "team",
+        "control",
+        4,
+        "mutation",
+    )
     assert [(said.signal, said.value) for said in row.feedback] == [("latency_seconds", 0.0)]
     transcript = Transcript.from_bytes(toy.objects.get_bytes(row.object_key))
     sampled = transcript.segments[0].loss_mask_T.sum()
@@ -74,7 +87,9 @@ async def test_engine_failure_is_an_answer_with_a_reason(toy: Toy) -> None:
 
 async def test_tests_of_the_session_reach_the_sandbox(toy: Toy) -> None:
     async with toy.client() as client:
-        await client.post("/v1/agent/sessions", json=REQUEST | {"test_ids": ["tests/test_first.py::test_first"]})
+        await client.post(
+            "/v1/agent/sessions", json=REQUEST | {"test_ids": ["tests/test_first.py::test_first"]}
+        )
     assert toy.workplaces.leases == [("tests/test_first.py::test_first",)]
 
 
@@ -92,7 +107,9 @@ async def test_idle_sessions_are_forgotten(toy: Toy) -> None:
     async with toy.client() as client:
         first = (await client.post("/v1/agent/sessions", json=REQUEST)).json()
         toy.now[0] += 4_000
-        answer = await client.post(f"/v1/agent/sessions/{first['session_id']}/messages", json={"message": "hi"})
+        answer = await client.post(
+            f"/v1/agent/sessions/{first['session_id']}/messages", json={"message": "hi"}
+        )
     assert answer.status_code == 404
     assert "open a new one" in answer.json()["error"]["message"]
 

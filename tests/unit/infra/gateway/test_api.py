@@ -4,15 +4,23 @@ import pytest
 
 from infra.gateway.arms import Arm, ArmTable
 from tests.fakes.answering_model import AnsweringModel
-from tests.unit.infra.gateway.conftest import BROKEN, Toy
+from tests.fakes.toy_gateway import BROKEN, Toy
 
-SESSION = {"repository": "toy", "message": "Fix first in pkg/first.py", "files": {"pkg/first.py": BROKEN}}
+SESSION = {
+    "repository": "toy",
+    "message": "Fix first in pkg/first.py",
+    "files": {"pkg/first.py": BROKEN},
+}
 CHAT = {"model": "ostinato", "messages": [{"role": "user", "content": "Fix first"}]}
 
 
 async def test_unknown_key_is_refused(toy: Toy) -> None:
     async with toy.client("wrong") as client:
-        for method, path in [("GET", "/v1/models"), ("GET", "/v1/status"), ("POST", "/v1/feedback")]:
+        for method, path in [
+            ("GET", "/v1/models"),
+            ("GET", "/v1/status"),
+            ("POST", "/v1/feedback"),
+        ]:
             answer = await client.request(method, path, json={} if method == "POST" else None)
             assert answer.status_code == 401
             assert answer.json()["error"]["code"] == "invalid_api_key"
@@ -37,8 +45,12 @@ async def test_one_tenants_limit_leaves_others_alone(toy: Toy) -> None:
         assert (await client.get("/v1/models")).status_code == 200
 
 
-@pytest.mark.parametrize(("key", "change"), [("key-of-private", {}), ("key-of-team", {"store": False})])
-async def test_without_consent_only_counters_move(toy: Toy, key: str, change: dict[str, bool]) -> None:
+@pytest.mark.parametrize(
+    ("key", "change"), [("key-of-private", {}), ("key-of-team", {"store": False})]
+)
+async def test_without_consent_only_counters_move(
+    toy: Toy, key: str, change: dict[str, bool]
+) -> None:
     async with toy.client(key) as client:
         agent = (await client.post("/v1/agent/sessions", json=SESSION | change)).json()
         chat = (await client.post("/v1/chat/completions", json=CHAT | change)).json()
@@ -57,7 +69,12 @@ async def test_without_consent_only_counters_move(toy: Toy, key: str, change: di
 async def test_feedback_reaches_the_ledger_once_per_id(toy: Toy) -> None:
     async with toy.client() as client:
         answer = (await client.post("/v1/agent/sessions", json=SESSION)).json()
-        body = {"interaction_id": answer["interaction_id"], "signal": "edit_survived", "value": 0.5, "feedback_id": "f"}
+        body = {
+            "interaction_id": answer["interaction_id"],
+            "signal": "edit_survived",
+            "value": 0.5,
+            "feedback_id": "f",
+        }
         answers = [(await client.post("/v1/feedback", json=body)).json() for _ in range(2)]
     assert answers == [{"stored": True, "feedback_id": "f"}] * 2
     (row,) = toy.ledger.interactions.since(0)
@@ -74,7 +91,11 @@ async def test_feedback_on_another_tenants_interaction_is_unknown(toy: Toy) -> N
 
 @pytest.mark.parametrize(
     ("change", "field"),
-    [({"signal": "liked"}, "signal"), ({"signal": "latency_seconds"}, "signal"), ({"value": "much"}, "value")],
+    [
+        ({"signal": "liked"}, "signal"),
+        ({"signal": "latency_seconds"}, "signal"),
+        ({"value": "much"}, "value"),
+    ],
 )
 async def test_bad_feedback_names_the_field(toy: Toy, change: dict[str, str], field: str) -> None:
     async with toy.client() as client:

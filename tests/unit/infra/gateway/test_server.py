@@ -8,7 +8,7 @@ import pytest
 
 from infra.errors import ConfigError
 from infra.gateway.server import running_server, serve
-from tests.unit.infra.gateway.conftest import Toy
+from tests.fakes.toy_gateway import Toy
 
 HEADERS = {"Authorization": "Bearer key-of-team"}
 CHAT = {"model": "ostinato", "messages": [{"role": "user", "content": "Fix first"}]}
@@ -27,7 +27,9 @@ async def test_gateway_answers_over_a_real_socket_and_names_a_busy_port(toy: Toy
         assert url.endswith(str(port))
 
 
-async def test_client_that_leaves_a_stream_is_recorded_as_abandoned(make_toy: Callable[..., Toy]) -> None:
+async def test_client_that_leaves_a_stream_is_recorded_as_abandoned(
+    make_toy: Callable[..., Toy],
+) -> None:
     toy = make_toy(lambda conversation: "word " * 60, stream_slice_tokens=1)
     slices = iter(range(10))
 
@@ -38,9 +40,11 @@ async def test_client_that_leaves_a_stream_is_recorded_as_abandoned(make_toy: Ca
     toy.model.wait = answer_ten_slices_then_hang
     async with running_server(toy.app, "127.0.0.1", 0) as url:
         async with httpx.AsyncClient(base_url=url, headers=HEADERS) as client:
-            async with client.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as answer:
+            async with client.stream(
+                "POST", "/v1/chat/completions", json=CHAT | {"stream": True}
+            ) as answer:
                 async for line in answer.aiter_lines():
-                    if "\"content\": \"w" in line:
+                    if '"content": "w' in line:
                         break
         while not (rows := toy.ledger.interactions.since(0)) or len(rows[0].feedback) < 2:
             await asyncio.sleep(0.01)
@@ -48,5 +52,7 @@ async def test_client_that_leaves_a_stream_is_recorded_as_abandoned(make_toy: Ca
 
 
 async def _lines(client: httpx.AsyncClient) -> list[str]:
-    async with client.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as answer:
+    async with client.stream(
+        "POST", "/v1/chat/completions", json=CHAT | {"stream": True}
+    ) as answer:
         return [line async for line in answer.aiter_lines() if line]

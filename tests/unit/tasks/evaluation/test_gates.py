@@ -12,7 +12,9 @@ from tasks.records import Scorecard
 CONFIG = GateConfig(resamples=500)
 
 
-def card(name: str, chances_P: np.ndarray, *, seed: int, suite: str = "held_out", broken: int = 0) -> Scorecard:
+def card(
+    name: str, chances_P: np.ndarray, *, seed: int, suite: str = "held_out", broken: int = 0
+) -> Scorecard:
     rng = np.random.default_rng(seed)
     rows = [
         AttemptRow(
@@ -34,7 +36,9 @@ CHANCES = np.linspace(0.1, 0.9, 60)
 
 
 def test_clearly_better_candidate_passes() -> None:
-    decision = gate_candidate(card("new", CHANCES + 0.1, seed=1), card("old", CHANCES - 0.1, seed=2), CONFIG)
+    decision = gate_candidate(
+        card("new", CHANCES + 0.1, seed=1), card("old", CHANCES - 0.1, seed=2), CONFIG
+    )
     assert decision.passed
     assert decision.difference.low > 0
     assert decision.reason.startswith("passed: solve rate")
@@ -45,7 +49,9 @@ def test_same_scorecard_passes_since_it_is_not_worse() -> None:
 
 
 def test_worse_candidate_is_refused_with_numbers() -> None:
-    decision = gate_candidate(card("new", CHANCES - 0.2, seed=1), card("old", CHANCES, seed=2), CONFIG)
+    decision = gate_candidate(
+        card("new", CHANCES - 0.2, seed=1), card("old", CHANCES, seed=2), CONFIG
+    )
     assert not decision.passed
     assert "refused: solve rate" in decision.reason
     assert "margin -5.0 points" in decision.reason
@@ -59,13 +65,17 @@ def test_too_few_problems_cannot_pass() -> None:
 
 
 def test_more_broken_calls_are_refused_though_the_solve_rate_holds() -> None:
-    decision = gate_candidate(card("new", CHANCES, seed=1, broken=2), card("old", CHANCES, seed=1), CONFIG)
+    decision = gate_candidate(
+        card("new", CHANCES, seed=1, broken=2), card("old", CHANCES, seed=1), CONFIG
+    )
     assert [check.name for check in decision.checks if not check.passed] == ["broken_calls"]
 
 
 @pytest.mark.parametrize(("floor", "passed"), [(0.0, True), (0.9, False)])
 def test_first_checkpoint_needs_only_the_floor(floor: float, passed: bool) -> None:
-    decision = gate_candidate(card("new", CHANCES, seed=1), None, CONFIG.model_copy(update={"floor": floor}))
+    decision = gate_candidate(
+        card("new", CHANCES, seed=1), None, CONFIG.model_copy(update={"floor": floor})
+    )
     assert decision.passed is passed
     assert decision.champion is None
 
@@ -74,7 +84,9 @@ def test_other_problems_or_suite_are_an_error_not_a_verdict() -> None:
     with pytest.raises(GradingError, match="1 problems are on one scorecard only"):
         gate_candidate(card("new", CHANCES[:-1], seed=1), card("old", CHANCES, seed=1), CONFIG)
     with pytest.raises(GradingError, match="suite other"):
-        gate_candidate(card("new", CHANCES, seed=1, suite="other"), card("old", CHANCES, seed=1), CONFIG)
+        gate_candidate(
+            card("new", CHANCES, seed=1, suite="other"), card("old", CHANCES, seed=1), CONFIG
+        )
 
 
 def test_gate_rarely_passes_a_candidate_worse_by_the_margin() -> None:
@@ -82,7 +94,9 @@ def test_gate_rarely_passes_a_candidate_worse_by_the_margin() -> None:
     config = CONFIG.model_copy(update={"margin": 0.1, "resamples": 300})
     passed = sum(
         gate_candidate(
-            card("new", CHANCES - 0.1, seed=2 * trial), card("old", CHANCES, seed=2 * trial + 1), config
+            card("new", CHANCES - 0.1, seed=2 * trial),
+            card("old", CHANCES, seed=2 * trial + 1),
+            config,
         ).passed
         for trial in range(60)
     )

@@ -1,6 +1,7 @@
 """Laws of the statistics: unbiased, honest width, nested attempts."""
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,17 +23,28 @@ from tasks.evaluation.statistics import (
 
 
 def row(problem: str, attempt: int, solved: bool, **changes: int) -> AttemptRow:
-    numbers = {"generated_tokens": 60, "turns": 3, "tool_calls": 4, "broken_calls": 0} | changes
+    numbers: dict[str, Any] = {
+        "generated_tokens": 60,
+        "turns": 3,
+        "tool_calls": 4,
+        "broken_calls": 0,
+    } | changes
     return AttemptRow(problem_id=problem, attempt=attempt, solved=solved, **numbers)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=7), st.data())
-def test_pass_at_k_equals_the_mean_over_all_draws_of_k(attempts: list[bool], data: st.DataObject) -> None:
+def test_pass_at_k_equals_the_mean_over_all_draws_of_k(
+    attempts: list[bool], data: st.DataObject
+) -> None:
     k = data.draw(st.integers(1, len(attempts)))
     draws = list(combinations(attempts, k))
     solved = sum(attempts)
-    assert pass_at_k(len(attempts), solved, k) == pytest.approx(np.mean([any(draw) for draw in draws]))
-    assert pass_power_k(len(attempts), solved, k) == pytest.approx(np.mean([all(draw) for draw in draws]))
+    assert pass_at_k(len(attempts), solved, k) == pytest.approx(
+        np.mean([any(draw) for draw in draws])
+    )
+    assert pass_power_k(len(attempts), solved, k) == pytest.approx(
+        np.mean([all(draw) for draw in draws])
+    )
 
 
 def test_pass_at_k_refuses_more_draws_than_attempts() -> None:
@@ -41,7 +53,9 @@ def test_pass_at_k_refuses_more_draws_than_attempts() -> None:
 
 
 @pytest.mark.parametrize("concentration", [0.5, 5.0])
-def test_interval_of_a_solve_rate_covers_the_truth_about_as_often_as_it_says(concentration: float) -> None:
+def test_interval_of_a_solve_rate_covers_the_truth_about_as_often_as_it_says(
+    concentration: float,
+) -> None:
     rng = np.random.default_rng(7)
     truth, hits, repeats = 0.4, 0, 500
     for _ in range(repeats):
@@ -85,7 +99,11 @@ def test_paired_difference_finds_a_shift_that_unpaired_noise_would_hide() -> Non
     assert difference.p_value < 0.01
 
 
-@given(st.dictionaries(st.text(min_size=1, max_size=3), st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=8))
+@given(
+    st.dictionaries(
+        st.text(min_size=1, max_size=3), st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=8
+    )
+)
 def test_paired_difference_of_equals_is_zero(rates: dict[str, float]) -> None:
     difference = paired_difference(rates, rates, resamples=200)
     assert (difference.mean, difference.low, difference.high, difference.p_value) == (0, 0, 0, 1)
@@ -108,13 +126,20 @@ def test_scorecard_counts_problems_not_attempts() -> None:
 
 
 def test_scorecard_does_not_depend_on_the_order_of_attempts() -> None:
-    rows = [row(problem, attempt, (attempt + len(problem)) % 2 == 0) for problem in ("a", "bb") for attempt in range(3)]
+    rows = [
+        row(problem, attempt, (attempt + len(problem)) % 2 == 0)
+        for problem in ("a", "bb")
+        for attempt in range(3)
+    ]
     cards = [
-        scorecard_from(order, suite="s", checkpoint="c", temperature=1.0) for order in (rows, list(reversed(rows)))
+        scorecard_from(order, suite="s", checkpoint="c", temperature=1.0)
+        for order in (rows, list(reversed(rows)))
     ]
     assert cards[0] == cards[1]
 
 
 def test_scorecard_refuses_the_same_attempt_twice() -> None:
     with pytest.raises(GradingError, match="repeat"):
-        scorecard_from([row("a", 0, True), row("a", 0, True)], suite="s", checkpoint="c", temperature=1.0)
+        scorecard_from(
+            [row("a", 0, True), row("a", 0, True)], suite="s", checkpoint="c", temperature=1.0
+        )

@@ -2,8 +2,15 @@
 
 import numpy as np
 
-from infra.harness.transcript import CallStatus, EndReason, Segment, ToolCallRecord, Transcript, TurnRecord
 from infra.gateway.signals import Signal
+from infra.harness.transcript import (
+    CallStatus,
+    EndReason,
+    Segment,
+    ToolCallRecord,
+    Transcript,
+    TurnRecord,
+)
 from tasks.feedback.interactions import CollectedInteraction, FeedbackEvent
 
 
@@ -26,7 +33,9 @@ def transcript(
     segments: tuple[Segment, ...] | None = None,
 ) -> Transcript:
     calls = tuple(
-        ToolCallRecord(tool=tool, arguments={}, status=status, result_characters=2, wall_seconds=0.0)
+        ToolCallRecord(
+            tool=tool, arguments={}, status=status, result_characters=2, wall_seconds=0.0
+        )
         for status in statuses
     )
     return Transcript(

@@ -10,7 +10,11 @@ from tasks.feedback.baseline import Baselines, Observation, advantages
 from tasks.feedback.config import BaselineConfig
 
 CONFIG = BaselineConfig()
-REWARDS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xy"), st.floats(-1, 1)), min_size=1, max_size=30)
+REWARDS = st.lists(
+    st.tuples(st.sampled_from("ab"), st.sampled_from("xy"), st.floats(-1, 1)),
+    min_size=1,
+    max_size=30,
+)
 
 
 def observed(*rows: tuple[str, str, float]) -> list[Observation]:
@@ -18,7 +22,9 @@ def observed(*rows: tuple[str, str, float]) -> list[Observation]:
 
 
 @given(REWARDS, st.data())
-def test_own_reward_never_moves_its_own_baseline(rows: list[tuple[str, str, float]], data: st.DataObject) -> None:
+def test_own_reward_never_moves_its_own_baseline(
+    rows: list[tuple[str, str, float]], data: st.DataObject
+) -> None:
     index = data.draw(st.integers(0, len(rows) - 1))
     changed = list(rows)
     changed[index] = (*rows[index][:2], data.draw(st.floats(-1, 1)))

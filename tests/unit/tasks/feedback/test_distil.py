@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.gateway.signals import Signal
 from infra.harness.transcript import CallStatus, EndReason
 from tasks.feedback.baseline import Baselines
 from tasks.feedback.config import DistilConfig, FeedbackConfig
 from tasks.feedback.distil import distil, distil_reward
-from infra.gateway.signals import Signal
 from tests.unit.tasks.feedback.interactions import interaction, segment, transcript
 
 CONFIG = DistilConfig()
@@ -21,7 +21,11 @@ EVENTS = st.lists(st.tuples(st.sampled_from(list(Signal)), st.floats(0, 1000)), 
         ([(Signal.EDIT_KEPT, 1)], 0.75, "edit_kept"),
         ([(Signal.EDIT_REVERTED, 1)], -0.75, "edit_reverted"),
         ([(Signal.EDIT_KEPT, 1), (Signal.EDIT_REVERTED, 1)], -0.75, "edit_reverted"),
-        ([(Signal.EDIT_KEPT, 1), (Signal.THUMBS_UP, 1), (Signal.EDIT_SURVIVED, 1.0)], 1.0, "edit_kept"),
+        (
+            [(Signal.EDIT_KEPT, 1), (Signal.THUMBS_UP, 1), (Signal.EDIT_SURVIVED, 1.0)],
+            1.0,
+            "edit_kept",
+        ),
         ([(Signal.EDIT_KEPT, 1), (Signal.EDIT_SURVIVED, 0.0)], 0.5, "edit_kept"),
         ([(Signal.DISSATISFIED_FOLLOW_UP, 1)], -0.5, "dissatisfied_follow_up"),
         ([(Signal.ABANDONED, 1), (Signal.THUMBS_DOWN, 1)], -0.75, "abandoned"),
@@ -37,9 +41,15 @@ def test_signals_add_up(events: list[tuple[Signal, float]], reward: float, reaso
 
 
 def test_broken_calls_and_refusals_are_negative_even_when_the_user_is_silent() -> None:
-    broken = transcript(CallStatus.MALFORMED, CallStatus.MALFORMED, end_reason=EndReason.BROKEN_CALLS)
+    broken = transcript(
+        CallStatus.MALFORMED, CallStatus.MALFORMED, end_reason=EndReason.BROKEN_CALLS
+    )
     refused = transcript(CallStatus.OK, tool="read_file")
-    assert distil_reward(interaction(said=broken), CONFIG).terms.keys() >= {"broken_calls", "no_edit", "unfinished"}
+    assert distil_reward(interaction(said=broken), CONFIG).terms.keys() >= {
+        "broken_calls",
+        "no_edit",
+        "unfinished",
+    }
     assert distil_reward(interaction(said=broken), CONFIG).reward == -1.0
     assert distil_reward(interaction(said=refused), CONFIG).reward == -0.5
 
@@ -71,7 +81,10 @@ def test_every_interaction_with_sampled_tokens_becomes_a_sample() -> None:
 
 
 def test_distilling_again_gives_the_same_batch() -> None:
-    batch = [interaction((Signal.EDIT_KEPT, 1), name="a"), interaction((Signal.ABANDONED, 1), name="b")]
+    batch = [
+        interaction((Signal.EDIT_KEPT, 1), name="a"),
+        interaction((Signal.ABANDONED, 1), name="b"),
+    ]
     first, again = (distil(batch, Baselines(), FeedbackConfig()) for _ in range(2))
     assert first.rewards == again.rewards
     assert first.baselines == again.baselines

@@ -1,13 +1,15 @@
-"""Learned threshold: with +0.75 for accept, -0.25 for reject and 0 for nothing shown, the best policy shows a suggestion
-exactly when P(accept) > 25 %. The whole path (signals -> distil -> baseline -> REINFORCE) must find that number."""
+"""Learned threshold: with +0.75 for accept, -0.25 for reject and 0 for nothing shown, the best
+policy shows a suggestion exactly when P(accept) > 25 %. The whole path (signals -> distil ->
+baseline -> REINFORCE) must find that number.
+"""
 
 import numpy as np
 
+from infra.gateway.signals import Signal
 from infra.harness.transcript import CallStatus
 from tasks.feedback.baseline import Baselines
 from tasks.feedback.config import BaselineConfig, DistilConfig, FeedbackConfig, SignalWeights
 from tasks.feedback.distil import distil
-from infra.gateway.signals import Signal
 from tasks.feedback.interactions import CollectedInteraction
 from tests.unit.tasks.feedback.interactions import interaction, segment, transcript
 
@@ -48,7 +50,10 @@ def test_policy_learns_to_show_exactly_what_is_accepted_more_than_one_time_in_fo
         surprise_B = acted_B - show_probability(weights, accept_B)
         step = (30 if update < 40 else 15) / len(accept_B)
         weights = weights + step * np.array(
-            [4 * (advantage_B * surprise_B * (accept_B - 0.5)).sum(), (advantage_B * surprise_B).sum()]
+            [
+                4 * (advantage_B * surprise_B * (accept_B - 0.5)).sum(),
+                (advantage_B * surprise_B).sum(),
+            ]
         )
         if update >= 40:
             late_weights.append(weights)

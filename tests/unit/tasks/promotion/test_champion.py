@@ -1,4 +1,6 @@
-"""Promotion: nothing without a passed gate, once each, and back by itself when users are worse off."""
+"""Promotion: nothing without a passed gate, once each, and back by itself when users are worse
+off.
+"""
 
 from pathlib import Path
 
@@ -28,10 +30,19 @@ def decision(candidate: str, *, passed: bool = True, round_id: str = "1") -> Gat
 
 def scorecard(checkpoint: str) -> Scorecard:
     return Scorecard(
-        scorecard_id=f"card-{checkpoint}-1", suite="held_out", checkpoint=checkpoint, attempts_per_problem=4,
-        temperature=1.0, average=METRIC, best_of=METRIC, generated_tokens=METRIC, turns=METRIC, tool_calls=METRIC,
-        broken_call_ratio=0.0, problems=(),
-    )  # fmt: skip
+        scorecard_id=f"card-{checkpoint}-1",
+        suite="held_out",
+        checkpoint=checkpoint,
+        attempts_per_problem=4,
+        temperature=1.0,
+        average=METRIC,
+        best_of=METRIC,
+        generated_tokens=METRIC,
+        turns=METRIC,
+        tool_calls=METRIC,
+        broken_call_ratio=0.0,
+        problems=(),
+    )
 
 
 @pytest.fixture
@@ -49,7 +60,9 @@ def champion(ledger: Ledger) -> str | None:
     return pointer.checkpoint_id if pointer is not None else None
 
 
-def test_passed_gate_promotes_and_refused_gate_does_not(desk: PromotionDesk, ledger: Ledger) -> None:
+def test_passed_gate_promotes_and_refused_gate_does_not(
+    desk: PromotionDesk, ledger: Ledger
+) -> None:
     assert desk.decide(decision("a")).outcome is PromotionOutcome.PROMOTED
     refused = desk.decide(decision("b", passed=False))
     assert (refused.outcome, refused.champion) == (PromotionOutcome.REFUSED, "a")
@@ -82,11 +95,17 @@ def test_roll_back_names_the_one_that_must_go(desk: PromotionDesk, ledger: Ledge
     desk.roll_back("b", "worse")
     desk.roll_back("b", "worse")  # repeated after a kill: a stays
     assert champion(ledger) == "a"
-    assert [entry.action for entry in ledger.promotions.history()] == ["promote", "promote", "roll_back"]
+    assert [entry.action for entry in ledger.promotions.history()] == [
+        "promote",
+        "promote",
+        "roll_back",
+    ]
 
 
 @pytest.mark.parametrize("is_flipped", [False, True])
-def test_kill_inside_a_promotion_is_repaired(desk: PromotionDesk, ledger: Ledger, is_flipped: bool) -> None:
+def test_kill_inside_a_promotion_is_repaired(
+    desk: PromotionDesk, ledger: Ledger, is_flipped: bool
+) -> None:
     desk.decide(decision("a"))
     promotions = ledger.promotions
     entry = promotions._open_entry("promote", "b", "card-b-1", "passed", 1.0)
@@ -94,7 +113,10 @@ def test_kill_inside_a_promotion_is_repaired(desk: PromotionDesk, ledger: Ledger
         promotions._flip(entry)
     desk.repair()
     assert champion(ledger) == ("b" if is_flipped else "a")
-    assert [row.state for row in promotions.history()] == ["closed", "closed" if is_flipped else "undone"]
+    assert [row.state for row in promotions.history()] == [
+        "closed",
+        "closed" if is_flipped else "undone",
+    ]
     expected = PromotionOutcome.UNCHANGED if is_flipped else PromotionOutcome.PROMOTED
     assert desk.decide(decision("b")).outcome is expected
     assert champion(ledger) == "b"
@@ -121,7 +143,9 @@ def test_canary_opens_once_and_closes(desk: PromotionDesk, ledger: Ledger) -> No
     assert len(ledger.events.recent("promotion")) == 4
 
 
-def test_guard_takes_a_worse_champion_away_and_leaves_a_fine_one(desk: PromotionDesk, ledger: Ledger) -> None:
+def test_guard_takes_a_worse_champion_away_and_leaves_a_fine_one(
+    desk: PromotionDesk, ledger: Ledger
+) -> None:
     desk.decide(decision("a"))
     desk.start_canary("b", 0.5)
     desk.decide(decision("b"))

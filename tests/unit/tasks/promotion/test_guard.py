@@ -11,7 +11,13 @@ CONFIG = GuardConfig()
 
 
 def seen(
-    arm: str, count: int, rng: np.random.Generator, *, kept: float = 0.6, dissatisfied: float = 0.2, latency: float = 5
+    arm: str,
+    count: int,
+    rng: np.random.Generator,
+    *,
+    kept: float = 0.6,
+    dissatisfied: float = 0.2,
+    latency: float = 5,
 ) -> list[Observation]:
     return [
         Observation(
@@ -33,7 +39,11 @@ def test_too_little_evidence_waits() -> None:
 
 @pytest.mark.parametrize(
     ("change", "measure"),
-    [({"kept": 0.3}, "edit_kept"), ({"dissatisfied": 0.5}, "dissatisfied"), ({"latency": 9}, "latency_seconds")],
+    [
+        ({"kept": 0.3}, "edit_kept"),
+        ({"dissatisfied": 0.5}, "dissatisfied"),
+        ({"latency": 9}, "latency_seconds"),
+    ],
 )
 def test_each_way_of_being_worse_is_caught(change: dict[str, float], measure: str) -> None:
     rng = np.random.default_rng(1)
@@ -58,23 +68,41 @@ def test_slightly_slower_is_not_worse() -> None:
 
 def test_equal_arms_are_rarely_rolled_back() -> None:
     rng = np.random.default_rng(4)
-    reports = [compare_arms([*seen(CONTROL, 60, rng), *seen(CANDIDATE, 60, rng)], CONFIG) for _ in range(200)]
+    reports = [
+        compare_arms([*seen(CONTROL, 60, rng), *seen(CANDIDATE, 60, rng)], CONFIG)
+        for _ in range(200)
+    ]
     assert sum(report.advice is Advice.ROLL_BACK for report in reports) <= 14  # 5 % of 200 is 10
 
 
 def test_revert_after_keep_counts_as_revert() -> None:
     def row(*signals: tuple[str, float]) -> InteractionRow:
         feedback = tuple(
-            FeedbackRow(feedback_id=str(at), interaction_id="i", signal=name, value=value, created_at=at)
+            FeedbackRow(
+                feedback_id=str(at), interaction_id="i", signal=name, value=value, created_at=at
+            )
             for at, (name, value) in enumerate(signals)
         )
         return InteractionRow(
-            sequence=1, interaction_id="i", tenant="t", session_id="s", arm=CONTROL, weight_version=1,
-            problem_kind="k", consent=True, object_key="o", created_at=0, feedback=feedback,
-        )  # fmt: skip
+            sequence=1,
+            interaction_id="i",
+            tenant="t",
+            session_id="s",
+            arm=CONTROL,
+            weight_version=1,
+            problem_kind="k",
+            consent=True,
+            object_key="o",
+            created_at=0,
+            feedback=feedback,
+        )
 
     both, kept, silent = observe(
-        [row(("edit_kept", 1), ("edit_reverted", 1)), row(("edit_kept", 1)), row(("latency_seconds", 3.0))]
+        [
+            row(("edit_kept", 1), ("edit_reverted", 1)),
+            row(("edit_kept", 1)),
+            row(("latency_seconds", 3.0)),
+        ]
     )
     assert (both.kept, kept.kept, silent.kept) == (False, True, None)
     assert silent.latency_seconds == 3.0

@@ -1,0 +1,88 @@
+"""Collect: the window is complete, each interaction taken or skipped with a reason, twice the
+same.
+"""
+
+from collections.abc import Callable
+
+from infra.errors import EngineError
+from tasks.feedback.baseline import Baselines
+from tasks.feedback.collect import choose_watermark, collect
+from tasks.feedback.config import FeedbackConfig
+from tasks.feedback.distil import distil
+from tests.fakes.toy_gateway import BROKEN, Toy
+
+REQUEST = {
+    "repository": "toy",
+    "message": "Fix first in pkg/first.py",
+    "files": {"pkg/first.py": BROKEN},
+}
+
+
+async def interact(toy: Toy, *signals: str) -> str:
+    async with toy.client() as client:
+        answer = (await client.post("/v1/agent/sessions", json=REQUEST)).json()
+        for signal in signals:
+            body = {"interaction_id": answer["interaction_id"], "signal": signal}
+            assert (await client.post("/v1/feedback", json=body)).status_code == 200
+    return answer["interaction_id"]
+
+
+async def test_from_http_to_samples(toy: Toy) -> None:
+    kept, reverted = await interact(toy, "edit_kept"), await interact(toy, "edit_reverted")
+    found = collect(toy.ledger, toy.objects, 0, toy.ledger.interactions.latest_watermark())
+    distilled = distil(found.interactions, Baselines(), FeedbackConfig())
+    assert [sample.trajectory_id for sample in distilled.samples] == [kept, reverted]
+    good, bad = distilled.samples
+    assert good.reward == 0.75 and bad.reward == -0.75
+    assert good.advantage > 0 > bad.advantage
+    assert good.segment.oldest_version == 4
+
+
+async def test_window_is_half_open_and_repeatable(toy: Toy) -> None:
+    names = [await interact(toy) for _ in range(4)]
+    first = collect(toy.ledger, toy.objects, 0, 2)
+    rest = collect(toy.ledger, toy.objects, 2, 4)
+    taken = [done.interaction_id for done in (*first.interactions, *rest.interactions)]
+    assert taken == names
+    again = collect(toy.ledger, toy.objects, 0, 2)
+    assert [done.interaction_id for done in again.interactions] == names[:2]
+
+
+async def test_young_interactions_wait_for_their_feedback(toy: Toy) -> None:
+    await interact(toy)
+    toy.now[0] += 100
+    await interact(toy)
+    assert choose_watermark(toy.ledger, 0, settle_seconds=50, now=toy.now[0]) == 1
+    assert choose_watermark(toy.ledger, 0, settle_seconds=0, now=toy.now[0]) == 2
+    assert choose_watermark(toy.ledger, 2, settle_seconds=0, now=toy.now[0]) == 2
+
+
+async def test_nothing_vanishes_without_a_reason(make_toy: Callable[..., Toy]) -> None:
+    toy = make_toy()
+    await interact(toy, "edit_kept")
+    lost = await interact(toy)
+    toy.model.failure = EngineError("replica 0 is gone")
+    failed = await interact(toy)
+    toy.objects.delete(f"interactions/{lost}/transcript.safetensors")
+    found = collect(toy.ledger, toy.objects, 0, 3)
+    assert len(found.interactions) == 1
+    assert {skip.interaction_id: skip.reason.value for skip in found.skipped} == {
+        lost: "transcript_lost",
+        failed: "infrastructure",
+    }
+
+
+async def test_interactions_of_older_weights_are_stale(toy: Toy) -> None:
+    await interact(toy)
+    found = collect(toy.ledger, toy.objects, 0, 1, oldest_weight_version=5)
+    assert [skip.reason.value for skip in found.skipped] == ["stale"]
+    assert collect(toy.ledger, toy.objects, 0, 1, oldest_weight_version=4).skipped == ()
+
+
+async def test_refusals_are_collected_as_negatives(make_toy: Callable[..., Toy]) -> None:
+    toy = make_toy(lambda conversation: "I would rather not.")
+    await interact(toy)
+    found = collect(toy.ledger, toy.objects, 0, 1)
+    distilled = distil(found.interactions, Baselines(), FeedbackConfig())
+    assert distilled.rewards[0].terms == {"no_feedback": 0.0, "no_edit": -0.5}
+    assert distilled.samples[0].advantage < 0

@@ -1,0 +1,174 @@
+"""Simulated users over HTTP against a whole gateway: seeded, honest about errors, several at
+once.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from infra.errors import SandboxError
+from infra.gateway.signals import Signal
+from models.rendering import Renderer
+from tasks.feedback.config import SimulatedUsersConfig
+from tasks.feedback.simulated_users import SimulatedUsersReport, UserProblem, simulate_users
+from tasks.records import LineEdit, Problem, Split
+from tests.fakes.toy_gateway import BROKEN, PRISTINE, Toy, make_toy_gateway
+
+CERTAIN = SimulatedUsersConfig(
+    users=3,
+    requests_per_user=4,
+    judgement_error_rate=0,
+    abandon_probability=0,
+    follow_up_probability=0,
+    thumbs_probability=0,
+    survival_probability=0,
+)
+
+
+def problems(count: int) -> list[UserProblem]:
+    edit = LineEdit(
+        path="pkg/first.py",
+        line_number=2,
+        gold_text="    return items[0]",
+        broken_text="    return items[1]",
+    )
+    return [
+        UserProblem(
+            problem=Problem(
+                problem_id=f"p{index}",
+                repository="toy",
+                repository_fingerprint="f",
+                kind="mutation",
+                operator="constant",
+                path="pkg/first.py",
+                symbol="first",
+                first_line=1,
+                last_line=2,
+                prompt="Fix first in pkg/first.py",
+                edits=(edit,),
+                fail_to_pass=("t",),
+                pass_to_pass=(),
+                split=Split.USER,
+            ),
+            files={"pkg/first.py": BROKEN},
+        )
+        for index in range(count)
+    ]
+
+
+async def judge(problem: Problem, files: dict[str, str]) -> bool:
+    return files["pkg/first.py"] == PRISTINE["pkg/first.py"].decode()
+
+
+async def run(toy: Toy, config: SimulatedUsersConfig, count: int = 12) -> SimulatedUsersReport:
+    async with toy.client() as client:
+        return await simulate_users(client, problems(count), judge, config)
+
+
+def signals(toy: Toy) -> list[set[str]]:
+    rows = toy.ledger.interactions.since(0)
+    return [{said.signal for said in row.feedback} - {"latency_seconds"} for row in rows]
+
+
+async def test_solved_problems_are_kept_and_broken_ones_reverted(
+    make_toy: Callable[..., Toy],
+) -> None:
+    report = await run(make_toy(), CERTAIN)
+    assert report.counts["kept"] == report.counts["really_solved"] == 12
+    assert report.label == "simulated users, not people"
+
+
+async def test_useless_answers_are_reverted(make_toy: Callable[..., Toy]) -> None:
+    toy = make_toy(lambda conversation: "I would rather not.")
+    report = await run(toy, CERTAIN)
+    assert report.counts["reverted"] == 12
+    assert report.solved_ratio == 0
+    assert signals(toy) == [{"edit_reverted"}] * 12
+
+
+async def test_unhappy_users_ask_again_in_the_same_session(make_toy: Callable[..., Toy]) -> None:
+    toy = make_toy(lambda conversation: "I would rather not.")
+    config = CERTAIN.model_copy(update={"follow_up_probability": 1.0, "maximum_follow_ups": 1})
+    report = await run(toy, config, count=3)
+    assert report.counts["interactions"] == 6
+    rows = toy.ledger.interactions.since(0)
+    assert len({row.session_id for row in rows}) == 3
+    told = sorted(sorted(said) for said in signals(toy))
+    assert told == [[Signal.DISSATISFIED_FOLLOW_UP]] * 3 + [[Signal.EDIT_REVERTED]] * 3
+
+
+async def test_impatient_users_leave_without_a_verdict(make_toy: Callable[..., Toy]) -> None:
+    toy = make_toy()
+
+    async def slow() -> None:
+        toy.now[0] += 100
+
+    toy.model.wait = slow
+    report = await run(toy, CERTAIN, count=2)
+    assert report.counts["abandoned"] == 2
+    assert signals(toy) == [{"abandoned"}] * 2
+
+
+async def test_same_seed_and_answers_give_the_same_users(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    config = SimulatedUsersConfig(users=3, requests_per_user=8, seed=7, judgement_error_rate=0.5)
+    reports = []
+    for index in range(2):
+        (tmp_path / str(index)).mkdir()
+        report = await run(make_toy_gateway(tmp_path / str(index), renderer), config, count=24)
+        reports.append(
+            [(done.problem_id, done.outcome, done.misjudged) for done in report.requests]
+        )
+    assert reports[0] == reports[1]
+    assert len({outcome for _, outcome, _ in reports[0]}) > 1
+    other = await run(
+        make_toy_gateway(tmp_path, renderer), config.model_copy(update={"seed": 8}), count=24
+    )
+    assert [(done.problem_id, done.outcome, done.misjudged) for done in other.requests] != reports[
+        0
+    ]
+
+
+async def test_errors_of_judgement_come_at_their_rate(make_toy: Callable[..., Toy]) -> None:
+    config = CERTAIN.model_copy(update={"requests_per_user": 40, "judgement_error_rate": 0.25})
+    report = await run(make_toy(), config, count=120)
+    assert report.counts["really_solved"] == 120
+    assert abs(report.counts["misjudged"] / 120 - 0.25) < 0.1  # 2.5 standard errors
+    assert report.counts["reverted"] == report.counts["misjudged"]
+
+
+async def test_gateway_that_is_down_is_a_failed_request_not_a_crash() -> None:
+    async with httpx.AsyncClient(base_url="http://127.0.0.1:9") as client:
+        report = await simulate_users(client, problems(2), judge, CERTAIN)
+    assert [done.outcome for done in report.requests] == ["failed", "failed"]
+
+
+async def test_broken_test_runner_is_one_typed_error(make_toy: Callable[..., Toy]) -> None:
+    async def broken(problem: Problem, files: dict[str, str]) -> bool:
+        raise SandboxError("the box is gone")
+
+    async with make_toy().client() as client:
+        with pytest.raises(SandboxError, match="the box is gone"):
+            await simulate_users(client, problems(4), broken, CERTAIN)
+
+
+async def test_users_wait_when_the_gateway_says_so() -> None:
+    codes = iter([429, 503, 200])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = {
+            "session_id": "s",
+            "interaction_id": "i",
+            "latency_seconds": 1.0,
+            "changed_files": {"pkg/first.py": PRISTINE["pkg/first.py"].decode()},
+        }
+        return httpx.Response(next(codes, 200), json=body, headers={"Retry-After": "0"})
+
+    async with httpx.AsyncClient(
+        base_url="http://g", transport=httpx.MockTransport(answer)
+    ) as client:
+        report = await simulate_users(client, problems(1), judge, CERTAIN)
+    assert report.counts["kept"] == 1
