@@ -8,7 +8,7 @@ import asyncio
 import json
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infra.errors import GradingError
@@ -115,16 +115,14 @@ async def run_attempts(
     return rows
 
 
-async def _attempt_with_retries(
-    item: PlannedAttempt, attempt: AttemptFunction
-) -> Trajectory:
-    for retry in range(INFRASTRUCTURE_RETRIES + 1):
-        trajectory = await attempt(
-            PlannedAttempt(item.problem, item.attempt, item.seed, retry=retry)
-        )
-        if trajectory.outcome not in INFRASTRUCTURE_OUTCOMES:
-            return trajectory
-    raise GradingError(
-        f"attempt {item.attempt} at problem {item.problem.problem_id} ended as {trajectory.outcome.value} "
-        f"{INFRASTRUCTURE_RETRIES + 1} times, wanted a graded attempt: {trajectory.reason}"
-    )
+async def _attempt_with_retries(item: PlannedAttempt, attempt: AttemptFunction) -> Trajectory:
+    trajectory = await attempt(item)
+    while trajectory.outcome in INFRASTRUCTURE_OUTCOMES:
+        if item.retry >= INFRASTRUCTURE_RETRIES:
+            raise GradingError(
+                f"attempt {item.attempt} at problem {item.problem.problem_id} ended as "
+                f"{trajectory.outcome.value} {item.retry + 1} times, wanted a graded attempt: {trajectory.reason}"
+            )
+        item = replace(item, retry=item.retry + 1)
+        trajectory = await attempt(item)
+    return trajectory

@@ -38,6 +38,7 @@ class EvaluationRequest(Frozen):
     engine_slots: int = Field(
         default=32, ge=1, description="attempts decoded together in one process"
     )
+    speculation_depth: int = Field(default=0, ge=0, description="draft tokens a decode step; 0: none")
     processes: int = Field(
         default=2, ge=1, description="shards that run at the same time"
     )

@@ -23,6 +23,7 @@ from tasks.records import Group, Outcome, Problem, Trajectory
 from tasks.rollout.config import RolloutConfig
 from tasks.rollout.curriculum import Curriculum
 from tasks.rollout.distributions import LengthAndDuration
+from tasks.rollout.history import GroupResult
 from tasks.rollout.slots import (
     INFRASTRUCTURE_OUTCOMES,
     Batch,
@@ -153,6 +154,9 @@ class Orchestrator:
         self._held_since: float | None = None
         self._failed_groups_in_row = 0
         self._trainer_free_since = 0.0
+        self.on_group: Callable[[GroupResult], None] = lambda result: (
+            None
+        )  # hears of every committed group
         self.cancelled: list[str] = []  # trajectories in flight when the run ended
 
     def engine_applied(self, version: int) -> None:

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from infra.errors import ProblemError, SandboxError
+from infra.errors import SandboxError
 from infra.harness.config import AgentRequest, HarnessConfig
 from infra.harness.environment import AgentEnvironment
 from infra.harness.loop import run_agent
@@ -99,7 +99,7 @@ class RolloutWorker:
         self, ticket: AttemptTicket, boxes: RepositoryEnvironment, started_at: float
     ) -> Trajectory:
         problem = ticket.problem
-        broken = break_repository(boxes.repository, problem)
+        broken = problem.break_files(boxes.repository.files)
         async with boxes.pool.leased(broken) as sandbox:
             run_tests = make_test_runner(
                 boxes.test_server,
@@ -157,34 +157,6 @@ class RolloutWorker:
             started_at=started_at,
             finished_at=self._clock(),
         )
-
-
-def break_repository(
-    repository: PreparedRepository, problem: Problem
-) -> dict[str, bytes]:
-    """The files of a repository as the problem leaves them to the agent."""
-    texts: dict[str, list[str]] = {}
-    for edit in problem.edits:
-        if edit.path not in texts:
-            source = repository.files.get(edit.path)
-            if source is None:
-                raise ProblemError(
-                    f"problem {problem.problem_id}: no file {edit.path} in {repository.name}"
-                )
-            texts[edit.path] = source.decode().split("\n")
-        lines = texts[edit.path]
-        seen = (
-            lines[edit.line_number - 1]
-            if edit.line_number <= len(lines)
-            else "<end of file>"
-        )
-        if seen != edit.gold_text:
-            raise ProblemError(
-                f"problem {problem.problem_id}: line {edit.line_number} of {edit.path} is {seen!r}, "
-                f"wanted {edit.gold_text!r}"
-            )
-        lines[edit.line_number - 1] = edit.broken_text
-    return {path: "\n".join(lines).encode() for path, lines in texts.items()}
 
 
 def describe_changes(

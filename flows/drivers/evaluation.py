@@ -1,0 +1,179 @@
+"""Child entry of evaluation: a checkpoint on problems, through the same worker, harness and engine as training.
+
+Owns the split over processes: each shard has its own engine at one exact version, its own boxes and its own file of
+finished attempts, so a killed evaluation goes on and never mixes versions. Enters: AttemptsRequest or the whole evaluation.
+Leaves: rows and one scorecard.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from flows.drivers.problem_set import load_problems
+from flows.drivers.requests import (
+    AttemptsRequest,
+    AttemptsResult,
+    CheckpointEvaluationRequest,
+)
+from flows.drivers.rollout_worker import WorkerSetup, build_worker
+from infra.cluster.child import run_child
+from infra.cluster.workspace import Progress, Workspace
+from infra.engine.local import LocalEngine
+from infra.telemetry import configure_logging, fields
+from models.checkpoint import load_checkpoint
+from models.decode.engine import CachePolicy, EngineConfig
+from models.decode.protocol import Priority
+from tasks.evaluation.attempts import (
+    AttemptRow,
+    PlannedAttempt,
+    read_rows,
+    run_attempts,
+)
+from tasks.evaluation.run import EvaluationResult, plan_of, score, shard_of
+from tasks.records import Trajectory
+from tasks.rollout.worker import AttemptTicket, RolloutWorker
+
+logger = logging.getLogger(__name__)
+
+SHARD_ENTRY = "flows.drivers.evaluation:run_shard"
+ROWS_FILE = "rows.jsonl"
+
+
+def main(
+    request: CheckpointEvaluationRequest, workspace: Workspace
+) -> EvaluationResult:
+    """Runs all shards at once and scores their rows."""
+    configure_logging()
+    started_at = time.monotonic()
+    evaluation = request.evaluation
+    plan = plan_of(evaluation, load_problems(Path(evaluation.problems_directory)))
+    count = min(evaluation.processes, len({item.problem.problem_id for item in plan}))
+    report = _progress_of(workspace, count, len(plan))
+    with ThreadPoolExecutor(count) as threads:
+        shards = [
+            threads.submit(_supervise, request, index, count, workspace, report[index])
+            for index in range(count)
+        ]
+        rows: list[AttemptRow] = []
+        for shard in shards:
+            rows += read_rows(Path(shard.result().rows_path))
+    return EvaluationResult(
+        scorecard=score(evaluation, rows),
+        rows=tuple(rows),
+        wall_seconds=time.monotonic() - started_at,
+    )
+
+
+def run_shard(request: AttemptsRequest, workspace: Workspace) -> AttemptsResult:
+    """One process: an engine, boxes, and the attempts of this shard."""
+    configure_logging()
+    evaluation = request.evaluation
+    plan = plan_of(evaluation, load_problems(Path(evaluation.problems_directory)))
+    mine = shard_of(plan, index=request.index, count=request.count)
+    rows_path = workspace.directory / ROWS_FILE
+    asyncio.run(_run_attempts(request, mine, rows_path, workspace))
+    return AttemptsResult(rows_path=str(rows_path), attempts=len(mine))
+
+
+async def _run_attempts(
+    request: AttemptsRequest,
+    plan: list[PlannedAttempt],
+    rows_path: Path,
+    workspace: Workspace,
+) -> None:
+    evaluation = request.evaluation
+    checkpoint = load_checkpoint(Path(evaluation.checkpoint_directory))
+    engine = LocalEngine(
+        checkpoint.spec,
+        checkpoint.weights,
+        0,
+        EngineConfig(
+            slots=evaluation.engine_slots,
+            cache_policy=CachePolicy.EXACT,
+            speculation_depth=evaluation.speculation_depth,
+        ),
+        name=f"evaluation{request.index}",
+    )
+    setup = WorkerSetup(
+        tokenizer_directory=evaluation.checkpoint_directory,
+        problems_directory=evaluation.problems_directory,
+        harness=evaluation.harness,
+        grading=request.grading,
+        concurrent_trajectories=evaluation.engine_slots,
+    )
+    worker = build_worker(setup, engine)
+    try:
+        await run_attempts(
+            plan,
+            _attempt_with(worker, evaluation.config.temperature),
+            rows_path=rows_path,
+            concurrent_attempts=evaluation.engine_slots,
+            on_row=lambda done, total: workspace.progress.update(
+                done, total, "attempts"
+            ),
+        )
+    finally:
+        await worker.close()
+        engine.close()
+    logger.info("shard is done %s", fields(index=request.index, attempts=len(plan)))
+
+
+def _attempt_with(
+    worker: RolloutWorker, temperature: float
+) -> Callable[[PlannedAttempt], "asyncio.Future[Trajectory]"]:
+    def attempt(item: PlannedAttempt) -> "asyncio.Future[Trajectory]":
+        suffix = f".r{item.retry}" if item.retry else ""
+        group_id = f"evaluation.{item.problem.problem_id}"
+        ticket = AttemptTicket(
+            trajectory_id=f"{group_id}.t{item.attempt}{suffix}",
+            group_id=group_id,
+            problem=item.problem,
+            attempt=item.attempt,
+            seed=item.seed,
+            temperature=temperature,
+            priority=Priority.EVALUATION,
+        )
+        return asyncio.ensure_future(worker.attempt(ticket))
+
+    return attempt
+
+
+def _supervise(
+    request: CheckpointEvaluationRequest,
+    index: int,
+    count: int,
+    workspace: Workspace,
+    on_progress: Callable[[Progress], None],
+) -> AttemptsResult:
+    return run_child(
+        SHARD_ENTRY,
+        AttemptsRequest(
+            evaluation=request.evaluation,
+            grading=request.grading,
+            index=index,
+            count=count,
+        ),
+        AttemptsResult,
+        directory=workspace.directory / f"shard{index}of{count}",
+        on_progress=on_progress,
+        settings=workspace.settings,
+    )
+
+
+def _progress_of(
+    workspace: Workspace, count: int, total: int
+) -> list[Callable[[Progress], None]]:
+    """One listener a shard; together they tell the whole."""
+    done = [0.0] * count
+
+    def listener(index: int) -> Callable[[Progress], None]:
+        def listen(progress: Progress) -> None:
+            done[index] = progress.done
+            workspace.progress.update(sum(done), total, "attempts")
+
+        return listen
+
+    return [listener(index) for index in range(count)]

@@ -1,0 +1,355 @@
+"""Child entry of reinforcement learning: joins trainer, engines, rollout workers, journal and orchestrator into one run.
+
+Owns the order of start and end, and the step: mark the groups as trained, take the step, publish and save, let the engines
+follow while the next step is already collected. Killed at any moment it goes on from the newest step checkpoint: groups that
+step has not seen are owed again, all others are never trained twice. It holds no policy of its own.
+"""
+
+import asyncio
+import functools
+import logging
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flows.drivers.problem_set import load_problems
+from flows.drivers.requests import ReinforcementRequest, ReinforcementResult
+from flows.drivers.rollout_worker import WorkerSetup, build_worker
+from flows.drivers.run_state import RunState, StatusFile
+from flows.drivers.step_metrics import describe_groups
+from infra.cluster.actors import end_actor, get_or_create_actor, wait_for
+from infra.cluster.ray_start import start_ray, stop_ray
+from infra.cluster.workspace import Workspace
+from infra.engine.fleet import EngineFleet, start_replicas
+from infra.errors import ProblemError
+from infra.ledger import Ledger
+from infra.objects import ObjectStore
+from infra.telemetry import configure_logging, fields, read_metrics
+from models.checkpoint import load_spec
+from models.decode.engine import EngineConfig
+from tasks.learning.actor import TrainedStep, TrainerActor, TrainerStatus
+from tasks.learning.advantages import make_samples
+from tasks.learning.config import TrainerRequest
+from tasks.records import Trajectory
+from tasks.rollout.actor import RolloutFleet, start_workers
+from tasks.rollout.curriculum import Curriculum
+from tasks.rollout.history import GroupHistory
+from tasks.rollout.journal import RolloutJournal
+from tasks.rollout.orchestrator import (
+    AttemptRequest,
+    Limits,
+    Orchestrator,
+    Progress,
+    StepRequest,
+)
+from tasks.rollout.worker import AttemptTicket
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 180.0
+STEP_SECONDS = 3600.0
+ENDS_STEPS = 5  # first and last steps whose solve rate is told in the result
+
+
+def main(request: ReinforcementRequest, workspace: Workspace) -> ReinforcementResult:
+    """Runs to the step or time limit; called again it continues."""
+    configure_logging()
+    settings = workspace.settings
+    start_ray(settings.cpu_limit, settings.object_store_memory_bytes)
+    try:
+        return asyncio.run(ReinforcementRun(request, workspace).run())
+    finally:
+        stop_ray()
+
+
+class ReinforcementRun:
+    """One process of a run."""
+
+    def __init__(self, request: ReinforcementRequest, workspace: Workspace) -> None:
+        self._request = request
+        self._workspace = workspace
+        self._objects = ObjectStore.from_url(workspace.settings.object_store_url)
+        self._ledger = Ledger(workspace.settings.ledger_url).migrate()
+        self._journal = RolloutJournal(
+            self._ledger.journal, self._objects, request.run_id
+        )
+        self._history = GroupHistory(workspace.directory / "groups.jsonl")
+        self._state = RunState.load(workspace.directory)
+        self._status = StatusFile(workspace.directory, request.run_id)
+        self._chain_id = f"chain-{request.run_id}"
+        self._updates: set[asyncio.Task[None]] = set()
+        self._update_failure: BaseException | None = None
+        self._step_ended_at = 0.0
+        self._orchestrator: Orchestrator
+
+    async def run(self) -> ReinforcementResult:
+        """Start everything, roll out and train, end everything."""
+        request = self._request
+        self._status.write("starting", {})
+        spec = load_spec(Path(request.checkpoint_directory))
+        self._trainer = get_or_create_actor(
+            TrainerActor,
+            f"{request.run_id}.trainer",
+            self._trainer_request(),
+            self._objects,
+        )
+        replicas = start_replicas(
+            spec,
+            EngineConfig(
+                slots=request.engine_slots, speculation_depth=request.speculation_depth
+            ),
+            [
+                f"{request.run_id}.engine{index}"
+                for index in range(request.engine_replicas)
+            ],
+            num_cpus=0.0,
+        )
+        self._engines = EngineFleet(replicas)
+        workers = start_workers(
+            [
+                f"{request.run_id}.rollouts{index}"
+                for index in range(request.rollout_workers)
+            ],
+            functools.partial(build_worker, self._worker_setup()),
+            replicas,
+        )
+        self._workers = RolloutFleet(workers, time.time)
+        try:
+            status: TrainerStatus = await self._ask(
+                self._trainer.status.remote(), "trainer start", START_SECONDS
+            )
+            versions = await self._engines.follow(self._objects, self._chain_id)
+            self._orchestrator = self._make_orchestrator(status, versions)
+            self._workers.open()
+            reporting = asyncio.create_task(self._report_status())
+            try:
+                await self._orchestrator.run()
+            finally:
+                reporting.cancel()
+            return await self._finish()
+        finally:
+            await self._workers.close()
+            for actor in (self._trainer, *replicas.values()):
+                end_actor(actor)
+
+    def _make_orchestrator(
+        self, status: TrainerStatus, versions: list[int | None]
+    ) -> Orchestrator:
+        request = self._request
+        problems = load_problems(Path(request.problems_directory), request.split)[
+            : request.problems_limit
+        ]
+        if not problems:
+            raise ProblemError(
+                f"{request.problems_directory} holds 0 problems of split {request.split}, wanted some"
+            )
+        curriculum = Curriculum(
+            problems,
+            request.rollout.curriculum,
+            group_size=request.rollout.group_size,
+            seed=request.rollout.seed,
+        )
+        owed = self._journal.restore(status.step)
+        started = self._journal.groups_started()
+        self._history.replay(curriculum)
+        curriculum.resume(started)
+        orchestrator = Orchestrator(
+            request.run_id,
+            request.rollout,
+            curriculum=curriculum,
+            journal=self._journal,
+            attempt=self._attempt,
+            train=self._train,
+            limits=Limits(
+                request.max_steps, request.budget_seconds, self._state.used_seconds
+            ),
+            progress=Progress(
+                steps_done=status.step,
+                trainer_version=status.weight_version,
+                engine_version=min(
+                    version for version in versions if version is not None
+                ),
+                groups_started=started,
+            ),
+        )
+        for item in owed:
+            orchestrator.restore(item.group, item.birth_version)
+        orchestrator.on_group = self._history.append
+        logger.info(
+            "run begins %s",
+            fields(
+                run=request.run_id,
+                step=status.step,
+                version=status.weight_version,
+                owed=len(owed),
+                problems=len(problems),
+            ),
+        )
+        return orchestrator
+
+    async def _attempt(self, request: AttemptRequest) -> Trajectory:
+        return await self._workers.attempt(
+            AttemptTicket(
+                trajectory_id=request.trajectory_id,
+                group_id=request.group_id,
+                problem=request.problem,
+                attempt=request.attempt,
+                seed=request.seed,
+                temperature=self._request.rollout.temperature,
+            )
+        )
+
+    async def _train(self, step: StepRequest) -> int:
+        """One step. The journal is marked first: a crash before the checkpoint is complete restores the step before."""
+        if self._update_failure is not None:
+            raise self._update_failure
+        started_at = time.monotonic()
+        samples = [sample for group in step.groups for sample in make_samples(group)]
+        self._journal.mark_trained([group.group_id for group in step.groups], step.step)
+        trained: TrainedStep = await self._ask(
+            self._trainer.advance.remote(samples), f"step {step.step}", STEP_SECONDS
+        )
+        version = trained.publication.version
+        update = asyncio.create_task(self._apply(version))
+        self._updates.add(update)
+        update.add_done_callback(self._updates.discard)
+        self._write_metrics(step, trained, time.monotonic() - started_at)
+        return version
+
+    async def _apply(self, version: int) -> None:
+        """Lets every engine swap to a version while it generates."""
+        try:
+            await self._engines.update_to(version)
+        except Exception as error:  # supervision: the next step raises it
+            logger.exception("engines did not follow %s", fields(version=version))
+            self._update_failure = error
+            return
+        self._orchestrator.engine_applied(version)
+
+    def _write_metrics(
+        self, step: StepRequest, trained: TrainedStep, train_seconds: float
+    ) -> None:
+        loop_now = asyncio.get_running_loop().time()
+        now = time.monotonic()
+        used = self._orchestrator.used_seconds(loop_now)
+        self._state.save(used)
+        progress = self._orchestrator.progress
+        rows: Mapping[str, float] = describe_groups(step.groups)
+        metrics: dict[str, float | int | str] = {
+            **trained.report.metrics(),
+            **rows,
+            **step.metrics,
+            "version": trained.publication.version,
+            "delta_density": trained.publication.density_ratio,
+            "published_bytes": trained.publication.stored_bytes,
+            "train_seconds": train_seconds,
+            "step_seconds": now - self._step_ended_at
+            if self._step_ended_at
+            else train_seconds,
+            "used_seconds": used,
+            "slot_busy_ratio": progress.slot_seconds_used
+            / max(1e-9, loop_now - progress.started_at)
+            / self._request.rollout.concurrent_trajectories,
+            "trainer_idle_ratio": progress.trainer_idle_seconds
+            / max(1e-9, loop_now - progress.started_at),
+        }
+        metrics.pop("step", None)
+        self._step_ended_at = now
+        message = (
+            f"step {step.step} v{trained.publication.version} solve {rows['solve_rate']:.2f} "
+            f"reward {rows['reward_mean']:.2f} tokens {rows['generated_tokens_mean']:.0f} "
+            f"stale {step.metrics['staleness_mean']:.1f} {metrics['step_seconds']:.1f}s"
+        )
+        logger.info("%s", message)
+        self._workspace.progress.update(
+            step.step, self._request.max_steps, message, **metrics
+        )
+
+    async def _report_status(self) -> None:
+        """Says every second what waits for what."""
+        loop = asyncio.get_running_loop()
+        while True:
+            now, wall = loop.time(), time.time()
+            progress = self._orchestrator.progress
+            waits = {
+                part: {
+                    "for": wait.what,
+                    "detail": wait.detail,
+                    "since": wall - (now - wait.since_seconds),
+                }
+                for part, wait in progress.waits.items()
+            }
+            if progress.engine_version < progress.trainer_version:
+                waits["engines"] = {
+                    "for": f"weight version {progress.trainer_version}",
+                    "detail": f"serving {progress.engine_version}",
+                    "since": wall,
+                }
+            self._status.write(
+                "running",
+                waits,
+                steps_done=progress.steps_done,
+                weight_version=progress.trainer_version,
+                outcomes=dict(self._orchestrator.table.outcomes),
+            )
+            await asyncio.sleep(1.0)
+
+    async def _finish(self) -> ReinforcementResult:
+        """Copies the newest step checkpoint, without its optimiser state, to where it stays."""
+        await asyncio.gather(*self._updates)
+        progress = self._orchestrator.progress
+        saved = Path(
+            await self._ask(
+                self._trainer.save.remote(), "last checkpoint", START_SECONDS
+            )
+        )
+        final = self._workspace.directory / "checkpoint"
+        shutil.rmtree(final, ignore_errors=True)
+        shutil.copytree(saved, final, ignore=shutil.ignore_patterns("optimizer.pt"))
+        rates = [
+            float(row["solve_rate"])
+            for row in read_metrics(self._workspace.directory / "metrics.jsonl")
+        ]
+        used = self._orchestrator.used_seconds(asyncio.get_running_loop().time())
+        self._state.save(used)
+        self._status.write("finished", {}, steps_done=progress.steps_done)
+        return ReinforcementResult(
+            checkpoint_directory=str(final),
+            steps=progress.steps_done,
+            weight_version=progress.trainer_version,
+            used_seconds=used,
+            trajectories=self._journal.counts(),
+            outcomes=dict(self._orchestrator.table.outcomes),
+            solve_rate_first=_mean(rates[:ENDS_STEPS]),
+            solve_rate_last=_mean(rates[-ENDS_STEPS:]),
+        )
+
+    def _trainer_request(self) -> TrainerRequest:
+        request = self._request
+        return TrainerRequest(
+            config=request.learning,
+            checkpoint_directory=request.checkpoint_directory,
+            work_directory=str(self._workspace.directory / "steps"),
+            object_store_url=self._workspace.settings.object_store_url,
+            chain_id=self._chain_id,
+        )
+
+    def _worker_setup(self) -> WorkerSetup:
+        request = self._request
+        share = -(-request.rollout.concurrent_trajectories // request.rollout_workers)
+        return WorkerSetup(
+            tokenizer_directory=request.checkpoint_directory,
+            problems_directory=request.problems_directory,
+            harness=request.harness,
+            grading=request.grading,
+            concurrent_trajectories=share,
+        )
+
+    async def _ask(self, reference: Any, what: str, limit_seconds: float) -> Any:
+        return await asyncio.to_thread(wait_for, reference, what, limit_seconds)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,93 @@
+"""What the drivers are asked and what they answer, for stages that join several others.
+
+Owns ReinforcementRequest and ReinforcementResult. Torch-free: flows compose them.
+"""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from infra.harness.config import HarnessConfig
+from tasks.evaluation.run import EvaluationRequest
+from tasks.grading.config import GradingConfig
+from tasks.learning.config import LearningConfig
+from tasks.records import Split
+from tasks.rollout.config import RolloutConfig
+
+
+class Frozen(BaseModel):
+    """Frozen; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ReinforcementRequest(Frozen):
+    """One RL run."""
+
+    run_id: str = Field(
+        description="names the run in the journal, the object store and the weight chain"
+    )
+    checkpoint_directory: str = Field(description="the model RL begins with")
+    problems_directory: str
+    split: Split = Split.TRAIN
+    problems_limit: int | None = Field(
+        default=None, ge=1, description="only the first so many problems; None: all"
+    )
+    rollout: RolloutConfig = RolloutConfig()
+    learning: LearningConfig = LearningConfig()
+    harness: HarnessConfig = HarnessConfig()
+    grading: GradingConfig = GradingConfig()
+    max_steps: int = Field(default=60, ge=1, description="optimiser steps, at most")
+    budget_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        description="no new step starts after this much run time, over all attempts; None: no limit",
+    )
+    engine_replicas: int = Field(
+        default=1, ge=1, description="decode engines, one process each"
+    )
+    engine_slots: int = Field(
+        default=64, ge=1, description="requests that one engine decodes together"
+    )
+    speculation_depth: int = Field(
+        default=0, ge=0, description="draft tokens a decode step; 0: none"
+    )
+    rollout_workers: int = Field(
+        default=1, ge=1, description="processes that drive the harness"
+    )
+
+
+class ReinforcementResult(Frozen):
+    """Where the run ended. Its curve is metrics.jsonl of the workspace."""
+
+    checkpoint_directory: str
+    steps: int
+    weight_version: int
+    used_seconds: float
+    trajectories: dict[str, int] = Field(description="journal rows by state")
+    outcomes: dict[str, int] = Field(
+        description="dispatched trajectories of the last process by outcome"
+    )
+    solve_rate_first: float = Field(description="mean over the first five steps")
+    solve_rate_last: float = Field(description="mean over the last five steps")
+
+
+class CheckpointEvaluationRequest(Frozen):
+    """An evaluation with the way its attempts are graded."""
+
+    evaluation: EvaluationRequest
+    grading: GradingConfig = GradingConfig()
+
+
+class AttemptsRequest(Frozen):
+    """One shard of an evaluation, run by a process of its own."""
+
+    evaluation: EvaluationRequest
+    grading: GradingConfig
+    index: int = Field(ge=0)
+    count: int = Field(ge=1)
+
+
+class AttemptsResult(Frozen):
+    """Where the rows of a shard are."""
+
+    rows_path: str
+    attempts: int

@@ -1,0 +1,47 @@
+"""Makes a rollout worker in the process that runs it: the place where rollout, grading and harness meet."""
+
+import time
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from flows.drivers.problem_set import load_problems, load_repositories
+from infra.harness.config import HarnessConfig
+from infra.telemetry import configure_logging
+from models.decode.protocol import ModelClient
+from models.rendering import Renderer
+from tasks.grading.config import GradingConfig
+from tasks.grading.grade import make_grader
+from tasks.rollout.sandboxes import Sandboxes
+from tasks.rollout.worker import RolloutWorker
+
+
+class WorkerSetup(BaseModel):
+    """Everything a worker process needs beside a model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokenizer_directory: str
+    problems_directory: str
+    harness: HarnessConfig
+    grading: GradingConfig
+    concurrent_trajectories: int
+
+
+def build_worker(setup: WorkerSetup, model: ModelClient) -> RolloutWorker:
+    """A worker on this process's event loop; its boxes start when first needed."""
+    configure_logging()
+    directory = Path(setup.problems_directory)
+    names = {problem.repository for problem in load_problems(directory)}
+    sandboxes = Sandboxes(
+        load_repositories(directory, names),
+        concurrent_trajectories=setup.concurrent_trajectories,
+    )
+    return RolloutWorker(
+        model=model,
+        renderer=Renderer.load(Path(setup.tokenizer_directory)),
+        harness=setup.harness,
+        sandboxes=sandboxes,
+        grade=make_grader(setup.grading),
+        clock=time.time,
+    )

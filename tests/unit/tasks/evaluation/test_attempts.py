@@ -1,0 +1,111 @@
+"""The plan of an evaluation and its resumption, with scripted attempts."""
+
+from pathlib import Path
+
+import pytest
+
+from infra.errors import GradingError
+from tasks.evaluation.attempts import (
+    PlannedAttempt,
+    draw_problems,
+    plan_attempts,
+    read_rows,
+    run_attempts,
+)
+from tasks.evaluation.run import shard_of
+from tasks.records import Outcome, Trajectory
+from tasks.rollout.orchestrator import AttemptRequest
+from tests.fakes.rollouts import make_problem, make_trajectory
+
+PROBLEMS = [make_problem(f"p{index}") for index in range(6)]
+
+
+def trajectory_of(
+    item: PlannedAttempt, outcome: Outcome = Outcome.FINISHED
+) -> Trajectory:
+    request = AttemptRequest(
+        "t", "g", item.problem, item.attempt, item.retry, item.seed
+    )
+    return make_trajectory(request, outcome=outcome, solved=item.attempt == 0)
+
+
+class Attempts:
+    """Counts attempts; stops working after `limit`."""
+
+    def __init__(self, limit: int = 1000) -> None:
+        self.made: list[tuple[str, int]] = []
+        self.limit = limit
+
+    async def __call__(self, item: PlannedAttempt) -> Trajectory:
+        if len(self.made) >= self.limit:
+            raise KeyError("power cut")
+        self.made.append((item.problem.problem_id, item.attempt))
+        return trajectory_of(item)
+
+
+def test_drawn_problems_do_not_depend_on_their_order() -> None:
+    forwards = draw_problems(PROBLEMS, count=3, seed=1)
+    assert forwards == draw_problems(PROBLEMS[::-1], count=3, seed=1)
+    assert forwards != draw_problems(PROBLEMS, count=3, seed=2)
+
+
+def test_seed_of_an_attempt_does_not_depend_on_the_other_problems() -> None:
+    all_of_them = plan_attempts(PROBLEMS, attempts_per_problem=2, seed=5)
+    last = plan_attempts(PROBLEMS[-1:], attempts_per_problem=2, seed=5)
+    assert all_of_them[-2:] == last
+    assert len({item.seed for item in all_of_them}) == len(all_of_them)
+
+
+def test_shards_cover_every_attempt_once_and_keep_problems_whole() -> None:
+    plan = plan_attempts(PROBLEMS[:5], attempts_per_problem=3, seed=0)
+    shards = [shard_of(plan, index=index, count=2) for index in range(2)]
+    assert sorted(plan, key=repr) == sorted([*shards[0], *shards[1]], key=repr)
+    names = [{item.problem.problem_id for item in shard} for shard in shards]
+    assert not names[0] & names[1]
+
+
+@pytest.mark.asyncio
+async def test_evaluation_that_was_cut_off_makes_only_the_missing_attempts(
+    tmp_path: Path,
+) -> None:
+    plan = plan_attempts(PROBLEMS, attempts_per_problem=2, seed=0)
+    path = tmp_path / "rows.jsonl"
+    first, second = Attempts(limit=5), Attempts()
+    with pytest.raises(KeyError, match="power cut"):
+        await run_attempts(plan, first, rows_path=path, concurrent_attempts=2)
+    with path.open("ab") as file:
+        file.write(b'{"step": 5, "problem_id": "p4", "att')
+    rows = await run_attempts(plan, second, rows_path=path, concurrent_attempts=2)
+    assert not set(first.made) & set(second.made)
+    assert {(row.problem_id, row.attempt) for row in rows} == {
+        (item.problem.problem_id, item.attempt) for item in plan
+    }
+    assert read_rows(path) == rows
+
+
+@pytest.mark.asyncio
+async def test_infrastructure_failure_is_tried_again_and_never_scored(
+    tmp_path: Path,
+) -> None:
+    async def attempt(item: PlannedAttempt) -> Trajectory:
+        return trajectory_of(
+            item, Outcome.ENGINE_FAILED if item.retry == 0 else Outcome.FINISHED
+        )
+
+    plan = plan_attempts(PROBLEMS[:1], attempts_per_problem=2, seed=0)
+    rows = await run_attempts(
+        plan, attempt, rows_path=tmp_path / "rows.jsonl", concurrent_attempts=1
+    )
+    assert sorted(row.solved for row in rows) == [False, True]
+
+
+@pytest.mark.asyncio
+async def test_infrastructure_that_stays_broken_is_an_error(tmp_path: Path) -> None:
+    async def attempt(item: PlannedAttempt) -> Trajectory:
+        return trajectory_of(item, Outcome.SANDBOX_FAILED)
+
+    plan = plan_attempts(PROBLEMS[:1], attempts_per_problem=1, seed=0)
+    with pytest.raises(GradingError, match="ended as sandbox_failed 3 times"):
+        await run_attempts(
+            plan, attempt, rows_path=tmp_path / "rows.jsonl", concurrent_attempts=1
+        )
