@@ -83,6 +83,11 @@ def is_retryable(error: BaseException) -> bool:
     return isinstance(error, _RETRYABLE)
 
 
+def type_name(error: OstinatoError) -> str:
+    """The name in ERROR_TYPES that fits best; wrappers made by other libraries are looked through."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERROR_TYPES)
+
+
 @contextmanager
 def boundary(error_type: type[OstinatoError], what: str) -> Iterator[None]:
     """Turn any untyped exception into `error_type`; an already typed one passes unchanged."""

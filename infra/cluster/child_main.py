@@ -34,7 +34,7 @@ from infra.cluster.workspace import (
     read_record,
     replace_text,
 )
-from infra.errors import ConfigError, OstinatoError, TrainingError, boundary, is_retryable
+from infra.errors import ConfigError, OstinatoError, TrainingError, boundary, is_retryable, type_name
 from infra.settings import load_settings
 from infra.telemetry import configure_logging, fields
 
@@ -64,7 +64,7 @@ def main(entry: str, directory: Path) -> int:
             _run(entry, directory)
     except OstinatoError as error:
         traceback.print_exc()
-        failure = Failure(error_type=type(error).__name__, message=str(error))
+        failure = Failure(error_type=type_name(error), message=str(error))
         replace_text(directory / FAILURE, failure.model_dump_json())
         return EXIT_RETRY if is_retryable(error) else EXIT_NEVER_RETRY
     return 0

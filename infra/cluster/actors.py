@@ -1,0 +1,90 @@
+"""Named actors: found when they live, created when not, and asked with a time limit.
+
+Owns how actors are named, restarted and ended, and the turn of Ray's errors into ClusterError. It does not know what
+an actor does.
+"""
+
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import (
+    GetTimeoutError,
+    RayActorError,
+    RaySystemError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+
+from infra.cluster.ray_start import NAMESPACE
+from infra.errors import ClusterError, OstinatoError
+
+
+def get_or_create_actor(
+    actor_class: Any,
+    name: str,
+    *arguments: object,
+    num_cpus: float = 0.0,
+    num_gpus: float = 0.0,
+    max_concurrency: int | None = None,
+    max_restarts: int = 0,
+    outlives_driver: bool = False,
+    **named_arguments: object,
+) -> ActorHandle:
+    """The live actor of that name, or a new one made with the arguments.
+
+    `actor_class` is a plain class or one decorated with `ray.remote`. An actor that outlives its driver is found
+    again by the next one and must be ended with `end_actor`.
+    """
+    remote_class = actor_class if hasattr(actor_class, "remote") else ray.remote(actor_class)
+    options: dict[str, Any] = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "get_if_exists": True,
+        "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
+        "max_restarts": max_restarts,
+    }
+    if max_concurrency is not None:
+        options["max_concurrency"] = max_concurrency
+    if outlives_driver:
+        options["lifetime"] = "detached"
+    return remote_class.options(**options).remote(*arguments, **named_arguments)
+
+
+def find_actor(name: str) -> ActorHandle | None:
+    """The actor of that name, if one is registered."""
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def end_actor(actor: ActorHandle) -> None:
+    """End an actor for good; it is not restarted."""
+    ray.kill(actor, no_restart=True)
+
+
+def wait_for(reference: Any, what: str, timeout_seconds: float) -> Any:
+    """The value of a call. A dead actor or a timeout is a ClusterError; the call's own typed error passes."""
+    try:
+        return ray.get(reference, timeout=timeout_seconds)
+    except GetTimeoutError as error:
+        raise ClusterError(
+            f"{what} gave no answer within {timeout_seconds:.0f} s; is the actor stuck or overloaded?"
+        ) from error
+    except RayTaskError as error:
+        if isinstance(error.cause, OstinatoError):
+            raise error.cause from error
+        raise
+    except (RayActorError, RaySystemError, WorkerCrashedError) as error:
+        raise ClusterError(f"{what} failed: {type(error).__name__}: {error}") from error
+
+
+def is_actor_alive(actor: ActorHandle, timeout_seconds: float = 10.0) -> bool:
+    """Whether the actor answers. It may be busy: choose a limit above its longest call."""
+    try:
+        wait_for(actor.__ray_ready__.remote(), "actor", timeout_seconds)
+    except ClusterError:
+        return False
+    return True
