@@ -52,7 +52,7 @@ def tensor_bits(tensor: torch.Tensor) -> np.ndarray:
 
 def tensor_checksum(tensor: torch.Tensor) -> str:
     """xxh3-128 of the tensor's bytes in row-major order, as hex."""
-    return xxhash.xxh3_128_hexdigest(tensor_bits(tensor))
+    return xxhash.xxh3_128_hexdigest(tensor_bits(tensor).data)
 
 
 def encode_gaps(positions_N: np.ndarray) -> np.ndarray:

@@ -90,7 +90,7 @@ class PackingConfig(Config):
     """How samples become microbatches of few fixed shapes."""
 
     bucket_tokens: tuple[int, ...] = Field(
-        default=(128, 192, 256, 384, 512),
+        default=tuple(range(96, 513, 32)),
         description="row lengths, ascending; a longer sample is an error",
     )
     microbatch_tokens: int = Field(

@@ -1,5 +1,10 @@
 """Laws of the chain: bit-exact, damage is survived or reported, one writer at a time, and it outlives its trainer."""
 
+import itertools
+import multiprocessing
+import os
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -212,3 +217,39 @@ def test_killed_publish_leaves_no_version_and_its_remains_are_collected(tmp_path
     assert not store.exists(torn)
     restarted.publish(2, history[2])
     assert same_bits(ChainSubscriber(store, "c").fetch(2), history[2])
+
+
+def weights_of(version: int) -> Weights:
+    generator = torch.Generator().manual_seed(version // 4)  # every fourth step changes everything
+    weights = {f"w{index}": torch.randn(5_000, generator=generator) for index in range(4)}
+    weights["w0"][: version % 4 + 1] = float(version)
+    return weights
+
+
+def publish_for_ever(directory: Path) -> None:
+    publisher = ChainPublisher(open_store(directory), "c", keep_versions=6)
+    last = publisher.resume()
+    for version in itertools.count(0 if last is None else last.version + 1):
+        publisher.publish(version, weights_of(version))
+
+
+def test_chain_publisher_killed_at_any_moment_leaves_a_sound_chain(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    seen = -1
+    for round_index in range(4):
+        process = multiprocessing.get_context("fork").Process(
+            target=publish_for_ever, args=(tmp_path,), daemon=True
+        )
+        process.start()
+        while (ChainSubscriber(store, "c").latest_version() or 0) < seen + 6:
+            assert process.is_alive()
+            time.sleep(0.003 + 0.002 * round_index)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        latest = ChainSubscriber(store, "c").latest_version()
+        assert latest is not None
+        assert latest > seen
+        for version in list_versions(store, "c")[-6:]:
+            assert same_bits(ChainSubscriber(store, "c").fetch(version), weights_of(version))
+        seen = latest

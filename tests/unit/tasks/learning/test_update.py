@@ -169,11 +169,11 @@ def sample_answers(model: TrainerModel, count: int, seed: int, wanted: int):
 def test_steps_on_a_bandit_raise_the_reward() -> None:
     model = build_trainer_model(TINY, seed=3)
     config = make_config(objective=ObjectiveConfig(loss_divisor_tokens=64))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     update = PolicyUpdate(model, optimizer, config, time.perf_counter)
     rewards = []
-    for step in range(25):
-        samples, reward = sample_answers(model, 64, seed=step, wanted=7)
+    for step in range(16):
+        samples, reward = sample_answers(model, 48, seed=step, wanted=7)
         rewards.append(reward)
         update.step(samples, step=step, weight_version=step)
     assert np.mean(rewards[:3]) < 0.2
