@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
@@ -29,8 +30,8 @@ from models.cpu import open_process_groups
 from models.experts import SortedMoELayer
 from models.layout import ParallelLayout
 from models.mtp import DraftLayer
-from models.routing import LIVE_ROUTE, ReplayRouter
-from models.spec import ModelSpec
+from models.routing import ReplayRouter
+from models.spec import ModelSpec, check_shapes
 
 EMBEDDING_STD = 0.02
 
@@ -106,7 +107,6 @@ class TrainerModel(torch.nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.spec = spec
-        scaling = spec.rope_scaling_factor if spec.rope_scaling_factor > 1 else None
         self.trunk = HiddenStateGPT(
             config=megatron_config(spec),
             transformer_layer_spec=block_modules(spec),  # type: ignore[arg-type]
@@ -114,10 +114,21 @@ class TrainerModel(torch.nn.Module):
             max_sequence_length=spec.max_sequence_tokens,
             share_embeddings_and_output_weights=True,
             position_embedding_type="rope",
-            rotary_base=spec.rope_base,  # type: ignore[arg-type]
-            seq_len_interpolation_factor=scaling,
         )
+        self.set_rope_scaling(spec.rope_scaling_factor)
         self.draft = torch.nn.ModuleList(DraftLayer(spec) for _ in range(spec.mtp_depth))
+
+    def set_rope_scaling(self, factor: float) -> None:
+        """Divides positions by `factor` from now on; the spec follows."""
+        self.spec = self.spec.model_copy(update={"rope_scaling_factor": factor})
+        # A new module: Megatron caches the angles of the old one by its identity.
+        self.trunk.rotary_pos_emb = RotaryEmbedding(
+            kv_channels=self.spec.head_dim,
+            rotary_percent=1.0,
+            seq_len_interpolation_factor=factor if factor > 1 else None,  # type: ignore[arg-type]
+            rotary_base=self.spec.rope_base,  # type: ignore[arg-type]
+            use_cpu_initialization=True,
+        )
 
     @property
     def embedding_VD(self) -> Tensor:
@@ -294,7 +305,7 @@ class TrainerModel(torch.nn.Module):
     @torch.no_grad()
     def import_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copies canonical weights into the model; names and shapes must be exactly those of the spec."""
-        check_weights(weights, self.spec)
+        check_shapes(self.spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
         for name, tensor in self.canonical_tensors().items():
             if "qkv_proj" in name:
                 parts = [weights[name.replace("qkv_proj", f"{part}_proj")] for part in "qkv"]
@@ -318,17 +329,6 @@ def join_qkv(query: Tensor, key: Tensor, value: Tensor, spec: ModelSpec) -> Tens
     return torch.cat((query.view(shape), key.view(shape), value.view(shape)), dim=1).reshape(-1, spec.hidden_size)
 
 
-def check_weights(weights: Mapping[str, Tensor], spec: ModelSpec) -> None:
-    """Refuses weights whose names or shapes differ from those of the spec."""
-    wanted = spec.weight_shapes()
-    missing, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
-    if missing or unknown:
-        raise ValueError(f"weights do not fit the spec: missing {missing[:5]}, unknown {unknown[:5]}")
-    for name, shape in wanted.items():
-        if tuple(weights[name].shape) != shape:
-            raise ValueError(f"weight {name} has shape {tuple(weights[name].shape)}, wanted {shape}")
-
-
 def build_trainer_model(spec: ModelSpec, layout: ParallelLayout | None = None, seed: int = 0) -> TrainerModel:
     """Builds a model with fresh weights drawn from `seed`; equal seeds give equal weights in every process.
 
@@ -341,5 +341,3 @@ def build_trainer_model(spec: ModelSpec, layout: ParallelLayout | None = None, s
         model = TrainerModel(spec)
     return model.train()
 
-
-__all__ = ["LIVE_ROUTE", "TrainerModel", "build_trainer_model", "check_weights"]

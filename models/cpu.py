@@ -23,6 +23,8 @@ def prepare_cpu() -> None:
     # Megatron reads this name although only Transformer Engine defines it.
     moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
     choose_fp32_products()
+    # Two OpenMP threads on a shared pair of cores train 2-4x slower than one; ranks are the parallelism.
+    torch.set_num_threads(1)
 
 
 def open_process_groups(rank: int = 0, world_size: int = 1, rendezvous_file: Path | None = None) -> None:

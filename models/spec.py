@@ -5,6 +5,7 @@ Owns `ModelSpec`: every number that decides which weights exist and what they co
 imports no tensor library.
 """
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -104,3 +105,14 @@ class ModelSpec(BaseModel):
                 size *= length
             total += size
         return total
+
+
+def check_shapes(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses weights whose names or shapes differ from those of the spec."""
+    wanted = spec.weight_shapes()
+    missing, unknown = sorted(wanted.keys() - shapes.keys()), sorted(shapes.keys() - wanted.keys())
+    if missing or unknown:
+        raise ValueError(f"weights do not fit the spec: missing {missing[:5]}, unknown {unknown[:5]}")
+    for name, shape in wanted.items():
+        if shapes[name] != shape:
+            raise ValueError(f"weight {name} has shape {shapes[name]}, wanted {shape}")

@@ -1,0 +1,148 @@
+"""Token batches of fixed shape, from documents on disk to tensors.
+
+Owns `TokenBatch` and the two kinds of source: rows cut from the concatenation of documents (Megatron indexed data), and
+transcripts padded into few lengths. Enters: files and a seed. Leaves: any row or microbatch by its number, so that a run can
+continue at any place without having read what came before. It mixes nothing: blends are the caller's.
+
+Shapes: B rows, T tokens. Shapes recur (T is a row length or one of the bucket lengths, B*T the microbatch), because each new
+shape costs a compilation in oneDNN.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+from torch import Tensor
+
+BUCKET_TOKENS = (128, 192, 256, 384, 512)
+PAD_TOKEN = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """One microbatch. Index 0 of a row is never a target: nothing comes before it."""
+
+    tokens_BT: Tensor
+    loss_mask_BT: Tensor
+    padding_BT: Tensor
+
+
+class RowSource:
+    """Rows of one length from a shard's documents, shuffled anew in every epoch and laid end to end.
+
+    Documents carry their own end-of-text token. The tail of an epoch that fills no row is left out of it.
+    """
+
+    def __init__(self, path_prefix: Path, row_tokens: int, seed: int) -> None:
+        if not IndexedDataset.exists(str(path_prefix)):
+            raise ValueError(f"no indexed data at {path_prefix}.bin and .idx, wanted both")
+        self.documents = IndexedDataset(str(path_prefix))
+        self.lengths: NDArray[np.int64] = np.asarray(self.documents.sequence_lengths, dtype=np.int64)
+        self.row_tokens = row_tokens
+        self.seed = seed
+        self.rows_per_epoch = int(self.lengths.sum()) // row_tokens
+        if self.rows_per_epoch == 0:
+            raise ValueError(f"{path_prefix} holds {int(self.lengths.sum())} tokens, wanted at least {row_tokens}")
+        self._epoch_layout = lru_cache(maxsize=2)(self._lay_out_epoch)
+
+    def _lay_out_epoch(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the order of documents in an epoch and where each starts in their concatenation."""
+        order = np.random.default_rng((self.seed, epoch)).permutation(len(self.lengths))
+        return order, np.concatenate(([0], np.cumsum(self.lengths[order])))
+
+    def row(self, index: int) -> NDArray[np.int64]:
+        """Returns row `index` of the endless sequence of epochs."""
+        epoch, place = divmod(index, self.rows_per_epoch)
+        order, starts = self._epoch_layout(epoch)
+        first, last = place * self.row_tokens, (place + 1) * self.row_tokens
+        pieces = []
+        document = int(np.searchsorted(starts, first, side="right")) - 1
+        while first < last:
+            offset = first - int(starts[document])
+            length = min(last, int(starts[document + 1])) - first
+            if length:
+                pieces.append(self.documents.get(int(order[document]), offset, length))
+            first, document = first + length, document + 1
+        return np.concatenate(pieces).astype(np.int64)
+
+
+class TranscriptSource:
+    """Microbatches of whole transcripts with a loss mask, every transcript once an epoch.
+
+    Transcripts longer than the longest bucket are left out and counted in `num_too_long`.
+    """
+
+    def __init__(
+        self, path: Path, microbatch_tokens: int, seed: int, bucket_tokens: Sequence[int] = BUCKET_TOKENS
+    ) -> None:
+        if not path.exists():
+            raise ValueError(f"no transcripts at {path}, wanted a safetensors file with token_ids, loss_mask, offsets")
+        arrays = load_file(path)
+        self.token_ids, self.loss_mask, self.offsets = arrays["token_ids"], arrays["loss_mask"], arrays["offsets"]
+        self.microbatch_tokens = microbatch_tokens
+        self.seed = seed
+        self.bucket_tokens = np.array([b for b in bucket_tokens if b <= microbatch_tokens])
+        bucket_of = np.searchsorted(self.bucket_tokens, np.diff(self.offsets))
+        self.fitting = np.nonzero(bucket_of < len(self.bucket_tokens))[0]
+        self.num_too_long = len(bucket_of) - len(self.fitting)
+        if len(self.fitting) == 0:
+            raise ValueError(f"{path} holds no transcript of at most {self.bucket_tokens.max()} tokens")
+        self.bucket_of = bucket_of
+        # The cut depends only on how many transcripts each bucket has, so every epoch has equally many microbatches.
+        self.cuts = self._cut(np.sort(bucket_of[self.fitting])[::-1])
+        self._epoch_layout = lru_cache(maxsize=2)(self._lay_out_epoch)
+
+    def _cut(self, buckets: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+        """Cuts transcripts, longest bucket first, into (first, last, length); the rest of a bucket is filled up with shorter ones."""
+        cuts, first = [], 0
+        while first < len(buckets):
+            length = int(self.bucket_tokens[buckets[first]])
+            last = min(first + self.microbatch_tokens // length, len(buckets))
+            cuts.append((first, last, length))
+            first = last
+        return cuts
+
+    def _lay_out_epoch(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns an epoch's transcripts, longest bucket first, and the order in which its microbatches are taken."""
+        generator = np.random.default_rng((self.seed, epoch))
+        shuffled = generator.permutation(self.fitting)
+        by_bucket = shuffled[np.argsort(-self.bucket_of[shuffled], kind="stable")]
+        return by_bucket, generator.permutation(len(self.cuts))
+
+    def microbatch(self, index: int) -> TokenBatch:
+        """Returns microbatch `index` of the endless sequence of epochs."""
+        epoch, place = divmod(index, len(self.cuts))
+        transcripts, order = self._epoch_layout(epoch)
+        first, last, length = self.cuts[order[place]]
+        tokens_BT = np.full((self.microbatch_tokens // length, length), PAD_TOKEN, dtype=np.int64)
+        loss_mask_BT = np.zeros(tokens_BT.shape, dtype=bool)
+        padding_BT = np.ones(tokens_BT.shape, dtype=bool)
+        for row, transcript in enumerate(transcripts[first:last]):
+            start, stop = self.offsets[transcript], self.offsets[transcript + 1]
+            tokens_BT[row, : stop - start] = self.token_ids[start:stop]
+            loss_mask_BT[row, : stop - start] = self.loss_mask[start:stop]
+            padding_BT[row, : stop - start] = False
+        loss_mask_BT[:, 0] = False
+        return TokenBatch(
+            torch.from_numpy(tokens_BT), torch.from_numpy(loss_mask_BT), torch.from_numpy(padding_BT)
+        )
+
+
+def stack_rows(rows: Sequence[NDArray[np.int64]]) -> TokenBatch:
+    """Makes a batch of full rows; every token but the first of a row is a target."""
+    tokens_BT = torch.from_numpy(np.stack(rows))
+    loss_mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+    loss_mask_BT[:, 0] = False
+    return TokenBatch(tokens_BT, loss_mask_BT, torch.zeros_like(loss_mask_BT))
+
+
+def held_out_sources(corpus_directory: Path) -> list[str]:
+    """Returns the names of all held-out shards of a corpus."""
+    suffix = "_heldout.idx"
+    return sorted(path.name.removesuffix(suffix) for path in (corpus_directory / "shards").glob(f"*{suffix}"))

@@ -1,0 +1,30 @@
+"""The one file from which an interrupted training run continues.
+
+Owns its atomic replacement. Enters: nested dicts of tensors and numbers. Leaves: the same, bit by bit. What the state means is
+the training loop's.
+"""
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def save_resume_state(path: Path, state: dict[str, Any]) -> None:
+    """Replaces the file; a reader or a crash sees the old state or the new."""
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    try:
+        with temporary.open("wb") as stream:
+            torch.save(state, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_resume_state(path: Path) -> dict[str, Any] | None:
+    """Reads the file; None when there is none."""
+    return torch.load(path, weights_only=True) if path.exists() else None

@@ -1,0 +1,122 @@
+"""A checkpoint as a directory.
+
+Owns the file names and formats. Enters: a spec, canonical weights, optionally a tokenizer, an optimiser state and metadata.
+Leaves: a directory that is whole or absent, and back from it the same tensors bit by bit. It builds no model and knows no object
+store.
+
+    model.safetensors   canonical weights
+    spec.json           ModelSpec
+    tokenizer.json      copied from the caller
+    optimizer.pt        optional
+    checkpoint.json     written last: checksum of the weights, metadata
+"""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from models.spec import ModelSpec, check_shapes
+
+WEIGHTS = "model.safetensors"
+SPEC = "spec.json"
+TOKENIZER = "tokenizer.json"
+OPTIMIZER = "optimizer.pt"
+MARKER = "checkpoint.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a checkpoint directory holds, read into memory."""
+
+    spec: ModelSpec
+    weights: dict[str, Tensor]
+    metadata: dict[str, Any]
+    tokenizer_path: Path | None
+
+
+def save_checkpoint(
+    directory: Path,
+    spec: ModelSpec,
+    weights: Mapping[str, Tensor],
+    *,
+    tokenizer_path: Path | None = None,
+    optimizer_state: dict[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes a checkpoint; readers see the old directory or the new one, never a part. Metadata must be JSON."""
+    check_shapes(spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
+    temporary = directory.with_name(f".{directory.name}-{uuid.uuid4().hex}")
+    temporary.mkdir(parents=True)
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary / WEIGHTS)
+        (temporary / SPEC).write_text(spec.model_dump_json(indent=1))
+        if tokenizer_path is not None:
+            shutil.copyfile(tokenizer_path, temporary / TOKENIZER)
+        if optimizer_state is not None:
+            torch.save(optimizer_state, temporary / OPTIMIZER)
+        marker = {"weights_xxh3_128": checksum_file(temporary / WEIGHTS), "metadata": dict(metadata or {})}
+        (temporary / MARKER).write_text(json.dumps(marker, indent=1))
+        if directory.exists():
+            shutil.rmtree(directory)
+        os.replace(temporary, directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return directory
+
+
+def load_spec(directory: Path) -> ModelSpec:
+    """Reads only the shape."""
+    read_marker(directory)
+    return ModelSpec.model_validate_json((directory / SPEC).read_bytes())
+
+
+def load_checkpoint(directory: Path) -> Checkpoint:
+    """Reads spec and weights and checks them against each other and the checksum."""
+    marker = read_marker(directory)
+    seen = checksum_file(directory / WEIGHTS)
+    if seen != marker["weights_xxh3_128"]:
+        raise ValueError(f"{directory / WEIGHTS} has checksum {seen}, wanted {marker['weights_xxh3_128']}")
+    spec = load_spec(directory)
+    weights = load_file(directory / WEIGHTS)
+    check_shapes(spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
+    tokenizer = directory / TOKENIZER
+    return Checkpoint(
+        spec=spec,
+        weights={name: weights[name] for name in spec.weight_shapes()},
+        metadata=marker["metadata"],
+        tokenizer_path=tokenizer if tokenizer.exists() else None,
+    )
+
+
+def load_optimizer_state(directory: Path) -> dict[str, Any] | None:
+    """Reads the optimiser state; None when the checkpoint was saved without one."""
+    read_marker(directory)
+    path = directory / OPTIMIZER
+    return torch.load(path, weights_only=True) if path.exists() else None
+
+
+def read_marker(directory: Path) -> dict[str, Any]:
+    """Reads the file that is written last; its absence means there is no checkpoint."""
+    path = directory / MARKER
+    if not path.exists():
+        raise ValueError(f"{directory} holds no {MARKER}, wanted a finished checkpoint")
+    return json.loads(path.read_bytes())
+
+
+def checksum_file(path: Path) -> str:
+    """Returns the xxh3-128 of a file in hex."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

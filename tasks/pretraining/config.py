@@ -1,0 +1,59 @@
+"""What the pretraining stage is asked and what it answers.
+
+Owns `PretrainingConfig` (identity), `PretrainingRequest` and `PretrainingResult`. Torch-free: the recipe composes them.
+"""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from models.spec import ModelSpec
+from models.training_config import LoopConfig, PhaseResult, TrainingRecord
+
+
+class PretrainingConfig(LoopConfig):
+    """Everything that decides what the stage makes of a checkpoint and a corpus."""
+
+    codebase_sources: tuple[str, ...] = Field(
+        default=("code", "library"),
+        min_length=1,
+        description="held-out shards whose tokens make the codebase perplexity",
+    )
+    evaluation_tokens: int = Field(default=16_384, gt=0, description="of each held-out shard")
+    evaluation_row_tokens: int = Field(default=256, ge=8)
+
+
+class PretrainingRequest(TrainingRecord):
+    """One run of the stage."""
+
+    config: PretrainingConfig
+    corpus_directory: str = Field(description="tokenizer.json, shards/, demonstrations.safetensors")
+    checkpoint_directory: str | None = Field(default=None, description="where to start; None: fresh weights")
+    spec: ModelSpec | None = Field(default=None, description="shape of fresh weights; None with a checkpoint")
+
+    @model_validator(mode="after")
+    def _check_start(self) -> Self:
+        if (self.checkpoint_directory is None) == (self.spec is None):
+            raise ValueError("wanted exactly one of checkpoint_directory and spec")
+        return self
+
+
+class Perplexity(TrainingRecord):
+    """Perplexity of held-out shards at one moment."""
+
+    step: int = Field(description="steps of the whole stage taken before")
+    perplexity: float = Field(description="over the tokens of codebase_sources together")
+    by_source: dict[str, float]
+
+
+class PretrainingResult(TrainingRecord):
+    """Where the checkpoint is and what it cost."""
+
+    checkpoint_directory: str
+    num_parameters: int
+    before: Perplexity
+    after: Perplexity
+    evaluations: tuple[Perplexity, ...] = Field(description="before, in between, after")
+    phases: tuple[PhaseResult, ...]
+    transcripts_too_long: int = Field(description="left out because no bucket holds them")
+    times_resumed: int

@@ -1,0 +1,43 @@
+"""Perplexity of held-out shards.
+
+Enters: a model and a corpus directory. Leaves: perplexity by source and over the codebase sources together. Rows of a shard are
+shared out over the ranks; every rank returns the same numbers.
+"""
+
+import math
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from models.batch import RowSource, held_out_sources, stack_rows
+from models.build import TrainerModel
+from tasks.pretraining.config import Perplexity, PretrainingConfig
+
+ROWS_A_BATCH = 8
+
+
+@torch.no_grad()
+def measure_perplexity(
+    model: TrainerModel, corpus_directory: Path, config: PretrainingConfig, *, step: int
+) -> Perplexity:
+    """Measures every held-out shard on its first `evaluation_tokens`."""
+    names = held_out_sources(corpus_directory)
+    missing = sorted(set(config.codebase_sources) - set(names))
+    if missing:
+        raise ValueError(f"{corpus_directory} has no held-out shard for {missing}, it has {names}")
+    sums = torch.zeros(len(names), 2, dtype=torch.float64)
+    row_tokens = config.evaluation_row_tokens
+    for index, name in enumerate(names):
+        source = RowSource(corpus_directory / "shards" / f"{name}_heldout", row_tokens, seed=0)
+        num_rows = min(source.rows_per_epoch, max(1, config.evaluation_tokens // row_tokens))
+        mine = range(dist.get_rank(), num_rows, dist.get_world_size())
+        for first in range(0, len(mine), ROWS_A_BATCH):
+            batch = stack_rows([source.row(row) for row in mine[first : first + ROWS_A_BATCH]])
+            sums[index, 0] -= model.token_logprobs(batch.tokens_BT).sum(dtype=torch.float64)
+            sums[index, 1] += batch.loss_mask_BT.sum()
+    if dist.get_world_size() > 1:
+        dist.all_reduce(sums)
+    chosen = sums[[names.index(name) for name in config.codebase_sources]].sum(0)
+    by_source = zip(names, (sums[:, 0] / sums[:, 1]).exp().tolist(), strict=True)
+    return Perplexity(step=step, perplexity=math.exp(chosen[0] / chosen[1]), by_source=dict(by_source))

@@ -1,0 +1,101 @@
+"""Child entry of the pretraining stage.
+
+Enters: a PretrainingRequest and a workspace. Leaves in the workspace: checkpoint/ and resume.pt. The result names the former. Rank 0
+is this process; the others are started here and meet it over gloo.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from infra.cluster.workspace import Workspace
+from infra.errors import ConfigError, TrainingError, boundary
+from models.batch import TokenBatch
+from models.build import TrainerModel, build_trainer_model
+from models.checkpoint import load_checkpoint, save_checkpoint
+from models.data_parallel import run_ranks
+from models.layout import ParallelLayout
+from models.training import TrainingRun, Work
+from models.training_config import PhaseConfig, PhaseResult
+from tasks.pretraining.config import Perplexity, PretrainingRequest, PretrainingResult
+from tasks.pretraining.perplexity import measure_perplexity
+
+CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True)
+class RankInput:
+    """What every rank is given; only rank 0 writes to the workspace."""
+
+    request: PretrainingRequest
+    workspace: Workspace
+
+
+def main(request: PretrainingRequest, workspace: Workspace) -> PretrainingResult:
+    """Trains through all phases; continues an interrupted run of the same workspace."""
+    corpus = Path(request.corpus_directory)
+    if not (corpus / "tokenizer.json").exists():
+        raise ConfigError(f"corpus_directory={corpus} holds no tokenizer.json, wanted a corpus")
+    with boundary(TrainingError, "pretraining"):
+        given = RankInput(request, workspace)
+        return run_ranks(train_rank, given, request.config.world_size, workspace.directory)
+
+
+def train_rank(given: RankInput, rank: int) -> PretrainingResult:
+    """The whole stage as one rank sees it; rank 0 writes the checkpoint."""
+    request, directory = given.request, given.workspace.directory
+    corpus = Path(request.corpus_directory)
+    model = open_model(request)
+
+    def loss(batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        logprobs_BT = model.token_logprobs(
+            batch.tokens_BT, mask_BT=batch.loss_mask_BT, padding_BT=batch.padding_BT
+        )
+        return -logprobs_BT.sum(), batch.loss_mask_BT.sum()
+
+    def evaluate(_: PhaseConfig, step: int) -> dict[str, Any]:
+        return measure_perplexity(model, corpus, request.config, step=step).model_dump()
+
+    def report(done: int, total: int, phase: str, metrics: dict[str, float]) -> None:
+        if rank == 0:
+            given.workspace.progress.update(done, total, phase, **metrics)
+
+    work = Work(model, loss, evaluate, request.config, corpus)
+    run = TrainingRun(work, directory, request.model_dump_json(), report)
+    state = run.run()
+    evaluations = tuple(Perplexity(**evaluation) for evaluation in state.evaluations)
+    if rank == 0:
+        save_checkpoint(
+            directory / CHECKPOINT,
+            model.spec,
+            model.export_weights(),
+            tokenizer_path=corpus / "tokenizer.json",
+            metadata={"stage": "pretraining", "codebase_perplexity": evaluations[-1].perplexity},
+        )
+    return PretrainingResult(
+        checkpoint_directory=str(directory / CHECKPOINT),
+        num_parameters=model.spec.num_parameters(),
+        before=evaluations[0],
+        after=evaluations[-1],
+        evaluations=evaluations,
+        phases=tuple(PhaseResult(**phase) for phase in state.phases),
+        transcripts_too_long=run.transcripts_too_long,
+        times_resumed=state.times_resumed,
+    )
+
+
+def open_model(request: PretrainingRequest) -> TrainerModel:
+    """Builds the model, fresh or from a checkpoint; draft layers stay as they are."""
+    layout = ParallelLayout(data=request.config.world_size)
+    if request.checkpoint_directory is not None:
+        checkpoint = load_checkpoint(Path(request.checkpoint_directory))
+        model = build_trainer_model(checkpoint.spec, layout, seed=request.config.seed)
+        model.import_weights(checkpoint.weights)
+    elif request.spec is not None:
+        model = build_trainer_model(request.spec, layout, seed=request.config.seed)
+    else:
+        raise ConfigError("request names neither checkpoint_directory nor spec, wanted one")
+    model.draft.requires_grad_(False)
+    return model
