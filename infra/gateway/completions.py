@@ -6,7 +6,8 @@ same engine session, so each slice only adds its tokens.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
@@ -150,11 +151,13 @@ class ChatService:
         """
         shown = ""
         try:
-            async for _ in self._generate(answering, self._config.stream_slice_tokens):
-                text = self._showable(answering)
-                if text != shown and text.startswith(shown):
-                    yield text[len(shown) :]
-                    shown = text
+            slices = self._generate(answering, self._config.stream_slice_tokens)
+            async with aclosing(slices):  # a client that leaves must free the session at once
+                async for _ in slices:
+                    text = self._showable(answering)
+                    if text != shown and text.startswith(shown):
+                        yield text[len(shown) :]
+                        shown = text
             finished = await self._finish(answering)
         finally:
             if not answering.is_recorded and answering.answer_ids:
@@ -165,7 +168,9 @@ class ChatService:
             yield content[len(shown) :]
         yield finished
 
-    async def _generate(self, answering: Answering, slice_tokens: int) -> AsyncIterator[Generation]:
+    async def _generate(
+        self, answering: Answering, slice_tokens: int
+    ) -> AsyncGenerator[Generation, None]:
         """Generations until a stop token or the budget; the engine continues its own session."""
         lock = self._locks.setdefault(answering.session_id, asyncio.Lock())
         async with lock:

@@ -7,17 +7,21 @@ row.
 """
 
 import asyncio
+import logging
 import secrets
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from infra.errors import StorageError
 from infra.gateway.arms import Arm
 from infra.gateway.signals import Signal
 from infra.harness.transcript import Transcript
 from infra.ledger import Ledger
 from infra.objects import ObjectStore
+
+logger = logging.getLogger(__name__)
 
 PRIVATE_PREFIX = "private-"
 
@@ -68,7 +72,10 @@ class Recorder:
         self.counters = Counters()
 
     async def keep(self, interaction: Interaction, transcript: Transcript) -> None:
-        """Stores an interaction and the latency its user saw. A repeated id changes nothing."""
+        """Stores an interaction and the latency its user saw. A repeated id changes nothing.
+
+        A store out of reach costs the record, never the user's answer: it is logged and counted.
+        """
         arm = interaction.arm
         self.counters.count("interactions")
         self.counters.count(f"interactions.{arm.name}")
@@ -77,7 +84,11 @@ class Recorder:
         if not interaction.consent:
             self.counters.count("interactions.without_consent")
             return
-        await asyncio.to_thread(self._store, interaction, transcript)
+        try:
+            await asyncio.to_thread(self._store, interaction, transcript)
+        except StorageError as error:
+            self.counters.count("interactions.not_stored")
+            logger.error("interaction=%s not_stored=%s", interaction.interaction_id, error)
 
     async def keep_feedback(
         self,

@@ -21,6 +21,7 @@ from infra.harness.environment import AgentEnvironment
 from infra.ledger import Ledger
 from infra.objects import ObjectStore
 from infra.sandbox.protocol import Sandbox, TestFailure, TestOutcome, TestReport
+from infra.sandbox.repository import PreparedRepository
 from models.rendering import Renderer, train_tokenizer
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.memory_sandbox import MemorySandbox
@@ -142,3 +143,14 @@ def make_toy_gateway(
         clock=lambda: now[0],
     )
     return Toy(build_app(context), context, model, workplaces, ledger, objects, now)
+
+
+def toy_repository(directory: Path) -> PreparedRepository:
+    """The toy's sources on disk with a real test."""
+    files = directory / "files"
+    test = "from pkg.first import first\n\n\ndef test_first():\n    assert first([1, 2]) == 1\n"
+    sources = {"pkg/__init__.py": "", "pkg/first.py": PRISTINE["pkg/first.py"].decode()}
+    for path, text in (sources | {"tests/test_first.py": test}).items():
+        (files / path).parent.mkdir(parents=True, exist_ok=True)
+        (files / path).write_text(text)
+    return PreparedRepository.from_directory("toy", files, ("pkg",), ("tests",))

@@ -2,9 +2,13 @@
 were.
 """
 
+import pytest
+
 from infra.errors import EngineError
 from infra.harness.transcript import Transcript
 from tests.fakes.toy_gateway import BROKEN, PRISTINE, Toy
+
+pytestmark = pytest.mark.asyncio
 
 REQUEST = {
     "repository": "toy",

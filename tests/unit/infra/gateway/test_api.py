@@ -6,6 +6,8 @@ from infra.gateway.arms import Arm, ArmTable
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.toy_gateway import BROKEN, Toy
 
+pytestmark = pytest.mark.asyncio
+
 SESSION = {
     "repository": "toy",
     "message": "Fix first in pkg/first.py",
@@ -105,7 +107,7 @@ async def test_bad_feedback_names_the_field(toy: Toy, change: dict[str, str], fi
     assert answer.json()["error"]["param"] == field
 
 
-def test_arms_are_stable_and_close_to_their_share(toy: Toy) -> None:
+async def test_arms_are_stable_and_close_to_their_share(toy: Toy) -> None:
     control = Arm("control", "nano@1", 1, toy.model)
     table = ArmTable(control, Arm("candidate", "nano@2", 2, toy.model), share=0.3)
     sessions = [f"session-{index}" for index in range(2_000)]

@@ -8,6 +8,8 @@ import pytest
 from infra.harness.transcript import CallStatus, Transcript
 from tests.fakes.toy_gateway import Toy
 
+pytestmark = pytest.mark.asyncio
+
 TOOLS = [
     {"type": "function", "function": {"name": name}}
     for name in ("read_file", "edit_file", "run_terminal")

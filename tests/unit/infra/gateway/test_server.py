@@ -10,6 +10,8 @@ from infra.errors import ConfigError
 from infra.gateway.server import running_server, serve
 from tests.fakes.toy_gateway import Toy
 
+pytestmark = pytest.mark.asyncio
+
 HEADERS = {"Authorization": "Bearer key-of-team"}
 CHAT = {"model": "ostinato", "messages": [{"role": "user", "content": "Fix first"}]}
 

@@ -4,12 +4,16 @@ same.
 
 from collections.abc import Callable
 
+import pytest
+
 from infra.errors import EngineError
 from tasks.feedback.baseline import Baselines
 from tasks.feedback.collect import choose_watermark, collect
 from tasks.feedback.config import FeedbackConfig
 from tasks.feedback.distil import distil
 from tests.fakes.toy_gateway import BROKEN, Toy
+
+pytestmark = pytest.mark.asyncio
 
 REQUEST = {
     "repository": "toy",

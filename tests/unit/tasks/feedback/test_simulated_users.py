@@ -2,6 +2,7 @@
 once.
 """
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,12 +10,19 @@ import httpx
 import pytest
 
 from infra.errors import SandboxError
+from infra.gateway.app import build_app
+from infra.gateway.arms import Arm, ArmTable
 from infra.gateway.signals import Signal
+from infra.gateway.workplaces import RepositoryWorkplaces
+from infra.sandbox.test_server import TestServer
 from models.rendering import Renderer
 from tasks.feedback.config import SimulatedUsersConfig
 from tasks.feedback.simulated_users import SimulatedUsersReport, UserProblem, simulate_users
 from tasks.records import LineEdit, Problem, Split
-from tests.fakes.toy_gateway import BROKEN, PRISTINE, Toy, make_toy_gateway
+from tests.fakes.answering_model import AnsweringModel
+from tests.fakes.toy_gateway import BROKEN, PRISTINE, Toy, make_toy_gateway, toy_repository
+
+pytestmark = pytest.mark.asyncio
 
 CERTAIN = SimulatedUsersConfig(
     users=3,
@@ -48,7 +56,7 @@ def problems(count: int) -> list[UserProblem]:
                 last_line=2,
                 prompt="Fix first in pkg/first.py",
                 edits=(edit,),
-                fail_to_pass=("t",),
+                fail_to_pass=("tests/test_first.py::test_first",),
                 pass_to_pass=(),
                 split=Split.USER,
             ),
@@ -172,3 +180,36 @@ async def test_users_wait_when_the_gateway_says_so() -> None:
     ) as client:
         report = await simulate_users(client, problems(1), judge, CERTAIN)
     assert report.counts["kept"] == 1
+
+
+async def test_with_real_boxes_and_tests_users_keep_what_really_passes(
+    make_toy: Callable[..., Toy], tmp_path: Path
+) -> None:
+    """Half of the users meet an agent that repairs, half one that only says so."""
+    toy = make_toy()
+    repository = toy_repository(tmp_path / "repository")
+    server = TestServer(repository)
+    workplaces = RepositoryWorkplaces([repository], boxes_per_repository=2, test_limit_seconds=10.0)
+    liar = AnsweringModel(toy.context.renderer, lambda conversation: "Fixed.", weight_version=5)
+    control = toy.context.arms.control
+    arms = ArmTable(control, Arm("candidate", "nano@2", 5, liar), share=0.5)
+    app = build_app(dataclasses.replace(toy.context, workplaces=workplaces, arms=arms))
+
+    async def run_own_tests(problem: Problem, files: dict[str, str]) -> bool:
+        changed = {path: text.encode() for path, text in files.items()}
+        return (await server.run(changed, problem.fail_to_pass)).passed
+
+    try:
+        transport = httpx.ASGITransport(app=app)
+        headers = {"Authorization": "Bearer key-of-team"}
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://g", headers=headers
+        ) as client:
+            report = await simulate_users(client, problems(8), run_own_tests, CERTAIN)
+    finally:
+        await workplaces.close()
+        await server.close()
+    assert report.counts["kept"] + report.counts["reverted"] == 8
+    for row in toy.ledger.interactions.since(0):
+        said = {event.signal for event in row.feedback} - {"latency_seconds"}
+        assert said == {"edit_kept" if row.arm == "control" else "edit_reverted"}
