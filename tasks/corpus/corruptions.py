@@ -1,17 +1,18 @@
 """Breaks one line of a function in a way that people break lines.
 
-A function and a random generator in, a `Corruption` out: the line, its new text and which operator made it. Corruptions are
-made on the text of the line and checked to be valid Python; whether a test would notice is not known here.
+A function and a random generator in, a `Corruption` out: the line, its new text and which operator made it. The result is
+valid Python; whether a test would notice is not known here.
 """
 
 import builtins
 import keyword
 import random
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tasks.corpus.functions import CodeFunction
+from tasks.corpus.line_parts import LineParts, Span, find_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,204 +29,250 @@ class Corruption:
 @dataclass(frozen=True, slots=True)
 class _Line:
     text: str
-    names: tuple[str, ...]  # other names of the function
+    parts: LineParts
+    names: tuple[str, ...]  # all names of the function that are not built in
+
+    def word(self, span: Span) -> str:
+        """The text of a span."""
+        return self.text[span[0] : span[1]]
+
+    def replace(self, span: Span, new: str) -> str:
+        """The line with another text in place of a span."""
+        return self.text[: span[0]] + new + self.text[span[1] :]
 
 
-_NAME = re.compile(r"(?<![\w.'\"])[A-Za-z_]\w*(?![\w'\"])")
-_ATTRIBUTE = re.compile(r"(?<=[\w)\]]\.)[A-Za-z_]\w*")
-_INTEGER = re.compile(r"(?<![\w.])\d+(?![\w.])")
-_CALL = re.compile(r"(?<![\w.])([A-Za-z_][\w.]*)\(([^()]*)\)")
-_SUBSCRIPT = re.compile(r"(?<=[\w)])\[[^\[\]]+\]")
-_CONDITION = re.compile(r"\b(if|while|elif)\s+(not\s+)?([^:]+?)(?=:|$|\])")
-_SIMPLE = re.compile(
-    r"^(\s*)(?!def |class |if |for |while |with |try|else|elif|except|finally|@|pass)"
-)
-_SWAPS = (
+Operator = Callable[[_Line, random.Random], str | None]
+# One of a word's neighbours is put in its place.
+_WORDS = (
     ("==", "!="),
-    (" <= ", " < "),
-    (" >= ", " > "),
-    (" < ", " > "),
-    (" + ", " - "),
-    (" - ", " + "),
-    (" * ", " + "),
-    (" and ", " or "),
-    (" is not ", " is "),
-    (" is ", " is not "),
-    (" not in ", " in "),
+    ("<=", "<"),
+    (">=", ">"),
+    ("<", ">"),
+    ("+", "-"),
+    ("*", "+"),
+    ("/", "//"),
+    ("+=", "-="),
+    ("and", "or"),
+    ("is not", "is"),
+    ("not in", "in"),
     ("True", "False"),
-    ("False", "True"),
-    ("None", "True"),
-    ("yield from ", "yield "),
+    ("yield", "return"),
     ("continue", "break"),
-    ("break", "continue"),
-    ("return ", ""),
-    (" // ", " / "),
-    (" += ", " = "),
-    ("any(", "all("),
-    ("all(", "any("),
-    ("min(", "max("),
-    ("max(", "min("),
 )
-Operator = Callable[[_Line, random.Random], tuple[str, str] | None]
+_SIBLINGS = (
+    ("items()", "keys()", "values()"),
+    ("append(", "extend("),
+    ("zip(", "zip_longest("),
+    ("any(", "all("),
+    ("min(", "max("),
+    ("map(", "starmap("),
+    ("filter(", "filterfalse("),
+    ("union", "intersection"),
+    ("lower()", "upper()"),
+    ("startswith", "endswith"),
+    ("lstrip", "rstrip"),
+    ("popleft", "pop"),
+)
 
 
-def _replace(text: str, match: re.Match[str], new: str) -> str:
-    return text[: match.start()] + new + text[match.end() :]
-
-
-def _pick(pattern: re.Pattern[str], text: str, rng: random.Random) -> re.Match[str] | None:
-    matches = [match for match in pattern.finditer(text) if not keyword.iskeyword(match.group())]
-    return rng.choice(matches) if matches else None
-
-
-def _wrong_name(line: _Line, rng: random.Random) -> tuple[str, str] | None:
-    match = _pick(_NAME, line.text, rng)
-    others = [name for name in line.names if match and name != match.group()]
-    return (_replace(line.text, match, rng.choice(others)), "") if match and others else None
+def _wrong_name(line: _Line, rng: random.Random) -> str | None:
+    if not line.parts.names:
+        return None
+    span = rng.choice(line.parts.names)
+    others = [name for name in line.names if name != line.word(span)]
+    return line.replace(span, rng.choice(others)) if others else None
 
 
 def _misspell(word: str, rng: random.Random) -> str:
     index = rng.randrange(len(word))
-    match rng.randrange(4):
-        case 0 if len(word) > 2:
-            return word[:index] + word[index + 1 :]
-        case 1 if len(word) > 2 and index + 1 < len(word):
-            return word[:index] + word[index + 1] + word[index] + word[index + 2 :]
-        case 2:
-            return word + "_"
-    return word[: index + 1] + word[index] + word[index + 1 :]
+    draw = rng.random()
+    if len(word) > 2 and draw < 0.4:
+        return word[:index] + word[index + 1 :]
+    if index + 1 < len(word) and word[index] != word[index + 1] and draw < 0.8:
+        return word[:index] + word[index + 1] + word[index] + word[index + 2 :]
+    return word[: index + 1] + word[index:]
 
 
-def _misspelt_name(line: _Line, rng: random.Random) -> tuple[str, str] | None:
-    match = _pick(_NAME, line.text, rng)
-    if match is None:
+def _misspelt_name(line: _Line, rng: random.Random) -> str | None:
+    if not line.parts.names:
         return None
-    typo = _misspell(match.group(), rng)
-    return _replace(line.text, match, typo), typo
+    span = rng.choice(line.parts.names)
+    return line.replace(span, _misspell(line.word(span), rng))
 
 
-def _wrong_attribute(line: _Line, rng: random.Random) -> tuple[str, str] | None:
-    match = _pick(_ATTRIBUTE, line.text, rng)
-    return (_replace(line.text, match, _misspell(match.group(), rng)), "") if match else None
-
-
-def _wrong_integer(line: _Line, rng: random.Random) -> tuple[str, str] | None:
-    match = _pick(_INTEGER, line.text, rng)
-    if match is None:
+def _misspelt_attribute(line: _Line, rng: random.Random) -> str | None:
+    if not line.parts.attributes:
         return None
-    return _replace(line.text, match, str(max(int(match.group()) + rng.choice((-1, 1)), 0))), ""
+    span = rng.choice(line.parts.attributes)
+    return line.replace(span, _misspell(line.word(span), rng))
 
 
-def _swapped_word(line: _Line, rng: random.Random) -> tuple[str, str] | None:
-    choices = [(old, new) for old, new in _SWAPS if old in line.text]
-    if not choices:
+def _sibling(line: _Line, rng: random.Random) -> str | None:
+    found = [(word, group) for group in _SIBLINGS for word in group if word in line.text]
+    if not found:
         return None
-    old, new = rng.choice(choices)
-    return line.text.replace(old, new, 1), ""
+    word, group = rng.choice(found)
+    return line.text.replace(word, rng.choice([other for other in group if other != word]), 1)
 
 
-def _unwrapped_call(line: _Line, rng: random.Random) -> tuple[str, str] | None:
-    match = _pick(_CALL, line.text, rng)
-    if match is None or not match.group(2).strip() or "def " in line.text:
+def _swapped_word(line: _Line, rng: random.Random) -> str | None:
+    padded = f"{line.text} "
+    found = [
+        (f" {old} ", f" {new} ")
+        for pair in _WORDS
+        for old, new in (pair, pair[::-1])
+        if f" {old} " in padded
+    ]
+    if not found:
         return None
-    return _replace(line.text, match, match.group(2)), ""
+    old, new = rng.choice(found)
+    return padded.replace(old, new, 1)[:-1]
 
 
-def _changed_arguments(line: _Line, rng: random.Random) -> tuple[str, str] | None:
-    matches = [match for match in _CALL.finditer(line.text) if ", " in match.group(2)]
-    if not matches:
+def _wrong_integer(line: _Line, rng: random.Random) -> str | None:
+    if not line.parts.integers:
         return None
-    match = rng.choice(matches)
-    arguments = match.group(2).split(", ")
-    index = rng.randrange(len(arguments) - 1)
-    if rng.random() < 0.5:
-        arguments[index], arguments[index + 1] = arguments[index + 1], arguments[index]
-    else:
-        del arguments[rng.randrange(len(arguments))]
-    return _replace(line.text, match, f"{match.group(1)}({', '.join(arguments)})"), ""
-
-
-def _dropped_subscript(line: _Line, rng: random.Random) -> tuple[str, str] | None:
-    match = _pick(_SUBSCRIPT, line.text, rng)
-    return (_replace(line.text, match, ""), "") if match else None
-
-
-def _negated_condition(line: _Line, rng: random.Random) -> tuple[str, str] | None:
-    match = _pick_condition(line.text, rng)
-    if match is None:
+    span = rng.choice(line.parts.integers)
+    if not line.word(span).isdigit():
         return None
-    word, negation, condition = match.groups()
-    return _replace(line.text, match, f"{word} {condition if negation else 'not ' + condition}"), ""
+    return line.replace(span, str(abs(int(line.word(span)) + rng.choice((-1, 1)))))
 
 
-def _pick_condition(text: str, rng: random.Random) -> re.Match[str] | None:
-    matches = list(_CONDITION.finditer(text))
-    return rng.choice(matches) if matches else None
+def _unwrapped_call(line: _Line, rng: random.Random) -> str | None:
+    calls = [call for call in line.parts.calls if call.num_positional]
+    if not calls:
+        return None
+    call = rng.choice(calls)
+    return line.replace(call.whole, line.word(rng.choice(call.arguments[: call.num_positional])))
 
 
-def _deleted_statement(line: _Line, rng: random.Random) -> tuple[str, str] | None:
-    match = _SIMPLE.match(line.text)
-    return (f"{match.group(1)}pass", "") if match else None
+def _dropped_argument(line: _Line, rng: random.Random) -> str | None:
+    calls = [call for call in line.parts.calls if call.arguments]
+    if not calls:
+        return None
+    call = rng.choice(calls)
+    dropped = rng.randrange(len(call.arguments))
+    kept = [line.word(span) for index, span in enumerate(call.arguments) if index != dropped]
+    return line.replace((call.arguments[0][0], call.arguments[-1][1]), ", ".join(kept))
 
 
-# Shares follow the mutants that real tests notice: wrong variables first.
+def _swapped_arguments(line: _Line, rng: random.Random) -> str | None:
+    calls = [call for call in line.parts.calls if call.num_positional > 1]
+    if not calls:
+        return None
+    call = rng.choice(calls)
+    index = rng.randrange(call.num_positional - 1)
+    first, second = call.arguments[index], call.arguments[index + 1]
+    between = line.text[first[1] : second[0]]
+    return line.replace((first[0], second[1]), line.word(second) + between + line.word(first))
+
+
+def _dropped_subscript(line: _Line, rng: random.Random) -> str | None:
+    subscripts = line.parts.subscripts
+    return line.replace(rng.choice(subscripts), "") if subscripts else None
+
+
+def _negated_condition(line: _Line, rng: random.Random) -> str | None:
+    if not line.parts.conditions:
+        return None
+    span, is_compound = rng.choice(line.parts.conditions)
+    condition = line.word(span)
+    if condition.startswith("not "):
+        return line.replace(span, condition.removeprefix("not "))
+    return line.replace(span, f"not ({condition})" if is_compound else f"not {condition}")
+
+
+def _dropped_guard(line: _Line, rng: random.Random) -> str | None:
+    conditions = line.parts.conditions
+    return line.replace(rng.choice(conditions)[0], "False") if conditions else None
+
+
+def _deleted_statement(line: _Line, rng: random.Random) -> str | None:
+    return line.replace(line.parts.statement, "pass") if line.parts.statement else None
+
+
+def _wrong_return(line: _Line, rng: random.Random) -> str | None:
+    return line.replace(line.parts.returned, "None") if line.parts.returned else None
+
+
+# Shares follow the mutants that real tests notice.
 _OPERATORS: tuple[tuple[str, float, Operator], ...] = (
-    ("wrong_name", 4.0, _wrong_name),
-    ("misspelt_name", 2.0, _misspelt_name),
-    ("swapped_word", 1.5, _swapped_word),
-    ("changed_arguments", 1.5, _changed_arguments),
-    ("unwrapped_call", 1.0, _unwrapped_call),
-    ("wrong_attribute", 0.7, _wrong_attribute),
-    ("deleted_statement", 0.7, _deleted_statement),
-    ("wrong_integer", 0.7, _wrong_integer),
-    ("dropped_subscript", 0.5, _dropped_subscript),
-    ("negated_condition", 0.5, _negated_condition),
+    ("wrong_name", 2.6, _wrong_name),
+    ("misspelt_name", 2.4, _misspelt_name),
+    ("dropped_argument", 2.0, _dropped_argument),
+    ("swapped_word", 2.0, _swapped_word),
+    ("deleted_statement", 1.6, _deleted_statement),
+    ("swapped_arguments", 1.2, _swapped_arguments),
+    ("unwrapped_call", 1.2, _unwrapped_call),
+    ("wrong_return", 1.0, _wrong_return),
+    ("sibling", 0.8, _sibling),
+    ("negated_condition", 0.7, _negated_condition),
+    ("wrong_integer", 0.6, _wrong_integer),
+    ("dropped_guard", 0.5, _dropped_guard),
+    ("misspelt_attribute", 0.4, _misspelt_attribute),
+    ("dropped_subscript", 0.4, _dropped_subscript),
 )
 _NAMES = [name for name, _, _ in _OPERATORS]
 _WEIGHTS = [weight for _, weight, _ in _OPERATORS]
 _BY_NAME = {name: operator for name, _, operator in _OPERATORS}
-_ATTEMPTS = 12
-_FIT_FOR_HEADER = (
-    "wrong_integer",
-    "swapped_word",
-)  # defaults may be wrong; names are the interface
+_ATTEMPTS = 16
 
 
 def corrupt_function(
     function: CodeFunction, rng: random.Random, numbers: Sequence[int] | None = None
 ) -> Corruption | None:
     """A random corruption, on one of the lines `numbers` when given; None when none was found."""
-    names = _names_of(function)
+    parts = find_parts(function.lines)
+    names = _names_of(function.lines)
     for _ in range(_ATTEMPTS):
         number = rng.choice(numbers) if numbers else rng.randrange(len(function.lines)) + 1
         gold = function.lines[number - 1]
         operator = rng.choices(_NAMES, _WEIGHTS)[0]
-        if number == 1 and operator not in _FIT_FOR_HEADER:
+        broken = _BY_NAME[operator](_Line(gold, parts[number - 1], names), rng)
+        if broken is None or broken.strip() == gold.strip():
             continue
-        made = _BY_NAME[operator](_Line(gold, names), rng)
-        if made is None or made[0].strip() == gold.strip():
-            continue
-        broken, undefined = made
-        if not _is_python(function, number, broken):
-            continue
-        if undefined in names or undefined in function.lines[0]:
-            undefined = ""
-        return Corruption(number, gold, broken, operator, undefined)
+        if _is_python(function, number, broken):
+            undefined = _undefined_name(gold, broken, names) if operator == "misspelt_name" else ""
+            return Corruption(number, gold, broken, operator, undefined)
     return None
 
 
-def _names_of(function: CodeFunction) -> tuple[str, ...]:
-    words = {word for line in function.lines for word in _NAME.findall(line)}
+@lru_cache(maxsize=4096)
+def _names_of(lines: tuple[str, ...]) -> tuple[str, ...]:
+    spans = enumerate(find_parts(lines))
+    words = {lines[index][start:end] for index, line in spans for start, end in line.names}
+    header = lines[0].partition("(")[2].replace("*", " ").replace("=", " ").replace(")", " ")
+    words |= {word for word in header.replace(",", " ").split() if word.isidentifier()}
     return tuple(
-        sorted(
-            word for word in words if not keyword.iskeyword(word) and not hasattr(builtins, word)
-        )
+        sorted(word for word in words if not keyword.iskeyword(word) and word not in _BUILT_IN)
     )
+
+
+_BUILT_IN = frozenset(dir(builtins))
+
+
+def _undefined_name(gold: str, broken: str, names: tuple[str, ...]) -> str:
+    """The misspelt word, unless it is assigned to: then it is defined, and another goes missing."""
+    known = set(gold.replace("=", " ").split()) | set(names)
+    changed = find_words(broken) - find_words(gold)
+    word = next(iter(changed), "") if len(changed) == 1 else ""
+    head, separator, _ = broken.partition(" = ")
+    is_target = separator and word in find_words(head)
+    is_bound = (
+        broken.lstrip().startswith(("for ", "with ", "import ", "from ")) or "lambda" in broken
+    )
+    return "" if word in known or word in _BUILT_IN or is_target or is_bound else word
+
+
+def find_words(text: str) -> set[str]:
+    """The identifiers in a text."""
+    separated = "".join(letter if letter.isalnum() or letter == "_" else " " for letter in text)
+    return {word for word in separated.split() if word.isidentifier()}
 
 
 def _is_python(function: CodeFunction, number: int, broken: str) -> bool:
     lines = [*function.lines[: number - 1], broken, *function.lines[number:]]
-    if lines[0][:1] == " ":  # a method, indented as in its class
+    if lines[0][:1] == " ":
         lines.insert(0, "if True:")
     try:
         # ast.parse alone would let repeated parameters and keywords pass

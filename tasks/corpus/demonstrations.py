@@ -185,7 +185,15 @@ def apply_edits(text: str, problem: Problem) -> str:
 
 
 def _right_edit(problem: Problem, region: Region) -> str:
-    """The call that puts the gold lines back."""
+    """The call that puts the gold lines back. Refuses a region that does not show the broken ones."""
+    for edit in problem.edits:
+        number = edit.line_number - region.first_line + 1
+        shown = region.lines[number - 1] if 1 <= number <= len(region.lines) else None
+        if shown != edit.broken_text:
+            raise ProblemError(
+                f"problem {problem.problem_id}: line {number} of {problem.symbol} is {shown!r}, "
+                f"wanted {edit.broken_text!r}"
+            )
     items = [
         edit_call(edit.line_number - region.first_line + 1, edit.gold_text)
         for edit in problem.edits

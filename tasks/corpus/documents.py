@@ -75,10 +75,22 @@ def _cut_windows(text: str, renderer: Renderer, window_tokens: int) -> Iterator[
 
 
 def make_library(
-    functions: Sequence[CodeFunction], writer: DocumentWriter, config: CorpusConfig
+    functions: Sequence[CodeFunction],
+    others: Sequence[CodeFunction],
+    writer: DocumentWriter,
+    config: CorpusConfig,
 ) -> Shard:
-    """The problem repositories' functions, clean or with one line to fill in."""
+    """The problem repositories' functions, clean or with one line to fill in.
+
+    Held out, all clean: `others`, functions of files that hold no problem.
+    """
     shard = Shard()
+    room = int(config.budgets.library * config.held_out_share)
+    for function in random.Random(f"{config.seed}/others").sample(others, len(others)):
+        if room <= 0:
+            break
+        shard.held_out.append(writer.write_clean(function))
+        room -= len(shard.held_out[-1])
     rng = random.Random(f"{config.seed}/library")
     room = config.budgets.library if functions else 0
     while room > 0:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from infra.errors import ProblemError
 from infra.sandbox.repository import PreparedRepository
-from tasks.corpus.functions import CodeFunction, FunctionLimits, read_function
+from tasks.corpus.functions import CodeFunction, FunctionLimits, extract_functions, read_function
 from tasks.records import Problem
 
 PROBLEMS_FILE = "problems.jsonl"
@@ -41,6 +41,19 @@ class ProblemSource:
             function = read_function(text, path, symbol)
             if limits.accept(function.lines):
                 functions.append(function)
+        return functions
+
+    def other_functions(self, limits: FunctionLimits) -> list[CodeFunction]:
+        """Functions of product files that hold no problem: code of the same codebases, never trained on."""
+        used = {(problem.repository, problem.path) for problem in self.problems}
+        functions: list[CodeFunction] = []
+        for name, repository in sorted((self.repositories or {}).items()):
+            for path in sorted(repository.files):
+                if not path.endswith(".py") or not repository.is_editable(path):
+                    continue
+                if (name, path) not in used:
+                    text = repository.files[path].decode()
+                    functions.extend(extract_functions(text, path, limits))
         return functions
 
     def prompt_templates(self) -> tuple[str, ...]:

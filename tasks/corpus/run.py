@@ -75,7 +75,8 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     progress.update(0, 5, "reading sources")
     with notes.timed("sources"):
         files = _read_files(config, source, notes)
-        functions = source.functions(function_limits(config))
+        limits = function_limits(config)
+        functions, others = source.functions(limits), source.other_functions(limits)
     progress.update(1, 5, "tokenizer")
     with notes.timed("tokenizer"):
         renderer = _make_renderer(request, functions, files)
@@ -95,7 +96,7 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     with notes.timed("documents"):
         shards = {
             "code": make_code(files, renderer, config, guard),
-            "library": make_library(functions, writer, config),
+            "library": make_library(functions, others, writer, config),
             "repair": make_repairs(functions, maker("repair"), tested),
             "repair_general": make_general_repairs(files, maker("repair_general")),
         }

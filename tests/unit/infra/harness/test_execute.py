@@ -169,3 +169,8 @@ def test_schemas_name_every_argument() -> None:
     for schema, tool in zip(schemas, TOOLS.values(), strict=True):
         parameters = schema["function"]["parameters"]
         assert set(parameters["properties"]) == {argument.name for argument in tool.arguments}
+
+
+def test_unknown_tools_in_the_config_are_named() -> None:
+    with pytest.raises(ValueError, match="delete_all"):
+        HarnessConfig(tools=("read_file", "delete_all"))

@@ -39,6 +39,10 @@ def test_keep_even():
 def test_largest_gap():
     assert largest_gap([1, 9, 3]) == 6
 """
+OTHER_MODULE = """def shout(words):
+    loud = [word.upper() for word in words]
+    return ' '.join(loud)
+"""
 # symbol, line in the file, broken line, split
 BUGS = (
     ("add_all", 4, "        total += valeu", Split.DEMONSTRATION),
@@ -59,6 +63,7 @@ def problems_directory(tmp_path: Path) -> Path:
     (files / "tests").mkdir()
     (files / "tiny" / "__init__.py").write_text("")
     (files / "tiny" / "core.py").write_text(MODULE)
+    (files / "tiny" / "extra.py").write_text(OTHER_MODULE)
     (files / "tests" / "test_core.py").write_text(TESTS)
     repository = PreparedRepository.from_directory("tiny", files, ("tiny",), ("tests",))
     repository.save()

@@ -92,6 +92,7 @@ def test_the_stage_builds_a_clean_corpus(request_for_corpus: CorpusRequest, tmp_
         "code_train",
         "code_heldout",
         "library_train",
+        "library_heldout",
         "repair_train",
         "repair_general_train",
     }
@@ -107,6 +108,9 @@ def test_the_stage_builds_a_clean_corpus(request_for_corpus: CorpusRequest, tmp_
     assert "largest_gap" not in repairs
     assert "failed: TypeError: " in repairs  # said by real tests
     assert "largest_gap" in "".join(read_shard(out, "library_train", renderer))
+
+    assert "shout" in read_shard(out, "library_heldout", renderer)[0]
+    assert "shout" not in "".join(read_shard(out, "library_train", renderer))
 
     demonstrations = read_demonstrations(out, renderer)
     assert len(demonstrations) == result.demonstrations >= 8

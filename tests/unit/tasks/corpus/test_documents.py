@@ -13,7 +13,7 @@ from infra.harness.environment import AgentEnvironment
 from infra.harness.loop import run_agent
 from infra.sandbox.protocol import Sandbox, TestFailure, TestOutcome, TestReport
 from models.rendering import Renderer, train_tokenizer
-from tasks.corpus.config import CodeSource
+from tasks.corpus.config import CodeSource, DemonstrationConfig
 from tasks.corpus.corruptions import corrupt_function
 from tasks.corpus.deduplication import Deduplicator, Novelty
 from tasks.corpus.demonstrations import apply_edits
@@ -122,3 +122,12 @@ def test_problems_of_other_files_are_refused(problems_directory: Path) -> None:
         load_problems(problems_directory)
     with pytest.raises(ProblemError, match="no problems.jsonl"):
         load_problems(problems_directory / "nowhere")
+
+
+def test_impossible_configs_are_refused() -> None:
+    with pytest.raises(ValueError, match="wanted at most 1"):
+        DemonstrationConfig(wrong_first_share=0.8, give_up_share=0.3)
+    with pytest.raises(ValueError, match="no path"):
+        CodeSource(kind="jsonl")
+    with pytest.raises(ValueError, match="import name"):
+        CodeSource(kind="package")
