@@ -192,13 +192,19 @@ class TrainerModel(torch.nn.Module):
         plausibility_ratio: float = 0.5,
         with_entropy: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """As `token_logprobs`, with the entropy of each position's distribution (no gradient), in nats.
-
-        With `mask_BT` the output matrix meets only the masked-in positions, which is where a third of a step's time goes.
-        """
+        """As `token_logprobs`, with the entropy of each position's distribution (no gradient), in nats."""
         hidden_TBD = self.forward_hidden(
             tokens_BT, routes_BTLK, padding_BT=padding_BT, plausibility_ratio=plausibility_ratio
         )
+        return self.score_hidden(hidden_TBD, tokens_BT, mask_BT, with_entropy=with_entropy)
+
+    def score_hidden(
+        self, hidden_TBD: Tensor, tokens_BT: Tensor, mask_BT: Tensor | None = None, *, with_entropy: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Returns (logprobs_BT, entropy_BT) of tokens whose hidden states are known; zeros where nothing is asked.
+
+        With `mask_BT` the output matrix, a fifth of a step's arithmetic, meets only the masked-in positions.
+        """
         batch, num_tokens = tokens_BT.shape
         hidden_ND = hidden_TBD[:-1].reshape(-1, hidden_TBD.shape[-1])
         targets_N = tokens_BT.T[1:].reshape(-1)
@@ -212,8 +218,9 @@ class TrainerModel(torch.nn.Module):
                 targets_N.index_select(0, chosen_C),
                 with_entropy=with_entropy,
             )
-            logprobs_N = hidden_ND.new_zeros(targets_N.shape).index_put((chosen_C,), logprobs_C)
-            entropy_N = hidden_ND.new_zeros(targets_N.shape).index_put((chosen_C,), entropy_C)
+            zeros_N = hidden_ND.new_zeros(targets_N.shape)
+            logprobs_N = zeros_N.index_put((chosen_C,), logprobs_C)
+            entropy_N = zeros_N.index_put((chosen_C,), entropy_C)
         first_B1 = hidden_ND.new_zeros(batch, 1)
         shape = (num_tokens - 1, batch)
         return (

@@ -1,0 +1,52 @@
+"""What the MTP stage is asked and what it answers.
+
+Owns `MtpConfig` (identity), `MtpRequest` and `MtpResult`. Torch-free: the recipe composes them.
+"""
+
+from pydantic import Field
+
+from models.training_config import LoopConfig, PhaseResult, TrainingRecord
+
+
+class MtpConfig(LoopConfig):
+    """Everything that decides what the stage makes of a checkpoint and a corpus."""
+
+    depth: int = Field(default=2, ge=1, description="draft layers; more than the checkpoint has are drawn anew")
+    hidden_size: int = Field(default=256, ge=1, description="inner width of a draft layer")
+    is_joint: bool = Field(
+        default=False,
+        description="False: only draft layers learn, the trunk stays as it is; True: the trunk learns its own loss too",
+    )
+    draft_weight: float = Field(default=0.3, gt=0, description="of the draft loss beside the trunk's; joint only")
+    evaluation_tokens: int = Field(default=8_192, gt=0, description="of each held-out shard")
+    evaluation_row_tokens: int = Field(default=256, ge=8)
+
+
+class MtpRequest(TrainingRecord):
+    """One run of the stage."""
+
+    config: MtpConfig
+    corpus_directory: str = Field(description="tokenizer.json, shards/, demonstrations.safetensors")
+    checkpoint_directory: str = Field(description="the model to give draft layers to")
+
+
+class DraftQuality(TrainingRecord):
+    """How close draft layers are to the main head on held-out shards. Lists are by depth."""
+
+    step: int = Field(description="steps taken before")
+    kl_nats: tuple[float, ...] = Field(description="KL(main || draft) a token, all held-out shards")
+    agreement: tuple[float, ...] = Field(
+        description="share of tokens where the main head's likeliest token is the draft's too, given true context"
+    )
+    agreement_by_source: dict[str, tuple[float, ...]]
+
+
+class MtpResult(TrainingRecord):
+    """Where the checkpoint is and what it learned."""
+
+    checkpoint_directory: str
+    before: DraftQuality
+    after: DraftQuality
+    evaluations: tuple[DraftQuality, ...] = Field(description="before, in between, after")
+    phases: tuple[PhaseResult, ...]
+    times_resumed: int

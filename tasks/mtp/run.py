@@ -1,0 +1,98 @@
+"""Child entry of the MTP stage.
+
+Enters: an MtpRequest and a workspace. Leaves in the workspace: checkpoint/ (the same trunk with trained draft layers; in joint mode a
+trained trunk too) and resume.pt.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.cluster.workspace import Workspace
+from infra.errors import ConfigError, TrainingError, boundary
+from models.build import TrainerModel, build_trainer_model
+from models.checkpoint import load_checkpoint, save_checkpoint
+from models.data_parallel import run_ranks
+from models.layout import ParallelLayout
+from models.training import TrainingRun, Work
+from models.training_config import PhaseConfig, PhaseResult
+from tasks.mtp.config import DraftQuality, MtpRequest, MtpResult
+from tasks.mtp.distillation import DistillationLoss, measure_drafts
+
+CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True)
+class RankInput:
+    """What every rank is given; only rank 0 writes to the workspace."""
+
+    request: MtpRequest
+    workspace: Workspace
+
+
+def main(request: MtpRequest, workspace: Workspace) -> MtpResult:
+    """Trains draft layers; continues an interrupted run of the same workspace."""
+    corpus = Path(request.corpus_directory)
+    if not (corpus / "shards").is_dir():
+        raise ConfigError(f"corpus_directory={corpus} holds no shards/, wanted a corpus")
+    with boundary(TrainingError, "mtp"):
+        given = RankInput(request, workspace)
+        return run_ranks(train_rank, given, request.config.world_size, workspace.directory)
+
+
+def train_rank(given: RankInput, rank: int) -> MtpResult:
+    """The whole stage as one rank sees it; rank 0 writes the checkpoint."""
+    request, directory = given.request, given.workspace.directory
+    corpus = Path(request.corpus_directory)
+    start = Path(request.checkpoint_directory)
+    model = open_model(request)
+
+    def evaluate(_: PhaseConfig, step: int) -> dict[str, Any]:
+        quality = measure_drafts(model, corpus, request.config, step=step)
+        return quality.model_dump() | {f"kl_nats_{depth}": value for depth, value in enumerate(quality.kl_nats)}
+
+    def report(done: int, total: int, phase: str, metrics: dict[str, float]) -> None:
+        if rank == 0:
+            given.workspace.progress.update(done, total, phase, **metrics)
+
+    config = request.config
+    if not config.is_joint:
+        config = config.model_copy(update={"balance_rate": 0.0})  # a frozen trunk keeps its routing too
+    work = Work(model, DistillationLoss(model, config), evaluate, config, corpus)
+    state = TrainingRun(work, directory, request.model_dump_json(), report).run()
+    names = DraftQuality.model_fields
+    evaluations = tuple(
+        DraftQuality(**{name: evaluation[name] for name in names}) for evaluation in state.evaluations
+    )
+    if rank == 0:
+        save_checkpoint(
+            directory / CHECKPOINT,
+            model.spec,
+            model.export_weights(),
+            tokenizer_path=load_checkpoint(start).tokenizer_path,
+            metadata={"stage": "mtp", "agreement": list(evaluations[-1].agreement)},
+        )
+    return MtpResult(
+        checkpoint_directory=str(directory / CHECKPOINT),
+        before=evaluations[0],
+        after=evaluations[-1],
+        evaluations=evaluations,
+        phases=tuple(PhaseResult(**phase) for phase in state.phases),
+        times_resumed=state.times_resumed,
+    )
+
+
+def open_model(request: MtpRequest) -> TrainerModel:
+    """Builds the checkpoint's model with draft layers: its own where shapes agree, else fresh ones."""
+    config = request.config
+    checkpoint = load_checkpoint(Path(request.checkpoint_directory))
+    spec = checkpoint.spec.model_copy(update={"mtp_depth": config.depth, "mtp_hidden_size": config.hidden_size})
+    model = build_trainer_model(spec, ParallelLayout(data=config.world_size), seed=config.seed)
+    fresh = model.export_weights()
+    kept = {name: weight for name, weight in checkpoint.weights.items() if not name.startswith("model.mtp.")}
+    if checkpoint.spec.mtp_hidden_size == config.hidden_size:
+        kept = {name: weight for name, weight in checkpoint.weights.items() if name in fresh}
+    model.import_weights(fresh | kept)
+    if not config.is_joint:
+        model.trunk.requires_grad_(False)
+    return model
