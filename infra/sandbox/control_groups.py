@@ -4,6 +4,7 @@ Owns finding a writable hierarchy (version 2, else version 1) and one child grou
 must write its id to. Where nothing is writable it leaves none, and the box keeps its rlimits alone.
 """
 
+import functools
 import os
 from pathlib import Path
 
@@ -11,12 +12,15 @@ from infra.sandbox.protocol import SandboxLimits
 
 _ROOT = Path("/sys/fs/cgroup")
 _GROUP = "ostinato"
+_closing: set[Path] = set()  # groups whose last processes had not quite ended when their box was closed
 
 
 class ControlGroup:
     """The groups of one box. `process_files` is empty when control groups are not available."""
 
     def __init__(self, name: str, limits: SandboxLimits) -> None:
+        """`name` must begin with this process's id and a dash: groups of dead processes are swept away."""
+        _sweep_dead()
         self._directories: list[Path] = []
         if (_ROOT / "cgroup.controllers").exists():
             self._make(_ROOT / _GROUP / name, _version_2(limits))
@@ -30,13 +34,12 @@ class ControlGroup:
         return tuple(directory / "cgroup.procs" for directory in self._directories)
 
     def remove(self) -> None:
-        """Drop the groups; all their processes must have ended (a straggler leaves the empty folder behind)."""
-        for directory in self._directories:
-            try:
-                directory.rmdir()
-            except OSError:
-                continue
+        """Drop the groups. One that the kernel still counts a process in is dropped at a later call."""
+        _closing.update(self._directories)
         self._directories.clear()
+        for directory in list(_closing):
+            if _drop(directory):
+                _closing.discard(directory)
 
     def _make(self, directory: Path, values: dict[str, str]) -> None:
         try:
@@ -47,6 +50,27 @@ class ControlGroup:
             return
         if os.access(directory / "cgroup.procs", os.W_OK):
             self._directories.append(directory)
+
+
+@functools.cache
+def _sweep_dead() -> None:
+    """Once a process: drop groups whose maker was killed before it could."""
+    for parent in (_ROOT / _GROUP, *(_ROOT / name / _GROUP for name in _version_1(SandboxLimits()))):
+        if parent.is_dir():
+            for directory in parent.iterdir():
+                maker = directory.name.partition("-")[0]
+                if directory.is_dir() and maker.isdigit() and not Path(f"/proc/{maker}").exists():
+                    _drop(directory)
+
+
+def _drop(directory: Path) -> bool:
+    try:
+        directory.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _version_2(limits: SandboxLimits) -> dict[str, str]:

@@ -170,6 +170,7 @@ class TestServer:
             "time_limit_seconds": time_limit_seconds,
             **mode,
         }
+        # A box is shared by many runs: when one of them takes it down, the others deserve a second try.
         for attempt in (1, 2):
             channel = await self._open_channel()
             try:

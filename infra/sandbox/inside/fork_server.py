@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 import types
 from collections import deque
 
@@ -18,7 +19,11 @@ import pytest
 
 from infra.sandbox.inside.hot_swap import SwapIndex
 from infra.sandbox.inside.integrity import take_snapshot
-from infra.sandbox.inside.process import kill_everything_else, protect_server
+from infra.sandbox.inside.process import (
+    kill_everything_else,
+    protect_server,
+    read_waited_seconds,
+)
 from infra.sandbox.inside.sources import MemoryFinder
 from infra.sandbox.inside.test_runner import Shared, freeze_memory, run_child
 from infra.sandbox.inside.wire import FrameDecoder, encode_frame
@@ -55,16 +60,29 @@ class Run:
         self.pipe = pipe
         self.deadline = time.monotonic() + request["time_limit_seconds"]
         self.killed = False
+        self._waited_seconds = 0.0
         self._decoder = FrameDecoder()
         self._begun = ""
+        self._crash = ""
         self._results: dict[str, dict] = {}
         self._done: dict = {}
+
+    def is_late(self, now: float) -> bool:
+        """Whether the time limit is over. Time in which the child wanted a CPU and had none does not count."""
+        if now < self.deadline:
+            return False
+        waited_seconds = read_waited_seconds(self.process_id)
+        self.deadline += waited_seconds - self._waited_seconds
+        self._waited_seconds = waited_seconds
+        return now >= self.deadline
 
     def receive(self, data: bytes) -> None:
         """Take what the child reports."""
         for message, _ in self._decoder.feed(data):
             if "begin" in message:
                 self._begun = message["begin"]
+            elif "crash" in message:
+                self._crash = message["crash"]
             elif "test" in message:
                 self._results.setdefault(message["test"], message)
             else:
@@ -94,6 +112,7 @@ class Run:
             "seconds": self._done.get("seconds", 0.0),
             "cpu_seconds": self._done.get("cpu_seconds", 0.0),
             "finished": bool(self._done),
+            "crash": self._crash,
             "details": details if self.request.get("profile") or self.request.get("timed") else {},
         }
 
@@ -178,7 +197,7 @@ class ForkServer:
                     self._hear(self._runs[key.fd])
             now = time.monotonic()
             for run in self._runs.values():
-                if run.deadline <= now and not run.killed:
+                if not run.killed and run.is_late(now):
                     self._kill(run)
             while self._waiting and len(self._runs) < self._opening["parallel_runs"]:
                 self._fork(shared, *self._waiting.popleft())
@@ -209,6 +228,8 @@ class ForkServer:
             with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
                 file.write("1000")
             run_child(shared, request, changed, pipe)
+        except BaseException:
+            os.write(pipe, encode_frame({"crash": traceback.format_exc()[-1500:]}))
         finally:
             os._exit(0)
 

@@ -31,6 +31,15 @@ def reap_children() -> dict[int, int]:
         ended[process_id] = os.waitstatus_to_exitcode(status)
 
 
+def read_waited_seconds(process_id: int) -> float:
+    """How long a process was ready to run while others had the CPUs; 0 where the kernel does not say."""
+    try:
+        with open(f"/proc/{process_id}/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def kill_everything_else() -> None:
     """End every process of the box but this one (which must be process 1), and wait until they are gone."""
     if os.getpid() != 1:

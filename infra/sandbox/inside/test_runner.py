@@ -47,7 +47,7 @@ class Shared:
     limits: dict
 
 
-@dataclass
+@dataclass(eq=False)  # pluggy keeps plugins in sets
 class Recorder:
     """Collects, through pytest's hooks, what happened to the test that runs now."""
 

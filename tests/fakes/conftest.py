@@ -1,0 +1,3 @@
+"""The fake repositories hold tests of their own, which run in the sandbox only."""
+
+collect_ignore = ["repositories"]

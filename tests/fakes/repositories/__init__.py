@@ -1,0 +1,46 @@
+"""Two tiny repositories with tests, for everything that needs one without a network.
+
+`wordkit` has plain functions and tests beside the package; `ledgerkit` has classes, decorators, state made at import and
+tests inside the package. Leaves: prepared repositories and source archives of them.
+"""
+
+import tarfile
+from pathlib import Path
+
+from infra.sandbox.repository import PreparedRepository
+from tasks.problems.config import RepositorySource
+
+_FOLDER = Path(__file__).parent
+WORDKIT = RepositorySource(
+    name="wordkit",
+    version="1.0",
+    package_paths=("wordkit",),
+    test_paths=("tests",),
+    mutated_paths=("wordkit/counting.py", "wordkit/shaping.py"),
+)
+LEDGERKIT = RepositorySource(
+    name="ledgerkit",
+    version="2.1",
+    package_paths=("ledgerkit",),
+    test_paths=("ledgerkit/tests",),
+    mutated_paths=("ledgerkit/money.py", "ledgerkit/book.py"),
+)
+
+
+def open_repository(source: RepositorySource) -> PreparedRepository:
+    """The repository as it lies in this folder."""
+    return PreparedRepository.from_directory(
+        source.name, _FOLDER / source.name, source.package_paths, source.test_paths
+    )
+
+
+def write_archive(source: RepositorySource, cache: Path) -> Path:
+    """Put a source archive where the problem stage looks before it asks the index."""
+    name = f"{source.name}-{source.version}"
+    folder = cache / name
+    folder.mkdir(parents=True, exist_ok=True)
+    archive = folder / f"{name}.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for path in sorted((_FOLDER / source.name).rglob("*.py")):
+            tar.add(path, f"{name}/{path.relative_to(_FOLDER / source.name).as_posix()}")
+    return archive

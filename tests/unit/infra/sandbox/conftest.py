@@ -1,0 +1,41 @@
+"""One event loop a module, and the fake repositories with their test servers."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from infra.sandbox import PreparedRepository, TestServer
+from tests.fakes.repositories import LEDGERKIT, WORDKIT, open_repository
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="session")
+def wordkit() -> PreparedRepository:
+    return open_repository(WORDKIT)
+
+
+@pytest.fixture(scope="session")
+def ledgerkit() -> PreparedRepository:
+    return open_repository(LEDGERKIT)
+
+
+@pytest.fixture(scope="module")
+def word_server(runner: asyncio.Runner, wordkit: PreparedRepository) -> Iterator[TestServer]:
+    server = TestServer(wordkit)
+    runner.run(server.start())
+    yield server
+    runner.run(server.close())
+
+
+@pytest.fixture(scope="module")
+def ledger_server(runner: asyncio.Runner, ledgerkit: PreparedRepository) -> Iterator[TestServer]:
+    server = TestServer(ledgerkit)
+    runner.run(server.start())
+    yield server
+    runner.run(server.close())

@@ -1,0 +1,218 @@
+"""The warm test server: outcomes, first failure, limits, and that the fast way agrees with a fresh import."""
+
+import asyncio
+
+import pytest
+
+from infra.errors import ProblemError
+from infra.sandbox import PreparedRepository, TestOutcome, TestServer
+from tasks.problems.config import ProblemsConfig
+from tasks.problems.functions import find_functions
+from tasks.problems.mutations import mutate_function
+from tests.fakes.repositories import LEDGERKIT, WORDKIT
+
+COUNTING = "wordkit/counting.py"
+
+
+def edit(repository: PreparedRepository, path: str, old: str, new: str) -> dict[str, bytes]:
+    text = repository.files[path].decode()
+    assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times"
+    return {path: text.replace(old, new).encode()}
+
+
+def test_pristine_repository_passes_everything(runner, word_server):
+    report = runner.run(word_server.run({}, word_server.tests))
+    assert report.passed and len(report.outcomes) == 15
+
+
+def test_broken_function_fails_its_tests_only(runner, word_server, wordkit):
+    files = edit(wordkit, COUNTING, "total += 1", "total += 2")
+    report = runner.run(word_server.run(files, word_server.tests))
+    failed = {test for test, value in report.outcomes.items() if value is TestOutcome.FAILED}
+    assert failed == {"tests/test_counting.py::test_count_words", "tests/test_counting.py::test_count_words_minimum"}
+    assert report.route == "hot"
+
+
+def test_first_failure_names_type_message_and_place(runner, word_server, wordkit):
+    files = edit(wordkit, COUNTING, "total += 1", "totl += 1")
+    report = runner.run(word_server.run(files, ["tests/test_counting.py::test_count_words"]))
+    assert report.first_failure is not None
+    assert report.first_failure.error_type == "UnboundLocalError"
+    assert "totl" in report.first_failure.message
+    line = wordkit.files[COUNTING].decode().split("\n").index("            total += 1") + 1
+    assert (report.first_failure.frames[-1].path, report.first_failure.frames[-1].line_number) == (COUNTING, line)
+
+
+def test_lines_below_an_inserted_line_are_counted_in_the_edited_file(runner, word_server, wordkit):
+    files = edit(wordkit, COUNTING, "    total = 0\n", "    total = 0\n    total += 0\n")
+    files[COUNTING] = files[COUNTING].replace(b'best = ""\n', b'best = ""\n')
+    test = "tests/test_counting.py::test_longest_word"
+    broken = {COUNTING: files[COUNTING].replace(b"len(word) > len(best)", b"len(word) > len(bst)")}
+    report = runner.run(word_server.run(broken, [test]))
+    assert report.first_failure is not None
+    line = broken[COUNTING].decode().split("\n").index("        if len(word) > len(bst):") + 1
+    assert report.first_failure.frames[-1].line_number == line
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error_type"),
+    [
+        ("total = 0", "total = (0", "SyntaxError"),
+        ("def count_words(text", "import missing_module\n\n\ndef count_words(text", "ModuleNotFoundError"),
+        ("def count_words(text", "raise SystemExit(0)\n\n\ndef count_words(text", "SystemExit"),
+    ],
+)
+def test_file_that_cannot_be_imported_is_an_error_everywhere(runner, word_server, wordkit, old, new, error_type):
+    report = runner.run(word_server.run(edit(wordkit, COUNTING, old, new), word_server.tests))
+    assert set(report.outcomes.values()) == {TestOutcome.ERROR}
+    assert report.first_failure is not None and report.first_failure.error_type == error_type
+
+
+def test_syntax_error_has_its_place(runner, word_server, wordkit):
+    report = runner.run(word_server.run(edit(wordkit, COUNTING, "total = 0", "total = = 0"), word_server.tests))
+    line = wordkit.files[COUNTING].decode().split("\n").index("    total = 0") + 1
+    assert report.first_failure is not None
+    assert (report.first_failure.frames[-1].path, report.first_failure.frames[-1].line_number) == (COUNTING, line)
+
+
+@pytest.mark.parametrize("body", ["while True: pass", "return list(iter(int, 1))", "import time; time.sleep(60)"])
+def test_endless_test_is_a_timeout(runner, word_server, wordkit, body):
+    files = edit(wordkit, COUNTING, "    total = 0\n", f"    {body}\n")
+    tests = ["tests/test_counting.py::test_longest_word", "tests/test_counting.py::test_count_words"]
+    report = runner.run(word_server.run(files, tests, time_limit_seconds=2))
+    assert report.outcomes[tests[0]] is TestOutcome.PASSED
+    assert report.outcomes[tests[1]] in (TestOutcome.TIMEOUT, TestOutcome.FAILED)
+    assert not report.passed
+
+
+def test_unknown_test_is_missing(runner, word_server):
+    report = runner.run(word_server.run({}, ["tests/test_counting.py::test_gone"]))
+    assert report.outcomes == {"tests/test_counting.py::test_gone": TestOutcome.MISSING} and not report.passed
+
+
+def test_changed_tests_and_runner_files_count_for_nothing(runner, word_server, wordkit):
+    files = edit(wordkit, COUNTING, "total += 1", "total += 2")
+    cheat = {"tests/test_counting.py": b"def test_count_words(): pass\n", "conftest.py": b"import os; os._exit(0)\n"}
+    honest = runner.run(word_server.run(files, word_server.tests))
+    assert runner.run(word_server.run({**files, **cheat}, word_server.tests)).outcomes == honest.outcomes
+
+
+def test_same_content_is_answered_from_the_cache(runner, word_server, wordkit):
+    files = edit(wordkit, COUNTING, "total += 1", "total += 3")
+    first = runner.run(word_server.run(files, word_server.tests))
+    second = runner.run(word_server.run(dict(files), word_server.tests))
+    assert (first.from_cache, second.from_cache) == (False, True)
+    assert second.outcomes == first.outcomes
+
+
+def test_run_leaves_no_trace_in_later_runs(runner, word_server, wordkit):
+    files = edit(
+        wordkit, COUNTING, "    total = 0\n", "    import wordkit.shaping as s; s.make_slug = None; total = 0\n"
+    )
+    runner.run(word_server.run(files, word_server.tests))
+    pristine = runner.run(word_server.run_cold({}, word_server.tests))
+    assert pristine.passed
+
+
+def test_gold_text_is_not_readable_from_a_run(runner, word_server, wordkit):
+    peek = "    total = 0\n    raise ValueError(open(__file__).read()[:50] + '|')\n"
+    files = edit(wordkit, COUNTING, "    total = 0\n", peek)
+    report = runner.run(word_server.run(files, ["tests/test_counting.py::test_count_words"]))
+    assert report.first_failure is not None and report.first_failure.message == "|"
+
+
+def test_new_module_is_importable(runner, word_server, wordkit):
+    files = edit(wordkit, COUNTING, '"""Counting words."""\n', "from wordkit.extra import ONE\n")
+    files[COUNTING] = files[COUNTING].replace(b"total += 1", b"total += ONE")
+    files["wordkit/extra.py"] = b"ONE = 1\n"
+    report = runner.run(word_server.run(files, word_server.tests))
+    assert report.passed and report.route == "cold"
+
+
+def test_function_that_ran_on_import_is_imported_afresh(runner, ledger_server, ledgerkit):
+    files = edit(ledgerkit, "ledgerkit/money.py", "name[:1].upper()", "name[:1]")
+    report = runner.run(ledger_server.run(files, ledger_server.tests))
+    assert report.route == "cold" and not report.passed
+
+
+def test_method_property_and_decorated_function_are_swapped_in_place(runner, ledger_server, ledgerkit):
+    cases = [
+        ("ledgerkit/book.py", "cents - self.balance", "cents"),
+        ("ledgerkit/book.py", 'yield f"{account}: ', 'yield f"{account} '),
+        ("ledgerkit/money.py", "divmod(abs(cents), 100)", "divmod(cents, 100)"),
+    ]
+    for path, old, new in cases:
+        report = runner.run(ledger_server.run(edit(ledgerkit, path, old, new), ledger_server.tests))
+        assert report.route == "hot" and not report.passed, old
+
+
+def test_default_value_is_swapped(runner, word_server, wordkit):
+    files = edit(wordkit, COUNTING, "limit=3", "limit=1")
+    report = runner.run(word_server.run(files, word_server.tests))
+    assert report.route == "hot"
+    assert report.outcomes["tests/test_counting.py::test_most_common"] is TestOutcome.FAILED
+
+
+@pytest.mark.parametrize("name", ["wordkit", "ledgerkit"])
+def test_hot_and_cold_agree_on_mutants(runner, request, name):
+    repository = request.getfixturevalue(name)
+    server = request.getfixturevalue("word_server" if name == "wordkit" else "ledger_server")
+    source = WORDKIT if name == "wordkit" else LEDGERKIT
+    mutations = [
+        mutation
+        for function in find_functions(repository, source, ProblemsConfig())
+        for mutation in mutate_function(function)
+    ]
+    sample = mutations[:: max(1, len(mutations) // 25)]
+
+    async def compare(mutation):
+        lines = repository.files[mutation.function.path].decode().split("\n")
+        lines[mutation.line_number - 1] = mutation.broken_text
+        files = {mutation.function.path: "\n".join(lines).encode()}
+        hot = await server.run(files, server.tests)
+        cold = await server.run_cold(files, server.tests)
+        if TestOutcome.TIMEOUT not in hot.outcomes.values():
+            assert hot.outcomes == cold.outcomes, mutation
+            assert hot.first_failure == cold.first_failure, mutation
+        return hot.route
+
+    async def compare_all():
+        return await asyncio.gather(*map(compare, sample))
+
+    assert "hot" in runner.run(compare_all())
+
+
+def test_conftest_repository_runs_in_a_box_of_its_own(runner, wordkit, tmp_path):
+    for path, content in {**wordkit.files, "tests/conftest.py": b"import wordkit\n"}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    repository = PreparedRepository.from_directory("confkit", tmp_path, ("wordkit",), ("tests",))
+
+    async def run_all():
+        server = TestServer(repository)
+        try:
+            await server.start()
+            text = repository.files[COUNTING]
+            hot = await server.run({COUNTING: text.replace(b"total += 1", b"total += 2")}, server.tests)
+            full = await server.run({COUNTING: text + b"LIMIT = 3\n"}, server.tests)
+            return hot.route, hot.passed, full.route, full.passed
+        finally:
+            await server.close()
+
+    assert runner.run(run_all()) == ("hot", False, "full", True)
+
+
+def test_repository_without_tests_is_a_clear_error(runner, tmp_path):
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit" / "__init__.py").write_bytes(b"")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_bad.py").write_bytes(b"import nothing_here\n")
+    repository = PreparedRepository.from_directory("kit", tmp_path, ("kit",), ("tests",))
+    with pytest.raises(ProblemError, match="kit: pytest collected no test.*nothing_here"):
+        runner.run(TestServer(repository).start())
+
+
+def test_probe_tells_called_functions(runner, word_server):
+    probes = runner.run(word_server.probe(word_server.tests))
+    called = {name for _, _, name in probes["tests/test_shaping.py::test_pad_center"].called}
+    assert called == {"test_pad_center", "pad_center"}
