@@ -1,7 +1,7 @@
-"""The weight chain: how a trainer hands each new version of its weights to every engine, through the object store alone.
+"""The weight chain: a trainer hands each new version of its weights to every engine, through the object store alone.
 
-Enters: named tensors with a version. Leaves: the same tensors bit for bit, or a StorageError. See `manifest` for the
-layout of the chain in the store.
+Enters: named tensors with a version. Leaves: the same tensors bit for bit, or a StorageError. See
+`manifest` for the layout of the chain in the store.
 """
 
 from infra.weights.manifest import ChainManifest

@@ -1,7 +1,8 @@
 """Bit-exact coding of tensors: whole, or as the elements that changed since a base.
 
-Owns the payload of chain objects: a safetensors file, compressed with zstandard. Enters: tensors by name (and the base
-they changed from). Leaves: bytes and, back again, tensors. It knows no versions, stores nothing and checks no history.
+Owns the payload of chain objects: a safetensors file, compressed with zstandard. Enters: tensors
+by name (and the base they changed from). Leaves: bytes and, back again, tensors. It knows no
+versions, stores nothing and checks no history.
 
 Keys inside the safetensors file, for a tensor `name`:
   `name::full`    the whole tensor, in its own dtype and shape

@@ -1,6 +1,7 @@
 """The layout of a weight chain in the object store, and the record that commits a version.
 
-Owns the key scheme and `ChainManifest`. It does not encode tensors and decides nothing about what to publish.
+Owns the key scheme and `ChainManifest`. It does not encode tensors and decides nothing about what
+to publish.
 
     chains/{chain_id}/epochs/{epoch:08d}.json                        one claim per publisher, the newest may write
     chains/{chain_id}/anchor-wanted/{version:08d}.json               a subscriber could not build this version
@@ -8,9 +9,10 @@ Owns the key scheme and `ChainManifest`. It does not encode tensors and decides 
     chains/{chain_id}/{version:08d}/anchor.{epoch:08d}.safetensors.zst  everything
     chains/{chain_id}/{version:08d}/manifest.json                    written last: the version exists from here on
 
-A version holds a delta, an anchor or both (then either road leads to it). Object names carry the publisher's epoch, so a
-publisher that was replaced can never overwrite what its successor committed. The manifest holds the checksum of each
-object's bytes, the checksum of each tensor after the version is applied, and a seal over itself.
+A version holds a delta, an anchor or both (then either road leads to it). Object names carry the
+publisher's epoch, so a publisher that was replaced can never overwrite what its successor
+committed. The manifest holds the checksum of each object's bytes, the checksum of each tensor
+after the version is applied, and a seal over itself.
 """
 
 import json

@@ -1,8 +1,9 @@
 """The writing end of a weight chain.
 
-Owns `ChainPublisher`: one per trainer. Enters: all weights at a new version. Leaves: a committed version in the object
-store. It continues the chain of a trainer that died, and refuses to write once a younger publisher has claimed the chain.
-It does not read trainers' models, and one instance is used by one thread at a time.
+Owns `ChainPublisher`: one per trainer. Enters: all weights at a new version. Leaves: a committed
+version in the object store. It continues the chain of a trainer that died, and refuses to write
+once a younger publisher has claimed the chain. It does not read trainers' models, and one instance
+is used by one thread at a time.
 """
 
 import logging

@@ -1,7 +1,8 @@
 """What of a weight chain may be deleted.
 
-Owns `collect_garbage`. Enters: the chain and how many versions to keep. Leaves: the store without what no kept version is
-built from. It never deletes an object that a kept version needs on its way from the nearest anchor.
+Owns `collect_garbage`. Enters: the chain and how many versions to keep. Leaves: the store without
+what no kept version is built from. It never deletes an object that a kept version needs on its way
+from the nearest anchor.
 """
 
 from collections.abc import Iterable

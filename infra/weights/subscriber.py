@@ -1,8 +1,8 @@
 """The reading end of a weight chain.
 
-Owns `ChainSubscriber`: one per engine replica. Enters: a version number. Leaves: that version's tensors, every one checked
-against the checksum its publisher took, or a StorageError; never anything between. It holds the newest version it built,
-so that the next one costs only a delta.
+Owns `ChainSubscriber`: one per engine replica. Enters: a version number. Leaves: that version's
+tensors, every one checked against the checksum its publisher took, or a StorageError; never
+anything between. It holds the newest version it built, so that the next one costs only a delta.
 """
 
 import logging

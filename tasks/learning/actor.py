@@ -1,9 +1,10 @@
 """The trainer as a Ray actor: one process, one thread of arithmetic.
 
-Owns TrainerActor. Enters: samples by Ray's object store. Leaves: plain records. While a version travels to the object store the
-step checkpoint is written; neither waits for the other. The journal is the caller's: it marks groups as trained at step
-`status().step + 1` before `advance`, so that after a kill `reopen_after(run, status().step)` gives back exactly the groups that
-the restored weights have not seen.
+Owns TrainerActor. Enters: samples by Ray's object store. Leaves: plain records. While a version
+travels to the object store the step checkpoint is written; neither waits for the other. The
+journal is the caller's: it marks groups as trained at step `status().step + 1` before `advance`,
+so that after a kill `reopen_after(run, status().step)` gives back exactly the groups that the
+restored weights have not seen.
 """
 
 from collections.abc import Sequence

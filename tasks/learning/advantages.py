@@ -1,8 +1,9 @@
 """From graded groups to samples with advantages.
 
-Owns A_i = R_i - mean_j R_j within a group: no division by the standard deviation, no length normalisation, the same for
-every token of all segments of a trajectory; and the KL penalty as part of the reward. Enters: groups of trajectories.
-Leaves: samples. It drops nothing: refusals, broken and timed-out attempts count with the reward they were given.
+Owns A_i = R_i - mean_j R_j within a group: no division by the standard deviation, no length
+normalisation, the same for every token of all segments of a trajectory; and the KL penalty as part
+of the reward. Enters: groups of trajectories. Leaves: samples. It drops nothing: refusals, broken
+and timed-out attempts count with the reward they were given.
 """
 
 import math
@@ -53,8 +54,8 @@ def penalize_divergence(
 ) -> KlPenalty:
     """Takes coefficient * k1 off each trajectory's reward and centres again within its group.
 
-    `k1_nats` is parallel to `samples`: the sum over sampled tokens of log q(rollout) - log p(reference). k1 in the reward,
-    detached, regularises; as a loss its gradient would be zero on average.
+    `k1_nats` is parallel to `samples`: the sum over sampled tokens of log q(rollout) - log p(reference). k1 in the
+    reward, detached, regularises; as a loss its gradient would be zero on average.
     """
     by_trajectory: dict[str, float] = defaultdict(float)
     group_of: dict[str, str] = {}

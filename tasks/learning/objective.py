@@ -1,8 +1,8 @@
 """The policy-gradient loss of one microbatch.
 
-Owns the formula: minus the sum over sampled tokens of advantage * weight * log-probability, divided by a constant. Enters:
-the trainer's log-probabilities and a microbatch's arrays as tensors. Leaves: a scalar to differentiate, and which tokens
-were cut or clipped. It runs no model.
+Owns the formula: minus the sum over sampled tokens of advantage * weight * log-probability,
+divided by a constant. Enters: the trainer's log-probabilities and a microbatch's arrays as
+tensors. Leaves: a scalar to differentiate, and which tokens were cut or clipped. It runs no model.
 
 Shapes: B rows, T tokens, N sampled tokens of the microbatch.
 """

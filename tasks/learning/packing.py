@@ -1,7 +1,8 @@
 """From samples of any length to microbatches of few fixed shapes.
 
-Owns the choice of row length, the order, and the arrays of a microbatch. Enters: samples with their advantages. Leaves:
-numpy microbatches, costliest first, each sample in exactly one row. It does not know the loss.
+Owns the choice of row length, the order, and the arrays of a microbatch. Enters: samples with
+their advantages. Leaves: numpy microbatches, costliest first, each sample in exactly one row. It
+does not know the loss.
 
 Shapes: B rows, T tokens of the bucket, L MoE layers, K experts a token.
 """

@@ -1,7 +1,8 @@
 """What one optimiser step says about itself.
 
-Owns StepReport and the arithmetic of its mismatch and staleness numbers. Enters: per-token arrays of one step. Leaves: a
-frozen record of plain numbers. Torch-free, so that drivers and reports can read it.
+Owns StepReport and the arithmetic of its mismatch and staleness numbers. Enters: per-token arrays
+of one step. Leaves: a frozen record of plain numbers. Torch-free, so that drivers and reports can
+read it.
 
 Shapes: N sampled tokens of the step, S samples.
 """

@@ -1,8 +1,8 @@
 """Step checkpoints of a trainer: all it needs to go on as if it had never stopped.
 
-Owns the folders `step-{step:08d}` and `kl-reference-{step:08d}` of a work directory. Enters: weights, optimiser state,
-counters. Leaves: the newest complete checkpoint. A folder appears whole or not at all; older ones are deleted after a newer
-one is complete.
+Owns the folders `step-{step:08d}` and `kl-reference-{step:08d}` of a work directory. Enters:
+weights, optimiser state, counters. Leaves: the newest complete checkpoint. A folder appears whole
+or not at all; older ones are deleted after a newer one is complete.
 """
 
 import re

@@ -1,7 +1,8 @@
-"""The trainer of one RL run: a model, its optimiser, its place on the weight chain, and what it needs to go on after a kill.
+"""The trainer of one RL run: a model, its optimiser, its place on the weight chain, and how it goes on after a kill.
 
-Owns RLTrainer. Enters: a TrainerRequest, then batches of samples. Leaves: step reports, versions on the weight chain, step
-checkpoints. It starts no process and knows neither rollouts nor the journal.
+Owns RLTrainer. Enters: a TrainerRequest, then batches of samples. Leaves: step reports, versions
+on the weight chain, step checkpoints. It starts no process and knows neither rollouts nor the
+journal.
 """
 
 import time

@@ -1,8 +1,8 @@
 """One optimiser step from a list of samples.
 
-Owns the order of things: which samples are computed, microbatches, gradients, clipping, the step, and what is measured on the
-way. Enters: a trainer model, its optimiser, samples. Leaves: moved weights and a StepReport. It neither builds models nor
-publishes.
+Owns the order of things: which samples are computed, microbatches, gradients, clipping, the step,
+and what is measured on the way. Enters: a trainer model, its optimiser, samples. Leaves: moved
+weights and a StepReport. It neither builds models nor publishes.
 
 Shapes: B rows, T tokens, L MoE layers, K experts a token, N sampled tokens of a microbatch.
 """
@@ -45,7 +45,7 @@ class PolicyUpdate:
         advantages: Sequence[float] | None = None,
         reference_k1_nats: float = 0.0,
     ) -> StepReport:
-        """Takes one step at the optimiser's current rates. `advantages` replace those of the samples (after a KL penalty).
+        """Takes one step at the optimiser's current rates. `advantages` (after a KL penalty) replace the samples'.
 
         Without any sample that has both an advantage and a sampled token, weights and optimiser stay as they are.
         """

@@ -1,7 +1,8 @@
 """How long a version takes from trainer to engine, by density. Run: python -m tests.benchmarks.weight_chain
 
-One line a case: share of elements changed a step, bytes stored, milliseconds to publish and to fetch (median of the
-steps after the first), through a local object store. Sizes are nano's: 2 M elements in 60 tensors.
+One line a case: share of elements changed a step, bytes stored, milliseconds to publish and to
+fetch (median of the steps after the first), through a local object store. Sizes are nano's: 2 M
+elements in 60 tensors.
 """
 
 import statistics

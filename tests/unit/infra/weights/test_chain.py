@@ -1,4 +1,5 @@
-"""Laws of the chain: bit-exact, damage is survived or reported, one writer at a time, and it outlives its trainer."""
+"""Laws of the chain: bit-exact, damage is survived or reported, one writer at a time, and it outlives
+its trainer."""
 
 import itertools
 import multiprocessing

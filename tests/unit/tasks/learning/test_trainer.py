@@ -1,4 +1,5 @@
-"""Laws of the trainer: it goes on where it was killed, and the chain always holds exactly its weights."""
+"""Laws of the trainer: it goes on where it was killed, and the chain always holds exactly its
+weights."""
 
 import shutil
 from pathlib import Path
