@@ -75,6 +75,16 @@ class SimulatedUsersReport(Record):
     requests: tuple[SimulatedRequest, ...]
     counts: dict[str, int]
 
+    @classmethod
+    def of(cls, requests: Sequence[SimulatedRequest]) -> "SimulatedUsersReport":
+        """Counts the requests."""
+        counts = Counter(request.outcome for request in requests)
+        counts["requests"] = len(requests)
+        counts["interactions"] = sum(len(request.interaction_ids) for request in requests)
+        counts["really_solved"] = sum(request.really_solved for request in requests)
+        counts["misjudged"] = sum(request.misjudged for request in requests)
+        return cls(requests=tuple(requests), counts=dict(counts))
+
     @property
     def solved_ratio(self) -> float:
         """Share of requests whose last answer really passes the tests."""
@@ -87,22 +97,26 @@ async def simulate_users(
     judge: Judge,
     config: SimulatedUsersConfig,
     *,
+    settled: Sequence[SimulatedRequest] = (),
     on_request: Callable[[SimulatedRequest], None] | None = None,
 ) -> SimulatedUsersReport:
-    """Lets `config.users` users work at the same time; `client` carries the base url and the API
-    key.
+    """Lets `config.users` users work at the same time; `client` carries the base url and the API key.
 
     User u brings problems u, u + users, u + 2 users ...: no two users bring the same one, none is
-    brought twice.
+    brought twice. `settled` are requests of a run that was cut short, as `on_request` got them: they
+    are in the report and are not made again.
     """
+    known = {(request.user, request.problem_id): request for request in settled}
 
     async def work(user: int) -> list[SimulatedRequest]:
         mine = problems[user :: config.users][: config.requests_per_user]
         done = []
         for brought in mine:
-            request = await _User(client, user, brought, judge, config).work()
-            if on_request is not None:
-                on_request(request)
+            request = known.get((user, brought.problem.problem_id))
+            if request is None:
+                request = await _User(client, user, brought, judge, config).work()
+                if on_request is not None:
+                    on_request(request)
             done.append(request)
         return done
 
@@ -112,13 +126,7 @@ async def simulate_users(
     except* OstinatoError as errors:
         # the first typed error says what happened; the group around it adds nothing
         raise errors.exceptions[0] from None
-    requests = tuple(request for task in running for request in task.result())
-    counts = Counter(request.outcome for request in requests)
-    counts["requests"] = len(requests)
-    counts["interactions"] = sum(len(request.interaction_ids) for request in requests)
-    counts["really_solved"] = sum(request.really_solved for request in requests)
-    counts["misjudged"] = sum(request.misjudged for request in requests)
-    return SimulatedUsersReport(requests=requests, counts=dict(counts))
+    return SimulatedUsersReport.of([request for task in running for request in task.result()])
 
 
 class _User:

@@ -17,7 +17,12 @@ from infra.gateway.workplaces import RepositoryWorkplaces
 from infra.sandbox.test_server import TestServer
 from models.rendering import Renderer
 from tasks.feedback.config import SimulatedUsersConfig
-from tasks.feedback.simulated_users import SimulatedUsersReport, UserProblem, simulate_users
+from tasks.feedback.simulated_users import (
+    SimulatedRequest,
+    SimulatedUsersReport,
+    UserProblem,
+    simulate_users,
+)
 from tasks.records import LineEdit, Problem, Split
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.toy_gateway import BROKEN, PRISTINE, Toy, make_toy_gateway, toy_repository
@@ -146,6 +151,20 @@ async def test_errors_of_judgement_come_at_their_rate(make_toy: Callable[..., To
     assert report.counts["really_solved"] == 120
     assert abs(report.counts["misjudged"] / 120 - 0.25) < 0.1  # 2.5 standard errors
     assert report.counts["reverted"] == report.counts["misjudged"]
+
+
+async def test_settled_requests_are_reported_and_not_made_again(
+    make_toy: Callable[..., Toy],
+) -> None:
+    toy = make_toy()
+    done: list[SimulatedRequest] = []
+    async with toy.client() as client:
+        few = CERTAIN.model_copy(update={"requests_per_user": 2})
+        await simulate_users(client, problems(12), judge, few, on_request=done.append)
+        resumed = await simulate_users(client, problems(12), judge, CERTAIN, settled=done)
+    assert len(done) == 6
+    assert resumed.counts["requests"] == 12
+    assert len(toy.ledger.interactions.since(0)) == 12
 
 
 async def test_gateway_that_is_down_is_a_failed_request_not_a_crash() -> None:
