@@ -1,0 +1,44 @@
+# One environment in .venv, made again only when pyproject.toml or constraints.txt change.
+SHELL := /bin/bash
+PYTHON ?= $(or $(shell command -v python3.11),$(shell command -v python3.12),python3)
+VENV := .venv
+BIN := $(VENV)/bin
+DEV_STAMP := $(VENV)/.installed-dev
+STAMP := $(VENV)/.installed
+PACKAGES := flows tasks kernels models infra
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: setup demo test check up clean
+
+setup: $(DEV_STAMP)  ## the environment with everything
+
+demo: $(STAMP)  ## the whole chain with the nano recipe; run again to continue
+	$(BIN)/ostinato demo
+
+test: $(DEV_STAMP)  ## the default test suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+check: $(DEV_STAMP)  ## format, lint, types, layers
+	$(BIN)/ruff format --check $(PACKAGES) tests
+	$(BIN)/ruff check $(PACKAGES) tests
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+up: $(STAMP)  ## server, worker, deployments and gateway on this machine
+	$(BIN)/ostinato up
+
+clean:  ## remove the environment, caches and everything the project computed
+	rm -rf $(VENV) .ostinato build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed; wanted Python 3.11 or 3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,postgres,s3]'
+	touch $(STAMP) $(DEV_STAMP)
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	touch $(STAMP)
