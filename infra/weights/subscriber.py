@@ -64,7 +64,8 @@ class ChainSubscriber:
     def fetch(self, version: int) -> dict[str, torch.Tensor]:
         """The tensors of a version, verified. They are shared with later fetches: do not write into them.
 
-        The cheapest road is tried first, then every other one; StorageError names what failed on each.
+        The cheapest road is tried first, then every other one; StorageError names what failed on each, and the
+        publisher is asked for an anchor.
         """
         target = read_manifest(self._objects, self.chain_id, version)
         if self._held is not None and self._held_manifest == target:
@@ -85,9 +86,11 @@ class ChainSubscriber:
                 continue
             self._held, self._held_manifest = tensors, target
             return dict(tensors)
+        self.ask_for_anchor(version)
         raise StorageError(
             f"chain {self.chain_id}: version {version} cannot be built, wanted one sound road: "
             + ("; ".join(failures) or "the chain holds no anchor at or before it")
+            + "; the publisher's next version will be an anchor"
         )
 
     def ask_for_anchor(self, version: int) -> None:
