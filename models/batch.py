@@ -88,6 +88,8 @@ class TranscriptSource:
         self.microbatch_tokens = microbatch_tokens
         self.seed = seed
         self.bucket_tokens = np.array([b for b in bucket_tokens if b <= microbatch_tokens])
+        if len(self.bucket_tokens) == 0:
+            raise ValueError(f"microbatch_tokens={microbatch_tokens}, wanted at least {min(bucket_tokens)} for transcripts")
         bucket_of = np.searchsorted(self.bucket_tokens, np.diff(self.offsets))
         self.fitting = np.nonzero(bucket_of < len(self.bucket_tokens))[0]
         self.num_too_long = len(bucket_of) - len(self.fitting)

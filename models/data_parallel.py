@@ -60,8 +60,9 @@ def run_ranks(
     """Runs `function(request, rank)` in `world_size` processes with open process groups and returns rank 0's answer.
 
     Rank 0 is this process. A rank that dies makes the others fail in their next collective. `directory` takes the file they
-    meet in.
+    meet in. Groups this process had open before are closed.
     """
+    close_process_groups()
     rendezvous = directory / f"rendezvous-{uuid.uuid4().hex}"
     context = multiprocessing.get_context("spawn")
     others = [

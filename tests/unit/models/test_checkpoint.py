@@ -1,0 +1,71 @@
+"""Checkpoints on disk."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.checkpoint import load_checkpoint, load_optimizer_state, load_spec, save_checkpoint
+from models.checkpoint.resume import load_resume_state, save_resume_state
+from tests.fakes.small_spec import SMALL_SPEC
+
+
+def draw_weights(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SMALL_SPEC.weight_shapes().items()}
+
+
+def test_checkpoint_survives_saving_bit_by_bit(tmp_path: Path) -> None:
+    weights, tokenizer = draw_weights(0), tmp_path / "t.json"
+    tokenizer.write_text("{}")
+    state = {"adamw": {"step": torch.tensor(3.0)}}
+    directory = save_checkpoint(
+        tmp_path / "c", SMALL_SPEC, weights, tokenizer_path=tokenizer, optimizer_state=state, metadata={"a": 1}
+    )
+    loaded = load_checkpoint(directory)
+    assert loaded.spec == load_spec(directory) == SMALL_SPEC and loaded.metadata == {"a": 1}
+    assert list(loaded.weights) == list(weights)
+    assert all(torch.equal(loaded.weights[name], weights[name]) for name in weights)
+    assert loaded.tokenizer_path is not None and loaded.tokenizer_path.read_text() == "{}"
+    assert load_optimizer_state(directory) == state
+
+
+def test_save_checkpoint_replaces_an_older_one_whole(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "c", SMALL_SPEC, draw_weights(0), optimizer_state={"x": 1})
+    save_checkpoint(tmp_path / "c", SMALL_SPEC, draw_weights(1))
+    assert torch.equal(load_checkpoint(tmp_path / "c").weights["model.norm.weight"], draw_weights(1)["model.norm.weight"])
+    assert load_optimizer_state(tmp_path / "c") is None
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_load_checkpoint_damaged_weights_are_refused(tmp_path: Path) -> None:
+    directory = save_checkpoint(tmp_path / "c", SMALL_SPEC, draw_weights(0))
+    path = directory / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="has checksum"):
+        load_checkpoint(directory)
+
+
+def test_load_checkpoint_unfinished_directory_is_refused(tmp_path: Path) -> None:
+    directory = save_checkpoint(tmp_path / "c", SMALL_SPEC, draw_weights(0))
+    (directory / "checkpoint.json").unlink()
+    with pytest.raises(ValueError, match="wanted a finished checkpoint"):
+        load_checkpoint(directory)
+
+
+def test_save_checkpoint_misshapen_weights_leave_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="missing"):
+        save_checkpoint(tmp_path / "c", SMALL_SPEC, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_resume_state_is_replaced_and_absent_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "resume.pt"
+    assert load_resume_state(path) is None
+    for step in (1, 2):
+        save_resume_state(path, {"step": step, "weights": {"w": torch.full((2,), float(step))}})
+    state = load_resume_state(path)
+    assert state is not None and state["step"] == 2 and state["weights"]["w"].tolist() == [2.0, 2.0]
+    assert [file.name for file in tmp_path.iterdir()] == ["resume.pt"]
