@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from flows.drivers.speculation_config import SpeculationConfig
 from infra.errors import ConfigError
 from infra.harness.config import HarnessConfig
 from models.spec import ModelSpec
@@ -81,6 +82,7 @@ class Recipe(Section):
     grading: GradingConfig = GradingConfig()
     rollout: RolloutConfig = RolloutConfig()
     learning: LearningConfig = LearningConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     reinforcement: ReinforcementConfig = ReinforcementConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     cycle: CycleConfig = CycleConfig()

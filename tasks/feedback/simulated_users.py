@@ -100,11 +100,12 @@ async def simulate_users(
     settled: Sequence[SimulatedRequest] = (),
     on_request: Callable[[SimulatedRequest], None] | None = None,
 ) -> SimulatedUsersReport:
-    """Lets `config.users` users work at the same time; `client` carries the base url and the API key.
+    """Lets `config.users` users work at the same time; `client` carries the base url and the API
+    key.
 
     User u brings problems u, u + users, u + 2 users ...: no two users bring the same one, none is
-    brought twice. `settled` are requests of a run that was cut short, as `on_request` got them: they
-    are in the report and are not made again.
+    brought twice. `settled` are requests of a run that was cut short, as `on_request` got them:
+    they are in the report and are not made again.
     """
     known = {(request.user, request.problem_id): request for request in settled}
 

@@ -1,0 +1,32 @@
+"""Flow: the whole chain, one recipe in, one promoted checkpoint out, one report."""
+
+from prefect import flow
+
+from flows import showing
+from flows.checkpoint_evaluation import checkpoint_evaluation
+from flows.continued_pretraining import continued_pretraining
+from flows.mtp_distillation import mtp_distillation
+from flows.problem_building import problem_building
+from flows.realtime_cycle import realtime_cycle
+from flows.recipe import load_recipe
+from flows.reinforcement import reinforcement
+from flows.stage import StageContext
+
+
+@flow(name="agent-training")
+def agent_training(recipe: str = "nano", seed: int | None = None) -> str:
+    """Runs every stage that is not finished yet; returns the path of the report.
+
+    Args:
+        recipe: name of a shipped recipe or path of a TOML file.
+        seed: overrides the recipe's seed.
+    """
+    context = StageContext.open(load_recipe(recipe, seed=seed))
+    problems = problem_building(recipe, seed)
+    pretrained = continued_pretraining(recipe, seed, problems)
+    drafted = mtp_distillation(recipe, seed, problems, pretrained)
+    checkpoint_evaluation(recipe, seed, problems, drafted, return_state=True)
+    reinforced = reinforcement(recipe, seed, problems, drafted)
+    checkpoint_evaluation(recipe, seed, problems, reinforced, return_state=True)
+    cycle = realtime_cycle(recipe, seed, problems, reinforced)
+    return str(showing.show_run(context, problems, pretrained, drafted, reinforced, cycle))

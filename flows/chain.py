@@ -1,0 +1,217 @@
+"""The stages of the chain as functions from a context and parents to artifacts.
+
+Owns what each stage is asked (its request), what identifies it, and what is published of it. Flows call these; each is built at
+most once (flows/stage.py). No arithmetic on tensors happens here and no stage knows another.
+"""
+
+import time
+from pathlib import Path
+
+from flows.child_task import run_stage
+from flows.drivers.requests import CheckpointEvaluationRequest, ReinforcementRequest, ReinforcementResult
+from flows.drivers.speculation_config import SpeculationRequest, SpeculationResult
+from flows.recipe import Recipe
+from flows.stage import StageContext
+from infra.artifacts import ArtifactRef
+from tasks.corpus.config import CorpusRequest, CorpusResult
+from tasks.evaluation.run import EvaluationRequest, EvaluationResult
+from tasks.mtp.config import MtpRequest, MtpResult
+from tasks.pretraining.config import PretrainingRequest, PretrainingResult
+from tasks.problems.config import ProblemsRequest, ProblemsResult
+from tasks.records import Scorecard, Split
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
+
+
+def base_directory(recipe: Recipe) -> Path | None:
+    """Where the base checkpoint of a recipe lies; None: random weights."""
+    return None if recipe.base_checkpoint is None else (REPOSITORY / recipe.base_checkpoint).resolve()
+
+
+def build_problems(context: StageContext) -> ArtifactRef:
+    """Packages -> proven problems."""
+    request = ProblemsRequest(
+        config=context.recipe.problems, archives_directory=str(context.settings.cache_directory / "archives")
+    )
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        result = run_stage("problems", "tasks.problems.run:main", request, ProblemsResult, directory)
+        return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
+
+    return context.ensure("problems", request.config, (), build)
+
+
+def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
+    """Source code and problems -> token shards and demonstrations."""
+    base = base_directory(context.recipe)
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = CorpusRequest(
+            config=context.recipe.corpus,
+            problems_directory=str(context.directory_of(problems)),
+            harness=context.recipe.harness,
+            tokenizer_path=None if base is None else str(base / "tokenizer.json"),
+        )
+        result = run_stage("corpus", "tasks.corpus.run:main", request, CorpusResult, directory)
+        published = directory / "published"
+        _link_only(directory, published, ("tokenizer.json", "statistics.json", "demonstrations.safetensors", "shards"))
+        return published, {SUMMARY: result.model_dump(mode="json")}
+
+    identity = {
+        "config": context.recipe.corpus,
+        "harness": context.recipe.harness,
+        "base": context.recipe.base_checkpoint,
+    }
+    return context.ensure("corpus", identity, (problems,), build)
+
+
+def pretrain(context: StageContext, corpus: ArtifactRef) -> ArtifactRef:
+    """Base checkpoint and corpus -> the fine-tuned checkpoint that RL could start from."""
+    recipe = context.recipe
+    base = base_directory(recipe)
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = PretrainingRequest(
+            config=recipe.pretraining,
+            corpus_directory=str(context.directory_of(corpus)),
+            checkpoint_directory=None if base is None else str(base),
+            spec=recipe.model if base is None else None,
+        )
+        result = run_stage("pretraining", "tasks.pretraining.run:main", request, PretrainingResult, directory)
+        return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
+
+    identity = {"config": recipe.pretraining, "model": recipe.model, "base": recipe.base_checkpoint}
+    return context.ensure("pretrained", identity, (corpus,), build)
+
+
+def distil_draft_layers(context: StageContext, corpus: ArtifactRef, pretrained: ArtifactRef) -> ArtifactRef:
+    """Checkpoint -> the same trunk with draft layers that match its head."""
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = MtpRequest(
+            config=context.recipe.mtp,
+            corpus_directory=str(context.directory_of(corpus)),
+            checkpoint_directory=str(context.directory_of(pretrained)),
+        )
+        result = run_stage("mtp", "tasks.mtp.run:main", request, MtpResult, directory)
+        return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
+
+    return context.ensure("drafted", context.recipe.mtp, (corpus, pretrained), build)
+
+
+def measure_speculation(context: StageContext, corpus: ArtifactRef, checkpoint: ArtifactRef) -> ArtifactRef:
+    """Checkpoint with draft layers -> acceptance and speed-up in the decode engine, plain and drafted in one run."""
+    config = context.recipe.speculation
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = SpeculationRequest(
+            config=config,
+            checkpoint_directory=str(context.directory_of(checkpoint)),
+            corpus_directory=str(context.directory_of(corpus)),
+        )
+        result = run_stage("speculation", "flows.drivers.speculation:main", request, SpeculationResult, directory)
+        return _one_file(directory, "speculation.json", result.model_dump_json()), {
+            SUMMARY: result.model_dump(mode="json")
+        }
+
+    return context.ensure("speculation", config, (corpus, checkpoint), build)
+
+
+def reinforce(context: StageContext, problems: ArtifactRef, start: ArtifactRef) -> ArtifactRef:
+    """Checkpoint and problems -> the checkpoint after RL."""
+    recipe = context.recipe
+    identity = {
+        "rollout": recipe.rollout,
+        "learning": recipe.learning,
+        "grading": recipe.grading,
+        "harness": recipe.harness,
+        "reinforcement": recipe.reinforcement,
+    }
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = ReinforcementRequest(
+            run_id=directory.name,
+            checkpoint_directory=str(context.directory_of(start)),
+            problems_directory=str(context.directory_of(problems)),
+            rollout=recipe.rollout,
+            learning=recipe.learning,
+            harness=recipe.harness,
+            grading=recipe.grading,
+            **recipe.reinforcement.model_dump(),
+        )
+        entry = "flows.drivers.reinforcement:main"
+        result = run_stage("reinforcement", entry, request, ReinforcementResult, directory)
+        return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
+
+    return context.ensure("reinforced", identity, (problems, start), build)
+
+
+def evaluate(context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split) -> Scorecard:
+    """Checkpoint and a split of the problems -> a scorecard."""
+    recipe = context.recipe
+    identity = {
+        "evaluation": recipe.evaluation,
+        "harness": recipe.harness,
+        "grading": recipe.grading,
+        "split": split.value,
+    }
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = CheckpointEvaluationRequest(
+            evaluation=EvaluationRequest(
+                checkpoint_directory=str(context.directory_of(checkpoint)),
+                checkpoint_name=str(checkpoint),
+                problems_directory=str(context.directory_of(problems)),
+                split=split,
+                config=recipe.evaluation,
+                harness=recipe.harness,
+                engine_slots=recipe.reinforcement.engine_slots,
+                processes=context.settings.cpu_limit,
+            ),
+            grading=recipe.grading,
+        )
+        name = f"evaluation of {checkpoint.kind}, {split.value}"
+        result = run_stage(name, "flows.drivers.evaluation:main", request, EvaluationResult, directory)
+        card = result.scorecard
+        context.ledger.scorecards.add(
+            card.scorecard_id,
+            checkpoint_id=str(checkpoint),
+            suite=card.suite,
+            payload=card.model_dump(mode="json"),
+            created_at=time.time(),
+        )
+        return _one_file(directory, "scorecard.json", card.model_dump_json()), {
+            SUMMARY: {"wall_seconds": result.wall_seconds}
+        }
+
+    ref = context.ensure("scorecard", identity, (problems, checkpoint), build)
+    return Scorecard.model_validate_json((context.directory_of(ref) / "scorecard.json").read_bytes())
+
+
+def summary_of(context: StageContext, ref: ArtifactRef) -> dict:
+    """What a stage said about itself when its artifact was published."""
+    return context.artifacts.metadata(ref)[SUMMARY]
+
+
+def metrics_path(context: StageContext, ref: ArtifactRef) -> Path:
+    """The curve of a stage that ran on this machine."""
+    return context.run_directory(ref.kind, ref.fingerprint) / "metrics.jsonl"
+
+
+def _one_file(directory: Path, name: str, text: str) -> Path:
+    published = directory / "published"
+    published.mkdir(parents=True, exist_ok=True)
+    (published / name).write_text(text)
+    return published
+
+
+def _link_only(source: Path, target: Path, names: tuple[str, ...]) -> None:
+    """A directory with only these files of another, by hard link."""
+    for name in names:
+        paths = [path for path in (source / name).rglob("*")] if (source / name).is_dir() else [source / name]
+        for path in paths:
+            place = target / path.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_file() and not place.exists():
+                place.hardlink_to(path)

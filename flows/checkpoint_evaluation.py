@@ -1,0 +1,38 @@
+"""Flow: held-out problems for a checkpoint, and the gate; ends Failed when the gate fails."""
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from flows import chain, realtime, showing
+from flows.problem_building import problem_building
+from flows.recipe import load_recipe
+from flows.reinforcement import reinforcement
+from flows.stage import StageContext
+from infra.artifacts import ArtifactRef
+from tasks.records import Split
+
+
+@flow(name="checkpoint-evaluation")
+def checkpoint_evaluation(
+    recipe: str = "nano",
+    seed: int | None = None,
+    problems: ArtifactRef | None = None,
+    checkpoint: ArtifactRef | None = None,
+) -> State:
+    """Scores a checkpoint on both held-out splits and holds it against the serving one.
+
+    Args:
+        recipe: name of a shipped recipe or path of a TOML file.
+        seed: overrides the recipe's seed.
+        problems: a built problem set; built when absent.
+        checkpoint: what to score; the recipe's newest when absent.
+    """
+    context = StageContext.open(load_recipe(recipe, seed=seed))
+    problems = problems or problem_building(recipe, seed)
+    checkpoint = checkpoint or reinforcement(recipe, seed, problems)
+    card = chain.evaluate(context, problems, checkpoint, Split.HELD_OUT)
+    hard = chain.evaluate(context, problems, checkpoint, Split.HELD_OUT_FUNCTION)
+    decision = realtime.judge_against_champion(context, card)
+    showing.show_scorecards((card, hard), decision)
+    return Completed(message=decision.reason) if decision.passed else Failed(message=decision.reason)

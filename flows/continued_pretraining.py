@@ -1,0 +1,27 @@
+"""Flow: corpus, bulk and long-context pretraining, then fine-tuning on agent transcripts."""
+
+from prefect import flow
+
+from flows import chain, showing
+from flows.problem_building import problem_building
+from flows.recipe import load_recipe
+from flows.stage import StageContext
+from infra.artifacts import ArtifactRef
+
+
+@flow(name="continued-pretraining")
+def continued_pretraining(
+    recipe: str = "nano", seed: int | None = None, problems: ArtifactRef | None = None
+) -> ArtifactRef:
+    """Trains the recipe's base checkpoint on; returns the fine-tuned checkpoint.
+
+    Args:
+        recipe: name of a shipped recipe or path of a TOML file.
+        seed: overrides the recipe's seed.
+        problems: a built problem set; built when absent.
+    """
+    context = StageContext.open(load_recipe(recipe, seed=seed))
+    corpus = chain.build_corpus(context, problems or problem_building(recipe, seed))
+    pretrained = chain.pretrain(context, corpus)
+    showing.show_pretraining(context, corpus, pretrained)
+    return pretrained

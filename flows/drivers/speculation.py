@@ -1,0 +1,84 @@
+"""Child entry that measures drafting: the same prompts decoded plainly and with draft layers, one after the other, at batch 1.
+
+Leaves: acceptance a depth, tokens a forward pass, and the ratio of decode speeds of this very run. The answers of both ways are
+compared at temperature 0, where they must be the same tokens.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from flows.drivers.speculation_config import SpeculationRequest, SpeculationResult
+from infra.cluster.workspace import Workspace
+from infra.errors import EngineError
+from infra.telemetry import configure_logging
+from models.checkpoint import load_checkpoint
+from models.decode.engine import DecodeEngine, EngineConfig
+from models.decode.protocol import GenerateRequest, Generation
+from models.decode.weights import prepare_weights
+from models.rendering import Renderer
+
+
+def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult:
+    """Decodes every prompt both ways; EngineError when an answer differs."""
+    configure_logging()
+    checkpoint = load_checkpoint(Path(request.checkpoint_directory))
+    renderer = Renderer.load(Path(request.checkpoint_directory))
+    weights = prepare_weights(checkpoint.spec, checkpoint.weights, 0)
+    plain = DecodeEngine(checkpoint.spec, weights, EngineConfig(slots=1, share_prefixes=False))
+    drafted = DecodeEngine(
+        checkpoint.spec,
+        weights,
+        EngineConfig(slots=1, share_prefixes=False, speculation_depth=request.config.depth),
+    )
+    prompts = answer_prompts(Path(request.corpus_directory), request.config.prompts)
+    for index, prompt in enumerate(prompts):
+        ask: dict[str, Any] = {
+            "session_id": f"s{index}",
+            "token_ids": tuple(prompt),
+            "max_new_tokens": request.config.max_new_tokens,
+            "stop_token_ids": renderer.stop_ids,
+            "temperature": 0.0,
+        }
+        first = _generate(plain, GenerateRequest(request_id=f"plain{index}", **ask))
+        second = _generate(drafted, GenerateRequest(request_id=f"drafted{index}", **ask))
+        if first.token_ids != second.token_ids:
+            raise EngineError(
+                f"prompt {index}: drafted answer {second.token_ids} differs from the plain one {first.token_ids}"
+            )
+        workspace.progress.update(index + 1, len(prompts), "decoding plainly and with drafts")
+    plain_rate = plain.statistics.decode_only_tokens / plain.statistics.decode_only_seconds
+    drafted_rate = drafted.statistics.decode_only_tokens / drafted.statistics.decode_only_seconds
+    return SpeculationResult(
+        acceptance=drafted.statistics.accepted_tokens / max(1, drafted.statistics.drafted_tokens),
+        acceptance_by_depth=tuple(drafted.draft_acceptance()),
+        tokens_per_forward=drafted.statistics.generated_tokens / max(1, drafted.statistics.occupied_slot_steps),
+        plain_tokens_per_second=plain_rate,
+        drafted_tokens_per_second=drafted_rate,
+        speed_up=drafted_rate / plain_rate,
+        answers=len(prompts),
+    )
+
+
+def answer_prompts(corpus_directory: Path, count: int) -> list[list[int]]:
+    """Beginnings of demonstrations up to where the model's second answer starts: the edits, not the fixed opening."""
+    data = load_file(corpus_directory / "demonstrations.safetensors")
+    tokens, mask, offsets = data["token_ids"], data["loss_mask"].astype(bool), data["offsets"]
+    prompts: list[list[int]] = []
+    for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+        rises = np.flatnonzero(np.diff(mask[start:end].astype(np.int8)) == 1) + 1
+        if len(rises) >= 2:
+            prompts.append(tokens[start : start + rises[1]].tolist())
+        if len(prompts) == count:
+            break
+    return prompts
+
+
+def _generate(engine: DecodeEngine, request: GenerateRequest) -> Generation:
+    engine.submit(request)
+    while True:
+        finished = engine.step()
+        if finished:
+            return finished[0]

@@ -1,0 +1,37 @@
+"""What the speculation measurement is asked and what it answers. Torch-free: flows compose them."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class SpeculationConfig(BaseModel):
+    """How much is decoded."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompts: int = Field(default=48, ge=1, description="answers decoded each way")
+    depth: int = Field(default=2, ge=1, description="draft tokens a step, at most")
+    max_new_tokens: int = Field(default=48, ge=1)
+
+
+class SpeculationRequest(BaseModel):
+    """Which checkpoint on which transcripts' prompts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    config: SpeculationConfig
+    checkpoint_directory: str
+    corpus_directory: str
+
+
+class SpeculationResult(BaseModel):
+    """Greedy decoding at batch 1, plain and drafted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    acceptance: float = Field(description="accepted share of all draft tokens, 0..1")
+    acceptance_by_depth: tuple[float, ...]
+    tokens_per_forward: float
+    plain_tokens_per_second: float
+    drafted_tokens_per_second: float
+    speed_up: float = Field(description="drafted over plain, both of this run")
+    answers: int

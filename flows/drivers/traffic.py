@@ -1,0 +1,107 @@
+"""Child entry of simulated traffic: a gateway on a free port and the seeded program that works with it over HTTP.
+
+Leaves: interactions and feedback in the ledger, and a report labelled as simulated. People's traffic never comes this way:
+it reaches the gateway that `ostinato up` runs.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from flows.drivers.problem_set import load_problems, load_repositories
+from flows.drivers.serving import LOCAL_API_KEY, ServedModel, open_gateway
+from infra.cluster.workspace import Workspace
+from infra.gateway.server import running_server
+from infra.sandbox.repository import PreparedRepository
+from infra.sandbox.test_server import TestServer
+from infra.telemetry import configure_logging
+from tasks.feedback.config import SimulatedUsersConfig
+from tasks.feedback.simulated_users import SimulatedRequest, SimulatedUsersReport, UserProblem, simulate_users
+from tasks.records import Problem, Split
+
+logger = logging.getLogger(__name__)
+
+
+class TrafficRequest(BaseModel):
+    """Who is served what."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    served: ServedModel
+    users: SimulatedUsersConfig
+    cycle_number: int = Field(ge=0, description="each cycle's users bring other problems")
+
+
+def main(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersReport:
+    """Serves, lets the users work, ends."""
+    configure_logging()
+    return asyncio.run(_run(request, workspace))
+
+
+async def _run(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersReport:
+    directory = Path(request.served.problems_directory)
+    problems = load_problems(directory, Split.USER)
+    repositories = {
+        item.name: item for item in load_repositories(directory, {problem.repository for problem in problems})
+    }
+    wanted = request.users.users * request.users.requests_per_user
+    first = request.cycle_number * wanted % max(1, len(problems))
+    mine = (problems[first:] + problems[:first])[:wanted]
+    brought = [
+        UserProblem(problem=problem, files=_broken_files(problem, repositories[problem.repository])) for problem in mine
+    ]
+    servers = {name: TestServer(repository) for name, repository in repositories.items()}
+    journal = workspace.directory / "requests.jsonl"
+    settled = _read_settled(journal)
+    total = len(brought)
+    brought = [item for item in brought if item.problem.problem_id not in {done.problem_id for done in settled}]
+
+    def on_request(request: SimulatedRequest) -> None:
+        settled.append(request)
+        with journal.open("a") as file:
+            file.write(request.model_dump_json() + "\n")
+        workspace.progress.update(len(settled), total, f"simulated users: {request.outcome}")
+
+    try:
+        async with (
+            open_gateway(request.served, workspace.settings) as gateway,
+            running_server(gateway.app, workspace.settings.host, 0) as url,
+            httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {LOCAL_API_KEY}"}) as client,
+        ):
+            await simulate_users(client, brought, _judge(servers), request.users, on_request=on_request)
+    finally:
+        for server in servers.values():
+            await server.close()
+    report = SimulatedUsersReport.of(settled)
+    logger.info("simulated users are done counts=%s", report.counts)
+    return report
+
+
+def _read_settled(journal: Path) -> list[SimulatedRequest]:
+    """What was settled before a kill; a torn last line is asked again."""
+    settled = []
+    for line in journal.read_text().splitlines() if journal.is_file() else []:
+        try:
+            settled.append(SimulatedRequest.model_validate_json(line))
+        except ValidationError:
+            logger.warning("torn line in %s", journal)
+    return settled
+
+
+def _broken_files(problem: Problem, repository: PreparedRepository) -> dict[str, str]:
+    return {path: content.decode() for path, content in problem.break_files(repository.files).items()}
+
+
+def _judge(servers: dict[str, TestServer]) -> Callable[[Problem, dict[str, str]], Awaitable[bool]]:
+    """The users' own test run, in boxes of theirs."""
+
+    async def judge(problem: Problem, files: dict[str, str]) -> bool:
+        tests = (*problem.fail_to_pass, *problem.pass_to_pass)
+        content = {path: text.encode() for path, text in files.items()}
+        return (await servers[problem.repository].run(content, tests, 20.0)).passed
+
+    return judge

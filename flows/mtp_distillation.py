@@ -1,0 +1,35 @@
+"""Flow: draft layers that match the main head, and the speed-up they give."""
+
+from prefect import flow
+
+from flows import chain, showing
+from flows.continued_pretraining import continued_pretraining
+from flows.problem_building import problem_building
+from flows.recipe import load_recipe
+from flows.stage import StageContext
+from infra.artifacts import ArtifactRef
+
+
+@flow(name="mtp-distillation")
+def mtp_distillation(
+    recipe: str = "nano",
+    seed: int | None = None,
+    problems: ArtifactRef | None = None,
+    pretrained: ArtifactRef | None = None,
+) -> ArtifactRef:
+    """Distils draft layers and measures them; returns the checkpoint with both.
+
+    Args:
+        recipe: name of a shipped recipe or path of a TOML file.
+        seed: overrides the recipe's seed.
+        problems: a built problem set; built when absent.
+        pretrained: the trunk; trained when absent.
+    """
+    context = StageContext.open(load_recipe(recipe, seed=seed))
+    problems = problems or problem_building(recipe, seed)
+    pretrained = pretrained or continued_pretraining(recipe, seed, problems)
+    corpus = chain.build_corpus(context, problems)
+    drafted = chain.distil_draft_layers(context, corpus, pretrained)
+    speculation = chain.measure_speculation(context, corpus, drafted)
+    showing.show_drafting(context, drafted, speculation)
+    return drafted

@@ -1,0 +1,143 @@
+"""One real-time cycle as steps from a context to a promotion: collect, distil, train, evaluate, ship.
+
+Owns the cycle's row in the ledger and its window of interactions; a killed cycle is the open one and goes on from what it has.
+The flow in flows/realtime_cycle.py only orders these.
+"""
+
+import time
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from flows import chain
+from flows.child_task import run_stage
+from flows.drivers.cycle_training import CycleTrainingRequest, CycleTrainingResult
+from flows.drivers.serving import ServedModel
+from flows.drivers.traffic import TrafficRequest
+from flows.stage import StageContext
+from infra.artifacts import ArtifactRef
+from infra.errors import ConfigError
+from infra.ledger.rows import CycleRow
+from tasks.evaluation.gates import gate_candidate
+from tasks.feedback.collect import choose_watermark
+from tasks.feedback.simulated_users import SimulatedUsersReport
+from tasks.promotion.champion import PromotionDesk, PromotionReport
+from tasks.records import Scorecard, Split
+
+
+class CycleReport(BaseModel):
+    """What one cycle did."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cycle_id: str
+    champion_before: str
+    training: CycleTrainingResult | None
+    users: SimulatedUsersReport | None
+    candidate: str | None
+    champion_scorecard: Scorecard
+    candidate_scorecard: Scorecard | None
+    promotion: PromotionReport | None
+    seconds: float
+
+
+def open_desk(context: StageContext) -> PromotionDesk:
+    """The desk of this ledger, with anything half-done settled."""
+    desk = PromotionDesk(context.ledger, time.time)
+    desk.repair()
+    return desk
+
+
+def install_first_champion(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) -> Scorecard:
+    """Puts a freshly trained checkpoint before users through the same gate as any other; returns its scorecard."""
+    desk = open_desk(context)
+    card = chain.evaluate(context, problems, trained, Split.HELD_OUT)
+    champion = desk.champion_scorecard()
+    if champion is not None and champion.checkpoint == card.checkpoint:
+        return card
+    comparable = champion is not None and {score.problem_id for score in champion.problems} == {
+        score.problem_id for score in card.problems
+    }
+    decision = gate_candidate(card, champion if comparable else None, context.recipe.cycle.gate)
+    desk.publish_candidate(card, decision)
+    report = desk.decide(decision)
+    if report.champion is None:
+        raise ConfigError(f"no checkpoint serves and {card.checkpoint} was refused: {decision.reason}")
+    return card
+
+
+def next_cycle_number(context: StageContext) -> int:
+    """Number of the cycle under way: the open one's, else the next."""
+    cycles = context.ledger.cycles
+    return len(cycles.history()) - (cycles.open_cycle() is not None)
+
+
+def serve_simulated_users(
+    context: StageContext, problems: ArtifactRef, served: ArtifactRef
+) -> SimulatedUsersReport | None:
+    """Traffic for machines without people; None when the recipe has no simulated users."""
+    users = context.recipe.cycle.simulated_users
+    if users is None:
+        return None
+    number = next_cycle_number(context)
+    request = TrafficRequest(
+        served=ServedModel(
+            checkpoint_directory=str(context.directory_of(served)),
+            checkpoint_id=str(served),
+            problems_directory=str(context.directory_of(problems)),
+            harness=context.recipe.harness,
+        ),
+        users=users,
+        cycle_number=number,
+    )
+    directory = context.run_directory("traffic", f"{number:06d}-{served.fingerprint}")
+    return run_stage("simulated users", "flows.drivers.traffic:main", request, SimulatedUsersReport, directory)
+
+
+def open_cycle(context: StageContext, served: ArtifactRef) -> CycleRow | None:
+    """The cycle a killed run left open, or a new one over what users did since the last; None when that is too little."""
+    cycles, feedback = context.ledger.cycles, context.recipe.cycle.feedback
+    known = cycles.open_cycle()
+    if known is not None:
+        return known
+    start = cycles.last_closed_watermark()
+    until = choose_watermark(context.ledger, start, settle_seconds=feedback.settle_seconds, now=time.time())
+    if len(context.ledger.interactions.since(start, until)) < feedback.minimum_interactions:
+        return None
+    return cycles.open(
+        f"cycle-{next_cycle_number(context):06d}-{served.fingerprint}", start, until, time.time()
+    )
+
+
+def train_candidate(
+    context: StageContext, cycle: CycleRow, served: ArtifactRef
+) -> tuple[CycleTrainingResult, ArtifactRef]:
+    """Collect, distil and train on the cycle's window."""
+    recipe = context.recipe.cycle
+    request = CycleTrainingRequest(
+        cycle_id=cycle.cycle_id,
+        from_watermark=cycle.from_watermark,
+        to_watermark=cycle.to_watermark,
+        checkpoint_directory=str(context.directory_of(served)),
+        feedback=recipe.feedback,
+        learning=recipe.learning,
+    )
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        entry = "flows.drivers.cycle_training:main"
+        result = run_stage("cycle training", entry, request, CycleTrainingResult, directory)
+        return Path(result.checkpoint_directory), {chain.SUMMARY: result.model_dump(mode="json")}
+
+    identity = {"cycle": cycle.cycle_id, "feedback": recipe.feedback, "learning": recipe.learning}
+    candidate = context.ensure("candidate", identity, (served,), build)
+    return CycleTrainingResult.model_validate(chain.summary_of(context, candidate)), candidate
+
+
+def ship(context: StageContext, cycle: CycleRow, candidate: Scorecard, champion: Scorecard) -> PromotionReport:
+    """The gate, and what it decides; never skipped, however late the cycle is."""
+    desk = open_desk(context)
+    decision = gate_candidate(candidate, champion, context.recipe.cycle.gate)
+    desk.publish_candidate(candidate, decision)
+    report = desk.decide(decision)
+    context.ledger.cycles.update(cycle.cycle_id, "promotion", report.model_dump(mode="json"))
+    return report

@@ -1,0 +1,33 @@
+"""Flow: asynchronous GRPO in sandboxes with real tests as reward."""
+
+from prefect import flow
+
+from flows import chain, showing
+from flows.mtp_distillation import mtp_distillation
+from flows.problem_building import problem_building
+from flows.recipe import load_recipe
+from flows.stage import StageContext
+from infra.artifacts import ArtifactRef
+
+
+@flow(name="reinforcement")
+def reinforcement(
+    recipe: str = "nano",
+    seed: int | None = None,
+    problems: ArtifactRef | None = None,
+    start: ArtifactRef | None = None,
+) -> ArtifactRef:
+    """Runs RL from a fine-tuned checkpoint; returns the checkpoint after it.
+
+    Args:
+        recipe: name of a shipped recipe or path of a TOML file.
+        seed: overrides the recipe's seed.
+        problems: a built problem set; built when absent.
+        start: the checkpoint to begin with; made when absent.
+    """
+    context = StageContext.open(load_recipe(recipe, seed=seed))
+    problems = problems or problem_building(recipe, seed)
+    start = start or mtp_distillation(recipe, seed, problems)
+    reinforced = chain.reinforce(context, problems, start)
+    showing.show_reinforcement(context, reinforced)
+    return reinforced
