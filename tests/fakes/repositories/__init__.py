@@ -40,6 +40,8 @@ def write_archive(source: RepositorySource, cache: Path) -> Path:
     folder = cache / name
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / f"{name}.tar.gz"
+    if archive.exists():
+        return archive
     with tarfile.open(archive, "w:gz") as tar:
         for path in sorted((_FOLDER / source.name).rglob("*.py")):
             tar.add(path, f"{name}/{path.relative_to(_FOLDER / source.name).as_posix()}")

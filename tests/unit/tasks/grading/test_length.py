@@ -1,0 +1,111 @@
+"""The length penalty: value, slope, curvature and limits; and the six kinds of effort."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.harness.transcript import (
+    CallStatus,
+    EndReason,
+    Segment,
+    ToolCallRecord,
+    Transcript,
+    TurnRecord,
+)
+from tasks.grading.config import EffortWeights
+from tasks.grading.length import length_penalty, measure_effort, total_effort
+
+EFFORT = st.floats(0, 1e6)
+CURVE = st.tuples(st.floats(1e-4, 10), st.floats(0, 4))
+
+
+@given(EFFORT, CURVE)
+def test_penalty_matches_its_formula(effort, curve):
+    k, q = curve
+    if abs(q - 1) > 1e-3:
+        expected = ((1 + k * effort) ** (1 - q) - 1) / (k * (1 - q))
+        assert length_penalty(effort, k, q) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+@given(EFFORT, st.floats(1e-4, 10))
+def test_penalty_at_one_is_the_logarithm_and_continuous_there(effort, k):
+    at_one = length_penalty(effort, k, 1.0)
+    assert at_one == pytest.approx(math.log1p(k * effort) / k)
+    for q in (1 - 1e-9, 1 + 1e-9):
+        assert length_penalty(effort, k, q) == pytest.approx(at_one, rel=1e-6)
+
+
+@given(EFFORT, st.floats(0, 1e5), CURVE)
+def test_penalty_grows(effort, more, curve):
+    assert length_penalty(effort + more, *curve) >= length_penalty(effort, *curve)
+
+
+@given(EFFORT, EFFORT, CURVE)
+def test_penalty_is_concave(first, second, curve):
+    middle = length_penalty((first + second) / 2, *curve)
+    chord = (length_penalty(first, *curve) + length_penalty(second, *curve)) / 2
+    assert middle >= chord * (1 - 1e-9)
+
+
+@given(CURVE)
+def test_penalty_starts_at_zero_with_slope_one(curve):
+    assert length_penalty(0.0, *curve) == 0.0
+    tiny = 1e-6 / curve[0]
+    assert length_penalty(tiny, *curve) == pytest.approx(tiny, rel=1e-5)
+
+
+@given(EFFORT, st.floats(1e-4, 10))
+def test_penalty_is_linear_at_zero_and_bounded_above_one(effort, k):
+    assert length_penalty(effort, k, 0.0) == pytest.approx(effort)
+    assert length_penalty(effort, k, 2.0) <= 1 / k * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("effort", "k", "q"), [(-1, 1, 1), (1, 0, 1), (1, -2, 1), (1, 1, -1)])
+def test_penalty_refuses_bad_values(effort, k, q):
+    with pytest.raises(ValueError, match="wanted effort"):
+        length_penalty(effort, k, q)
+
+
+def make_segment(mask: list[int]) -> Segment:
+    sampled = np.array(mask, dtype=bool)
+    return Segment(
+        token_ids_T=np.zeros(len(mask), np.int32),
+        loss_mask_T=sampled,
+        logprobs_T=np.zeros(len(mask), np.float32),
+        weight_versions_T=np.where(sampled, 0, -1).astype(np.int64),
+        routed_experts_TLK=np.zeros((len(mask), 1, 1), np.int16),
+    )
+
+
+def test_effort_has_its_six_kinds():
+    call = ToolCallRecord(
+        tool="run_terminal", arguments={}, status=CallStatus.OK, result_characters=1, wall_seconds=0.0
+    )
+    calling = TurnRecord(generated_tokens=20, text="hmm, <run_terminal>", calls=(call, call))
+    closing = TurnRecord(generated_tokens=7, text="Fixed.", calls=())
+    transcript = Transcript(
+        segments=(make_segment([0, 0, 0, 1, 1, 0, 0, 1, 0]), make_segment([0, 1, 1, 0])),
+        turns=(calling, closing),
+        end_reason=EndReason.FINISHED,
+        final_message="Fixed.",
+        wall_seconds=1.0,
+    )
+    effort = measure_effort(transcript)
+    thinking = 20 * 5 / 19
+    assert effort == pytest.approx(
+        {
+            "thinking_tokens": thinking,
+            "call_tokens": 20 - thinking,
+            "output_tokens": 4,
+            "final_tokens": 7,
+            "tool_calls": 2,
+            "turns": 2,
+        }
+    )
+    weights = EffortWeights(
+        thinking_tokens=0, call_tokens=0, output_tokens=0, final_tokens=0, tool_calls=1, turns=10
+    )
+    assert total_effort(effort, weights) == 22

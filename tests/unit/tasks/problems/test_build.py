@@ -1,0 +1,114 @@
+"""The stage on two tiny repositories: proven problems, resumption, and the same result for the same seed."""
+
+import asyncio
+import json
+
+import pytest
+
+from infra.cluster.workspace import Workspace
+from infra.errors import ProblemError
+from infra.sandbox import PreparedRepository, TestServer
+from infra.settings import Settings
+from tasks.problems import run as stage
+from tasks.problems.config import ProblemsConfig, ProblemsRequest, SplitSizes
+from tasks.records import Problem, Split
+from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
+
+CONFIG = ProblemsConfig(
+    repositories=(WORDKIT, LEDGERKIT),
+    sizes=SplitSizes(demonstration=14, train=12, held_out=6, held_out_function=3, user=3),
+    functions_held_out=1,
+)
+
+
+def build(tmp_path, config=CONFIG, name="run"):
+    cache = tmp_path / "archives"
+    for source in config.repositories:
+        write_archive(source, cache)
+    directory = tmp_path / name
+    directory.mkdir(exist_ok=True)
+    workspace = Workspace.open(directory, Settings(home=tmp_path / "home"))
+    result = stage.main(ProblemsRequest(config=config, archives_directory=str(cache)), workspace)
+    lines = (directory / "problems" / "problems.jsonl").read_text().splitlines()
+    return result, [Problem.model_validate_json(line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("problems")
+    result, problems = build(tmp_path)
+    return tmp_path, result, problems
+
+
+def test_every_split_is_filled(built):
+    _, result, problems = built
+    assert result.num_problems == len(problems) == 38
+    assert result.split_sizes == {split.value: CONFIG.sizes.of(split) for split in Split}
+    assert len({problem.problem_id for problem in problems}) == len(problems)
+
+
+def test_gold_passes_and_broken_fails_exactly_the_named_tests(built):
+    tmp_path, result, problems = built
+    repositories = {
+        name: PreparedRepository.load(tmp_path / "run" / "problems" / "repositories" / name)
+        for name in result.repositories
+    }
+
+    async def check():
+        servers = {name: TestServer(repository) for name, repository in repositories.items()}
+        try:
+            for problem in problems:
+                server = servers[problem.repository]
+                tests = (*problem.fail_to_pass, *problem.pass_to_pass)
+                assert (await server.run({}, tests)).passed
+                broken = problem.break_files(server.repository.files)
+                report = await server.run(broken, tests)
+                assert report.passed_ids == set(problem.pass_to_pass), problem.problem_id
+        finally:
+            for server in servers.values():
+                await server.close()
+
+    asyncio.run(check())
+
+
+def test_problems_are_bounded_and_say_little(built):
+    for problem in built[2]:
+        assert problem.fail_to_pass and problem.pass_to_pass
+        assert len(problem.fail_to_pass) + len(problem.pass_to_pass) <= CONFIG.max_tests_per_problem
+        assert problem.prompt == f"Fix {problem.symbol} in {problem.path}"
+        assert problem.first_line <= problem.edits[0].line_number <= problem.last_line
+
+
+def test_held_out_mutations_and_functions_are_not_trained_on(built):
+    problems = built[2]
+    edits = {(p.path, p.edits[0].line_number, p.edits[0].broken_text): p.split for p in problems}
+    assert len(edits) == len(problems)
+    whole = {p.symbol for p in problems if p.split is Split.HELD_OUT_FUNCTION}
+    assert whole and not whole & {p.symbol for p in problems if p.split is not Split.HELD_OUT_FUNCTION}
+
+
+def test_statistics_count_candidates(built):
+    tmp_path, result, _ = built
+    statistics = json.loads((tmp_path / "run" / "problems" / "statistics.json").read_text())
+    assert sum(statistics["candidates"].values()) == result.num_candidates
+    assert statistics["num_problems"] == result.num_problems == sum(result.operators.values())
+    assert 0.5 < result.yield_ratio <= 1.0
+
+
+def test_killed_build_continues_from_its_journal_with_the_same_result(built):
+    tmp_path, _, problems = built
+    journal = tmp_path / "run" / "proven.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    half = tmp_path / "half"
+    half.mkdir()
+    (half / "proven.jsonl").write_text("".join(lines[: len(lines) // 2]) + lines[-1][:30])
+    _, resumed = build(tmp_path, name="half")
+    assert resumed == problems
+    redone = (half / "proven.jsonl").read_text().splitlines()
+    assert sorted(redone) == sorted(line.strip() for line in lines)
+
+
+def test_unusable_functions_are_a_clear_error(tmp_path):
+    config = CONFIG.model_copy(update={"max_function_characters": 20, "repositories": (WORDKIT,)})
+    with pytest.raises(ProblemError, match="no function of wordkit is small enough"):
+        build(tmp_path, config)
