@@ -125,7 +125,7 @@ def make_toy_gateway(
         TenantConfig(
             name="team", api_keys=(SecretStr("key-of-team"),), consent=True, rate_limit=fast
         ),
-        TenantConfig(name="private", api_keys=(SecretStr("key-of-private"),), consent=False),
+        TenantConfig(name="private", api_keys=(SecretStr("key-of-private"),), rate_limit=fast),
         TenantConfig(name="slow", api_keys=(SecretStr("key-of-slow"),), rate_limit=slow),
     )
     settings: dict[str, Any] = {

@@ -37,7 +37,8 @@ async def test_from_http_to_samples(toy: Toy) -> None:
     distilled = distil(found.interactions, Baselines(), FeedbackConfig())
     assert [sample.trajectory_id for sample in distilled.samples] == [kept, reverted]
     good, bad = distilled.samples
-    assert good.reward == 0.75 and bad.reward == -0.75
+    assert good.reward == 0.75
+    assert bad.reward == -0.75
     assert good.advantage > 0 > bad.advantage
     assert good.segment.oldest_version == 4
 

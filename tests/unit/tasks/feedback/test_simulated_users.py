@@ -15,7 +15,6 @@ from infra.gateway.arms import Arm, ArmTable
 from infra.gateway.signals import Signal
 from infra.gateway.workplaces import RepositoryWorkplaces
 from infra.sandbox.test_server import TestServer
-from models.rendering import Renderer
 from tasks.feedback.config import SimulatedUsersConfig
 from tasks.feedback.simulated_users import (
     SimulatedRequest,
@@ -25,7 +24,7 @@ from tasks.feedback.simulated_users import (
 )
 from tasks.records import LineEdit, Problem, Split
 from tests.fakes.answering_model import AnsweringModel
-from tests.fakes.toy_gateway import BROKEN, PRISTINE, Toy, make_toy_gateway, toy_repository
+from tests.fakes.toy_gateway import BROKEN, PRISTINE, Toy, toy_repository
 
 pytestmark = pytest.mark.asyncio
 
@@ -75,8 +74,10 @@ async def judge(problem: Problem, files: dict[str, str]) -> bool:
     return files["pkg/first.py"] == PRISTINE["pkg/first.py"].decode()
 
 
-async def run(toy: Toy, config: SimulatedUsersConfig, count: int = 12) -> SimulatedUsersReport:
-    async with toy.client() as client:
+async def run(
+    toy: Toy, config: SimulatedUsersConfig, count: int = 12, key: str = "key-of-team"
+) -> SimulatedUsersReport:
+    async with toy.client(key) as client:
         return await simulate_users(client, problems(count), judge, config)
 
 
@@ -124,30 +125,23 @@ async def test_impatient_users_leave_without_a_verdict(make_toy: Callable[..., T
     assert signals(toy) == [{"abandoned"}] * 2
 
 
-async def test_same_seed_and_answers_give_the_same_users(
-    tmp_path: Path, renderer: Renderer
-) -> None:
+async def test_same_seed_and_answers_give_the_same_users(make_toy: Callable[..., Toy]) -> None:
     config = SimulatedUsersConfig(users=3, requests_per_user=8, seed=7, judgement_error_rate=0.5)
-    reports = []
-    for index in range(2):
-        (tmp_path / str(index)).mkdir()
-        report = await run(make_toy_gateway(tmp_path / str(index), renderer), config, count=24)
-        reports.append(
-            [(done.problem_id, done.outcome, done.misjudged) for done in report.requests]
-        )
-    assert reports[0] == reports[1]
-    assert len({outcome for _, outcome, _ in reports[0]}) > 1
-    other = await run(
-        make_toy_gateway(tmp_path, renderer), config.model_copy(update={"seed": 8}), count=24
-    )
-    assert [(done.problem_id, done.outcome, done.misjudged) for done in other.requests] != reports[
-        0
+    toy = make_toy()
+    first, again, other = [
+        [
+            (done.problem_id, done.outcome, done.misjudged)
+            for done in (await run(toy, chosen, count=24, key="key-of-private")).requests
+        ]
+        for chosen in (config, config, config.model_copy(update={"seed": 8}))
     ]
+    assert first == again != other
+    assert len({outcome for _, outcome, _ in first}) > 1
 
 
 async def test_errors_of_judgement_come_at_their_rate(make_toy: Callable[..., Toy]) -> None:
     config = CERTAIN.model_copy(update={"requests_per_user": 40, "judgement_error_rate": 0.25})
-    report = await run(make_toy(), config, count=120)
+    report = await run(make_toy(), config, count=120, key="key-of-private")
     assert report.counts["really_solved"] == 120
     assert abs(report.counts["misjudged"] / 120 - 0.25) < 0.1  # 2.5 standard errors
     assert report.counts["reverted"] == report.counts["misjudged"]

@@ -128,7 +128,8 @@ def test_scorecard_of_the_champion_comes_back(desk: PromotionDesk, ledger: Ledge
     desk.decide(decision("a"))
     assert desk.champion_scorecard() == scorecard("a")
     row = ledger.scorecards.get("card-a-1")
-    assert row is not None and row.passed is True
+    assert row is not None
+    assert row.passed is True
 
 
 def test_canary_opens_once_and_closes(desk: PromotionDesk, ledger: Ledger) -> None:

@@ -49,7 +49,8 @@ def test_sigkill_is_repaired(
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     desk.repair()
     pointer = ledger.promotions.current()
-    assert pointer is not None and pointer.checkpoint_id == champion
+    assert pointer is not None
+    assert pointer.checkpoint_id == champion
     assert desk.decide(decision("b")).outcome is outcome
     assert [
         entry.to_checkpoint_id for entry in ledger.promotions.history() if entry.state == "closed"
