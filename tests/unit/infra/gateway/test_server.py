@@ -41,13 +41,13 @@ async def test_client_that_leaves_a_stream_is_recorded_as_abandoned(
 
     toy.model.wait = answer_ten_slices_then_hang
     async with running_server(toy.app, "127.0.0.1", 0) as url:
-        async with httpx.AsyncClient(base_url=url, headers=HEADERS) as client:
-            async with client.stream(
-                "POST", "/v1/chat/completions", json=CHAT | {"stream": True}
-            ) as answer:
-                async for line in answer.aiter_lines():
-                    if '"content": "w' in line:
-                        break
+        async with (
+            httpx.AsyncClient(base_url=url, headers=HEADERS) as client,
+            client.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as answer,
+        ):
+            async for line in answer.aiter_lines():
+                if '"content": "w' in line:
+                    break
         while not (rows := toy.ledger.interactions.since(0)) or len(rows[0].feedback) < 2:
             await asyncio.sleep(0.01)
     assert {said.signal for said in rows[0].feedback} == {"latency_seconds", "abandoned"}
