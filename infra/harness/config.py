@@ -1,6 +1,7 @@
 """What an attempt is asked to do and the limits it runs under.
 
-Owns `HarnessConfig` (the same for every attempt of a run) and `AgentRequest` (one attempt). Plain values in, no behaviour.
+Owns `HarnessConfig` (the same for every attempt of a run) and `AgentRequest` (one attempt). Plain
+values in, no behaviour.
 """
 
 from typing import Literal

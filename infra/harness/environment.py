@@ -1,7 +1,8 @@
-"""What an attempt works in: a sandbox, the tests, the user, and what the harness remembers of the attempt.
+"""What an attempt works in: a sandbox, the tests, the user, and what the harness remembers of the
+attempt.
 
-Owns `AgentEnvironment` and `HarnessState`. A caller makes one per attempt (or per user session, so that a later request
-still knows the region read last). It runs nothing itself.
+Owns `AgentEnvironment` and `HarnessState`. A caller makes one per attempt (or per user session, so
+that a later request still knows the region read last). It runs nothing itself.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,8 @@
 """Runs the calls of one turn.
 
-Owns the order: a call waits for the earlier calls it conflicts with (one writes what the other touches) and otherwise runs
-beside them; there is exactly one result per call, in call order, whatever fails. Parsed calls in, results out.
+Owns the order: a call waits for the earlier calls it conflicts with (one writes what the other
+touches) and otherwise runs beside them; there is exactly one result per call, in call order,
+whatever fails. Parsed calls in, results out.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The tools on files: read_file, edit_file, write_file, list_dir, read_lints.
 
-Arguments and the environment in, the text for the model out; ToolFailure when the environment says no. Parsing, locks and
-limits are elsewhere.
+Arguments and the environment in, the text for the model out; ToolFailure when the environment says
+no. Parsing, locks and limits are elsewhere.
 """
 
 import ast

@@ -1,8 +1,9 @@
 """The agent loop: one attempt from prompt to transcript.
 
-Owns `run_agent`. A model client, the renderer, an environment, a request and limits in; a `Transcript` out. Tokens in, tokens
-out: what the model sampled is appended as sampled, the template only appends around it. Failures of the engine, the sandbox
-or the clock end the attempt with a reason; they do not raise. It grades nothing.
+Owns `run_agent`. A model client, the renderer, an environment, a request and limits in; a
+`Transcript` out. Tokens in, tokens out: what the model sampled is appended as sampled, the template
+only appends around it. Failures of the engine, the sandbox or the clock end the attempt with a
+reason; they do not raise. It grades nothing.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The tools that run, search or talk: run_terminal, grep, codebase_search, todo_write, ask_user.
 
-Arguments and the environment in, the text for the model out; ToolFailure when the environment says no. `pytest` goes to the
-environment's test runner, any other command to a shell in the sandbox.
+Arguments and the environment in, the text for the model out; ToolFailure when the environment says
+no. `pytest` goes to the environment's test runner, any other command to a shell in the sandbox.
 """
 
 import shlex
@@ -29,7 +29,7 @@ def is_pytest(command: str) -> bool:
 async def run_terminal(
     environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
 ) -> str | Callable[[], str]:
-    """Output of a command. A test report is worded after the whole turn ran: it speaks of the region read last."""
+    """Output of a command; a test report is worded after the turn, by the region read last."""
     command = arguments["command"]
     if environment.run_tests is not None and is_pytest(command):
         report = await environment.run_tests(environment.sandbox)

@@ -1,8 +1,9 @@
 """Reads the calls out of an answer.
 
-Owns the grammar: `<tool>ARGUMENTS</tool>`, where arguments are `<name>value</name>` and what is left over is the tool's
-primary argument. Text in; calls, each either well formed or with its error, and the prose around them out. Nothing is
-guessed and nothing raises: a call that breaks the grammar becomes a result the model can read.
+Owns the grammar: `<tool>ARGUMENTS</tool>`, where arguments are `<name>value</name>` and what is
+left over is the tool's primary argument. Text in; calls, each either well formed or with its error,
+and the prose around them out. Nothing is guessed and nothing raises: a call that breaks the grammar
+becomes a result the model can read.
 """
 
 import re

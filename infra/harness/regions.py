@@ -1,7 +1,8 @@
 """What read_file shows and what a line edit means.
 
-Owns `Region`: a stretch of a file as it was last read, and the edits stated against it. Text in, tagged view and edited
-text out. An edit restates the region: it applies to the text as read, so a second edit replaces the first. No sandbox here.
+Owns `Region`: a stretch of a file as it was last read, and the edits stated against it. Text in,
+tagged view and edited text out. An edit restates the region: it applies to the text as read, so a
+second edit replaces the first. No sandbox here.
 """
 
 import re
@@ -58,7 +59,7 @@ class Region:
 
 
 def parse_line_items(items: str, num_lines: int) -> dict[int, str | None]:
-    """`<L2>text<L5>text` as {2: text, 5: text}; one line end before the next item or the end is dropped.
+    """`<L2>text<L5>text` as {2: text, 5: text}; a line end before the next item is dropped.
 
     An item with no text at all deletes its line.
     """
@@ -80,10 +81,8 @@ def open_region(text: str, argument: str) -> Region:
     """The region that a read_file argument names: `file`, `file::symbol` or `file:first-last`."""
     path, symbol, span = split_argument(argument)
     lines = text.split("\n")
-    if lines[-1] == "" and len(lines) > 1:
-        num_lines = len(lines) - 1  # the line end of the last line opens no further line
-    else:
-        num_lines = len(lines)
+    # The line end of the last line opens no further line.
+    num_lines = len(lines) - 1 if lines[-1] == "" and len(lines) > 1 else len(lines)
     first, last = 1, num_lines
     if symbol:
         first, last = find_symbol(lines, symbol)
@@ -107,7 +106,7 @@ def split_argument(argument: str) -> tuple[str, str, tuple[int, int] | None]:
 
 
 def find_symbol(lines: list[str], symbol: str) -> tuple[int, int]:
-    """First and last line (1-based) of a function or class, decorators included; `Class.method` nests.
+    """First and last line (1-based) of a function, class or Class.method, decorators included.
 
     Reads indentation only, so it also finds its way in a file that an edit has broken.
     """

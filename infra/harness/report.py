@@ -11,7 +11,7 @@ MESSAGE_LIMIT_CHARACTERS = 80
 
 
 def describe_report(report: TestReport, region: Region | None) -> str:
-    """`passed`, or `failed: Error: message`, with the line of the region where the failure arose."""
+    """`passed`, or `failed: Error: message` with the line of the region where it arose."""
     failure = report.first_failure
     if report.passed:
         return "passed"

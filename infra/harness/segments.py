@@ -1,7 +1,8 @@
 """Builds the token record of one conversation while it grows.
 
-Owns `SegmentBuilder`: prompt and result tokens and `Generation`s in, one `Segment` with its parallel arrays out. Nothing is
-ever encoded again here. Shapes: T tokens, L MoE layers, K experts a token.
+Owns `SegmentBuilder`: prompt and result tokens and `Generation`s in, one `Segment` with its
+parallel arrays out. Nothing is ever encoded again here. Shapes: T tokens, L MoE layers, K experts a
+token.
 """
 
 from collections.abc import Sequence
@@ -59,7 +60,8 @@ class SegmentBuilder:
 def _fill_routes(routed_experts_TLK: np.ndarray, generation: Generation) -> None:
     """Copies the routes of positions that have none yet.
 
-    A position computed again after a weight swap keeps its first routes: those made the token sampled after it.
+    A position computed again after a weight swap keeps its first routes: those made the token
+    sampled after it.
     """
     rows = generation.routed_experts
     if not len(rows):

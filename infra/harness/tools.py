@@ -1,7 +1,8 @@
 """The tools as the model sees them: names, arguments, what they touch.
 
-Owns the ten definitions, the OpenAI-style schemas made from them, and the resources each call reads and writes (calls of
-one turn run together unless they conflict). The work itself is in file_tools, terminal_tools and search_tools.
+Owns the ten definitions, the OpenAI-style schemas made from them, and the resources each call reads
+and writes (calls of one turn run together unless they conflict). The work itself is in file_tools,
+terminal_tools and search_tools.
 """
 
 from collections.abc import Iterable
@@ -25,7 +26,8 @@ class Argument:
 class Tool:
     """One tool. The primary argument may be written bare, without tags, after the others.
 
-    `reads` and `writes` name resources; "files/{path}" stands for the file in the path argument and "files" for all.
+    `reads` and `writes` name resources; "files/{path}" stands for the file in the path argument
+    and "files" for all.
     """
 
     name: str
@@ -47,7 +49,9 @@ TOOLS: dict[str, Tool] = {
     for tool in (
         Tool(
             name="read_file",
-            description="Show a file, one function or class of it (file::name), or lines (file:10-40).",
+            description=(
+                "Show a file, one function or class of it (file::name), or lines (file:10-40)."
+            ),
             arguments=(Argument("path", "file, file::name or file:first-last"),),
             primary="path",
             reads=("files/{path}",),
@@ -56,8 +60,8 @@ TOOLS: dict[str, Tool] = {
         Tool(
             name="edit_file",
             description=(
-                "Change a file. Either lines of the region read last, each as <Ln>new text (lines not named return to "
-                "what was read), or one exact replacement of old by new."
+                "Change a file. Either lines of the region read last, each as <Ln>new text "
+                "(lines not named return to what was read), or one exact replacement of old by new."
             ),
             arguments=(
                 Argument("path", "file; default: the one read last", is_required=False),

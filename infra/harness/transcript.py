@@ -1,9 +1,11 @@
 """The record of one attempt as tokens: segments, turns, and what ended it.
 
-Owns `Segment` (one generation chain as parallel arrays, checked on creation), `ToolCallRecord`, `TurnRecord` and
-`Transcript`, and their byte form (safetensors). It does not know problems, rewards or tests.
+Owns `Segment` (one generation chain as parallel arrays, checked on creation), `ToolCallRecord`,
+`TurnRecord` and `Transcript`, and their byte form (safetensors). It does not know problems, rewards
+or tests.
 
-Shapes: T tokens of the segment (prompt, answers and tool results together), L MoE layers, K experts a token.
+Shapes: T tokens of the segment (prompt, answers and tool results together), L MoE layers, K experts
+a token.
 """
 
 import json

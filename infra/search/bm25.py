@@ -1,6 +1,7 @@
 """Ranks passages of files against a query with BM25 (k1 = 1.5, b = 0.75).
 
-Files as text in, the best passages out. Splitting is cached by content, so a search after an edit splits one file again.
+Files as text in, the best passages out. Splitting is cached by content, so a search after an edit
+splits one file again.
 """
 
 import heapq

@@ -1,7 +1,7 @@
 """Cuts files into passages and passages into terms.
 
-Text in; passages (line ranges with their terms) out, cached by content. Identifiers count whole and in their parts:
-`firstTrue` and `first_true` both hold `first` and `true`. It ranks nothing.
+Text in; passages (line ranges with their terms) out, cached by content. Identifiers count whole and
+in their parts: `firstTrue` and `first_true` both hold `first` and `true`. It ranks nothing.
 """
 
 import re
@@ -41,7 +41,7 @@ def split_terms(text: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def split_passages(text: str) -> tuple[Passage, ...]:
-    """Passages of a file: top-level definitions, long ones and the rest in windows of WINDOW_LINES lines."""
+    """Top-level definitions of a file; long ones and the rest in windows of WINDOW_LINES."""
     lines = text.split("\n")
     passages: list[Passage] = []
     start = 0

@@ -1,8 +1,9 @@
 """The chat and tool template: conversations to tokens and back.
 
-Owns `Renderer`. Text and a trained tokenizer in, token ids out. The template only ever appends: a conversation's tokens
-are `start(...)`, then the model's own sampled tokens, then `append_results(...)` or `append_user(...)`, and so on; nothing
-sampled is encoded again. Content never yields a control token, whatever it says. It calls no model and runs no tool.
+Owns `Renderer`. Text and a trained tokenizer in, token ids out. The template only ever appends: a
+conversation's tokens are `start(...)`, then the model's own sampled tokens, then
+`append_results(...)` or `append_user(...)`, and so on; nothing sampled is encoded again. Content
+never yields a control token, whatever it says. It calls no model and runs no tool.
 """
 
 import re
@@ -71,7 +72,7 @@ class Renderer:
         return path
 
     def encode_content(self, text: str, tags: Tags = "none") -> list[int]:
-        """Tokens of `text`. "lines" lets line tags be single tokens, "all" also tool and argument tags."""
+        """Tokens of `text`; "lines" lets line tags be single tokens, "all" also call tags."""
         if tags == "none" or "<" not in text:
             return self.tokenizer.encode(text, add_special_tokens=False).ids
         ids: list[int] = []
@@ -92,7 +93,7 @@ class Renderer:
         return b"".join([table[token_id] for token_id in token_ids]).decode("utf-8", "replace")
 
     def start(self, user: str, system: str | None = None) -> list[int]:
-        """Opens a conversation: the optional system message, the user's message, the answer's header."""
+        """Opens a conversation: system message if any, user's message, the answer's header."""
         ids: list[int] = []
         if system is not None:
             ids += [SPECIAL_IDS[SYSTEM], *self.encode_content(system), self.end_id]

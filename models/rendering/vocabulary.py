@@ -1,8 +1,8 @@
 """The special tokens, their fixed ids and what each kind may be used for.
 
-Owns the order of specials (ids count from 0; a trained vocabulary starts after them). Only the template inserts control
-tokens; tool and argument tags come from the model (or a demonstration of it); line tags also from tool results.
-It knows no tokenizer: names in, ids out.
+Owns the order of specials (ids count from 0; a trained vocabulary starts after them). Only the
+template inserts control tokens; tool and argument tags come from the model (or a demonstration of
+it); line tags also from tool results. It knows no tokenizer: names in, ids out.
 """
 
 PAD = "<|pad|>"
@@ -31,7 +31,7 @@ NUM_LINE_TAGS = 40
 
 
 def line_tag(number: int) -> str:
-    """The tag in front of line `number` (1-based) of a shown region; a single token up to NUM_LINE_TAGS."""
+    """The tag of line `number` (1-based) of a region; one token up to NUM_LINE_TAGS."""
     return f"<L{number}>"
 
 

@@ -86,8 +86,10 @@ class CorpusConfig(CorpusRecord):
         default=0.0,
         ge=0,
         le=1,
-        description="of the repair tokens: bugs that real tests were run on (20 ms each); the rest carry "
-        "invented reports and may not be bugs at all",
+        description=(
+            "of the repair tokens: bugs that real tests were run on (20 ms each); "
+            "the rest carry invented reports and may not be bugs at all"
+        ),
     )
     fill_in_share: float = Field(
         default=0.75, ge=0, le=1, description="library documents with a line to fill in; rest clean"

@@ -1,7 +1,7 @@
 """Breaks one line of a function in a way that people break lines.
 
-A function and a random generator in, a `Corruption` out: the line, its new text and which operator made it. The result is
-valid Python; whether a test would notice is not known here.
+A function and a random generator in, a `Corruption` out: the line, its new text and which operator
+made it. The result is valid Python; whether a test would notice is not known here.
 """
 
 import builtins

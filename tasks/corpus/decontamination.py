@@ -1,6 +1,7 @@
 """Keeps evaluation, RL and user problems out of what is trained on before RL.
 
-Problems in; answers to "is this corruption, or this text, one of them?" out. Demonstration problems are free to use.
+Problems in; answers to "is this corruption, or this text, one of them?" out. Demonstration problems
+are free to use.
 """
 
 from collections.abc import Iterable

@@ -1,20 +1,23 @@
 """Drops files that say what an earlier file said.
 
-Texts in, a verdict for each out: kept, exact copy or near copy. Near copies are found by min-hash over line shingles: files
-are compared in full only with those that share a band of their sketch.
+Texts in, a verdict for each out: kept, exact copy or near copy. Near copies are found by min-hash
+over line shingles: files are compared in full only with those that share a band of their sketch.
 """
 
 from collections import defaultdict
 from enum import StrEnum
 
+import numpy as np
 import xxhash
 
 SKETCH_SIZE = 32
 BAND_ROWS = 4
 SHINGLE_LINES = 3
-_MASK = (1 << 64) - 1
-# Odd multipliers make x -> x * m mod 2**64 a permutation, so each gives an order to take the minimum of.
-_MULTIPLIERS = [xxhash.xxh3_64_intdigest(str(index).encode()) | 1 for index in range(SKETCH_SIZE)]
+# With m odd, x -> x * m mod 2**64 is a permutation: each gives an order to take the minimum of.
+_MULTIPLIERS_S = np.array(
+    [xxhash.xxh3_64_intdigest(str(index).encode()) | 1 for index in range(SKETCH_SIZE)],
+    dtype=np.uint64,
+)
 
 
 class Novelty(StrEnum):
@@ -64,9 +67,8 @@ def _hash_shingles(lines: list[str]) -> frozenset[int]:
 
 
 def _sketch_bands(shingles: frozenset[int]) -> list[tuple[int, ...]]:
-    sketch = [
-        min((shingle * multiplier) & _MASK for shingle in shingles) for multiplier in _MULTIPLIERS
-    ]
+    shingles_N = np.fromiter(shingles, dtype=np.uint64, count=len(shingles))
+    sketch = (shingles_N[None, :] * _MULTIPLIERS_S[:, None]).min(axis=1).tolist()
     return [
         (start, *sketch[start : start + BAND_ROWS]) for start in range(0, SKETCH_SIZE, BAND_ROWS)
     ]

@@ -1,8 +1,8 @@
 """Transcripts of the demonstrator working on real problems.
 
-Owns the attempts: demonstration problems and their prepared repositories in; token documents with loss masks, and the reports
-that real tests gave, out. Everything runs through the agents' own harness, in sandboxes, with real tests. The tokens inside a
-wrong edit are shown but not trained on.
+Owns the attempts: demonstration problems and their prepared repositories in; token documents with
+loss masks, and the reports that real tests gave, out. Everything runs through the agents' own
+harness, in sandboxes, with real tests. The tokens inside a wrong edit are shown but not trained on.
 """
 
 import asyncio
@@ -136,7 +136,7 @@ async def _demonstrate(
     settings: DemonstrationSettings,
     index: int,
 ) -> _Attempt:
-    """One attempt; without a document when it did not end as planned (a wrong edit may happen to pass)."""
+    """One attempt; no document when it did not end as planned (a wrong edit may pass)."""
     rng = random.Random(f"{settings.seed}/{index}/{problem.problem_id}")
     plan = draw_plan(settings.config, rng)
     text = place.repository.files[problem.path].decode()
@@ -177,7 +177,8 @@ def apply_edits(text: str, problem: Problem) -> str:
         found = lines[edit.line_number - 1] if edit.line_number <= len(lines) else None
         if found != edit.gold_text:
             raise ProblemError(
-                f"problem {problem.problem_id}: line {edit.line_number} of {edit.path} is {found!r}, "
+                f"problem {problem.problem_id}: line {edit.line_number} of {edit.path} "
+                f"is {found!r}, "
                 f"wanted {edit.gold_text!r}"
             )
         lines[edit.line_number - 1] = edit.broken_text
@@ -185,7 +186,7 @@ def apply_edits(text: str, problem: Problem) -> str:
 
 
 def _right_edit(problem: Problem, region: Region) -> str:
-    """The call that puts the gold lines back. Refuses a region that does not show the broken ones."""
+    """The call that puts the gold lines back. Refuses a region without the broken ones."""
     for edit in problem.edits:
         number = edit.line_number - region.first_line + 1
         shown = region.lines[number - 1] if 1 <= number <= len(region.lines) else None

@@ -1,7 +1,8 @@
 """A scripted agent that knows the answer: a ModelClient for making demonstrations.
 
-Owns `Demonstrator`: a plan, the right edit and a wrong one in; answers, given what the tools really said, out. It looks before
-it edits and believes the tests. Its log-probabilities are zero: nothing was sampled.
+Owns `Demonstrator`: a plan, the right edit and a wrong one in; answers, given what the tools really
+said, out. It looks before it edits and believes the tests. Its log-probabilities are zero: nothing
+was sampled.
 """
 
 from collections.abc import Generator

@@ -1,7 +1,7 @@
 """Makes the documents of each kind until its token budget is spent.
 
-Source files, functions and problems' reports in; lists of token documents for training and for held-out measurement out. Every
-choice is drawn from the config's seed.
+Source files, functions and problems' reports in; lists of token documents for training and for
+held-out measurement out. Every choice is drawn from the config's seed.
 """
 
 import random
@@ -127,7 +127,7 @@ class RepairMaker:
         budget_tokens: int,
         keep: Callable[[Bug], bool] = lambda bug: True,
     ) -> list[list[int]]:
-        """Documents with invented reports until the budget is spent or nothing more is to be had."""
+        """Documents with invented reports until the budget or the supply is spent."""
         rng = random.Random(f"{self.config.seed}/{self.name}")
         documents: list[list[int]] = []
         while budget_tokens > 0:
@@ -186,7 +186,7 @@ def is_repair_trained(bug: Bug) -> bool:
 def make_repairs(
     functions: Sequence[CodeFunction], maker: RepairMaker, tested: Sequence[list[int]]
 ) -> Shard:
-    """Self-made bugs in the problem repositories' functions; `tested` ones are part of the budget."""
+    """Self-made bugs in problem repositories' functions; `tested` are part of the budget."""
     draw = FunctionDraw([item for item in functions if not maker.guard.is_function_held_out(item)])
     budget = maker.config.budgets.repair
     room = budget - sum(map(len, tested))

@@ -1,7 +1,7 @@
 """Functions cut out of source files, as the agent would see them.
 
-Owns `CodeFunction`. Text of a file in, short functions out: general ones normalised (docstrings and comments dropped), those
-of problem repositories exactly as the harness shows them.
+Owns `CodeFunction`. Text of a file in, short functions out: general ones normalised (docstrings and
+comments dropped), those of problem repositories exactly as the harness shows them.
 """
 
 import ast

@@ -1,6 +1,7 @@
 """Where the parts of each line of a function are: calls, arguments, subscripts, conditions, names.
 
-A function's lines in; column spans per line out, cached by text. Only parts that lie within one line are told.
+A function's lines in; column spans per line out, cached by text. Only parts that lie within one
+line are told.
 """
 
 import ast

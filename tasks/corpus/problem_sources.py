@@ -1,7 +1,7 @@
 """What the problem stage left behind, as the corpus needs it.
 
-The problems directory (problems.jsonl, repositories/NAME) in; problems, prepared repositories, the functions that problems speak
-of and the ways prompts are worded, out.
+The problems directory (problems.jsonl, repositories/NAME) in; problems, prepared repositories, the
+functions that problems speak of and the ways prompts are worded, out.
 """
 
 import re
@@ -44,7 +44,7 @@ class ProblemSource:
         return functions
 
     def other_functions(self, limits: FunctionLimits) -> list[CodeFunction]:
-        """Functions of product files that hold no problem: code of the same codebases, never trained on."""
+        """Functions of product files without problems: the same codebases, never trained on."""
         used = {(problem.repository, problem.path) for problem in self.problems}
         functions: list[CodeFunction] = []
         for name, repository in sorted((self.repositories or {}).items()):
@@ -96,6 +96,7 @@ def check_fingerprints(
         found = repositories[problem.repository].fingerprint
         if problem.repository_fingerprint != found:
             raise ProblemError(
-                f"problem {problem.problem_id}: repository {problem.repository} has fingerprint {found}, "
+                f"problem {problem.problem_id}: repository {problem.repository} has fingerprint "
+                f"{found}, "
                 f"wanted {problem.repository_fingerprint}"
             )

@@ -1,7 +1,8 @@
 """Plausible test reports for corruptions that no test was run on.
 
-A corruption and the real reports seen on demonstrations in, one line of report out. Reports of undefined names are exact; the
-others borrow the words of a real failure of the same function where one is known.
+A corruption and the real reports seen on demonstrations in, one line of report out. Reports of
+undefined names are exact; the others borrow the words of a real failure of the same function where
+one is known.
 """
 
 import random
@@ -26,7 +27,7 @@ class ReportBook:
         self._raising: dict[tuple[str, str], list[str]] = defaultdict(list)
 
     def add(self, path: str, symbol: str, report: str) -> None:
-        """Remembers a real report of a failing function; undefined names are not worth remembering."""
+        """Remembers a real report; undefined names are not worth remembering."""
         if not report.startswith("failed: ") or "NameError" in report:
             return
         words = _PLACE.sub("", report)

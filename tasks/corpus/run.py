@@ -1,6 +1,8 @@
-"""Entry of the corpus stage: sources and problems in, token shards, demonstrations and their statistics out.
+"""Entry of the corpus stage: sources and problems in, token shards, demonstrations and their
+statistics out.
 
-Leaves in the workspace: tokenizer.json, shards/{kind}_{train,heldout}.{bin,idx}, demonstrations.safetensors, statistics.json (last).
+Leaves in the workspace: tokenizer.json, shards/{kind}_{train,heldout}.{bin,idx},
+demonstrations.safetensors, statistics.json (last).
 """
 
 import asyncio
@@ -40,7 +42,7 @@ from tasks.records import Split
 
 SHARDS_DIRECTORY = "shards"
 STATISTICS_FILE = "statistics.json"
-TOKENIZER_CHARACTERS = 1_500_000
+TOKENIZER_CHARACTERS = 800_000
 LIBRARY_REPEATS = (
     8  # of the problem functions in the tokenizer's text: they are few and matter most
 )

@@ -1,7 +1,7 @@
 """Finds source files and says under which licence each stands.
 
-Sources from the config in, `SourceFile`s out, in an order that depends on nothing but names. It filters nothing but what is
-not Python text of a sensible size.
+Sources from the config in, `SourceFile`s out, in an order that depends on nothing but names. It
+filters nothing but what is not Python text of a sensible size.
 """
 
 import json
@@ -62,7 +62,7 @@ def _read_package(name: str) -> Iterator[SourceFile]:
 
 
 def package_licence(import_name: str) -> str:
-    """What the distribution of an installed package declares; "unknown" when it declares nothing."""
+    """What an installed package's distribution declares; "unknown" when nothing."""
     for distribution in metadata.packages_distributions().get(import_name, []):
         fields = metadata.metadata(distribution)
         if fields["License-Expression"]:

@@ -1,7 +1,8 @@
 """Repair documents whose bugs real tests have seen.
 
-Functions with the tests that reach them in; documents that carry what those tests really said out. Corruptions that no test
-notices are dropped: they are no bugs. Slower than inventing reports (a test run each), so a share of the budget decides.
+Functions with the tests that reach them in; documents that carry what those tests really said out.
+Corruptions that no test notices are dropped: they are no bugs. Slower than inventing reports (a
+test run each), so a share of the budget decides.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """Writes repairs of one function as the harness would have recorded them.
 
-Owns the demonstrator's wording (`Plan`, calls, final messages) shared by repair documents and demonstrations, and the documents
-themselves: a corrupted function, its plausible test report, the edit, the end. Text only in, token ids with a loss mask out.
+Owns the demonstrator's wording (`Plan`, calls, final messages) shared by repair documents and
+demonstrations, and the documents themselves: a corrupted function, its plausible test report, the
+edit, the end. Text only in, token ids with a loss mask out.
 """
 
 import random
@@ -133,7 +134,7 @@ class DocumentWriter:
         report: str,
         rng: random.Random,
     ) -> list[int]:
-        """A whole attempt that repairs a corruption; `report` is what the tests say before the edit."""
+        """A whole attempt at a corruption; `report` is what the tests say before the edit."""
         plan = Plan(is_parallel, Course.RIGHT)
         lines = list(function.lines)
         lines[corruption.number - 1] = corruption.broken

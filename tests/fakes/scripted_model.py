@@ -1,4 +1,5 @@
-"""A model that says what the test tells it to, in tokens, with log-probabilities and routes that can be checked."""
+"""A model that says what the test tells it to, in tokens, with log-probabilities and routes that
+can be checked."""
 
 from collections.abc import Iterable
 
@@ -13,7 +14,7 @@ EXPERTS_PER_TOKEN = 2
 
 
 class ScriptedModel:
-    """Answers in order. A position's routes are its index in the context, so that stitching can be checked."""
+    """Answers in order. A position's routes are its index in the context: stitching shows."""
 
     def __init__(
         self, renderer: Renderer, answers: Iterable[str | Exception], weight_version: int = 0

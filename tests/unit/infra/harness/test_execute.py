@@ -149,7 +149,8 @@ def test_independent_calls_run_at_the_same_time(environment) -> None:
 
 def test_long_results_are_cut_in_the_middle(environment) -> None:
     config = HarnessConfig(result_limit_characters=100)
-    answer = f"<write_file><path>b.py</path><text>{'x' * 900}</text></write_file><read_file>b.py</read_file>"
+    write = f"<write_file><path>b.py</path><text>{'x' * 900}</text></write_file>"
+    answer = write + "<read_file>b.py</read_file>"
     shown = texts(environment, answer, config)[1]
     assert len(shown) <= 100
     assert "characters cut" in shown

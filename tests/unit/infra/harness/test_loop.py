@@ -1,4 +1,5 @@
-"""The loop: tokens are kept as sampled, arrays stay parallel, and every attempt ends with one reason."""
+"""The loop: tokens are kept as sampled, arrays stay parallel, and every attempt ends with one
+reason."""
 
 import asyncio
 
@@ -140,10 +141,8 @@ def test_past_the_trigger_the_model_summarises_and_starts_again(renderer, enviro
     first, second, third = (
         renderer.decode(segment.token_ids_T.tolist()) for segment in transcript.segments
     )
-    assert (
-        f"return result<|end|><|user|>{SUMMARY_REQUEST}<|end|><|assistant|>valu should be value<|end|>"
-        in first
-    )
+    asked = f"return result<|end|><|user|>{SUMMARY_REQUEST}<|end|><|assistant|>"
+    assert f"{asked}valu should be value<|end|>" in first
     assert second.startswith(
         "<|user|>Fix double in pkg/core.py\n\nvalu should be value<|end|><|assistant|>"
     )

@@ -10,7 +10,21 @@ from hypothesis import strategies as st
 
 from infra.harness.regions import RegionError, find_symbol, open_region, show_lines
 
-TEXT = "import os\n\n\ndef f(\n    a,\n):\n    b = a\n    return b\n\n\nclass C:\n    @property\n    def f(self):\n        return 1\n"
+TEXT = """import os
+
+
+def f(
+    a,
+):
+    b = a
+    return b
+
+
+class C:
+    @property
+    def f(self):
+        return 1
+"""
 
 
 @given(st.text(alphabet="ab\n ", max_size=40))

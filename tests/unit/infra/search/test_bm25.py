@@ -5,7 +5,9 @@ from infra.search.passages import split_passages, split_terms
 
 FILES = {
     "a.py": "import os\n\n\ndef first_true(iterable):\n    return next(iter(iterable))\n",
-    "b.py": "class TreeWalker:\n    def walkTree(self):\n        return 1\n\n\ndef other():\n    pass\n",
+    "b.py": (
+        "class TreeWalker:\n    def walkTree(self):\n        return 1\n\n\ndef other():\n    pass\n"
+    ),
 }
 
 

@@ -120,7 +120,7 @@ def test_problems_of_other_files_are_refused(problems_directory: Path) -> None:
     file.write_text(make_problem("0" * 16, 0).model_dump_json())
     with pytest.raises(ProblemError, match="fingerprint"):
         load_problems(problems_directory)
-    with pytest.raises(ProblemError, match="no problems.jsonl"):
+    with pytest.raises(ProblemError, match=r"no problems\.jsonl"):
         load_problems(problems_directory / "nowhere")
 
 
