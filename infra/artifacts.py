@@ -1,9 +1,10 @@
 """Artifacts: what a stage leaves for the next, as files with identity and lineage.
 
-Owns `ArtifactRef`, `fingerprint` and `Artifacts`. Enters: a finished directory, the fingerprint of its recipe and its
-parents. Leaves: `name@version`, found again by fingerprint and fetched with every checksum verified. Bytes go to the
-object store under a prefix that ends in `artifact.json`, written last: without it the artifact does not exist. The
-ledger only indexes; it is rebuilt from `artifact.json` when a kill came between the two.
+Owns `ArtifactRef`, `fingerprint` and `Artifacts`. Enters: a finished directory, the fingerprint of
+its recipe and its parents. Leaves: `name@version`, found again by fingerprint and fetched with
+every checksum verified. Bytes go to the object store under a prefix that ends in `artifact.json`,
+written last: without it the artifact does not exist. The ledger only indexes; it is rebuilt from
+`artifact.json` when a kill came between the two.
 """
 
 import hashlib
@@ -64,7 +65,9 @@ class Manifest(BaseModel):
 
 
 def fingerprint(recipe: object, parents: Sequence[ArtifactRef] = ()) -> str:
-    """Identity of what `recipe` (a pydantic model or JSON value) makes out of `parents`: 16 hex digits."""
+    """Identity of what `recipe` (a pydantic model or JSON value) makes out of `parents`: 16 hex
+    digits.
+    """
     lineage = [f"{parent.kind}/{parent.name}/{parent.fingerprint}" for parent in parents]
     canonical = json.dumps(
         {"recipe": _as_json(recipe), "parents": lineage},
@@ -121,7 +124,7 @@ class Artifacts:
         paths = sorted(path for path in directory.rglob("*") if path.is_file())
         if not paths:
             raise StorageError(
-                f"artifact {kind}/{name} {fingerprint}: {directory} holds no file, wanted at least 1"
+                f"artifact {kind}/{name} {fingerprint}: no file in {directory}, wanted 1 or more"
             )
         files = []
         for path in paths:

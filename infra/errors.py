@@ -1,8 +1,9 @@
-"""The flat family of errors, named by the boundary they cross, and the one helper that assigns strays.
+"""The flat family of errors, named by the boundary they cross, and the one helper that assigns
+strays.
 
-Owns every exception type of the project. Each takes one message (so it survives pickling) that says what, the value
-seen, the value wanted and the id. Leaves: typed errors and `is_retryable`, the one rule about trying again. It does
-not log and does not retry.
+Owns every exception type of the project. Each takes one message (so it survives pickling) that says
+what, the value seen, the value wanted and the id. Leaves: typed errors and `is_retryable`, the one
+rule about trying again. It does not log and does not retry.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,8 @@
 """Where this installation runs: directories, URLs, ports and limits of this machine.
 
-Owns every environment variable of the project (prefix `OSTINATO_`). Leaves: one frozen `Settings`. What a run computes
-belongs to the recipe, never here: settings say where and on what, and are no part of an artifact's identity.
+Owns every environment variable of the project (prefix `OSTINATO_`). Leaves: one frozen `Settings`.
+What a run computes belongs to the recipe, never here: settings say where and on what, and are no
+part of an artifact's identity.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Named actors: found when they live, created when not, and asked with a time limit.
 
-Owns how actors are named, restarted and ended, and the turn of Ray's errors into ClusterError. It does not know what
-an actor does.
+Owns how actors are named, restarted and ended, and the turn of Ray's errors into ClusterError. It
+does not know what an actor does.
 """
 
 from typing import Any
@@ -33,8 +33,8 @@ def get_or_create_actor(
 ) -> ActorHandle:
     """The live actor of that name, or a new one made with the arguments.
 
-    `actor_class` is a plain class or one decorated with `ray.remote`. An actor that outlives its driver is found
-    again by the next one and must be ended with `end_actor`.
+    `actor_class` is a plain class or one decorated with `ray.remote`. An actor that outlives its
+    driver is found again by the next one and must be ended with `end_actor`.
     """
     remote_class = actor_class if hasattr(actor_class, "remote") else ray.remote(actor_class)
     options: dict[str, Any] = {
@@ -66,12 +66,14 @@ def end_actor(actor: ActorHandle) -> None:
 
 
 def wait_for(reference: Any, what: str, timeout_seconds: float) -> Any:
-    """The value of a call. A dead actor or a timeout is a ClusterError; the call's own typed error passes."""
+    """The value of a call. A dead actor or a timeout is a ClusterError; the call's own typed error
+    passes.
+    """
     try:
         return ray.get(reference, timeout=timeout_seconds)
     except GetTimeoutError as error:
         raise ClusterError(
-            f"{what} gave no answer within {timeout_seconds:.0f} s; is the actor stuck or overloaded?"
+            f"{what} gave no answer within {timeout_seconds:.0f} s; is it stuck or overloaded?"
         ) from error
     except RayTaskError as error:
         if isinstance(error.cause, OstinatoError):

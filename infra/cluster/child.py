@@ -1,9 +1,11 @@
-"""Heavy work in a supervised child process: started once, found again, ended with its whole session.
+"""Heavy work in a supervised child process: started once, found again, ended with its whole
+session.
 
-Owns launching, re-attaching, progress relay, the time limit and cleanup. Enters: an entry `module:function`, a request
-and a directory. Leaves: the result, or the child's typed error with the end of its log. When the directory already
-holds the result of the same request nothing runs; when a child of it still lives (its supervisor was killed) it is
-watched, not doubled. It knows neither Prefect nor Ray.
+Owns launching, re-attaching, progress relay, the time limit and cleanup. Enters: an entry
+`module:function`, a request and a directory. Leaves: the result, or the child's typed error with
+the end of its log. When the directory already holds the result of the same request nothing runs;
+when a child of it still lives (its supervisor was killed) it is watched, not doubled. It knows
+neither Prefect nor Ray.
 """
 
 import contextlib
@@ -79,8 +81,9 @@ def run_child(
 ) -> R:
     """Run `entry(request, workspace)` in a child and return its result; resumes by itself.
 
-    Raises the child's own typed error, ClusterError when it was killed or ran past its limit. Any exception in the
-    caller, KeyboardInterrupt included, ends the child's whole session before it travels on.
+    Raises the child's own typed error, ClusterError when it was killed or ran past its limit. Any
+    exception in the caller, KeyboardInterrupt included, ends the child's whole session before it
+    travels on.
     """
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
@@ -209,7 +212,9 @@ def _start(directory: Path, envelope: RequestEnvelope, environment: Mapping[str,
 
 
 def _await_mark(child: _Child, directory: Path) -> None:
-    """Hold the start lock until the child has said who it is, or another supervisor could start a second."""
+    """Hold the start lock until the child has said who it is, or another supervisor could start a
+    second.
+    """
     deadline = time.monotonic() + _MARK_WAIT_SECONDS
     while not (directory / PROCESS).exists() and child.exit_code() is None:
         if time.monotonic() > deadline:

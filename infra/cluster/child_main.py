@@ -1,7 +1,8 @@
 """The program that a supervised child runs: `python -m infra.cluster.child_main ENTRY DIRECTORY`.
 
-Enters: request.json. Leaves: result.json, written last, or failure.json and an exit code. It holds the lock of the
-directory for as long as it lives, so a second child of the same directory ends at once.
+Enters: request.json. Leaves: result.json, written last, or failure.json and an exit code. It holds
+the lock of the directory for as long as it lives, so a second child of the same directory ends at
+once.
 """
 
 import fcntl
@@ -34,7 +35,14 @@ from infra.cluster.workspace import (
     read_record,
     replace_text,
 )
-from infra.errors import ConfigError, OstinatoError, TrainingError, boundary, is_retryable, type_name
+from infra.errors import (
+    ConfigError,
+    OstinatoError,
+    TrainingError,
+    boundary,
+    is_retryable,
+    type_name,
+)
 from infra.settings import load_settings
 from infra.telemetry import configure_logging, fields
 
@@ -91,13 +99,19 @@ def _resolve(entry: str) -> tuple[Main, type[BaseModel]]:
     try:
         function = vars(importlib.import_module(module_name))[function_name]
     except (ModuleNotFoundError, KeyError) as error:
-        raise ConfigError(f"entry {entry!r} cannot be found: {error}; wanted module:function") from error
+        raise ConfigError(
+            f"entry {entry!r} cannot be found: {error}; wanted module:function"
+        ) from error
     parameters = [
         kind for name, kind in typing.get_type_hints(function).items() if name != "return"
     ]
-    is_typed = parameters and isinstance(parameters[0], type) and issubclass(parameters[0], BaseModel)
+    is_typed = (
+        parameters and isinstance(parameters[0], type) and issubclass(parameters[0], BaseModel)
+    )
     if not is_typed:
-        raise ConfigError(f"entry {entry!r} must annotate its first parameter with a pydantic model")
+        raise ConfigError(
+            f"entry {entry!r} must annotate its first parameter with a pydantic model"
+        )
     return function, parameters[0]
 
 

@@ -1,7 +1,8 @@
 """Sessions of processes: who is alive, and how to end all of them.
 
-Owns the rule that a process is known by id and creation time together. A supervised child leads its own session; what
-it starts stays in that session unless it asks otherwise. Only processes of such a session are ever signalled.
+Owns the rule that a process is known by id and creation time together. A supervised child leads its
+own session; what it starts stays in that session unless it asks otherwise. Only processes of such a
+session are ever signalled.
 """
 
 import contextlib
@@ -34,7 +35,9 @@ def is_alive(mark: ProcessMark) -> bool:
 
 
 def kill_session(mark: ProcessMark, grace_seconds: float = _TERMINATE_GRACE_SECONDS) -> int:
-    """End every process of the session that `mark` led: SIGTERM, then SIGKILL. Returns how many there were."""
+    """End every process of the session that `mark` led: SIGTERM, then SIGKILL. Returns how many
+    there were.
+    """
     members = _session_members(mark)
     _send(members, signal.SIGTERM)
     deadline = time.monotonic() + grace_seconds

@@ -1,7 +1,7 @@
 """Ray on this machine, or a connection to the cluster that the settings name.
 
-Owns `ray.init` and its options; nobody else calls it. Call from the main thread of a supervised child, never from a
-Prefect process: Ray replaces its signal handlers.
+Owns `ray.init` and its options; nobody else calls it. Call from the main thread of a supervised
+child, never from a Prefect process: Ray replaces its signal handlers.
 """
 
 import logging

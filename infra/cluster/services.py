@@ -1,8 +1,9 @@
 """Starts long-lived programs of this machine together and ends them together.
 
-Owns `Service` (one program: command, environment, log, readiness probe) and `ServiceGroup` (a context manager over
-several). Enters: commands. Leaves: running processes, each in its own session with its own log. It does not restart
-a service that dies: `watch` raises a ClusterError that names it and shows the end of its log.
+Owns `Service` (one program: command, environment, log, readiness probe) and `ServiceGroup` (a
+context manager over several). Enters: commands. Leaves: running processes, each in its own session
+with its own log. It does not restart a service that dies: `watch` raises a ClusterError that names
+it and shows the end of its log.
 """
 
 import contextlib

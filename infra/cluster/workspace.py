@@ -1,7 +1,8 @@
 """The directory that a supervised child and its supervisor share.
 
-Owns the file names and their formats, and `Workspace`, which is all that a stage's `main` sees of it. Every file but
-the logs is replaced atomically, so either side may be killed at any moment. It starts and kills nothing.
+Owns the file names and their formats, and `Workspace`, which is all that a stage's `main` sees of
+it. Every file but the logs is replaced atomically, so either side may be killed at any moment. It
+starts and kills nothing.
 """
 
 import hashlib
@@ -88,15 +89,21 @@ class ProgressWriter:
         self._metrics = MetricsLog(directory / METRICS)
         self._written_at = 0.0
 
-    def update(self, done: float, total: float, message: str = "", **metrics: float | int | str) -> None:
-        """Note progress. Metrics, if any, become one line of metrics.jsonl with `done` as their step."""
+    def update(
+        self, done: float, total: float, message: str = "", **metrics: float | int | str
+    ) -> None:
+        """Note progress. Metrics, if any, become one line of metrics.jsonl with `done` as their
+        step.
+        """
         if metrics:
             self._metrics.append(done, metrics)
         now = time.monotonic()
         if done < total and now - self._written_at < _PROGRESS_INTERVAL_SECONDS:
             return
         self._written_at = now
-        progress = Progress(done=done, total=total, message=message, metrics=metrics, at=time.time())
+        progress = Progress(
+            done=done, total=total, message=message, metrics=metrics, at=time.time()
+        )
         replace_text(self._path, progress.model_dump_json())
 
 

@@ -1,4 +1,6 @@
-"""What must survive every process, as rows: runs, artifacts, the journal, promotions, interactions, cycles."""
+"""What must survive every process, as rows: runs, artifacts, the journal, promotions, interactions,
+cycles.
+"""
 
 from infra.ledger.ledger import Ledger, open_ledger
 

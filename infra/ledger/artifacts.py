@@ -1,4 +1,6 @@
-"""The index of artifacts and their lineage. The bytes are elsewhere; `infra.artifacts` joins the two."""
+"""The index of artifacts and their lineage. The bytes are elsewhere; `infra.artifacts` joins the
+two.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,9 +32,11 @@ class ArtifactRepository:
         payload: dict[str, Any],
         at: float,
     ) -> ArtifactRow:
-        """Index an artifact under the next version of its name; the row that is there if it is known.
+        """Index an artifact under the next version of its name; the row that is there if it is
+        known.
 
-        `parents` are (kind, name, fingerprint) of indexed artifacts; an unknown one raises StorageError.
+        `parents` are (kind, name, fingerprint) of indexed artifacts; an unknown one raises
+        StorageError.
         """
         with self._database.write() as connection:
             self._database.serialize(connection, _VERSION_LOCK)

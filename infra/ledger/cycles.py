@@ -23,8 +23,9 @@ class CycleRepository:
         self._database = database
 
     def open(self, cycle_id: str, from_watermark: int, to_watermark: int, at: float) -> CycleRow:
-        """Start a cycle over (from_watermark, to_watermark]; the row that is there if the id is known.
-        Another open cycle raises StorageError."""
+        """Start a cycle over (from_watermark, to_watermark]; the row that is there if the id is
+        known. Another open cycle raises StorageError.
+        """
         with self._database.write() as connection:
             self._database.serialize(connection, _LOCK)
             known = _find(connection, CycleTable.cycle_id == cycle_id)

@@ -1,7 +1,8 @@
-"""The connection to SQLite or Postgres, and the only place where database errors become StorageError.
+"""The connection to SQLite or Postgres, and the only place where database errors become
+StorageError.
 
-Owns engine options, transactions and insert-if-absent. Enters: a URL. Leaves: connections inside transactions. It
-knows no table.
+Owns engine options, transactions and insert-if-absent. Enters: a URL. Leaves: connections inside
+transactions. It knows no table.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,8 @@
 """What users did with deployed checkpoints, and what they said about it.
 
-Owns the order of interactions: `sequence` grows with commit order, so a reader that has seen up to a watermark misses
-nothing. Enters: one row a turn, any number of signals. Leaves: rows since a watermark joined with their feedback.
+Owns the order of interactions: `sequence` grows with commit order, so a reader that has seen up to
+a watermark misses nothing. Enters: one row a turn, any number of signals. Leaves: rows since a
+watermark joined with their feedback.
 """
 
 from collections import defaultdict
@@ -56,7 +57,9 @@ class InteractionRepository:
     def add_feedback(
         self, feedback_id: str, interaction_id: str, signal: str, value: float, created_at: float
     ) -> None:
-        """Add a signal; a known feedback id changes nothing, an unknown interaction raises StorageError."""
+        """Add a signal; a known feedback id changes nothing, an unknown interaction raises
+        StorageError.
+        """
         row = {
             "feedback_id": feedback_id,
             "interaction_id": interaction_id,
@@ -78,7 +81,9 @@ class InteractionRepository:
             self._database.insert_absent(connection, FeedbackTable, [row])
 
     def since(self, watermark: int, until: int | None = None) -> list[InteractionRow]:
-        """Interactions with watermark < sequence <= until (None: all), each with its feedback, in order."""
+        """Interactions with watermark < sequence <= until (None: all), each with its feedback, in
+        order.
+        """
         inside = [InteractionTable.sequence > watermark]
         if until is not None:
             inside.append(InteractionTable.sequence <= until)

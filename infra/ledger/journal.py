@@ -1,7 +1,7 @@
 """The journal of trajectories: reserve -> finish -> commit -> trained, each step once.
 
-Owns promise 4: whatever is killed, a committed trajectory is not lost and none is trained twice. Enters: ids and
-outcomes. Leaves: rows to train. Every call may be repeated; the first one counts.
+Owns promise 4: whatever is killed, a committed trajectory is not lost and none is trained twice.
+Enters: ids and outcomes. Leaves: rows to train. Every call may be repeated; the first one counts.
 """
 
 import time
@@ -129,7 +129,9 @@ class JournalRepository:
             connection.execute(statement, rows)
 
     def commit_group(self, group_id: str) -> None:
-        """Hand a complete group to the trainer. A trajectory of it still reserved raises StorageError."""
+        """Hand a complete group to the trainer. A trajectory of it still reserved raises
+        StorageError.
+        """
         with self._database.write() as connection:
             self._database.serialize(connection, _COMMIT_LOCK)
             states = connection.scalars(
@@ -152,7 +154,9 @@ class JournalRepository:
             )
 
     def mark_trained(self, group_ids: Sequence[str], step: int) -> None:
-        """Note that optimiser step `step` used these groups. A second, different step raises StorageError."""
+        """Note that optimiser step `step` used these groups. A second, different step raises
+        StorageError.
+        """
         with self._database.write() as connection:
             for some in _pieces(group_ids):
                 in_groups = JournalTable.group_id.in_(some)
@@ -179,8 +183,9 @@ class JournalRepository:
     def committed_untrained(
         self, run_id: str, after_checkpoint_step: int | None = None
     ) -> list[JournalRow]:
-        """Rows the trainer owes, in commit order. With a step given, rows trained after it count as owed
-        too: a trainer that restarts from the checkpoint of that step has forgotten them."""
+        """Rows the trainer owes, in commit order. With a step given, rows trained after it count as
+        owed too: a trainer that restarts from the checkpoint of that step has forgotten them.
+        """
         owed = JournalTable.state == JournalState.COMMITTED
         if after_checkpoint_step is not None:
             owed = owed | (JournalTable.trained_step > after_checkpoint_step)
@@ -211,7 +216,9 @@ class JournalRepository:
             ).rowcount
 
     def release_reserved(self, run_id: str) -> int:
-        """Forget trajectories whose worker is gone, so that they can be dispatched again. Returns how many."""
+        """Forget trajectories whose worker is gone, so that they can be dispatched again. Returns
+        how many.
+        """
         with self._database.write() as connection:
             return connection.execute(
                 delete(JournalTable).where(

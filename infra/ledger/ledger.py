@@ -1,7 +1,7 @@
 """The ledger: one database, one repository for each kind of row, and its migrations.
 
-Enters: a URL. Leaves: repositories. `migrate()` must have run once on a database before rows are read or written;
-it is cheap when there is nothing to do.
+Enters: a URL. Leaves: repositories. `migrate()` must have run once on a database before rows are
+read or written; it is cheap when there is nothing to do.
 """
 
 import fcntl

@@ -1,7 +1,8 @@
 """Tables of the ledger as typed SQLAlchemy models.
 
-Owns the schema; a change here needs a migration beside it. Instants are seconds since the epoch. The ledger stores
-ids, numbers, JSON and object keys: it never learns what a Trajectory or a Problem is.
+Owns the schema; a change here needs a migration beside it. Instants are seconds since the epoch.
+The ledger stores ids, numbers, JSON and object keys: it never learns what a Trajectory or a Problem
+is.
 """
 
 from typing import Any

@@ -1,7 +1,8 @@
 """Which checkpoint serves users, and how it came to.
 
-Owns the champion pointer. A change is journalled in three commits: open an entry, flip the pointer, close the entry;
-killed in between, the next call finishes it when the pointer was flipped and undoes it when not. It judges nothing.
+Owns the champion pointer. A change is journalled in three commits: open an entry, flip the pointer,
+close the entry; killed in between, the next call finishes it when the pointer was flipped and
+undoes it when not. It judges nothing.
 """
 
 from typing import Literal
@@ -47,8 +48,8 @@ class PromotionRepository:
     def roll_back(self, reason: str, at: float, checkpoint_id: str | None = None) -> Pointer:
         """Return to the champion before the current one.
 
-        With `checkpoint_id` given it is that checkpoint which must go: nothing changes when another one is champion.
-        Without an earlier champion: StorageError.
+        With `checkpoint_id` given it is that checkpoint which must go: nothing changes when another
+        one is champion. Without an earlier champion: StorageError.
         """
         self.settle()
         with self._database.read() as connection:
@@ -62,9 +63,7 @@ class PromotionRepository:
                 f"cannot roll back from checkpoint {seen}: no champion before it, wanted one"
             )
         earlier = stack[-2]
-        return self._move(
-            "roll_back", earlier.to_checkpoint_id, earlier.scorecard_id, reason, at
-        )
+        return self._move("roll_back", earlier.to_checkpoint_id, earlier.scorecard_id, reason, at)
 
     def settle(self) -> None:
         """Close entries whose pointer was flipped and undo those whose was not."""

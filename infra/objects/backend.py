@@ -1,4 +1,6 @@
-"""What an object store backend must do. Backends raise OSError; `ObjectStore` makes it a StorageError."""
+"""What an object store backend must do. Backends raise OSError; `ObjectStore` makes it a
+StorageError.
+"""
 
 from pathlib import Path
 from typing import Protocol

@@ -1,4 +1,6 @@
-"""The checksum of everything stored: xxh3-128 as 32 hex digits. It guards against damage, not against malice."""
+"""The checksum of everything stored: xxh3-128 as 32 hex digits. It guards against damage, not
+against malice.
+"""
 
 from pathlib import Path
 

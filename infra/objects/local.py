@@ -1,4 +1,6 @@
-"""Objects as files under one directory. A put writes a temporary file beside the target and renames it."""
+"""Objects as files under one directory. A put writes a temporary file beside the target and renames
+it.
+"""
 
 import contextlib
 import os

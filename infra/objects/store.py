@@ -1,7 +1,7 @@
 """The object store: whole objects by key, put atomically, checked on the way out.
 
-Owns key rules, checksums on read and the errors. Enters: keys and bytes or files. Leaves: the same bytes, or a
-StorageError that names URL, key and what to do. It knows no artifacts and no records.
+Owns key rules, checksums on read and the errors. Enters: keys and bytes or files. Leaves: the same
+bytes, or a StorageError that names URL, key and what to do. It knows no artifacts and no records.
 """
 
 import errno

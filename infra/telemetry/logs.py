@@ -1,7 +1,7 @@
 """Log lines as key=value.
 
-Owns the format. Enters: standard logging records and ids. Leaves: lines on a stream. It owns no logger: each module
-has `logging.getLogger(__name__)`.
+Owns the format. Enters: standard logging records and ids. Leaves: lines on a stream. It owns no
+logger: each module has `logging.getLogger(__name__)`.
 """
 
 import logging
@@ -21,7 +21,9 @@ def fields(**values: object) -> str:
 
 
 def configure_logging(stream: TextIO | None = None, level: int = logging.INFO) -> None:
-    """Send all logs of this process to `stream` (stderr when None). Call once, in the program's entry."""
+    """Send all logs of this process to `stream` (stderr when None). Call once, in the program's
+    entry.
+    """
     logging.basicConfig(stream=stream or sys.stderr, level=level, format=_FORMAT, force=True)
     for noisy in ("botocore", "aiobotocore", "asyncio", "fsspec", "s3fs", "urllib3", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

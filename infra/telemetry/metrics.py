@@ -1,7 +1,7 @@
 """Metrics of a long computation: one JSON line a step, readable while it grows and after a kill.
 
-Owns the file format. Enters: a step and numbers. Leaves: lines, and `read_metrics` that gives each step once even when
-the writer was killed and repeated steps. It plots nothing.
+Owns the file format. Enters: a step and numbers. Leaves: lines, and `read_metrics` that gives each
+step once even when the writer was killed and repeated steps. It plots nothing.
 """
 
 import json

@@ -1,7 +1,9 @@
-"""Shows how far a long stage is: a bar on a terminal, a line every few seconds elsewhere, and an optional sink.
+"""Shows how far a long stage is: a bar on a terminal, a line every few seconds elsewhere, and an
+optional sink.
 
-Owns the rendering of progress only. Enters: done, total, a message. Leaves: text on standard error and calls of the
-sink (a Prefect progress artifact, say), never more often than `sink_every_seconds`.
+Owns the rendering of progress only. Enters: done, total, a message. Leaves: text on standard error
+and calls of the sink (a Prefect progress artifact, say), never more often than
+`sink_every_seconds`.
 """
 
 import logging
@@ -71,6 +73,8 @@ class StageBar:
         if not self._is_terminal and now - self._lined_at >= self._line_every_seconds:
             self._lined_at = now
             logger.info("stage=%s percent=%.0f %s", self._name, 100 * ratio, message)
-        if self._sink is not None and (now - self._sunk_at >= self._sink_every_seconds or ratio >= 1):
+        if self._sink is not None and (
+            now - self._sunk_at >= self._sink_every_seconds or ratio >= 1
+        ):
             self._sunk_at = now
             self._sink(100 * ratio)
