@@ -47,10 +47,11 @@ class LocalEngine:
         version: int,
         config: EngineConfig,
         name: str = "engine",
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.spec = spec
         self.name = name
-        self._engine = DecodeEngine(spec, prepare_weights(spec, weights, version), config)
+        self._engine = DecodeEngine(spec, prepare_weights(spec, weights, version), config, clock)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._waiters: dict[str, _Waiter] = {}  # touched by the decode thread only
         self._failure: BaseException | None = None

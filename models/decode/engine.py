@@ -21,7 +21,7 @@ from models.decode.cache import SlotCache
 from models.decode.forward import Trunk
 from models.decode.protocol import GenerateRequest, Generation, StopReason
 from models.decode.requests import RequestQueue, RunningRequest, check_request
-from models.decode.sampling import NoiseSource, SamplingRules, sample_rows
+from models.decode.sampling import NoiseSource, SamplingRules, sample_rows, seed_key
 from models.decode.slots import SlotTable
 from models.decode.speculation import Speculator
 from models.decode.statistics import EngineStatistics
@@ -160,6 +160,17 @@ class DecodeEngine:
     @torch.inference_mode()
     def step(self) -> list[Generation]:
         """Admits what fits, runs one forward pass, returns the requests that ended."""
+        precision = torch.get_float32_matmul_precision()
+        if precision == "highest":
+            return self._step()
+        # A trainer in this process may have chosen oneDNN's products, which compile for every new row count.
+        torch.set_float32_matmul_precision("highest")
+        try:
+            return self._step()
+        finally:
+            torch.set_float32_matmul_precision(precision)
+
+    def _step(self) -> list[Generation]:
         finished = self._admit_waiting()
         if not self._running:
             return finished
@@ -258,7 +269,7 @@ class DecodeEngine:
         slots.routed_S[slot] = reused
         slots.reported_S[slot] = min(slots.reported_S[slot], reused)
         slots.limit_S[slot] = min(length + request.max_new_tokens, self.max_context_tokens)
-        slots.seeds_S[slot] = np.uint64(request.seed & 0xFFFFFFFFFFFFFFFF)
+        slots.seed_keys_S[slot] = seed_key(request.seed)
         slots.temperature_S[slot] = request.temperature
         slots.top_p_S[slot] = request.top_p
         slots.is_stop_SV[slot] = False
@@ -297,8 +308,8 @@ class DecodeEngine:
             return None
         width = depth + 1
         positions_Bm = slots.context_S[decode_slots_B][:, None] + np.arange(width)
-        seeds_R = np.repeat(slots.seeds_S[decode_slots_B], width)
-        noise_BmV = self._noise.exponential(seeds_R, positions_Bm.reshape(-1)).reshape(
+        seed_keys_R = np.repeat(slots.seed_keys_S[decode_slots_B], width)
+        noise_BmV = self._noise.exponential(seed_keys_R, positions_Bm.reshape(-1)).reshape(
             *positions_Bm.shape, -1
         )
         speculator.draft(self._weights, slots, decode_slots_B, noise_BmV)
@@ -307,10 +318,11 @@ class DecodeEngine:
 
     def _store_routes(self, plan: BatchPlan, routes_NLK: Tensor) -> None:
         """Records routes, save of positions recorded before a recomputation: those made the tokens."""
-        is_new_N = plan.positions >= self._slots.routed_S[plan.slots]
-        if is_new_N.all():
+        if self.config.cache_policy is CachePolicy.KEEP:
             self._cache.write_routes(plan.slots, plan.positions, routes_NLK)
-        elif is_new_N.any():
+            return
+        is_new_N = plan.positions >= self._slots.routed_S[plan.slots]
+        if is_new_N.any():
             rows = routes_NLK[torch.from_numpy(np.flatnonzero(is_new_N))]
             self._cache.write_routes(plan.slots[is_new_N], plan.positions[is_new_N], rows)
 
@@ -337,7 +349,7 @@ class DecodeEngine:
             return slots_R, np.zeros(0, dtype=np.int64)
         logits_RV = torch.mm(hidden_ND, self._weights.embedding_VD.t())
         if noise_BmV is None:
-            noise_RV = self._noise.exponential(slots.seeds_S[slots_R], slots.context_S[slots_R])
+            noise_RV = self._noise.exponential(slots.seed_keys_S[slots_R], slots.context_S[slots_R])
             rules = SamplingRules(slots.temperature_S[slots_R], slots.top_p_S[slots_R])
             return self._append(slots_R, *sample_rows(logits_RV, rules, noise_RV), hidden_ND)
         width = noise_BmV.shape[1]

@@ -34,26 +34,22 @@ class NoiseSource:
     """Exponential noise as a function of (seed, position, token)."""
 
     def __init__(self, vocab_size: int) -> None:
-        with np.errstate(over="ignore"):
-            self._token_keys_V = np.arange(vocab_size, dtype=np.uint32) * _GOLDEN_32
+        self._token_keys_V = np.arange(vocab_size, dtype=np.uint32) * _GOLDEN_32
 
-    def exponential(self, seeds_R: np.ndarray, positions_R: np.ndarray) -> np.ndarray:
-        """Float32 noise [R, V] with mean 1; the same for equal (seed, position) whatever the batch."""
-        with np.errstate(over="ignore"):
-            keys_R = _mix_64(
-                _mix_64(seeds_R + _GOLDEN_64) + positions_R.astype(np.uint64) * _GOLDEN_64
-            )
-            low_R1 = keys_R.astype(np.uint32)[:, None]
-            high_R1 = (keys_R >> np.uint64(32)).astype(np.uint32)[:, None]
-            bits_RV = self._token_keys_V + low_R1
-            bits_RV ^= bits_RV >> np.uint32(16)
-            bits_RV *= _MIX_32_A
-            bits_RV += high_R1
-            bits_RV ^= bits_RV >> np.uint32(13)
-            bits_RV *= _MIX_32_B
-            bits_RV >>= np.uint32(
-                9
-            )  # 23 bits and a half are exact in float32: the noise is never 0
+    def exponential(self, seed_keys_R: np.ndarray, positions_R: np.ndarray) -> np.ndarray:
+        """Float32 noise [R, V] with mean 1; the same for equal (seed key, position) whatever the batch."""
+        keys_R = _mix_64(seed_keys_R + positions_R.astype(np.uint64) * _GOLDEN_64)
+        low_R1 = keys_R.astype(np.uint32)[:, None]
+        high_R1 = (keys_R >> np.uint64(32)).astype(np.uint32)[:, None]
+        bits_RV = self._token_keys_V + low_R1
+        bits_RV ^= bits_RV >> np.uint32(16)
+        bits_RV *= _MIX_32_A
+        bits_RV += high_R1
+        bits_RV ^= bits_RV >> np.uint32(13)
+        bits_RV *= _MIX_32_B
+        bits_RV >>= np.uint32(
+            9
+        )  # 23 bits and a half are exact in float32: the noise is never 0
         uniform_RV = bits_RV.astype(np.float32)
         uniform_RV += np.float32(0.5)
         uniform_RV *= _UNIT_23
@@ -93,6 +89,11 @@ def keep_top_p(probabilities_RV: Tensor, top_p_R: Tensor) -> Tensor:
     ordered_RV = torch.where(mass_before_RV < limit_R1, ordered_RV, 0.0)
     kept_RV = torch.zeros_like(probabilities_RV).scatter_(1, order_RV, ordered_RV)
     return kept_RV / kept_RV.sum(dim=-1, keepdim=True)
+
+
+def seed_key(seed: int) -> np.uint64:
+    """Spreads a request's seed over 64 bits, so that near seeds share nothing."""
+    return _mix_64(np.array([seed % 2**64], dtype=np.uint64) + _GOLDEN_64)[0]
 
 
 def _mix_64(values: np.ndarray) -> np.ndarray:

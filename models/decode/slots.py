@@ -37,7 +37,7 @@ class SlotTable:
         self.oldest_version_S = np.zeros(
             slots, dtype=np.int64
         )  # of the weights that made the cached keys
-        self.seeds_S = np.zeros(slots, dtype=np.uint64)
+        self.seed_keys_S = np.zeros(slots, dtype=np.uint64)
         self.temperature_S = np.ones(slots, dtype=np.float32)
         self.top_p_S = np.ones(slots, dtype=np.float32)
         self.is_stop_SV = np.zeros((slots, vocab_size), dtype=bool)

@@ -21,7 +21,7 @@ from models.decode.slots import SlotTable
 from models.decode.weights import DecodeWeights
 
 _WINDOW_STEPS = 16  # measurements a depth and batch size that the gate looks back on
-_PROBE_STEPS = 8  # consecutive steps of a depth tried again
+_PROBE_ROUNDS = 6  # times each depth is tried in a probe
 _FIRST_PROBE_INTERVAL_STEPS = 128
 _LAST_PROBE_INTERVAL_STEPS = (
     4096  # a depth that keeps losing is tried ever less often: under 0.2 % of steps
@@ -134,42 +134,34 @@ class _Course:
 
     def __init__(self, max_depth: int) -> None:
         self.best = 0
-        self._max_depth = max_depth
-        self._seconds: list[deque[float]] = [
-            deque(maxlen=_WINDOW_STEPS) for _ in range(max_depth + 1)
-        ]
-        self._tokens: list[deque[float]] = [
-            deque(maxlen=4 * _WINDOW_STEPS) for _ in range(max_depth + 1)
-        ]
-        self._probe = max_depth  # the depth being tried; -1 when none is
-        self._probe_steps_left = _PROBE_STEPS
+        self._depths = max_depth + 1
+        self._seconds: list[deque[float]] = [deque(maxlen=_WINDOW_STEPS) for _ in range(self._depths)]
+        self._tokens: list[deque[float]] = [deque(maxlen=4 * _WINDOW_STEPS) for _ in range(self._depths)]
+        self._probe_steps_left = _PROBE_ROUNDS * self._depths
         self._steps_until_probe = 0
         self._interval_steps = _FIRST_PROBE_INTERVAL_STEPS
 
     def next_depth(self) -> int:
-        return self._probe if self._probe >= 0 else self.best
+        """Every depth in turn while probing, so that a slow moment of the machine hits all alike; else the best."""
+        return self._probe_steps_left % self._depths if self._probe_steps_left else self.best
 
     def record(self, depth: int, seconds: float, tokens: float) -> None:
         self._seconds[depth].append(seconds)
         self._tokens[depth].append(tokens)
-        if self._probe >= 0:
+        if self._probe_steps_left:
             self._probe_steps_left -= 1
-            if self._probe_steps_left == 0:
-                self._next_probe()
+            if not self._probe_steps_left:
+                self._decide()
             return
         self._steps_until_probe -= 1
-        if self._steps_until_probe == 0:
-            self._probe, self._probe_steps_left = self._max_depth, _PROBE_STEPS
+        if not self._steps_until_probe:
+            self._probe_steps_left = _PROBE_ROUNDS * self._depths
 
-    def _next_probe(self) -> None:
-        """Goes on to the next shallower depth; after depth 0 decides and waits."""
-        self._probe -= 1
-        while self._probe == self.best != 0:  # measured all the time anyway
-            self._probe -= 1
-        self._probe_steps_left = _PROBE_STEPS
-        if self._probe >= 0:
-            return
-        rates = [self._rate(depth) for depth in range(self._max_depth + 1)]
+    def _decide(self) -> None:
+        rates = [
+            float(np.mean(tokens) / np.median(seconds)) if seconds else 0.0
+            for tokens, seconds in zip(self._tokens, self._seconds, strict=True)
+        ]
         winner = int(np.argmax(rates))
         winner = winner if rates[winner] > _MIN_GAIN_RATIO * rates[0] else 0
         is_settled = winner == self.best
@@ -180,9 +172,3 @@ class _Course:
         )
         self.best = winner
         self._steps_until_probe = self._interval_steps
-
-    def _rate(self, depth: int) -> float:
-        """Tokens a second and slot; the median step keeps one slow step from deciding."""
-        if not self._seconds[depth]:
-            return 0.0
-        return float(np.mean(self._tokens[depth]) / np.median(self._seconds[depth]))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import chisquare, kstest
 
-from models.decode.sampling import NoiseSource, SamplingRules, keep_top_p, sample_rows
+from models.decode.sampling import NoiseSource, SamplingRules, keep_top_p, sample_rows, seed_key
 
 LOGITS_V = torch.tensor([1.0, 0.2, -0.5, 2.0, 0.0, -3.0, 0.7, 1.5])
 NOISE = NoiseSource(len(LOGITS_V))
@@ -15,7 +15,7 @@ def draw(
     rows: int, temperature: float, top_p: float = 1.0, seed: int = 11
 ) -> tuple[np.ndarray, np.ndarray]:
     rules = SamplingRules(np.full(rows, temperature, np.float32), np.full(rows, top_p, np.float32))
-    noise_RV = NOISE.exponential(np.full(rows, seed, np.uint64), np.arange(rows))
+    noise_RV = NOISE.exponential(np.full(rows, seed_key(seed)), np.arange(rows))
     return sample_rows(LOGITS_V.expand(rows, -1), rules, noise_RV)
 
 
@@ -52,7 +52,8 @@ def test_greedy_takes_the_maximum_and_reports_the_models_logprob() -> None:
 
 
 def test_noise_depends_on_seed_and_position_only() -> None:
-    seeds, positions = np.array([5, 5, 9, 5], np.uint64), np.array([0, 7, 0, 0])
+    seeds = np.array([seed_key(seed) for seed in (5, 5, 9, 5)])
+    positions = np.array([0, 7, 0, 0])
     noise = NOISE.exponential(seeds, positions)
     np.testing.assert_array_equal(noise[0], noise[3])
     assert len({row.tobytes() for row in noise}) == 3
@@ -60,7 +61,9 @@ def test_noise_depends_on_seed_and_position_only() -> None:
 
 
 def test_noise_is_exponential_and_never_zero() -> None:
-    noise = NoiseSource(1024).exponential(np.arange(400, dtype=np.uint64), np.full(400, 3))
+    noise = NoiseSource(1024).exponential(
+        np.array([seed_key(seed) for seed in range(400)]), np.full(400, 3)
+    )
     assert noise.min() > 0
     assert kstest(noise.ravel()[::7], "expon").pvalue > 1e-3
     neighbours = np.corrcoef(noise[:-1].ravel(), noise[1:].ravel())[0, 1]

@@ -1,0 +1,226 @@
+"""How fast one core decodes. Run: python -m tests.benchmarks.decode [--quick]
+
+Random weights of nano's shape. Rates are tokens a second of the decode thread's own CPU time (equal to wall time on an idle
+machine, steady on a busy one); the wall column shows what this run saw. The floor is the time of the matrix products alone,
+same shapes, same run. The agent row plays many sessions of several short turns through `LocalEngine`, as rollouts do.
+"""
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass
+from time import perf_counter, process_time, thread_time
+
+import numpy as np
+import torch
+
+from infra.engine.local import LocalEngine
+from models.decode.engine import DecodeEngine, EngineConfig
+from models.decode.protocol import GenerateRequest
+from models.decode.weights import DecodeWeights, prepare_weights
+from models.presets import NANO
+from tests.fakes.tiny_model import random_weights
+
+PROMPT_TOKENS = 128
+TARGETS = {
+    "decode_b1_tokens_per_second": 600.0,
+    "decode_b64_tokens_per_second": 6000.0,
+    "request_overhead_milliseconds": 0.3,
+    "reuse_first_token_ratio": 0.5,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """One batch size."""
+
+    batch: int
+    decode_per_second: float
+    total_per_second: float
+    wall_per_second: float
+    prefill_per_second: float
+    floor_ratio: float
+
+
+def random_prompt(rng: np.random.Generator, tokens: int) -> tuple[int, ...]:
+    return tuple(rng.integers(0, NANO.vocab_size, tokens).tolist())
+
+
+def measure_batch(weights: DecodeWeights, batch: int, new_tokens: int) -> Rates:
+    """Decodes `batch` requests side by side."""
+    rng = np.random.default_rng(batch)
+    config = EngineConfig(slots=64, share_prefixes=False)
+    engine = DecodeEngine(NANO, weights, config, clock=thread_time)
+    for index in range(batch):
+        prompt = random_prompt(rng, PROMPT_TOKENS)
+        engine.submit(GenerateRequest(f"r{index}", f"s{index}", prompt, new_tokens, (), seed=index))
+    wall_started = perf_counter()
+    while engine.has_work:
+        engine.step()
+    wall_seconds = perf_counter() - wall_started
+    totals = engine.statistics
+    decode_rate = totals.decode_only_tokens / totals.decode_only_seconds
+    prefill_seconds = totals.busy_seconds - totals.decode_only_seconds
+    return Rates(
+        batch=batch,
+        decode_per_second=decode_rate,
+        total_per_second=totals.generated_tokens / totals.busy_seconds,
+        wall_per_second=totals.generated_tokens / wall_seconds,
+        prefill_per_second=totals.prefill_tokens / prefill_seconds,
+        floor_ratio=batch / decode_rate / floor_seconds(batch, PROMPT_TOKENS + new_tokens // 2),
+    )
+
+
+def floor_seconds(batch: int, context: int) -> float:
+    """CPU seconds of one step's matrix products alone, best of several tries."""
+    hidden = torch.randn(batch, NANO.hidden_size)
+    qkv = torch.randn(NANO.query_size + 2 * NANO.key_value_size, NANO.hidden_size)
+    output = torch.randn(NANO.hidden_size, NANO.query_size)
+    up = torch.randn(2 * NANO.expert_hidden_size, NANO.hidden_size)
+    down = torch.randn(NANO.hidden_size, NANO.expert_hidden_size)
+    head = torch.randn(NANO.vocab_size, NANO.hidden_size)
+    copies = batch * NANO.experts_per_token
+    used = min(NANO.num_experts, copies)
+    expert_rows = torch.randn(-(-copies // used), NANO.hidden_size)
+    inner_rows = torch.randn(-(-copies // used), NANO.expert_hidden_size)
+    groups = batch * NANO.num_query_groups
+    per_group = NANO.num_attention_heads // NANO.num_query_groups
+    query = torch.randn(groups, per_group, NANO.head_dim)
+    keys = torch.randn(groups, NANO.head_dim, context)
+    weights = torch.randn(groups, per_group, context)
+    values = torch.randn(groups, context, NANO.head_dim)
+    best = float("inf")
+    for _ in range(20):
+        started = thread_time()
+        for _ in range(NANO.num_layers):
+            hidden @ qkv.t()
+            torch.bmm(query, keys)
+            torch.bmm(weights, values)
+            hidden @ output.t()
+            for _ in range(used):
+                expert_rows @ up.t()
+                inner_rows @ down.t()
+        hidden @ head.t()
+        best = min(best, thread_time() - started)
+    return best
+
+
+def measure_reuse(weights: DecodeWeights) -> float:
+    """CPU time to the first token of a later turn with 16 new tokens, over that of the whole context fed anew."""
+    rng = np.random.default_rng(7)
+    context = random_prompt(rng, 320)
+
+    def first_token_seconds(warm: bool, repeats: int = 7) -> float:
+        times = []
+        for index in range(repeats):
+            engine = DecodeEngine(NANO, weights, EngineConfig(slots=4), clock=thread_time)
+            if warm:
+                engine.submit(GenerateRequest("before", "s", context[:-16], 1, (), seed=index))
+                while engine.has_work:
+                    engine.step()
+            engine.submit(GenerateRequest("turn", "s", context, 1, (), seed=index))
+            started = thread_time()
+            while engine.has_work:
+                engine.step()
+            times.append(thread_time() - started)
+        return float(np.median(times))
+
+    return first_token_seconds(warm=True) / first_token_seconds(warm=False)
+
+
+async def measure_overhead(engine: LocalEngine, requests: int) -> float:
+    """CPU milliseconds of this process a request beyond the decode steps themselves."""
+    rng = np.random.default_rng(3)
+    batch = [
+        GenerateRequest(f"o{index}", f"o{index}", random_prompt(rng, 8), 1, (), seed=index)
+        for index in range(requests)
+    ]
+    before, process_before = engine.statistics()["busy_seconds"], process_time()
+    await engine.generate_many(batch)
+    outside = process_time() - process_before - (engine.statistics()["busy_seconds"] - before)
+    return max(0.0, outside) / requests * 1e3
+
+
+async def measure_agents(engine: LocalEngine, sessions: int, turns: int) -> tuple[float, float]:
+    """(generated tokens a wall second, a CPU second of the whole process) over short-turn sessions."""
+    generated = 0
+
+    async def play(index: int) -> None:
+        nonlocal generated
+        rng = np.random.default_rng(index)
+        context = random_prompt(rng, 60)
+        for turn in range(turns):
+            limit = int(rng.integers(10, 50))
+            request = GenerateRequest(
+                f"a{index}-{turn}", f"a{index}", context, limit, (), seed=index
+            )
+            generation = await engine.generate(request)
+            generated += len(generation.token_ids)
+            context = context + generation.token_ids + random_prompt(rng, int(rng.integers(10, 60)))
+        await engine.end_session(f"a{index}")
+
+    wall_started, process_started = perf_counter(), process_time()
+    await asyncio.gather(*(play(index) for index in range(sessions)))
+    return generated / (perf_counter() - wall_started), generated / (
+        process_time() - process_started
+    )
+
+
+async def measure_service(weights_seed: int, is_quick: bool) -> dict[str, float]:
+    """What callers of the thread see."""
+    config = EngineConfig(slots=64)
+    engine = LocalEngine(NANO, random_weights(NANO, weights_seed), 0, config, clock=thread_time)
+    await measure_agents(engine, 8, 1)
+    overhead = await measure_overhead(engine, 100 if is_quick else 500)
+    wall, cpu = await measure_agents(engine, 32 if is_quick else 128, 4)
+    report = await engine.swap_weights(random_weights(NANO, weights_seed + 1), 1)
+    engine.close()
+    return {
+        "request_overhead_milliseconds": overhead,
+        "agents_tokens_per_wall_second": wall,
+        "agents_tokens_per_cpu_second": cpu,
+        "swap_prepare_milliseconds": report.prepare_seconds * 1e3,
+        "swap_pause_milliseconds": report.pause_seconds * 1e3,
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Prints the table and one JSON line."""
+    is_quick = "--quick" in arguments
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    weights = prepare_weights(NANO, random_weights(NANO), 0)
+    measure_batch(weights, 4, 16)
+    figures: dict[str, float] = {}
+    print(
+        f"{'batch':>5} {'decode/s':>9} {'total/s':>9} {'wall/s':>9} {'prefill/s':>9} {'x floor':>8}"
+    )
+    for batch in (1, 16, 64):
+        rates = measure_batch(weights, batch, 48 if is_quick else 256)
+        print(
+            f"{rates.batch:5d} {rates.decode_per_second:9.0f} {rates.total_per_second:9.0f} "
+            f"{rates.wall_per_second:9.0f} {rates.prefill_per_second:9.0f} {rates.floor_ratio:8.2f}"
+        )
+        figures[f"decode_b{batch}_tokens_per_second"] = rates.decode_per_second
+        figures[f"prefill_b{batch}_tokens_per_second"] = rates.prefill_per_second
+        figures[f"decode_b{batch}_over_floor_ratio"] = rates.floor_ratio
+    figures["reuse_first_token_ratio"] = measure_reuse(weights)
+    figures |= asyncio.run(measure_service(0, is_quick))
+    for name in list(figures)[9:]:
+        print(f"{name:36s} {figures[name]:10.3f}")
+    met = {
+        name: figures[name] <= target
+        if name.endswith(("milliseconds", "ratio"))
+        else figures[name] >= target
+        for name, target in TARGETS.items()
+    }
+    rounded = {name: round(value, 4) for name, value in figures.items()}
+    print(
+        json.dumps(
+            {"name": "decode", "figures": rounded, "targets": TARGETS, "met": all(met.values())}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
