@@ -49,7 +49,7 @@ def pack(
     bucket is an error: cutting it would train on a sequence that nobody sampled.
     """
     largest = config.bucket_tokens[-1]
-    lengths = [len(sample.segment.token_ids_T) for sample in samples]
+    lengths = [trainable_length(sample.segment) for sample in samples]
     for sample, length in zip(samples, lengths, strict=True):
         if length and sample.segment.loss_mask_T[0]:
             raise TrainingError(
@@ -77,6 +77,12 @@ def pack(
     return sorted(microbatches, key=lambda batch: -cost(batch.tokens_BT.shape))
 
 
+def trainable_length(segment: Segment) -> int:
+    """Tokens up to the last sampled one; tool results behind it (an attempt cut short) take part in no loss."""
+    sampled = np.flatnonzero(segment.loss_mask_T)
+    return int(sampled[-1]) + 1 if len(sampled) else len(segment.token_ids_T)
+
+
 def cost(shape: tuple[int, ...]) -> float:
     """Relative work of a microbatch of [rows, tokens]: linear in tokens plus attention's square."""
     rows, tokens = shape
@@ -99,11 +105,11 @@ def _stack(
         routes_BTLK=np.full((rows, bucket, *routes_shape), MISSING_ROUTE, dtype=np.int16),
     )
     for row, segment in enumerate(segments):
-        length = len(segment.token_ids_T)
-        batch.tokens_BT[row, :length] = segment.token_ids_T
-        batch.loss_mask_BT[row, :length] = segment.loss_mask_T
+        length = trainable_length(segment)
+        batch.tokens_BT[row, :length] = segment.token_ids_T[:length]
+        batch.loss_mask_BT[row, :length] = segment.loss_mask_T[:length]
         batch.padding_BT[row, :length] = False
-        batch.rollout_logprobs_BT[row, :length] = segment.logprobs_T
-        batch.weight_versions_BT[row, :length] = segment.weight_versions_T
-        batch.routes_BTLK[row, :length] = segment.routed_experts_TLK
+        batch.rollout_logprobs_BT[row, :length] = segment.logprobs_T[:length]
+        batch.weight_versions_BT[row, :length] = segment.weight_versions_T[:length]
+        batch.routes_BTLK[row, :length] = segment.routed_experts_TLK[:length]
     return batch

@@ -63,3 +63,23 @@ def test_pack_sample_beyond_the_largest_bucket_is_an_error() -> None:
 def test_pack_sample_that_begins_sampled_is_an_error() -> None:
     with pytest.raises(TrainingError, match="wanted a prompt"):
         pack([make_sample(0, [1], [True])], [0.0], CONFIG)
+
+
+def test_pack_tool_results_behind_the_last_sampled_token_take_no_place() -> None:
+    config = PackingConfig(bucket_tokens=(8, 16))
+    [sample] = samples_of([12])
+    segment = sample.segment
+    mask = np.zeros(40, dtype=bool)
+    mask[:12] = segment.loss_mask_T
+    mask[11] = True
+    longer = {
+        "token_ids_T": np.resize(segment.token_ids_T, 40),
+        "loss_mask_T": mask,
+        "logprobs_T": np.where(mask, -0.5, 0.0).astype(np.float32),
+        "weight_versions_T": np.where(mask, 1, -1).astype(np.int64),
+        "routed_experts_TLK": np.resize(segment.routed_experts_TLK, (40, *segment.routed_experts_TLK.shape[1:])),
+    }
+    cut_short = sample.model_copy(update={"segment": segment.model_copy(update=longer)})
+    [batch] = pack([cut_short], [1.0], config)
+    assert batch.tokens_BT.shape[1] == 16
+    assert batch.real_tokens == 12
