@@ -16,7 +16,8 @@ from infra.sandbox.repository import PreparedRepository, fingerprint_files
 from infra.sandbox.test_server import TestProbe, TestServer, VerdictCache
 
 __all__ = [
-    "ExecResult", "Frame", "NamespaceSandbox", "PreparedRepository", "RepositoryEnvironment", "Sandbox",
-    "SandboxLimits", "SandboxPool", "TestFailure", "TestOutcome", "TestProbe", "TestReport", "TestServer",
-    "TextRegion", "VerdictCache", "fingerprint_files", "report_to_text",
+    "ExecResult", "Frame", "NamespaceSandbox", "PreparedRepository", "RepositoryEnvironment",
+    "Sandbox", "SandboxLimits", "SandboxPool", "TestFailure", "TestOutcome", "TestProbe",
+    "TestReport", "TestServer", "TextRegion", "VerdictCache", "fingerprint_files",
+    "report_to_text",
 ]  # fmt: skip

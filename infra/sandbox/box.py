@@ -1,8 +1,9 @@
 """Starts one bubblewrap box and holds its process: the only place that knows bubblewrap's flags.
 
-Owns the command line, the curated file system a box sees, resource limits and the socket to the server that runs as
-process 1 inside. Enters: which server to run and extra mounts. Leaves: a `BoxProcess` with a connected socket. A box has
-no network, no capabilities, no host path and no site-packages except the few a test runner needs.
+Owns the command line, the curated file system a box sees, resource limits and the socket to the
+server that runs as process 1 inside. Enters: which server to run and extra mounts. Leaves: a
+`BoxProcess` with a connected socket. A box has no network, no capabilities, no host path and no
+site-packages except the few a test runner needs.
 """
 
 import compileall
@@ -29,7 +30,8 @@ _PYTHON = "/opt/python"
 _LIBRARY = "/sandbox/lib/infra/sandbox/inside"
 _SITE = "/sandbox/site"
 _RUNNER_PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
-# Folders of the standard library that carry other projects' code (pip's wheels, the itertools recipes in CPython's own
+# Folders of the standard library that carry other projects' code (pip's wheels, the itertools
+# recipes in CPython's own
 # tests): an agent could find there what a problem removed.
 _MASKED_STDLIB = (
     "site-packages",
@@ -44,7 +46,8 @@ _counter = itertools.count()
 _NO_NAMESPACES = (
     "the kernel refused the sandbox's namespaces; allow them with "
     "`sysctl -w user.max_user_namespaces=15000` (and on Ubuntu `sysctl -w "
-    "kernel.apparmor_restrict_unprivileged_userns=0`), or run the container with `--security-opt seccomp=unconfined`"
+    "kernel.apparmor_restrict_unprivileged_userns=0`), or run the container with "
+    "`--security-opt seccomp=unconfined`"
 )
 
 
@@ -58,7 +61,10 @@ class BoxProcess:
         mounts: tuple[str, ...] = (),
         extra_packages: tuple[str, ...] = (),
     ) -> None:
-        """Start `server` (a module below infra/sandbox/inside). The calling thread must outlive the box."""
+        """Start `server` (a module below infra/sandbox/inside).
+
+        The calling thread must outlive the box.
+        """
         _compile_servers()
         host_socket, box_socket = socket.socketpair()
         self.socket = host_socket
@@ -136,7 +142,9 @@ def _inside_directory() -> Path:
 
 
 def _enter_groups(process_files: tuple[Path, ...]) -> list[str]:
-    """A shell prefix that joins the control groups before bubblewrap starts, so that nothing escapes them."""
+    """A shell prefix that joins the control groups before bubblewrap starts, so that nothing
+    escapes them.
+    """
     if not process_files:
         return []
     joins = " && ".join(f'echo $$ > "{path}"' for path in process_files)
@@ -149,7 +157,10 @@ def _start_server(server: str, descriptor: int) -> str:
 
 
 def _limit_process(process_id: int, limits: SandboxLimits) -> None:
-    """Limits that every process of the box inherits; address space is set by the server for what it starts."""
+    """Limits that every process of the box inherits.
+
+    Address space is set by the server for what it starts.
+    """
     resource.prlimit(process_id, resource.RLIMIT_FSIZE, (limits.file_bytes, limits.file_bytes))
     resource.prlimit(process_id, resource.RLIMIT_CORE, (0, 0))
 
@@ -208,14 +219,16 @@ def _environment() -> dict[str, str]:
 
 @functools.cache
 def _system_mounts() -> tuple[str, ...]:
-    """Programs and shared libraries of the host, read-only, without Python packages, configuration or data."""
+    """Programs and shared libraries of the host, read-only, without Python packages, configuration
+    or data.
+    """
     mounts: list[str] = []
     for path in ("/usr/bin", "/usr/lib", "/usr/lib64", "/usr/libexec"):
         if Path(path).is_dir():
             mounts += ["--ro-bind", path, path]
     for path in ("/bin", "/lib", "/lib64", "/sbin"):
         if Path(path).is_symlink():
-            mounts += ["--symlink", os.readlink(path), path]
+            mounts += ["--symlink", str(Path(path).readlink()), path]
         elif Path(path).is_dir():
             mounts += ["--ro-bind", path, path]
     for folder in sorted(Path("/usr/lib").glob("python3*")):
@@ -227,7 +240,7 @@ def _system_mounts() -> tuple[str, ...]:
 
 @functools.cache
 def _python_mounts(extra_packages: tuple[str, ...]) -> tuple[str, ...]:
-    """This interpreter at /opt/python without its site-packages, the test runner, and the servers."""
+    """The interpreter at /opt/python without site-packages, the test runner, the servers."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     standard_library = Path(sysconfig.get_path("stdlib"))
     inside_library = f"{_PYTHON}/{sys.platlibdir}/{version}"

@@ -1,7 +1,7 @@
 """Requests and replies over a box's socket, many at once, from one event loop.
 
-Owns matching replies to requests and turning a closed socket into `SandboxLost`. Enters: headers and blobs. Leaves: the
-same. It does not know what the requests mean.
+Owns matching replies to requests and turning a closed socket into `SandboxLost`. Enters: headers
+and blobs. Leaves: the same. It does not know what the requests mean.
 """
 
 import asyncio
@@ -35,7 +35,10 @@ class BoxChannel:
     async def request(
         self, operation: str, answer_seconds: float, blobs: tuple[bytes, ...] = (), **fields: Any
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Send one request and wait for its reply. SandboxLost when the box died or did not answer in time."""
+        """Send one request and wait for its reply.
+
+        SandboxLost when the box died or did not answer in time.
+        """
         if self._lost:
             raise SandboxLost(self._lost)
         request_id = next(self._ids)

@@ -1,7 +1,9 @@
-"""Limits on memory and processes of a whole box through control groups, where this process may make them.
+"""Limits on memory and processes of a whole box through control groups, where this process may make
+them.
 
-Owns finding a writable hierarchy (version 2, else version 1) and one child group a box. Leaves: the files a process
-must write its id to. Where nothing is writable it leaves none, and the box keeps its rlimits alone.
+Owns finding a writable hierarchy (version 2, else version 1) and one child group a box. Leaves: the
+files a process must write its id to. Where nothing is writable it leaves none, and the box keeps
+its rlimits alone.
 """
 
 import functools
@@ -12,14 +14,18 @@ from infra.sandbox.protocol import SandboxLimits
 
 _ROOT = Path("/sys/fs/cgroup")
 _GROUP = "ostinato"
-_closing: set[Path] = set()  # groups whose last processes had not quite ended when their box was closed
+_closing: set[Path] = (
+    set()
+)  # groups whose last processes had not quite ended when their box was closed
 
 
 class ControlGroup:
     """The groups of one box. `process_files` is empty when control groups are not available."""
 
     def __init__(self, name: str, limits: SandboxLimits) -> None:
-        """`name` must begin with this process's id and a dash: groups of dead processes are swept away."""
+        """`name` must begin with this process's id and a dash: groups of dead processes are swept
+        away.
+        """
         _sweep_dead()
         self._directories: list[Path] = []
         if (_ROOT / "cgroup.controllers").exists():
@@ -34,7 +40,10 @@ class ControlGroup:
         return tuple(directory / "cgroup.procs" for directory in self._directories)
 
     def remove(self) -> None:
-        """Drop the groups. One that the kernel still counts a process in is dropped at a later call."""
+        """Drop the groups.
+
+        One that the kernel still counts a process in is dropped at a later call.
+        """
         _closing.update(self._directories)
         self._directories.clear()
         for directory in list(_closing):
@@ -55,7 +64,10 @@ class ControlGroup:
 @functools.cache
 def _sweep_dead() -> None:
     """Once a process: drop groups whose maker was killed before it could."""
-    for parent in (_ROOT / _GROUP, *(_ROOT / name / _GROUP for name in _version_1(SandboxLimits()))):
+    for parent in (
+        _ROOT / _GROUP,
+        *(_ROOT / name / _GROUP for name in _version_1(SandboxLimits())),
+    ):
         if parent.is_dir():
             for directory in parent.iterdir():
                 maker = directory.name.partition("-")[0]

@@ -1,7 +1,8 @@
 """A repository as a place for attempts: boxes to work in and a warm test run, side by side.
 
-Owns `RepositoryEnvironment` and the short text form of a test report that an agent reads. Enters: a prepared repository.
-Leaves: leased sandboxes and reports. It knows no problems and gives no rewards.
+Owns `RepositoryEnvironment` and the short text form of a test report that an agent reads. Enters: a
+prepared repository. Leaves: leased sandboxes and reports. It knows no problems and gives no
+rewards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +62,7 @@ class RepositoryEnvironment:
 
 
 def report_to_text(report: TestReport, region: TextRegion | None = None) -> str:
-    """`passed`, or `failed: Type: message`, plus ` at <Ln>` for the deepest frame inside `region`."""
+    """`passed`, or `failed: Type: message` and ` at <Ln>` for the deepest frame in `region`."""
     if report.passed:
         return "passed"
     if report.tampering:

@@ -1,7 +1,8 @@
 """The bubblewrap sandbox an agent works in.
 
-Owns `NamespaceSandbox`: the async operations of the `Sandbox` protocol over a box's file server. Enters: a prepared
-repository. Leaves: command results and changed files. It does not judge them and runs no tests (see test_server.py).
+Owns `NamespaceSandbox`: the async operations of the `Sandbox` protocol over a box's file server.
+Enters: a prepared repository. Leaves: command results and changed files. It does not judge them and
+runs no tests (see test_server.py).
 """
 
 from collections.abc import Mapping
@@ -53,7 +54,10 @@ class NamespaceSandbox:
     async def exec(
         self, command: str, timeout_seconds: float, output_cap_bytes: int = 16_384
     ) -> ExecResult:
-        """Run a shell command in /repo. On time-out its process group is ended and what it printed is kept."""
+        """Run a shell command in /repo.
+
+        On time-out its process group is ended and what it printed is kept.
+        """
         reply, blobs = await self._channel.request(
             "exec",
             timeout_seconds + _MARGIN_SECONDS,
@@ -70,7 +74,10 @@ class NamespaceSandbox:
         )
 
     async def read(self, path: str) -> bytes:
-        """Content of a file, at most 8 MiB. SandboxError when it is not a readable file of the repository."""
+        """Content of a file, at most 8 MiB.
+
+        SandboxError when it is not a readable file of the repository.
+        """
         _, blobs = await self._channel.request("read", _FILE_SECONDS, path=path)
         return blobs[0]
 
@@ -91,7 +98,9 @@ class NamespaceSandbox:
         return changes
 
     async def reset(self, files: Mapping[str, bytes | None] | None = None) -> None:
-        """End every process, empty /tmp, and put back the pristine repository with `files` laid over it."""
+        """End every process, empty /tmp, and put back the pristine repository with `files` laid
+        over it.
+        """
         given = files or {}
         kept = {path: content for path, content in given.items() if content is not None}
         await self._channel.request(

@@ -1,6 +1,7 @@
 """Warm boxes of one repository, lent and taken back.
 
-Owns how many boxes exist and their replacement when one dies. A lease always begins with a clean box.
+Owns how many boxes exist and their replacement when one dies. A lease always begins with a clean
+box.
 """
 
 import asyncio
@@ -36,12 +37,16 @@ class SandboxPool:
     async def lease(
         self, files: Mapping[str, bytes | None] | None = None, wait_seconds: float = 120.0
     ) -> NamespaceSandbox:
-        """A clean box with `files` laid over the pristine repository. CapacityExhausted when none came free."""
+        """A clean box with `files` laid over the pristine repository.
+
+        CapacityExhausted when none came free.
+        """
         try:
             await asyncio.wait_for(self._slots.acquire(), wait_seconds)
         except TimeoutError as error:
             raise CapacityExhausted(
-                f"pool of {self.repository.name}: none of {self._size} boxes came free in {wait_seconds} s"
+                f"pool of {self.repository.name}: none of {self._size} boxes came free "
+                f"in {wait_seconds} s"
             ) from error
         try:
             sandbox = await self._clean_box(files)
@@ -52,7 +57,10 @@ class SandboxPool:
         return sandbox
 
     async def release(self, sandbox: NamespaceSandbox) -> None:
-        """Take a box back; everything that runs in it is ended. A lost box is replaced at a later lease."""
+        """Take a box back.
+
+        Everything that runs in it is ended. A lost box is replaced at a later lease.
+        """
         if sandbox not in self._lent:
             raise SandboxError(
                 f"pool of {self.repository.name}: this box was not lent or was given back before"

@@ -1,7 +1,9 @@
-"""What callers and sandboxes say to one another: limits, results, reports, and the `Sandbox` protocol.
+"""What callers and sandboxes say to one another: limits, results, reports, and the `Sandbox`
+protocol.
 
-Owns the records of the sandbox layer. A command that fails is a result; an exception means infrastructure
-(`SandboxLost`, `CapacityExhausted`) or a caller's mistake (`SandboxError`). Nothing here starts a process.
+Owns the records of the sandbox layer. A command that fails is a result; an exception means
+infrastructure (`SandboxLost`, `CapacityExhausted`) or a caller's mistake (`SandboxError`). Nothing
+here starts a process.
 """
 
 from collections.abc import Mapping
@@ -39,7 +41,10 @@ class SandboxLimits(SandboxRecord):
 
 
 class ExecResult(SandboxRecord):
-    """How a command ended. `output` is stdout and stderr as they came, cut in the middle when `truncated`."""
+    """How a command ended.
+
+    `output` is stdout and stderr as they came, cut in the middle when `truncated`.
+    """
 
     exit_code: int = Field(description="negative: ended by that signal")
     output: bytes
@@ -112,7 +117,10 @@ class TestReport(SandboxRecord):
 
 
 class Sandbox(Protocol):
-    """A place where an agent's commands run. Paths are relative to the repository unless they begin with /tmp/."""
+    """A place where an agent's commands run.
+
+    Paths are relative to the repository unless they begin with /tmp/.
+    """
 
     async def exec(
         self, command: str, timeout_seconds: float, output_cap_bytes: int = 16_384

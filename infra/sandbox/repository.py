@@ -1,7 +1,9 @@
-"""A repository made ready for the sandbox: which files are product code, which are tests, and one fingerprint of all.
+"""A repository made ready for the sandbox: which files are product code, which are tests, and one
+fingerprint of all.
 
-Owns `PreparedRepository` and the rule about which paths an agent's edit may reach (`is_editable`). Enters: a directory
-that tasks/problems (or a test) filled. Leaves: file contents and paths. It does not fetch, strip or change sources.
+Owns `PreparedRepository` and the rule about which paths an agent's edit may reach (`is_editable`).
+Enters: a directory that tasks/problems (or a test) filled. Leaves: file contents and paths. It does
+not fetch, strip or change sources.
 """
 
 import hashlib
@@ -93,7 +95,7 @@ class PreparedRepository(BaseModel):
         return _is_below(path, self.test_paths)
 
     def is_editable(self, path: str) -> bool:
-        """Whether a change of `path` counts in a verdict: product code that steers no test runner."""
+        """Whether a change of `path` counts: Python product code that steers no test runner."""
         pure = PurePosixPath(path)
         if (
             pure.is_absolute()
@@ -105,7 +107,10 @@ class PreparedRepository(BaseModel):
         return _is_below(path, self.package_paths) and not self.is_test(path)
 
     def keep_editable(self, changed: Mapping[str, bytes | None]) -> dict[str, bytes | None]:
-        """The changes that count: editable paths whose content differs from the pristine one. None: removed."""
+        """The changes that count: editable paths whose content differs from the pristine one.
+
+        None: removed.
+        """
         return {
             path: content
             for path, content in sorted(changed.items())

@@ -1,14 +1,15 @@
 """Runs a repository's own tests on changed files in tens of milliseconds.
 
-Owns `TestServer`: a box in which pytest, the package and its tests are already imported, one fork a run; and the cache of
-reports by content. Enters: changed files and test ids. Leaves: a `TestReport`. Only product code counts: changes of tests,
-of runner configuration and of anything but Python files are left out. It gives outcomes, not rewards.
+Owns `TestServer`: a box in which pytest, the package and its tests are already imported, one fork a
+run; and the cache of reports by content. Enters: changed files and test ids. Leaves: a
+`TestReport`. Only product code counts: changes of tests, of runner configuration and of anything
+but Python files are left out. It gives outcomes, not rewards.
 """
 
 import asyncio
-import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from infra.errors import ProblemError, SandboxLost
@@ -68,7 +69,10 @@ class VerdictCache:
 
 
 class TestServer:
-    """One verdict box of one repository. Belongs to one event loop; starts itself again when its box dies."""
+    """One verdict box of one repository.
+
+    Belongs to one event loop; starts itself again when its box dies.
+    """
 
     __test__ = False
 
@@ -104,7 +108,8 @@ class TestServer:
     ) -> TestReport:
         """Run tests on the pristine repository with `files` laid over it (None: removed).
 
-        The wall limit guards against waiting; CPU time is limited a test. SandboxLost only when the box died twice.
+        The wall limit guards against waiting; CPU time is limited a test. SandboxLost only when the
+        box died twice.
         """
         changed = self.repository.keep_editable(files)
         key = (self.repository.fingerprint, fingerprint_files(changed), tuple(test_ids))
@@ -121,20 +126,25 @@ class TestServer:
             self.cache.put(key, report)
         return report
 
-    async def run_cold(
+    async def run_again(
         self,
         files: Mapping[str, bytes | None],
         test_ids: Sequence[str],
         time_limit_seconds: float = 10.0,
+        *,
+        cold: bool,
     ) -> TestReport:
-        """As `run`, always with a fresh import and without the cache: the reference the fast way is checked by."""
+        """As `run` without the cache. `cold`: with a fresh import, to check the fast way by."""
         changed = self.repository.keep_editable(files)
-        return _read_report(await self._request(changed, test_ids, time_limit_seconds, cold=True))
+        mode = {"cold": True} if cold else {}
+        return _read_report(await self._request(changed, test_ids, time_limit_seconds, **mode))
 
     async def probe(
         self, test_ids: Sequence[str], time_limit_seconds: float = 120.0, *, profile: bool = True
     ) -> dict[str, TestProbe]:
-        """Duration of each test on the pristine repository and, with `profile`, the functions it called."""
+        """Duration of each test on the pristine repository and, with `profile`, the functions it
+        called.
+        """
         mode = {"profile": True} if profile else {"timed": True}
         reply = await self._request({}, test_ids, time_limit_seconds, **mode)
         prefix = REPOSITORY_PATH + "/"
@@ -170,7 +180,8 @@ class TestServer:
             "time_limit_seconds": time_limit_seconds,
             **mode,
         }
-        # A box is shared by many runs: when one of them takes it down, the others deserve a second try.
+        # A box is shared by many runs: when one of them takes it down, the others deserve a second
+        # try.
         for attempt in (1, 2):
             channel = await self._open_channel()
             try:
@@ -246,8 +257,10 @@ class TestServer:
         return channel, reply
 
     def _mounts(self) -> tuple[str, ...]:
-        """The pristine repository, read-only, with product code blanked: tested code must not read the answer."""
-        blank = os.path.join(os.path.dirname(__file__), "inside", _BLANK_FILE)
+        """The pristine repository, read-only, with product code blanked: tested code must not read
+        the answer.
+        """
+        blank = str(Path(__file__).parent / "inside" / _BLANK_FILE)
         mounts = ["--ro-bind", str(self.repository.directory.resolve()), REPOSITORY_PATH]
         for path in self.repository.files:
             if self.repository.is_editable(path):

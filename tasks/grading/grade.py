@@ -1,7 +1,7 @@
 """One attempt's verdict and reward: the interface of grading.
 
-Owns `grade` and `make_grader`. Enters: problem, transcript, changed files and the repository's test server. Leaves: a
-Verdict and a RewardReport. Infrastructure failures raise; they are never graded.
+Owns `grade` and `make_grader`. Enters: problem, transcript, changed files and the repository's test
+server. Leaves: a Verdict and a RewardReport. Infrastructure failures raise; they are never graded.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,7 +14,8 @@ from tasks.grading.verdicts import judge
 from tasks.records import Problem, RewardReport, Verdict
 
 Grader = Callable[
-    [Problem, Mapping[str, bytes | None], Transcript, TestServer], Awaitable[tuple[Verdict, RewardReport]]
+    [Problem, Mapping[str, bytes | None], Transcript, TestServer],
+    Awaitable[tuple[Verdict, RewardReport]],
 ]
 
 
@@ -29,7 +30,9 @@ async def grade(
     verdict = await judge(
         problem, changed_files, test_server, time_limit_seconds=config.time_limit_seconds
     )
-    reward = compute_reward(problem, verdict, transcript, changed_files, test_server.repository, config)
+    reward = compute_reward(
+        problem, verdict, transcript, changed_files, test_server.repository, config
+    )
     return verdict, reward
 
 

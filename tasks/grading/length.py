@@ -1,6 +1,8 @@
-"""The length penalty C_{k,q}(x) = ((1 + k x)^(1-q) - 1) / (k (1 - q)) and the effort x it is taken of.
+"""The length penalty C_{k,q}(x) = ((1 + k x)^(1-q) - 1) / (k (1 - q)) and the effort x it is taken
+of.
 
-Owns both. C is increasing and concave with C(0) = 0 and slope 1 at 0; q = 1 is its limit log(1 + k x) / k. Pure functions.
+Owns both. C is increasing and concave with C(0) = 0 and slope 1 at 0; q = 1 is its limit log(1 + k
+x) / k. Pure functions.
 """
 
 import math
@@ -14,7 +16,10 @@ from tasks.grading.config import EffortWeights
 def length_penalty(effort: float, k: float, q: float) -> float:
     """C_{k,q}(effort). ValueError for negative effort or k that is not positive."""
     if effort < 0 or k <= 0 or q < 0:
-        raise ValueError(f"length penalty of effort {effort} with k {k}, q {q}: wanted effort >= 0, k > 0, q >= 0")
+        raise ValueError(
+            f"length penalty of effort {effort} with k {k}, q {q}: "
+            "wanted effort >= 0, k > 0, q >= 0"
+        )
     growth = math.log1p(k * effort)
     exponent = (1.0 - q) * growth
     # expm1(e)/e -> 1 as e -> 0, so near q = 1 nothing cancels.
@@ -39,11 +44,17 @@ def measure_effort(transcript: Transcript) -> dict[str, float]:
 
 def total_effort(effort: dict[str, float], weights: EffortWeights) -> float:
     """x: the weighted sum."""
-    return sum(value * weight for value, weight in zip(effort.values(), weights.model_dump().values(), strict=True))
+    return sum(
+        value * weight
+        for value, weight in zip(effort.values(), weights.model_dump().values(), strict=True)
+    )
 
 
 def _thinking_share(turn: TurnRecord) -> float:
-    """Share of a turn's text before its first call; tokens are split in proportion to characters."""
+    """Share of a turn's text before its first call.
+
+    Tokens are split in proportion to characters.
+    """
     start = turn.text.find(f"<{turn.calls[0].tool}>")
     return start / len(turn.text) if start > 0 else 0.0
 

@@ -1,7 +1,8 @@
 """From a verdict and a transcript to a reward with named terms.
 
-Owns `compute_reward`. Each term of the report is already weighted and signed, so `total` is their plain sum. No outcome is
-neutral: an attempt that breaks its calls, edits nothing or runs out of turns is graded like any other.
+Owns `compute_reward`. Each term of the report is already weighted and signed, so `total` is their
+plain sum. No outcome is neutral: an attempt that breaks its calls, edits nothing or runs out of
+turns is graded like any other.
 """
 
 from collections.abc import Mapping
@@ -50,7 +51,10 @@ def has_edit(
     start = problem.break_files(repository.files)
     end = repository.keep_editable(changed_files)
     paths = {*start, *end}
-    return any(end.get(path, repository.files.get(path)) != start.get(path, repository.files.get(path)) for path in paths)
+    return any(
+        end.get(path, repository.files.get(path)) != start.get(path, repository.files.get(path))
+        for path in paths
+    )
 
 
 def is_verified(transcript: Transcript) -> bool:

@@ -1,8 +1,9 @@
 """What the tests say about the end state of an attempt.
 
-Owns `judge`: the changed files, filtered by path, are laid over the pristine repository in the test server's box, never
-in the agent's; every required test must pass by name. Also owns the scan for constructs that attack a test runner. A
-failure of infrastructure travels as SandboxLost and is never a verdict.
+Owns `judge`: the changed files, filtered by path, are laid over the pristine repository in the test
+server's box, never in the agent's; every required test must pass by name. Also owns the scan for
+constructs that attack a test runner. A failure of infrastructure travels as SandboxLost and is
+never a verdict.
 """
 
 import re
@@ -16,11 +17,13 @@ from infra.sandbox.repository import PreparedRepository
 from infra.sandbox.test_server import TestServer
 from tasks.records import Problem, Verdict
 
-# Words that no bug fix needs and that reach into the test run that judges it. One counts when the file gains it.
+# Words that no bug fix needs and that reach into the test run that judges it. One counts when the
+# file gains it.
 FORBIDDEN_WORDS = frozenset(
     {
-        "pytest", "_pytest", "unittest", "PYTEST_CURRENT_TEST", "_exit", "_getframe", "currentframe", "f_back",
-        "settrace", "setprofile", "gc", "ctypes", "atexit", "linecache", "__subclasses__", "__code__",
+        "pytest", "_pytest", "unittest", "PYTEST_CURRENT_TEST", "_exit", "_getframe",
+        "currentframe", "f_back", "settrace", "setprofile", "gc", "ctypes", "atexit", "linecache",
+        "__subclasses__", "__code__",
     }
 )  # fmt: skip
 
@@ -35,8 +38,9 @@ async def judge(
     """The verdict on one end state. Changes of tests and of runner files count for nothing."""
     if problem.repository_fingerprint != server.repository.fingerprint:
         raise GradingError(
-            f"problem {problem.problem_id}: proven on repository {problem.repository} with fingerprint "
-            f"{problem.repository_fingerprint}, the test server holds {server.repository.fingerprint}"
+            f"problem {problem.problem_id}: proven on repository {problem.repository} with "
+            f"fingerprint {problem.repository_fingerprint}, the test server holds "
+            f"{server.repository.fingerprint}"
         )
     started = time.perf_counter()
     required = tuple(dict.fromkeys((*problem.fail_to_pass, *problem.pass_to_pass)))
@@ -47,7 +51,7 @@ async def judge(
             passed=False,
             tests_required=len(required),
             tests_passed=0,
-            outcomes={test: TestOutcome.MISSING.value for test in required},
+            outcomes=dict.fromkeys(required, TestOutcome.MISSING.value),
             detail=f"refused: the change brings {', '.join(attacks)} into product code",
             wall_seconds=time.perf_counter() - started,
         )

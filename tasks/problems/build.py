@@ -1,7 +1,8 @@
 """Builds the problems of a recipe: prepare, map tests, mutate, prove, split.
 
-Owns the stage's main loop over one event loop and its resumption: every proof is appended to proven.jsonl, and a proof
-found there is not made again. Leaves: problems in a fixed order. Writing the result is run.py's.
+Owns the stage's main loop over one event loop and its resumption: every proof is appended to
+proven.jsonl, and a proof found there is not made again. Leaves: problems in a fixed order. Writing
+the result is run.py's.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from infra.sandbox.repository import PreparedRepository
 from infra.sandbox.test_server import TestServer, VerdictCache
 from tasks.problems.config import ProblemsConfig, RepositorySource
 from tasks.problems.coverage import TestMap, map_tests
-from tasks.problems.functions import Function, find_functions
+from tasks.problems.functions import find_functions
 from tasks.problems.mutations import Mutation, mutate_function
 from tasks.problems.proving import Proof, ProofOutcome, prove
 from tasks.problems.selection import (
@@ -81,7 +82,10 @@ async def _build(
 ) -> BuiltProblems:
     on_progress(0, 1, "running the pristine tests")
     maps = await asyncio.gather(*(map_tests(server, config) for server in servers.values()))
-    tested = {name: _Tested(server, found) for (name, server), found in zip(servers.items(), maps, strict=True)}
+    tested = {
+        name: _Tested(server, found)
+        for (name, server), found in zip(servers.items(), maps, strict=True)
+    }
     functions = [
         function
         for source, repository in repositories
@@ -90,12 +94,15 @@ async def _build(
     ]
     if not functions:
         names = ", ".join(servers)
-        raise ProblemError(f"no function of {names} is small enough and called by a fast stable test")
+        raise ProblemError(
+            f"no function of {names} is small enough and called by a fast stable test"
+        )
     mutations = [mutation for function in functions for mutation in mutate_function(function)]
     held_out = choose_held_out_functions(functions, config)
     prover = _Prover(tested, config, journal, on_progress)
     whole = await prover.prove_enough(
-        [mutation for mutation in mutations if mutation.function in held_out], config.sizes.held_out_function
+        [mutation for mutation in mutations if mutation.function in held_out],
+        config.sizes.held_out_function,
     )
     rest = await prover.prove_enough(
         [mutation for mutation in mutations if mutation.function not in held_out],
@@ -104,7 +111,12 @@ async def _build(
     proven = [*whole, *rest]
     splits = assign_splits(proven, held_out, config)
     problems = [
-        make_problem(mutation, prover.proofs[candidate_id(mutation)], tested[mutation.function.repository].server, splits)
+        make_problem(
+            mutation,
+            prover.proofs[candidate_id(mutation)],
+            tested[mutation.function.repository].server,
+            splits,
+        )
         for mutation in proven
         if candidate_id(mutation) in splits
     ]
@@ -118,10 +130,16 @@ async def _build(
 
 
 class _Prover:
-    """Proves candidates in waves, in order, so that the result does not depend on which run ends first."""
+    """Proves candidates in waves, in order, so that the result does not depend on which run ends
+    first.
+    """
 
     def __init__(
-        self, tested: dict[str, _Tested], config: ProblemsConfig, journal: Path, on_progress: OnProgress
+        self,
+        tested: dict[str, _Tested],
+        config: ProblemsConfig,
+        journal: Path,
+        on_progress: OnProgress,
     ) -> None:
         self.proofs = _read_journal(journal)
         self.asked: dict[str, None] = {}
@@ -179,7 +197,9 @@ def _read_journal(journal: Path) -> dict[str, Proof]:
         try:
             proof = Proof.model_validate_json(line)
         except ValidationError as error:
-            raise ProblemError(f"journal {journal} holds a bad line {line[:120]!r}; delete the file: {error}") from error
+            raise ProblemError(
+                f"journal {journal} holds a bad line {line[:120]!r}; delete the file: {error}"
+            ) from error
         proofs[proof.candidate_id] = proof
     return proofs
 

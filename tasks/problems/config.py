@@ -1,7 +1,8 @@
-"""Settings of the problem stage: which packages, which functions, which mutations, how many problems of each split.
+"""Settings of the problem stage: which packages, which functions, which mutations, how many
+problems of each split.
 
-Owns ProblemsConfig and the request and result of the stage. Torch-free: the recipe composes them. The defaults are the
-nano scope: toolz and the recipes of more-itertools.
+Owns ProblemsConfig and the request and result of the stage. Torch-free: the recipe composes them.
+The defaults are the nano scope: toolz and the recipes of more-itertools.
 """
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,7 +22,9 @@ class RepositorySource(Config):
     name: str = Field(description="name on the package index; also the repository's name")
     version: str = Field(description="exact version")
     sha256: str = Field(default="", description="of the source archive; empty: not checked")
-    package_paths: tuple[str, ...] = Field(description="files or folders of product code in the archive")
+    package_paths: tuple[str, ...] = Field(
+        description="files or folders of product code in the archive"
+    )
     test_paths: tuple[str, ...] = Field(description="files or folders of tests in the archive")
     dropped_paths: tuple[str, ...] = Field(default=(), description="below the former, left out")
     mutated_paths: tuple[str, ...] = Field(description="files whose functions become problems")
@@ -84,20 +87,28 @@ class ProblemsConfig(Config):
         description="other caps by operator; without them wrong variables are half of everything",
     )
     functions_held_out: int = Field(
-        default=12, ge=0, description="functions that only ever occur in the split held_out_function"
+        default=12,
+        ge=0,
+        description="functions that only ever occur in the split held_out_function",
     )
     max_tests_per_problem: int = Field(default=5, ge=2)
-    max_tests_per_candidate: int = Field(default=10, ge=2, description="tests run to prove one candidate")
+    max_tests_per_candidate: int = Field(
+        default=10, ge=2, description="tests run to prove one candidate"
+    )
     max_test_seconds: float = Field(default=0.05, gt=0, description="slower tests take no part")
     time_limit_seconds: float = Field(default=20.0, gt=0, description="wall time of one test run")
-    parallel_runs: int = Field(default=2, ge=1, description="test runs at once in each repository's box")
+    parallel_runs: int = Field(
+        default=2, ge=1, description="test runs at once in each repository's box"
+    )
 
 
 class ProblemsRequest(Config):
     """What the child is asked."""
 
     config: ProblemsConfig
-    archives_directory: str = Field(default="", description="empty: cache/archives below the home directory")
+    archives_directory: str = Field(
+        default="", description="empty: cache/archives below the home directory"
+    )
 
 
 class ProblemsResult(Config):

@@ -1,7 +1,7 @@
 """Which tests speak of which function: measured on the pristine repository in the sandbox.
 
-Owns `TestMap`. Only tests that pass twice and are fast take part. Enters: a test server. Leaves: test ids by function, the
-most telling first.
+Owns `TestMap`. Only tests that pass twice and are fast take part. Enters: a test server. Leaves:
+test ids by function, the most telling first.
 """
 
 import re
@@ -25,10 +25,14 @@ class TestMap:
     num_tests: int
 
     def tests_for(self, function: Function, most: int) -> tuple[str, ...]:
-        """Tests that call the function: named after it first, then those that call the fewest others."""
+        """Tests that call the function: named after it first, then those that call the fewest
+        others.
+        """
         place = (function.path, function.first_line, function.name)
         calling = [test for test, probe in self.probes.items() if place in probe.called]
-        calling.sort(key=lambda test: (not _names(test, function.name), len(self.probes[test].called), test))
+        calling.sort(
+            key=lambda test: (not _names(test, function.name), len(self.probes[test].called), test)
+        )
         return tuple(calling[:most])
 
     def neighbours(self, tests: Iterable[str], function: Function) -> tuple[str, ...]:
@@ -43,7 +47,10 @@ class TestMap:
 
 
 async def map_tests(server: TestServer, config: ProblemsConfig) -> TestMap:
-    """Run everything once plain and once profiled; keep what passed both times and is fast enough."""
+    """Run everything once plain and once profiled.
+
+    Keep what passed both times and is fast enough.
+    """
     await server.start()
     timed = await server.probe(server.tests, 20 * config.time_limit_seconds, profile=False)
     candidates = [
@@ -52,7 +59,9 @@ async def map_tests(server: TestServer, config: ProblemsConfig) -> TestMap:
         if probe.outcome is TestOutcome.PASSED and probe.seconds <= config.max_test_seconds
     ]
     profiled = await server.probe(candidates, 20 * config.time_limit_seconds)
-    stable = {test: probe for test, probe in profiled.items() if probe.outcome is TestOutcome.PASSED}
+    stable = {
+        test: probe for test, probe in profiled.items() if probe.outcome is TestOutcome.PASSED
+    }
     if not stable:
         raise ProblemError(
             f"repository {server.repository.name}: none of {len(server.tests)} tests passes twice "

@@ -1,6 +1,7 @@
 """The functions of a repository that may carry a problem.
 
-Owns `Function` and finding them: whole top-level functions without decorators, small enough for the recipe.
+Owns `Function` and finding them: whole top-level functions without decorators, small enough for the
+recipe.
 """
 
 import ast
@@ -30,7 +31,10 @@ class Function:
 def find_functions(
     repository: PreparedRepository, source: RepositorySource, config: ProblemsConfig
 ) -> list[Function]:
-    """Candidate functions of the mutated files, in file order. A name that is defined twice is left out."""
+    """Candidate functions of the mutated files, in file order.
+
+    A name that is defined twice is left out.
+    """
     found: list[Function] = []
     for path in source.mutated_paths:
         text = repository.files[path].decode()
@@ -45,5 +49,7 @@ def find_functions(
                 and sum(map(len, own_lines)) + len(own_lines) <= config.max_function_characters
             )
             if is_small and not node.decorator_list and names.count(node.name) == 1:
-                found.append(Function(repository.name, path, node.name, node.lineno, last_line, own_lines))
+                found.append(
+                    Function(repository.name, path, node.name, node.lineno, last_line, own_lines)
+                )
     return found

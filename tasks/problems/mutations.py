@@ -1,10 +1,11 @@
 """Single-line bugs: exact replacements of a piece of one source line.
 
-Owns the table of mutation operators and `mutate_function`. Enters: a function's text. Leaves: `Mutation`s, each a line with
-its gold and broken text, in a fixed order. Whether one is a bug is for the tests to say (proving.py).
+Owns the table of mutation operators and `mutate_function`. Enters: a function's text. Leaves:
+`Mutation`s, each a line with its gold and broken text, in a fixed order. Whether one is a bug is
+for the tests to say (proving.py).
 
-An operator is a function of one syntax node; it yields (node to replace, new text). All text outside that node stays
-as it is, so a problem is always the difference of one line.
+An operator is a function of one syntax node; it yields (node to replace, new text). All text
+outside that node stays as it is, so a problem is always the difference of one line.
 """
 
 import ast
@@ -65,18 +66,20 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, ...]] = {
     ast.RShift: ("<<",),
 }
 _METHODS = {
-    "append": "extend", "extend": "append", "add": "discard", "discard": "add", "get": "pop", "pop": "get",
-    "items": "keys", "keys": "values", "values": "keys", "update": "setdefault", "setdefault": "get",
-    "popleft": "pop", "appendleft": "append", "insert": "append", "remove": "pop", "union": "intersection",
-    "intersection": "union", "startswith": "endswith", "endswith": "startswith", "lower": "upper",
-    "upper": "lower", "strip": "lstrip", "split": "rsplit", "find": "rfind", "copy": "clear",
-    "from_iterable": "__call__", "rotate": "extend", "index": "count", "count": "index", "join": "split",
+    "append": "extend", "extend": "append", "add": "discard", "discard": "add", "get": "pop",
+    "pop": "get", "items": "keys", "keys": "values", "values": "keys", "update": "setdefault",
+    "setdefault": "get", "popleft": "pop", "appendleft": "append", "insert": "append",
+    "remove": "pop", "union": "intersection", "intersection": "union", "startswith": "endswith",
+    "endswith": "startswith", "lower": "upper", "upper": "lower", "strip": "lstrip",
+    "split": "rsplit", "find": "rfind", "copy": "clear", "from_iterable": "__call__",
+    "rotate": "extend", "index": "count", "count": "index", "join": "split",
 }  # fmt: skip
 _FUNCTIONS = {
-    "min": "max", "max": "min", "any": "all", "all": "any", "islice": "repeat", "takewhile": "dropwhile",
-    "dropwhile": "takewhile", "sorted": "reversed", "reversed": "sorted", "list": "set", "set": "list",
-    "tuple": "list", "filter": "map", "map": "filter", "zip_longest": "zip", "zip": "zip_longest",
-    "combinations": "permutations", "permutations": "combinations", "filterfalse": "filter",
+    "min": "max", "max": "min", "any": "all", "all": "any", "islice": "repeat",
+    "takewhile": "dropwhile", "dropwhile": "takewhile", "sorted": "reversed", "reversed": "sorted",
+    "list": "set", "set": "list", "tuple": "list", "filter": "map", "map": "filter",
+    "zip_longest": "zip", "zip": "zip_longest", "combinations": "permutations",
+    "permutations": "combinations", "filterfalse": "filter",
 }  # fmt: skip
 
 
@@ -112,21 +115,28 @@ def _keyword_swap(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
         yield node, "break"
     elif isinstance(node, ast.Return) and node.value is not None:
         yield node, f"yield {ast.unparse(node.value)}"
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Yield) and node.value.value is not None:
+    elif (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Yield)
+        and node.value.value is not None
+    ):
         yield node, f"return {ast.unparse(node.value.value)}"
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.YieldFrom):
         yield node, f"yield {ast.unparse(node.value.value)}"
 
 
 def _deleted_statement(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
-    if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.Raise, ast.Break, ast.Continue)):
+    if isinstance(
+        node, (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.Raise, ast.Break, ast.Continue)
+    ):
         yield node, "pass"
 
 
 def _unwrapped_call(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
-    if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
-        if not isinstance(node.args[0], (ast.Starred, ast.GeneratorExp)):
-            yield node, ast.unparse(node.args[0])
+    if not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
+        return
+    if not isinstance(node.args[0], (ast.Starred, ast.GeneratorExp)):
+        yield node, ast.unparse(node.args[0])
 
 
 def _comparison(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
@@ -163,7 +173,9 @@ def _negated_condition(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
 
 
 def _swapped_arguments(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
-    if isinstance(node, ast.Call) and not any(isinstance(argument, ast.Starred) for argument in node.args):
+    if isinstance(node, ast.Call) and not any(
+        isinstance(argument, ast.Starred) for argument in node.args
+    ):
         for position in range(len(node.args) - 1):
             other = copy.deepcopy(node)
             pair = other.args[position : position + 2]
@@ -188,7 +200,11 @@ def _wrong_method(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
         other = copy.deepcopy(node)
         other.attr = _METHODS[node.attr]
         yield node, ast.unparse(other)
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
+    elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in _FUNCTIONS
+    ):
         yield node.func, _FUNCTIONS[node.func.id]
 
 
@@ -249,7 +265,10 @@ OPERATORS: dict[str, Operator] = {
 
 
 def mutate_function(function: Function) -> list[Mutation]:
-    """Every single-line mutation that parses and changes the line; each broken line once, first operator wins."""
+    """Every single-line mutation that parses and changes the line.
+
+    Each broken line once, first operator wins.
+    """
     text = "\n".join(function.lines)
     tree = ast.parse(text).body[0]
     assert isinstance(tree, ast.FunctionDef)
@@ -270,7 +289,10 @@ def mutate_function(function: Function) -> list[Mutation]:
 
 
 def _replace(function: Function, operator: str, target: ast.AST, new_text: str) -> Mutation | None:
-    """The line with the target's columns replaced; None when the target spans lines or nothing changes."""
+    """The line with the target's columns replaced.
+
+    None when the target spans lines or nothing changes.
+    """
     assert isinstance(target, (ast.expr, ast.stmt))
     if target.end_lineno != target.lineno or target.end_col_offset is None or "\n" in new_text:
         return None
@@ -282,12 +304,16 @@ def _replace(function: Function, operator: str, target: ast.AST, new_text: str) 
     for candidate in (before + new_text + after, f"{before}({new_text}){after}"):
         is_whole = _same_as(candidate, before, new_text, after)
         if candidate != gold and old_text != new_text and is_whole:
-            return Mutation(function, operator, function.first_line + target.lineno - 1, gold, candidate)
+            return Mutation(
+                function, operator, function.first_line + target.lineno - 1, gold, candidate
+            )
     return None
 
 
 def _same_as(candidate: str, before: str, new_text: str, after: str) -> bool:
-    """Whether the text means what the operator meant: it does if it reads the same with the piece in brackets."""
+    """Whether the text means what the operator meant: it does if it reads the same with the piece
+    in brackets.
+    """
     if candidate.strip() in ("pass", "break", "continue") or not before.strip():
         return True
     try:

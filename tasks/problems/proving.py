@@ -1,7 +1,9 @@
-"""Proves that a mutation is a bug: named tests fail with it and others still pass, twice, and all pass without it.
+"""Proves that a mutation is a bug: named tests fail with it and others still pass, twice, and all
+pass without it.
 
-Owns `Proof` and the rules of section "what counts as valid". Enters: a mutation and its tests. Leaves: a proof or the reason
-why there is none. The gold state was proven by the test map: only tests that passed it twice are used here.
+Owns `Proof` and the rules of section "what counts as valid". Enters: a mutation and its tests.
+Leaves: a proof or the reason why there is none. The gold state was proven by the test map: only
+tests that passed it twice are used here.
 """
 
 from enum import StrEnum
@@ -39,7 +41,11 @@ class Proof(BaseModel):
 
 
 async def prove(
-    candidate_id: str, mutation: Mutation, test_map: TestMap, server: TestServer, config: ProblemsConfig
+    candidate_id: str,
+    mutation: Mutation,
+    test_map: TestMap,
+    server: TestServer,
+    config: ProblemsConfig,
 ) -> Proof:
     """Run the candidate's tests, choose few of them, and run those again."""
     tests = test_map.tests_for(mutation.function, config.max_tests_per_candidate)
@@ -56,7 +62,12 @@ async def prove(
     room = config.max_tests_per_problem - min(1, len(passing))
     fail_to_pass = failing[:room]
     pass_to_pass = passing[: config.max_tests_per_problem - len(fail_to_pass)]
-    again = await server.run_cold(files, (*fail_to_pass, *pass_to_pass), config.time_limit_seconds)
+    again = await server.run_again(
+        files,
+        (*fail_to_pass, *pass_to_pass),
+        config.time_limit_seconds,
+        cold=_is_checked_cold(candidate_id),
+    )
     if again.passed_ids != frozenset(pass_to_pass) or _reject(again) is not None:
         return Proof(candidate_id=candidate_id, outcome=ProofOutcome.UNSTABLE)
     return Proof(
@@ -66,6 +77,11 @@ async def prove(
         pass_to_pass=pass_to_pass,
         error_type=report.first_failure.error_type if report.first_failure else "",
     )
+
+
+def _is_checked_cold(candidate_id: str) -> bool:
+    """One candidate in eight, by its hash: a fresh import costs twice what swapped code does."""
+    return int(candidate_id[-1], 16) % 8 == 0
 
 
 def broken_file(mutation: Mutation, server: TestServer) -> bytes:

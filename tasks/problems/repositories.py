@@ -1,7 +1,8 @@
-"""Turns an unpacked archive into a prepared repository: only product code and tests, answers and noise removed.
+"""Turns an unpacked archive into a prepared repository: only product code and tests, answers and
+noise removed.
 
-Owns selection, stripping and writing. Enters: archive files. Leaves: `PreparedRepository` on disk. Runs no code of the
-package.
+Owns selection, stripping and writing. Enters: archive files. Leaves: `PreparedRepository` on disk.
+Runs no code of the package.
 """
 
 import ast
@@ -19,11 +20,16 @@ _LICENCES = ("LICENSE", "LICENCE", "COPYING", "AUTHORS")
 def prepare_repository(
     source: RepositorySource, files: Mapping[str, bytes], directory: Path, *, strip_text: bool
 ) -> PreparedRepository:
-    """Write the selected files to `directory`/files with a manifest beside them; what was there is replaced."""
+    """Write the selected files to `directory`/files with a manifest beside them.
+
+    What was there is replaced.
+    """
     kept = {path: content for path, content in files.items() if _is_wanted(path, source)}
     for wanted in (*source.package_paths, *source.test_paths, *source.mutated_paths):
         if not any(_is_below(path, (wanted,)) for path in kept):
-            raise ProblemError(f"{source.name}=={source.version}: the archive holds nothing at {wanted}")
+            raise ProblemError(
+                f"{source.name}=={source.version}: the archive holds nothing at {wanted}"
+            )
     target = directory / "files"
     shutil.rmtree(target, ignore_errors=True)
     for path, content in kept.items():
@@ -53,7 +59,9 @@ def strip_source(text: bytes, path: str) -> bytes:
     return (ast.unparse(tree) + "\n").encode()
 
 
-def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+def _drop_docstring(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
+) -> None:
     if ast.get_docstring(node, clean=False) is None:
         return
     del node.body[0]

@@ -1,7 +1,7 @@
 """Child entry of the problem stage.
 
-Owns the order of work and the published files: problems.jsonl, statistics.json and repositories/NAME, made in a folder that
-is complete only when the result is returned.
+Owns the order of work and the published files: problems.jsonl, statistics.json and
+repositories/NAME, made in a folder that is complete only when the result is returned.
 """
 
 import asyncio
@@ -60,7 +60,9 @@ def _prepare(
         workspace.progress.update(number, len(sources), f"fetching {source.name} {source.version}")
         files = read_archive(fetch_archive(source, cache))
         directory = target / REPOSITORIES_FOLDER / source.name
-        repository = prepare_repository(source, files, directory, strip_text=request.config.strip_text)
+        repository = prepare_repository(
+            source, files, directory, strip_text=request.config.strip_text
+        )
         prepared.append((source, repository))
     return prepared
 
@@ -78,7 +80,9 @@ def _summarise(built: BuiltProblems) -> dict:
         "split_sizes": {split.value: sizes[split.value] for split in Split},
         "operators": dict(Counter(problem.operator for problem in problems)),
         "functions_by_split": {
-            split.value: len({(item.repository, item.symbol) for item in problems if item.split is split})
+            split.value: len(
+                {(item.repository, item.symbol) for item in problems if item.split is split}
+            )
             for split in Split
         },
         "tests": built.tests,

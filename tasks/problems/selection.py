@@ -1,10 +1,11 @@
 """Which candidates are tried, in which order, and which split each proven one goes to.
 
-Owns the seeded order, the caps by operator and the splits. Pure functions of the configuration and the candidates: the
-same seed gives the same problems.
+Owns the seeded order, the caps by operator and the splits. Pure functions of the configuration and
+the candidates: the same seed gives the same problems.
 
-The splits do not overlap in a mutation (function, line, broken text). Functions of `held_out_function` occur in no other
-split: nothing that is trained on ever shows one of them broken.
+The splits do not overlap in a mutation (function, line, broken text). Functions of
+`held_out_function` occur in no other split: nothing that is trained on ever shows one of them
+broken.
 """
 
 import hashlib
@@ -22,26 +23,34 @@ from tasks.records import Split
 def candidate_id(mutation: Mutation) -> str:
     """Identity of a mutation: stable over runs and machines."""
     function = mutation.function
-    text = "\0".join((*function.key, str(mutation.line_number), mutation.gold_text, mutation.broken_text))
+    text = "\0".join(
+        (*function.key, str(mutation.line_number), mutation.gold_text, mutation.broken_text)
+    )
     digest = hashlib.sha256(text.encode()).hexdigest()[:10]
     return f"{function.repository}-{function.name}-{mutation.operator}-{digest}"
 
 
-def choose_held_out_functions(functions: Sequence[Function], config: ProblemsConfig) -> frozenset[Function]:
+def choose_held_out_functions(
+    functions: Sequence[Function], config: ProblemsConfig
+) -> frozenset[Function]:
     """Whole functions kept for evaluation, drawn by the seed; at most a quarter of all."""
     drawn = sorted(functions, key=lambda function: _rank(config.seed, "held-out", *function.key))
     return frozenset(drawn[: min(config.functions_held_out, len(functions) // 4)])
 
 
 def order_candidates(mutations: Iterable[Mutation], config: ProblemsConfig) -> list[Mutation]:
-    """Capped by function and operator, then dealt in rounds so that every function and operator comes early."""
+    """Capped by function and operator, then dealt in rounds so that every function and operator
+    comes early.
+    """
     groups: dict[tuple[str, ...], list[Mutation]] = defaultdict(list)
     for mutation in mutations:
         groups[(*mutation.function.key, mutation.operator)].append(mutation)
     hands: dict[tuple[str, ...], list[list[Mutation]]] = defaultdict(list)
     for key in sorted(groups):
         cap = config.operator_caps.get(key[-1], config.max_per_function_operator)
-        shuffled = sorted(groups[key], key=lambda mutation: _rank(config.seed, candidate_id(mutation)))
+        shuffled = sorted(
+            groups[key], key=lambda mutation: _rank(config.seed, candidate_id(mutation))
+        )
         hands[key[:-1]].append(shuffled[:cap])
     ordered: list[Mutation] = []
     for function_key in sorted(hands, key=lambda key: _rank(config.seed, "order", *key)):

@@ -1,7 +1,7 @@
 """Process 1 of an agent's box: runs commands, reads and writes files, and puts the repository back.
 
-Owns the requests open, exec, read, write, list, diff, reset. One thread, one selector: several commands run at once.
-Standard library only: this file runs inside the box.
+Owns the requests open, exec, read, write, list, diff, reset. One thread, one selector: several
+commands run at once. Standard library only: this file runs inside the box.
 """
 
 import contextlib
@@ -206,7 +206,7 @@ class FileServer:
             process_id = os.posix_spawn(
                 "/bin/sh",
                 ["sh", "-c", request["command"]],
-                os.environ,
+                os.environ,  # noqa: TID251 - what bubblewrap set, handed on
                 file_actions=actions,
                 setsid=True,
                 setsigdef=[signal.SIGPIPE, signal.SIGINT],

@@ -1,7 +1,9 @@
-"""Process 1 of a verdict box: pytest, the package and its tests are imported once, each run is a fork.
+"""Process 1 of a verdict box: pytest, the package and its tests are imported once, each run is a
+fork.
 
-Owns the requests open and run: several runs at once, each a child with a deadline that reports through a pipe. A child
-that dies leaves its unreported tests as missing or timed out. Runs inside the box.
+Owns the requests open and run: several runs at once, each a child with a deadline that reports
+through a pipe. A child that dies leaves its unreported tests as missing or timed out. Runs inside
+the box.
 """
 
 import contextlib
@@ -25,7 +27,7 @@ from infra.sandbox.inside.process import (
     read_waited_seconds,
 )
 from infra.sandbox.inside.sources import MemoryFinder
-from infra.sandbox.inside.test_runner import Shared, freeze_memory, run_child
+from infra.sandbox.inside.test_runner import Recorder, Shared, freeze_memory, run_child
 from infra.sandbox.inside.wire import FrameDecoder, encode_frame
 
 _ROOT = "/repo"
@@ -68,7 +70,10 @@ class Run:
         self._done: dict = {}
 
     def is_late(self, now: float) -> bool:
-        """Whether the time limit is over. Time in which the child wanted a CPU and had none does not count."""
+        """Whether the time limit is over.
+
+        Time in which the child wanted a CPU and had none does not count.
+        """
         if now < self.deadline:
             return False
         waited_seconds = read_waited_seconds(self.process_id)
@@ -90,7 +95,7 @@ class Run:
 
     def reply(self) -> dict:
         """The answer to the host, with an outcome for every requested test."""
-        outcomes = {test: "missing" for test in self.request["tests"]}
+        outcomes = dict.fromkeys(self.request["tests"], "missing")
         if not self._done and self._begun and self._begun not in self._results:
             outcomes[self._begun] = "timeout" if self.killed else "error"
         failure = None
@@ -143,7 +148,9 @@ class ForkServer:
         self._collection_errors.append(str(excrepr)[-1500:])
 
     def pytest_collection(self) -> None:
-        """Note every function that runs while package and tests are imported: those cannot be swapped later."""
+        """Note every function that runs while package and tests are imported: those cannot be
+        swapped later.
+        """
         ran, root = self._ran_on_import, _ROOT + "/"
 
         def note(frame: types.FrameType, event: str, argument: object) -> None:
@@ -158,6 +165,8 @@ class ForkServer:
         sys.setprofile(None)
         canaries = [item for item in session.items if str(item.path) == _CANARY]
         items = {item.nodeid: item for item in session.items if str(item.path) != _CANARY}
+        recorder = Recorder(_ROOT)
+        session.config.pluginmanager.register(recorder, "ostinato-recorder")
         shared = Shared(
             session=session,
             finder=self._finder,
@@ -165,6 +174,7 @@ class ForkServer:
             items=items,
             canaries=canaries,
             snapshot=take_snapshot(),
+            recorder=recorder,
             limits=self._opening["limits"],
         )
         freeze_memory()
@@ -228,7 +238,7 @@ class ForkServer:
             with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
                 file.write("1000")
             run_child(shared, request, changed, pipe)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - whatever ends the child, the parent must hear why
             os.write(pipe, encode_frame({"crash": traceback.format_exc()[-1500:]}))
         finally:
             os._exit(0)

@@ -1,11 +1,13 @@
 """Applies an edit to imported modules by replacing the code of existing functions.
 
-Owns the decision whether an edit may be applied that way: it must lie in one top-level function or class, change nothing
-but function bodies (or default values of a plain top-level function), and touch no function that ran while the package
-and its tests were imported. Everything else is refused, and the caller imports afresh. Runs inside the box.
+Owns the decision whether an edit may be applied that way: it must lie in one top-level function or
+class, change nothing but function bodies (or default values of a plain top-level function), and
+touch no function that ran while the package and its tests were imported. Everything else is
+refused, and the caller imports afresh. Runs inside the box.
 """
 
 import ast
+import copy
 import gc
 import sys
 import types
@@ -21,7 +23,10 @@ class NotSwappable(Exception):
 
 @dataclass
 class FileIndex:
-    """One file as text and line ranges. No syntax tree: freeing a big one in a child would copy all its pages."""
+    """One file as text and line ranges.
+
+    No syntax tree: freeing a big one in a child would copy all its pages.
+    """
 
     text: bytes
     definitions: list[tuple[int, int]]  # first and last line of each top-level function and class
@@ -30,7 +35,10 @@ class FileIndex:
 
 @dataclass
 class SwapIndex:
-    """What the server knows about imported files before any fork. Keys of code: (file, first line, qualified name)."""
+    """What the server knows about imported files before any fork.
+
+    Keys of code: (file, first line, qualified name).
+    """
 
     functions: dict[str, dict[tuple[str, int, str], list[types.FunctionType]]] = field(
         default_factory=dict
@@ -42,7 +50,9 @@ class SwapIndex:
     def build(
         cls, root: str, sources: dict[str, bytes], ran_on_import: set[types.CodeType]
     ) -> "SwapIndex":
-        """Parse `sources` (relative path -> text below `root`) and find every function defined in them."""
+        """Parse `sources` (relative path -> text below `root`) and find every function defined in
+        them.
+        """
         index = cls(ran_on_import={code_key(code) for code in ran_on_import})
         for path, text in sources.items():
             filename = f"{root}/{path}"
@@ -80,7 +90,9 @@ def code_key(code: types.CodeType) -> tuple[str, int, str]:
 
 @dataclass(frozen=True)
 class LineShift:
-    """Lines after `after_line` of an unedited function lie `by_lines` further down in the edited file."""
+    """Lines after `after_line` of an unedited function lie `by_lines` further down in the edited
+    file.
+    """
 
     after_line: int
     by_lines: int
@@ -128,7 +140,9 @@ def _parse_one(text: bytes) -> ast.stmt:
 
 
 def _changed_range(old: list[bytes], new: list[bytes]) -> tuple[int, int, int]:
-    """Zero-based half-open line ranges [start, old_end) and [start, new_end) outside which the texts agree."""
+    """Zero-based half-open line ranges [start, old_end) and [start, new_end) outside which the
+    texts agree.
+    """
     start = 0
     shorter = min(len(old), len(new))
     while start < shorter and old[start] == new[start]:
@@ -155,14 +169,11 @@ def _enclosing_definition(
 
 def _without_bodies(statement: ast.stmt) -> ast.stmt:
     """A copy with the bodies of its functions emptied; nested classes keep theirs."""
-    if isinstance(statement, _FUNCTIONS):
-        fields = {name: getattr(statement, name) for name in statement._fields}
-        return type(statement)(**{**fields, "body": []})
-    if isinstance(statement, ast.ClassDef):
-        fields = {name: getattr(statement, name) for name in statement._fields}
-        return ast.ClassDef(
-            **{**fields, "body": [_without_bodies(inner) for inner in statement.body]}
-        )
+    if isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
+        bare = copy.copy(statement)
+        is_class = isinstance(statement, ast.ClassDef)
+        bare.body = [_without_bodies(inner) for inner in statement.body] if is_class else []
+        return bare
     return statement
 
 

@@ -1,7 +1,7 @@
 """Notices when tested code has replaced parts of the test runner.
 
-Owns a snapshot of the functions that decide a verdict (pytest's runner, unittest's assertions) and its comparison after
-the run. Runs inside the box.
+Owns a snapshot of the functions that decide a verdict (pytest's runner, unittest's assertions) and
+its comparison after the run. Runs inside the box.
 """
 
 import builtins

@@ -1,6 +1,8 @@
-"""What every server inside a box does first: close itself to inspection and to signals from the box.
+"""What every server inside a box does first: close itself to inspection and to signals from the
+box.
 
-Owns the calls into the kernel that Python has no module for. Standard library only: this file runs inside the box.
+Owns the calls into the kernel that Python has no module for. Standard library only: this file runs
+inside the box.
 """
 
 import ctypes
@@ -13,13 +15,17 @@ _PR_SET_DUMPABLE = 4
 def protect_server() -> None:
     """No other process of the box may read this one's memory or descriptors, or interrupt it."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    # Process 1 receives from inside its box only signals it handles, so the default action is the safe one.
+    # Process 1 receives from inside its box only signals it handles, so the default action is the
+    # safe one.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
 def reap_children() -> dict[int, int]:
-    """Exit codes of all children that ended, adopted ones included. Negative: ended by that signal."""
+    """Exit codes of all children that ended, adopted ones included.
+
+    Negative: ended by that signal.
+    """
     ended: dict[int, int] = {}
     while True:
         try:
@@ -32,7 +38,10 @@ def reap_children() -> dict[int, int]:
 
 
 def read_waited_seconds(process_id: int) -> float:
-    """How long a process was ready to run while others had the CPUs; 0 where the kernel does not say."""
+    """How long a process was ready to run while others had the CPUs.
+
+    0 where the kernel does not say.
+    """
     try:
         with open(f"/proc/{process_id}/schedstat") as file:
             return int(file.read().split()[1]) / 1e9
@@ -41,7 +50,9 @@ def read_waited_seconds(process_id: int) -> float:
 
 
 def kill_everything_else() -> None:
-    """End every process of the box but this one (which must be process 1), and wait until they are gone."""
+    """End every process of the box but this one (which must be process 1), and wait until they are
+    gone.
+    """
     if os.getpid() != 1:
         raise RuntimeError("only process 1 of a box may end all others")
     try:

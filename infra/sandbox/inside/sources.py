@@ -1,7 +1,9 @@
-"""Imports a repository from memory, so that no copy of its sources lies where tested code could read it.
+"""Imports a repository from memory, so that no copy of its sources lies where tested code could
+read it.
 
-Owns `MemoryFinder`: a finder for modules below one root, with compiled code kept by content. Laying files over it and
-dropping modules gives the state a fresh import of the changed repository would give. Runs inside the box.
+Owns `MemoryFinder`: a finder for modules below one root, with compiled code kept by content. Laying
+files over it and dropping modules gives the state a fresh import of the changed repository would
+give. Runs inside the box.
 """
 
 import importlib.abc
@@ -38,7 +40,8 @@ class MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Run the module's code."""
-        assert module.__spec__ is not None and module.__spec__.origin is not None
+        assert module.__spec__ is not None
+        assert module.__spec__.origin is not None
         path = os.path.relpath(module.__spec__.origin, self.root)
         self.remember_lines(path)
         exec(self._code(path), module.__dict__)

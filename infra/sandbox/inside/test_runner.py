@@ -1,10 +1,9 @@
 """Runs chosen tests in a forked child and tells the parent, test by test, through a pipe.
 
-Owns what happens between the fork and the child's end: limits, applying the edit (hot or cold), the run itself with
-canaries and the integrity check. Runs inside the box; the parent is fork_server.py.
+Owns what happens between the fork and the child's end: limits, applying the edit (hot or cold), the
+run itself with canaries and the integrity check. Runs inside the box; the parent is fork_server.py.
 """
 
-import contextlib
 import gc
 import importlib
 import os
@@ -13,7 +12,7 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -29,22 +28,12 @@ _MAX_FRAMES = 40
 
 
 class TestTimeout(BaseException):
-    """A test used more CPU time than it may. Not an Exception, so that tested code does not catch it by accident."""
+    """A test used more CPU time than it may.
+
+    Not an Exception, so that tested code does not catch it by accident.
+    """
 
     __test__ = False
-
-
-@dataclass
-class Shared:
-    """What the parent prepared before any fork."""
-
-    session: pytest.Session
-    finder: MemoryFinder
-    index: SwapIndex
-    items: dict[str, pytest.Item]
-    canaries: list[pytest.Item]
-    snapshot: integrity.Snapshot
-    limits: dict
 
 
 @dataclass(eq=False)  # pluggy keeps plugins in sets
@@ -73,7 +62,7 @@ class Recorder:
             keywords={},
             outcome=outcome,
             longrepr=None,
-            when=call.when,
+            when=call.when,  # pyright: ignore[reportArgumentType] - never "collect" here
             duration=call.duration,
         )
 
@@ -131,13 +120,25 @@ class Recorder:
         return shift.by_lines if shift is not None and code.co_firstlineno > shift.after_line else 0
 
 
+@dataclass
+class Shared:
+    """What the parent prepared before any fork."""
+
+    session: pytest.Session
+    finder: MemoryFinder
+    index: SwapIndex
+    items: dict[str, pytest.Item]
+    canaries: list[pytest.Item]
+    snapshot: integrity.Snapshot
+    recorder: Recorder
+    limits: dict
+
+
 def run_child(shared: Shared, request: dict, changed: dict[str, bytes | None], pipe: int) -> None:
     """Everything the child does. Returns only when all is reported."""
     started = time.perf_counter()
     _limit_memory(shared.limits)
-    recorder = Recorder(shared.finder.root)
-    shared.session.config.pluginmanager.register(recorder, "ostinato-recorder")
-    send = _Sender(pipe)
+    recorder, send = shared.recorder, _Sender(pipe)
     items = [shared.items[test] for test in request["tests"] if test in shared.items]
     route = "hot"
     if changed:
@@ -148,22 +149,21 @@ def run_child(shared: Shared, request: dict, changed: dict[str, bytes | None], p
         if route == "cold":
             try:
                 items = _apply_cold(shared, request["tests"], changed)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - code under test raises anything
                 _report_import_failure(send, request["tests"], error, recorder)
                 items = []
     shared.index.clear()
     profile = request.get("profile", False)
-    with _watch_time(shared.limits) as arm:
-        for item, following in zip(items, [*items[1:], None], strict=True):
-            if not _run_one(item, following, recorder, send, arm, profile):
-                break
+    loop = _TestLoop(recorder, send, shared.limits, profile)
+    for item, following in zip(items, [*items[1:], None], strict=True):
+        if not loop.run(item, following):
+            break
     fooled = [] if profile else _run_canaries(shared.canaries, recorder)
-    violations = [*fooled, *integrity.find_changes(shared.snapshot)]
     send(
         {
             "done": True,
             "route": route,
-            "violations": violations[:20],
+            "violations": [*fooled, *integrity.find_changes(shared.snapshot)][:20],
             "seconds": time.perf_counter() - started,
             "cpu_seconds": time.process_time(),
         }
@@ -238,37 +238,67 @@ def _report_import_failure(
         )
 
 
-def _run_one(item, following, recorder: Recorder, send: _Sender, arm, profile: bool) -> bool:
-    """Run a test and report it. False when the rest must not run."""
-    send({"begin": item.nodeid})
-    called: set[types.CodeType] = set()
-    recorder.begin()
-    started = time.perf_counter()
-    arm(True)
-    try:
-        if profile:
-            sys.setprofile(
-                lambda frame, event, argument: called.add(frame.f_code) if event == "call" else None
-            )
-        reports = runtestprotocol(item, log=False, nextitem=following)
-    except TestTimeout:
-        recorder.outcome, reports = "timeout", []
-    finally:
-        sys.setprofile(None)
-        arm(False)
-    if recorder.outcome != "timeout":
-        recorder.finish(reports)
-    message = {
-        "test": item.nodeid,
-        "outcome": recorder.outcome,
-        "failure": recorder.failure,
-        "seconds": time.perf_counter() - started,
-    }
-    if profile:
-        root = recorder.root + "/"
-        message["called"] = [code_key(code) for code in called if code.co_filename.startswith(root)]
-    send(message)
-    return recorder.outcome != "timeout"
+class _TestLoop:
+    """Runs tests one after another, each under a CPU clock: first an exception, then the kernel."""
+
+    def __init__(self, recorder: Recorder, send: _Sender, limits: dict, profile: bool) -> None:
+        self._recorder = recorder
+        self._send = send
+        self._seconds = limits["test_cpu_seconds"]
+        self._profile = profile
+        signal.signal(signal.SIGPROF, self._expire)
+        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+
+    def run(self, item: pytest.Item, following: pytest.Item | None) -> bool:
+        """Run a test and report it. False when the rest must not run."""
+        recorder = self._recorder
+        self._send({"begin": item.nodeid})
+        called: set[types.CodeType] = set()
+        recorder.begin()
+        started = time.perf_counter()
+        self._arm()
+        try:
+            if self._profile:
+                sys.setprofile(_make_profiler(called))
+            reports = runtestprotocol(item, log=False, nextitem=following)
+        except TestTimeout:
+            recorder.outcome, reports = "timeout", []
+        finally:
+            sys.setprofile(None)
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+        if recorder.outcome != "timeout":
+            recorder.finish(reports)
+        message = {
+            "test": item.nodeid,
+            "outcome": recorder.outcome,
+            "failure": recorder.failure,
+            "seconds": time.perf_counter() - started,
+        }
+        if self._profile:
+            root = recorder.root + "/"
+            message["called"] = [
+                code_key(code) for code in called if code.co_filename.startswith(root)
+            ]
+        self._send(message)
+        return recorder.outcome != "timeout"
+
+    def _arm(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, self._seconds, 0.25)
+        soft = int(time.process_time() + self._seconds) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+
+    def _expire(self, number: int, frame: types.FrameType | None) -> None:
+        raise TestTimeout(f"used more than {self._seconds} s of CPU time")
+
+
+def _make_profiler(
+    called: set[types.CodeType],
+) -> Callable[[types.FrameType, str, object], None]:
+    def profile(frame: types.FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            called.add(frame.f_code)
+
+    return profile
 
 
 def _run_canaries(canaries: list[pytest.Item], recorder: Recorder) -> list[str]:
@@ -295,35 +325,17 @@ def _limit_memory(limits: dict) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-@contextlib.contextmanager
-def _watch_time(limits: dict) -> Iterator:
-    """Gives a function that arms or disarms the CPU clock of a test: first an exception, then the kernel."""
-    seconds = limits["test_cpu_seconds"]
-
-    def expire(number: int, frame: types.FrameType | None) -> None:
-        raise TestTimeout(f"used more than {seconds} s of CPU time")
-
-    def arm(is_on: bool) -> None:
-        signal.setitimer(signal.ITIMER_PROF, seconds if is_on else 0.0, 0.25 if is_on else 0.0)
-        if is_on:
-            soft = int(time.process_time() + seconds) + 1
-            resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
-
-    signal.signal(signal.SIGPROF, expire)
-    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-    yield arm
-    arm(False)
-
-
 def _text_of(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception as failure:
+    except Exception as failure:  # noqa: BLE001 - code under test raises anything
         text = f"<its text fails: {type(failure).__name__}>"
     return text[:_MESSAGE_CHARACTERS]
 
 
 def freeze_memory() -> None:
-    """Keep the parent's objects out of the children's garbage collections, so that forks share their pages."""
+    """Keep the parent's objects out of the children's garbage collections, so that forks share
+    their pages.
+    """
     gc.collect()
     gc.freeze()

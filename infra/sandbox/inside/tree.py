@@ -1,7 +1,8 @@
 """The repository folder of a box: fill it, see what changed, put it back.
 
-Owns `Tree`, which keeps the pristine contents in memory (never on a path the box could read) and file signatures that
-tell unchanged files without reading them. Standard library only: this file runs inside the box.
+Owns `Tree`, which keeps the pristine contents in memory (never on a path the box could read) and
+file signatures that tell unchanged files without reading them. Standard library only: this file
+runs inside the box.
 """
 
 import os
@@ -9,7 +10,8 @@ import stat
 import time
 
 _SKIPPED = frozenset({"__pycache__", ".pytest_cache", ".git"})
-# A file written within this time of its signature may change again without a new timestamp: compare its content.
+# A file written within this time of its signature may change again without a new timestamp: compare
+# its content.
 _RACY_NS = 20_000_000
 _MAX_NEW_FILES = 500
 MAX_READ_BYTES = 8 << 20
@@ -65,7 +67,7 @@ class Tree:
     def restore(self, files: dict[str, bytes | None]) -> None:
         """Put back the pristine repository with `files` laid over it (None: without that file)."""
         found = self._scan(remove_others=True)
-        wanted: dict[str, bytes | None] = {path: None for path in found}
+        wanted: dict[str, bytes | None] = dict.fromkeys(found)
         wanted.update(self.pristine)
         wanted.update(files)
         for path, content in wanted.items():
@@ -94,11 +96,14 @@ class Tree:
         self._signatures[path] = (_signature(status), time.time_ns())
 
     def _current(self, path: str, status: os.stat_result) -> bytes | None:
-        """Content now; from memory when the signature says that nobody wrote since this server did."""
+        """Content now.
+
+        From memory when the signature says that nobody wrote since this server did.
+        """
         known = self._signatures.get(path)
-        if known is not None and known[0] == _signature(status):
-            if status.st_ctime_ns + _RACY_NS < known[1]:
-                return self._contents.get(path, self.pristine.get(path))
+        is_same = known is not None and known[0] == _signature(status)
+        if known is not None and is_same and status.st_ctime_ns + _RACY_NS < known[1]:
+            return self._contents.get(path, self.pristine.get(path))
         content = read_regular(os.path.join(self.root, path), {status.st_dev})
         last = self._contents.get(path, self.pristine.get(path))
         if content == last:
@@ -106,7 +111,10 @@ class Tree:
         return content
 
     def _scan(self, remove_others: bool = False) -> dict[str, os.stat_result]:
-        """Regular files by relative path. `remove_others` also drops links, caches and folders without files."""
+        """Regular files by relative path.
+
+        `remove_others` also drops links, caches and folders without files.
+        """
         found: dict[str, os.stat_result] = {}
         folders = [""]
         for folder in folders:
@@ -127,9 +135,11 @@ class Tree:
 
 
 def read_regular(path: str, devices: set[int]) -> bytes | None:
-    """Content of a regular file on one of `devices`, up to MAX_READ_BYTES; None when it is anything else.
+    """Content of a regular file on one of `devices`, up to MAX_READ_BYTES; None when it is anything
+    else.
 
-    The device check is on the opened file: links into /proc cannot make this server read its own memory.
+    The device check is on the opened file: links into /proc cannot make this server read its own
+    memory.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -149,7 +159,10 @@ def read_regular(path: str, devices: set[int]) -> bytes | None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder and all below it, whatever its permissions; links are removed, not followed."""
+    """Remove a folder and all below it, whatever its permissions.
+
+    Links are removed, not followed.
+    """
     os.chmod(path, 0o755)
     for entry in list(os.scandir(path)):
         if entry.is_dir(follow_symlinks=False):

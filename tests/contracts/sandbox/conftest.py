@@ -8,7 +8,9 @@ import pytest
 from infra.sandbox import NamespaceSandbox, SandboxLimits
 from tests.fakes.repositories import WORDKIT, open_repository
 
-LIMITS = SandboxLimits(memory_bytes=256 << 20, processes=48, file_bytes=8 << 20, writable_bytes=32 << 20)
+LIMITS = SandboxLimits(
+    memory_bytes=256 << 20, processes=48, file_bytes=8 << 20, writable_bytes=32 << 20
+)
 
 
 @pytest.fixture(scope="module")

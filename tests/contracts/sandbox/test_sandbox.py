@@ -23,18 +23,22 @@ def test_exec_gives_output_and_exit_code(runner, box):
 def test_exec_cuts_the_middle_of_long_output(runner, box):
     result = runner.run(box.exec("seq 1 100000", 10, output_cap_bytes=1000))
     assert result.truncated
-    assert result.output.startswith(b"1\n2\n") and result.output.endswith(b"99999\n100000\n")
+    assert result.output.startswith(b"1\n2\n")
+    assert result.output.endswith(b"99999\n100000\n")
     assert len(result.output) < 1100
 
 
 def test_exec_timeout_keeps_what_was_printed(runner, box):
     result = run(runner, box, "echo before; sleep 60", 0.3)
-    assert result.timed_out and result.exit_code < 0 and result.output == b"before\n"
+    assert result.timed_out
+    assert result.exit_code < 0
+    assert result.output == b"before\n"
 
 
 def test_exec_timeout_ends_a_command_that_ignores_term(runner, box):
     result = run(runner, box, "trap '' TERM; while true; do :; done", 0.2)
-    assert result.timed_out and result.wall_seconds < 5
+    assert result.timed_out
+    assert result.wall_seconds < 5
 
 
 def test_exec_runs_commands_side_by_side(runner, box):
@@ -44,12 +48,14 @@ def test_exec_runs_commands_side_by_side(runner, box):
         )
 
     first, second = runner.run(both())
-    assert first.output == b"heard\n" and second.exit_code == 0
+    assert first.output == b"heard\n"
+    assert second.exit_code == 0
 
 
 def test_exec_returns_while_a_background_process_holds_the_output(runner, box):
     result = run(runner, box, "setsid sleep 30 & echo started")
-    assert result.output == b"started\n" and result.wall_seconds < 5
+    assert result.output == b"started\n"
+    assert result.wall_seconds < 5
 
 
 def test_read_returns_what_write_put(runner, box):
@@ -59,7 +65,9 @@ def test_read_returns_what_write_put(runner, box):
     assert "file.bin" in runner.run(box.list("new/folder"))
 
 
-@pytest.mark.parametrize("path", ["missing.py", "wordkit", "/proc/self/maps", "../proc/1/environ", "/etc/hostname"])
+@pytest.mark.parametrize(
+    "path", ["missing.py", "wordkit", "/proc/self/maps", "../proc/1/environ", "/etc/hostname"]
+)
 def test_read_refuses_what_is_no_file_of_the_repository(runner, box, path):
     with pytest.raises(SandboxError):
         runner.run(box.read(path))
@@ -79,23 +87,39 @@ def test_write_refuses_paths_outside(runner, box):
 
 def test_diff_names_exactly_what_differs(runner, box):
     assert runner.run(box.diff()) == {}
-    run(runner, box, "echo x > new.txt; rm wordkit/shaping.py; touch wordkit/counting.py; ln -s / link")
+    run(
+        runner,
+        box,
+        "echo x > new.txt; rm wordkit/shaping.py; touch wordkit/counting.py; ln -s / link",
+    )
     assert runner.run(box.diff()) == {"new.txt": b"x\n", "wordkit/shaping.py": None}
 
 
 def test_diff_sees_an_edit_that_keeps_size_and_time(runner, box):
     before = runner.run(box.read("wordkit/counting.py"))
-    command = "cp -p wordkit/counting.py /tmp/k; sed -i 's/total = 0/total = 1/' wordkit/counting.py; "
+    command = (
+        "cp -p wordkit/counting.py /tmp/k; sed -i 's/total = 0/total = 1/' wordkit/counting.py; "
+    )
     run(runner, box, command + "touch -r /tmp/k wordkit/counting.py")
-    assert runner.run(box.diff()) == {"wordkit/counting.py": before.replace(b"total = 0", b"total = 1")}
+    assert runner.run(box.diff()) == {
+        "wordkit/counting.py": before.replace(b"total = 0", b"total = 1")
+    }
 
 
 def test_reset_puts_back_files_and_ends_processes(runner, box):
-    run(runner, box, "rm -r tests; chmod 000 wordkit; mkdir -p a/b; echo x > /tmp/left; setsid sleep 60 &")
+    run(
+        runner,
+        box,
+        "rm -r tests; chmod 000 wordkit; mkdir -p a/b; echo x > /tmp/left; setsid sleep 60 &",
+    )
     runner.run(box.reset({"wordkit/counting.py": b"broken = True\n", "wordkit/shaping.py": None}))
-    assert runner.run(box.diff()) == {"wordkit/counting.py": b"broken = True\n", "wordkit/shaping.py": None}
+    assert runner.run(box.diff()) == {
+        "wordkit/counting.py": b"broken = True\n",
+        "wordkit/shaping.py": None,
+    }
     left = run(runner, box, "ls /tmp; ls -d a; pgrep sleep; ls tests | wc -l").output
-    assert b"left" not in left and left.endswith(b"3\n")
+    assert b"left" not in left
+    assert left.endswith(b"3\n")
     runner.run(box.reset())
     assert runner.run(box.diff()) == {}
 
@@ -127,22 +151,34 @@ def test_network_is_unreachable_but_loopback_works(runner, box):
 
 
 def test_host_files_and_installed_packages_are_absent(runner, box):
-    assert run(runner, box, "ls /root /home /work /var /etc/passwd 2>/dev/null | wc -l").output == b"0\n"
-    imports = "import importlib.util as u; print([n for n in ('pip', 'torch', 'setuptools', 'test.test_itertools') if u.find_spec(n)])"
+    assert (
+        run(runner, box, "ls /root /home /work /var /etc/passwd 2>/dev/null | wc -l").output
+        == b"0\n"
+    )
+    names = ("pip", "torch", "setuptools", "test.test_itertools")
+    imports = f"import importlib.util as u; print([n for n in {names} if u.find_spec(n)])"
     assert run(runner, box, f'python -c "{imports}"').output == b"[]\n"
-    assert run(runner, box, "python -m pytest -q tests 2>&1 | tail -1").output.startswith(b"15 passed")
+    assert run(runner, box, "python -m pytest -q tests 2>&1 | tail -1").output.startswith(
+        b"15 passed"
+    )
 
 
 def test_server_is_closed_to_the_box(runner, box):
-    command = "cat /proc/1/environ /proc/1/maps; ls -l /proc/1/fd/3; kill -9 1; kill -INT 1; kill -TERM 1; echo alive"
+    command = (
+        "cat /proc/1/environ /proc/1/maps; ls -l /proc/1/fd/3; "
+        "kill -9 1; kill -INT 1; kill -TERM 1; echo alive"
+    )
     output = run(runner, box, command).output
-    assert output.count(b"ermission denied") >= 2 and output.endswith(b"alive\n")
+    assert output.count(b"ermission denied") >= 2
+    assert output.endswith(b"alive\n")
     assert run(runner, box, "unshare --user true || echo refused").output.endswith(b"refused\n")
 
 
 def test_limits_hold_for_file_memory_and_disk(runner, box):
     assert run(runner, box, "head -c 20M /dev/zero > big").exit_code != 0
-    assert run(runner, box, "for i in 1 2 3 4 5 6; do head -c 7M /dev/zero > $i; done").exit_code != 0
+    assert (
+        run(runner, box, "for i in 1 2 3 4 5 6; do head -c 7M /dev/zero > $i; done").exit_code != 0
+    )
     runner.run(box.reset())
     assert run(runner, box, "python -c 'x = bytearray(3 << 30)'").exit_code != 0
     assert run(runner, box, "echo still here").output == b"still here\n"

@@ -10,13 +10,23 @@ from infra.sandbox import (
     report_to_text,
 )
 
-FRAMES = (Frame(path="t.py", line_number=9), Frame(path="m.py", line_number=12), Frame(path="o.py", line_number=1))
+FRAMES = (
+    Frame(path="t.py", line_number=9),
+    Frame(path="m.py", line_number=12),
+    Frame(path="o.py", line_number=1),
+)
 
 
-def failing(error_type: str = "NameError", message: str = "name 'x' is\n not defined", **fields) -> TestReport:
+def failing(
+    error_type: str = "NameError", message: str = "name 'x' is\n not defined", **fields
+) -> TestReport:
     failure = TestFailure(test_id="t.py::a", error_type=error_type, message=message, frames=FRAMES)
     return TestReport(
-        outcomes={"t.py::a": TestOutcome.FAILED}, first_failure=failure, route="hot", seconds=0.0, **fields
+        outcomes={"t.py::a": TestOutcome.FAILED},
+        first_failure=failure,
+        route="hot",
+        seconds=0.0,
+        **fields,
     )
 
 
@@ -53,7 +63,9 @@ def test_visible_tests_run_on_what_the_box_holds(runner, wordkit):
         environment = RepositoryEnvironment.create(wordkit, boxes=1)
         try:
             text = wordkit.files["wordkit/counting.py"]
-            box = await environment.lease({"wordkit/counting.py": text.replace(b"total += 1", b"total += 2")})
+            box = await environment.lease(
+                {"wordkit/counting.py": text.replace(b"total += 1", b"total += 2")}
+            )
             tests = ("tests/test_counting.py::test_count_words",)
             before = await environment.run_visible_tests(box, tests)
             await box.exec("sed -i 's/total += 2/total += 1/' wordkit/counting.py", 5)
@@ -64,4 +76,5 @@ def test_visible_tests_run_on_what_the_box_holds(runner, wordkit):
             await environment.close()
 
     before, after = runner.run(repair())
-    assert before.startswith("failed: AssertionError") and after == "passed"
+    assert before.startswith("failed: AssertionError")
+    assert after == "passed"

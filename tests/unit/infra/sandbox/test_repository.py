@@ -41,8 +41,16 @@ def test_only_product_code_is_editable(ledgerkit, path, editable):
 
 
 def test_keep_editable_drops_what_equals_the_pristine_file(ledgerkit):
-    files = {**ledgerkit.files, "ledgerkit/book.py": b"x\n", "ledgerkit/money.py": None, "notes.txt": b""}
-    assert ledgerkit.keep_editable(files) == {"ledgerkit/book.py": b"x\n", "ledgerkit/money.py": None}
+    files = {
+        **ledgerkit.files,
+        "ledgerkit/book.py": b"x\n",
+        "ledgerkit/money.py": None,
+        "notes.txt": b"",
+    }
+    assert ledgerkit.keep_editable(files) == {
+        "ledgerkit/book.py": b"x\n",
+        "ledgerkit/money.py": None,
+    }
 
 
 def test_missing_path_names_the_repository(tmp_path):

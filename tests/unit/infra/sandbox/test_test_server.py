@@ -1,4 +1,6 @@
-"""The warm test server: outcomes, first failure, limits, and that the fast way agrees with a fresh import."""
+"""The warm test server: outcomes, first failure, limits, and that the fast way agrees with a fresh
+import.
+"""
 
 import asyncio
 
@@ -22,14 +24,18 @@ def edit(repository: PreparedRepository, path: str, old: str, new: str) -> dict[
 
 def test_pristine_repository_passes_everything(runner, word_server):
     report = runner.run(word_server.run({}, word_server.tests))
-    assert report.passed and len(report.outcomes) == 15
+    assert report.passed
+    assert len(report.outcomes) == 15
 
 
 def test_broken_function_fails_its_tests_only(runner, word_server, wordkit):
     files = edit(wordkit, COUNTING, "total += 1", "total += 2")
     report = runner.run(word_server.run(files, word_server.tests))
     failed = {test for test, value in report.outcomes.items() if value is TestOutcome.FAILED}
-    assert failed == {"tests/test_counting.py::test_count_words", "tests/test_counting.py::test_count_words_minimum"}
+    assert failed == {
+        "tests/test_counting.py::test_count_words",
+        "tests/test_counting.py::test_count_words_minimum",
+    }
     assert report.route == "hot"
 
 
@@ -40,7 +46,10 @@ def test_first_failure_names_type_message_and_place(runner, word_server, wordkit
     assert report.first_failure.error_type == "UnboundLocalError"
     assert "totl" in report.first_failure.message
     line = wordkit.files[COUNTING].decode().split("\n").index("            total += 1") + 1
-    assert (report.first_failure.frames[-1].path, report.first_failure.frames[-1].line_number) == (COUNTING, line)
+    assert (report.first_failure.frames[-1].path, report.first_failure.frames[-1].line_number) == (
+        COUNTING,
+        line,
+    )
 
 
 def test_lines_below_an_inserted_line_are_counted_in_the_edited_file(runner, word_server, wordkit):
@@ -58,27 +67,44 @@ def test_lines_below_an_inserted_line_are_counted_in_the_edited_file(runner, wor
     ("old", "new", "error_type"),
     [
         ("total = 0", "total = (0", "SyntaxError"),
-        ("def count_words(text", "import missing_module\n\n\ndef count_words(text", "ModuleNotFoundError"),
+        (
+            "def count_words(text",
+            "import missing_module\n\n\ndef count_words(text",
+            "ModuleNotFoundError",
+        ),
         ("def count_words(text", "raise SystemExit(0)\n\n\ndef count_words(text", "SystemExit"),
     ],
 )
-def test_file_that_cannot_be_imported_is_an_error_everywhere(runner, word_server, wordkit, old, new, error_type):
+def test_file_that_cannot_be_imported_is_an_error_everywhere(
+    runner, word_server, wordkit, old, new, error_type
+):
     report = runner.run(word_server.run(edit(wordkit, COUNTING, old, new), word_server.tests))
     assert set(report.outcomes.values()) == {TestOutcome.ERROR}
-    assert report.first_failure is not None and report.first_failure.error_type == error_type
+    assert report.first_failure is not None
+    assert report.first_failure.error_type == error_type
 
 
 def test_syntax_error_has_its_place(runner, word_server, wordkit):
-    report = runner.run(word_server.run(edit(wordkit, COUNTING, "total = 0", "total = = 0"), word_server.tests))
+    report = runner.run(
+        word_server.run(edit(wordkit, COUNTING, "total = 0", "total = = 0"), word_server.tests)
+    )
     line = wordkit.files[COUNTING].decode().split("\n").index("    total = 0") + 1
     assert report.first_failure is not None
-    assert (report.first_failure.frames[-1].path, report.first_failure.frames[-1].line_number) == (COUNTING, line)
+    assert (report.first_failure.frames[-1].path, report.first_failure.frames[-1].line_number) == (
+        COUNTING,
+        line,
+    )
 
 
-@pytest.mark.parametrize("body", ["while True: pass", "return list(iter(int, 1))", "import time; time.sleep(60)"])
+@pytest.mark.parametrize(
+    "body", ["while True: pass", "return list(iter(int, 1))", "import time; time.sleep(60)"]
+)
 def test_endless_test_is_a_timeout(runner, word_server, wordkit, body):
     files = edit(wordkit, COUNTING, "    total = 0\n", f"    {body}\n")
-    tests = ["tests/test_counting.py::test_longest_word", "tests/test_counting.py::test_count_words"]
+    tests = [
+        "tests/test_counting.py::test_longest_word",
+        "tests/test_counting.py::test_count_words",
+    ]
     report = runner.run(word_server.run(files, tests, time_limit_seconds=2))
     assert report.outcomes[tests[0]] is TestOutcome.PASSED
     assert report.outcomes[tests[1]] in (TestOutcome.TIMEOUT, TestOutcome.FAILED)
@@ -87,14 +113,21 @@ def test_endless_test_is_a_timeout(runner, word_server, wordkit, body):
 
 def test_unknown_test_is_missing(runner, word_server):
     report = runner.run(word_server.run({}, ["tests/test_counting.py::test_gone"]))
-    assert report.outcomes == {"tests/test_counting.py::test_gone": TestOutcome.MISSING} and not report.passed
+    assert report.outcomes == {"tests/test_counting.py::test_gone": TestOutcome.MISSING}
+    assert not report.passed
 
 
 def test_changed_tests_and_runner_files_count_for_nothing(runner, word_server, wordkit):
     files = edit(wordkit, COUNTING, "total += 1", "total += 2")
-    cheat = {"tests/test_counting.py": b"def test_count_words(): pass\n", "conftest.py": b"import os; os._exit(0)\n"}
+    cheat = {
+        "tests/test_counting.py": b"def test_count_words(): pass\n",
+        "conftest.py": b"import os; os._exit(0)\n",
+    }
     honest = runner.run(word_server.run(files, word_server.tests))
-    assert runner.run(word_server.run({**files, **cheat}, word_server.tests)).outcomes == honest.outcomes
+    assert (
+        runner.run(word_server.run({**files, **cheat}, word_server.tests)).outcomes
+        == honest.outcomes
+    )
 
 
 def test_same_content_is_answered_from_the_cache(runner, word_server, wordkit):
@@ -107,10 +140,13 @@ def test_same_content_is_answered_from_the_cache(runner, word_server, wordkit):
 
 def test_run_leaves_no_trace_in_later_runs(runner, word_server, wordkit):
     files = edit(
-        wordkit, COUNTING, "    total = 0\n", "    import wordkit.shaping as s; s.make_slug = None; total = 0\n"
+        wordkit,
+        COUNTING,
+        "    total = 0\n",
+        "    import wordkit.shaping as s; s.make_slug = None; total = 0\n",
     )
     runner.run(word_server.run(files, word_server.tests))
-    pristine = runner.run(word_server.run_cold({}, word_server.tests))
+    pristine = runner.run(word_server.run_again({}, word_server.tests, cold=True))
     assert pristine.passed
 
 
@@ -118,7 +154,8 @@ def test_gold_text_is_not_readable_from_a_run(runner, word_server, wordkit):
     peek = "    total = 0\n    raise ValueError(open(__file__).read()[:50] + '|')\n"
     files = edit(wordkit, COUNTING, "    total = 0\n", peek)
     report = runner.run(word_server.run(files, ["tests/test_counting.py::test_count_words"]))
-    assert report.first_failure is not None and report.first_failure.message == "|"
+    assert report.first_failure is not None
+    assert report.first_failure.message == "|"
 
 
 def test_new_module_is_importable(runner, word_server, wordkit):
@@ -126,16 +163,20 @@ def test_new_module_is_importable(runner, word_server, wordkit):
     files[COUNTING] = files[COUNTING].replace(b"total += 1", b"total += ONE")
     files["wordkit/extra.py"] = b"ONE = 1\n"
     report = runner.run(word_server.run(files, word_server.tests))
-    assert report.passed and report.route == "cold"
+    assert report.passed
+    assert report.route == "cold"
 
 
 def test_function_that_ran_on_import_is_imported_afresh(runner, ledger_server, ledgerkit):
     files = edit(ledgerkit, "ledgerkit/money.py", "name[:1].upper()", "name[:1]")
     report = runner.run(ledger_server.run(files, ledger_server.tests))
-    assert report.route == "cold" and not report.passed
+    assert report.route == "cold"
+    assert not report.passed
 
 
-def test_method_property_and_decorated_function_are_swapped_in_place(runner, ledger_server, ledgerkit):
+def test_method_property_and_decorated_function_are_swapped_in_place(
+    runner, ledger_server, ledgerkit
+):
     cases = [
         ("ledgerkit/book.py", "cents - self.balance", "cents"),
         ("ledgerkit/book.py", 'yield f"{account}: ', 'yield f"{account} '),
@@ -143,7 +184,7 @@ def test_method_property_and_decorated_function_are_swapped_in_place(runner, led
     ]
     for path, old, new in cases:
         report = runner.run(ledger_server.run(edit(ledgerkit, path, old, new), ledger_server.tests))
-        assert report.route == "hot" and not report.passed, old
+        assert (report.route, report.passed) == ("hot", False), old
 
 
 def test_default_value_is_swapped(runner, word_server, wordkit):
@@ -170,7 +211,7 @@ def test_hot_and_cold_agree_on_mutants(runner, request, name):
         lines[mutation.line_number - 1] = mutation.broken_text
         files = {mutation.function.path: "\n".join(lines).encode()}
         hot = await server.run(files, server.tests)
-        cold = await server.run_cold(files, server.tests)
+        cold = await server.run_again(files, server.tests, cold=True)
         if TestOutcome.TIMEOUT not in hot.outcomes.values():
             assert hot.outcomes == cold.outcomes, mutation
             assert hot.first_failure == cold.first_failure, mutation
@@ -193,7 +234,9 @@ def test_conftest_repository_runs_in_a_box_of_its_own(runner, wordkit, tmp_path)
         try:
             await server.start()
             text = repository.files[COUNTING]
-            hot = await server.run({COUNTING: text.replace(b"total += 1", b"total += 2")}, server.tests)
+            hot = await server.run(
+                {COUNTING: text.replace(b"total += 1", b"total += 2")}, server.tests
+            )
             full = await server.run({COUNTING: text + b"LIMIT = 3\n"}, server.tests)
             return hot.route, hot.passed, full.route, full.passed
         finally:
@@ -208,7 +251,7 @@ def test_repository_without_tests_is_a_clear_error(runner, tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_bad.py").write_bytes(b"import nothing_here\n")
     repository = PreparedRepository.from_directory("kit", tmp_path, ("kit",), ("tests",))
-    with pytest.raises(ProblemError, match="kit: pytest collected no test.*nothing_here"):
+    with pytest.raises(ProblemError, match=r"kit: pytest collected no test.*nothing_here"):
         runner.run(TestServer(repository).start())
 
 

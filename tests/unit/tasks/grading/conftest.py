@@ -73,14 +73,22 @@ def make_transcript() -> Callable[..., Transcript]:
                 text=f"<{tool}></{tool}>",
                 calls=(
                     ToolCallRecord(
-                        tool=tool, arguments={}, status=status, result_characters=2, wall_seconds=0.0
+                        tool=tool,
+                        arguments={},
+                        status=status,
+                        result_characters=2,
+                        wall_seconds=0.0,
                     ),
                 ),
             )
             for tool, status in calls
         )
         return Transcript(
-            segments=(), turns=turns, end_reason=EndReason.FINISHED, final_message="", wall_seconds=1.0
+            segments=(),
+            turns=turns,
+            end_reason=EndReason.FINISHED,
+            final_message="",
+            wall_seconds=1.0,
         )
 
     return make

@@ -82,7 +82,11 @@ def make_segment(mask: list[int]) -> Segment:
 
 def test_effort_has_its_six_kinds():
     call = ToolCallRecord(
-        tool="run_terminal", arguments={}, status=CallStatus.OK, result_characters=1, wall_seconds=0.0
+        tool="run_terminal",
+        arguments={},
+        status=CallStatus.OK,
+        result_characters=1,
+        wall_seconds=0.0,
     )
     calling = TurnRecord(generated_tokens=20, text="hmm, <run_terminal>", calls=(call, call))
     closing = TurnRecord(generated_tokens=7, text="Fixed.", calls=())

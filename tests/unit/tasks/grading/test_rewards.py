@@ -13,7 +13,11 @@ CONFIG = GradingConfig(unverified=0.1)
 
 def verdict(passed: bool) -> Verdict:
     return Verdict(
-        problem_id="p", passed=passed, tests_required=1, tests_passed=int(passed), outcomes={"t": "passed"}
+        problem_id="p",
+        passed=passed,
+        tests_required=1,
+        tests_passed=int(passed),
+        outcomes={"t": "passed"},
     )
 
 
@@ -28,7 +32,9 @@ def test_total_is_the_sum_of_the_terms(problem, repository, make_transcript):
 
 
 def test_passing_is_worth_more_than_any_economy(problem, repository, make_transcript):
-    long_pass = reward(problem, repository, make_transcript(*[("grep", OK)] * 8, generated_tokens=60))
+    long_pass = reward(
+        problem, repository, make_transcript(*[("grep", OK)] * 8, generated_tokens=60)
+    )
     broken = problem.break_files(repository.files)
     short_fail = reward(problem, repository, make_transcript(), passed=False, files=broken)
     assert long_pass.total > short_fail.total
@@ -36,8 +42,13 @@ def test_passing_is_worth_more_than_any_economy(problem, repository, make_transc
 
 def test_shorter_attempt_gets_more(problem, repository, make_transcript):
     short = reward(problem, repository, make_transcript(("edit_file", OK), ("run_terminal", OK)))
-    long = reward(problem, repository, make_transcript(*[("grep", OK)] * 3, ("edit_file", OK), ("run_terminal", OK)))
-    assert short.total > long.total and short.terms["correctness"] == long.terms["correctness"]
+    long = reward(
+        problem,
+        repository,
+        make_transcript(*[("grep", OK)] * 3, ("edit_file", OK), ("run_terminal", OK)),
+    )
+    assert short.total > long.total
+    assert short.terms["correctness"] == long.terms["correctness"]
 
 
 def test_broken_calls_cost_up_to_their_limit(problem, repository, make_transcript):
@@ -49,14 +60,18 @@ def test_broken_calls_cost_up_to_their_limit(problem, repository, make_transcrip
 
 
 def test_environment_errors_and_timeouts_are_not_broken_calls(problem, repository, make_transcript):
-    transcript = make_transcript(("grep", CallStatus.ENVIRONMENT), ("run_terminal", CallStatus.TIMEOUT))
+    transcript = make_transcript(
+        ("grep", CallStatus.ENVIRONMENT), ("run_terminal", CallStatus.TIMEOUT)
+    )
     assert reward(problem, repository, transcript).terms["broken_calls"] == 0
 
 
 def test_edit_is_measured_against_the_broken_state(problem, repository):
     broken = problem.break_files(repository.files)
     assert not has_edit(problem, broken, repository)
-    assert not has_edit(problem, {**broken, "notes.txt": b"", "tests/test_counting.py": b""}, repository)
+    assert not has_edit(
+        problem, {**broken, "notes.txt": b"", "tests/test_counting.py": b""}, repository
+    )
     assert has_edit(problem, {}, repository)
     assert has_edit(problem, {**broken, "wordkit/new.py": b"x = 1\n"}, repository)
     assert has_edit(problem, {PATH: None}, repository)
@@ -81,4 +96,6 @@ def test_grade_and_grader_agree(runner, problem, server, make_transcript):
     config = GradingConfig()
     direct = runner.run(grade(problem, transcript, {}, server, config))
     bound = runner.run(make_grader(config)(problem, {}, transcript, server))
-    assert direct[1] == bound[1] and direct[0].passed and direct[1].total > 0.9
+    assert direct[1] == bound[1]
+    assert direct[0].passed
+    assert direct[1].total > 0.9

@@ -7,7 +7,11 @@ from tasks.grading.verdicts import find_forbidden, judge
 from tests.unit.tasks.grading.conftest import PATH
 
 TESTS = "tests/test_counting.py"
-PASSING_TESTS = b"def test_count_words(): pass\ndef test_count_words_minimum(): pass\ndef test_longest_word(): pass\n"
+PASSING_TESTS = (
+    b"def test_count_words(): pass\n"
+    b"def test_count_words_minimum(): pass\n"
+    b"def test_longest_word(): pass\n"
+)
 PATCH_PYTEST = (
     "import _pytest.runner\n"
     "_pytest.runner.call_and_report.__code__ = (lambda item, when, log=True, **k: None).__code__\n"
@@ -15,7 +19,11 @@ PATCH_PYTEST = (
 PATCH_ASSERTS = "import unittest\nunittest.TestCase.assertEqual = lambda *a, **k: None\n"
 # builds forbidden words at run time, so that the scan of the text sees none of them
 SNEAK = "import importlib\nmodule = importlib.import_module('_py' + 'test.runner')\n"
-SNEAK_REPORT = SNEAK + "module.check_interactive_exception = None\nmodule.CallInfo.from_call = classmethod(lambda c, *a, **k: c)\n"
+SNEAK_REPORT = (
+    SNEAK
+    + "module.check_interactive_exception = None\n"
+    + "module.CallInfo.from_call = classmethod(lambda c, *a, **k: c)\n"
+)
 
 
 def judge_files(runner, problem, server, files):
@@ -37,12 +45,14 @@ def with_body(broken, line):
 
 def test_gold_passes(runner, problem, server):
     verdict = judge_files(runner, problem, server, {})
-    assert verdict.passed and verdict.tests_passed == verdict.tests_required == 3
+    assert verdict.passed
+    assert verdict.tests_passed == verdict.tests_required == 3
 
 
 def test_no_edit_fails(runner, problem, server, broken):
     verdict = judge_files(runner, problem, server, broken)
-    assert not verdict.passed and verdict.tests_passed == 1
+    assert not verdict.passed
+    assert verdict.tests_passed == 1
     assert verdict.detail.startswith("failed: AssertionError")
 
 
@@ -82,7 +92,9 @@ CHEATS = {
         broken, "import importlib; importlib.import_module('py' + 'test').skip('done')"
     ),
     "skips on import": lambda broken: with_prefix(
-        broken, "import importlib\nimportlib.import_module('py' + 'test').skip('x', allow_module_level=True)\n"
+        broken,
+        "import importlib\n"
+        "importlib.import_module('py' + 'test').skip('x', allow_module_level=True)\n",
     ),
     "patches the runner": lambda broken: with_prefix(broken, PATCH_PYTEST),
     "patches unittest": lambda broken: with_prefix(broken, PATCH_ASSERTS),
@@ -95,7 +107,9 @@ CHEATS = {
             b"    return total\n", b"    return type('Any', (), {'__eq__': lambda *a: False})()\n"
         )
     },
-    "reads the answer": lambda broken: with_body(broken, f"exec(open('/repo/{PATH}').read(), globals())"),
+    "reads the answer": lambda broken: with_body(
+        broken, f"exec(open('/repo/{PATH}').read(), globals())"
+    ),
     "runs forever": lambda broken: with_body(broken, "while True: pass"),
     "removes the module": lambda broken: {PATH: None},
     "writes a syntax error": lambda broken: with_prefix(broken, "def (:\n"),
@@ -110,7 +124,9 @@ def test_cheater_fails(runner, problem, server, broken, name):
 
 
 def test_gold_passes_after_all_cheaters(runner, problem, server):
-    report = runner.run(server.run_cold({}, (*problem.fail_to_pass, *problem.pass_to_pass)))
+    report = runner.run(
+        server.run_again({}, (*problem.fail_to_pass, *problem.pass_to_pass), cold=True)
+    )
     assert report.passed
 
 

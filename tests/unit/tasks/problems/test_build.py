@@ -1,4 +1,6 @@
-"""The stage on two tiny repositories: proven problems, resumption, and the same result for the same seed."""
+"""The stage on two tiny repositories: proven problems, resumption, and the same result for the same
+seed.
+"""
 
 import asyncio
 import json
@@ -73,7 +75,8 @@ def test_gold_passes_and_broken_fails_exactly_the_named_tests(built):
 
 def test_problems_are_bounded_and_say_little(built):
     for problem in built[2]:
-        assert problem.fail_to_pass and problem.pass_to_pass
+        assert problem.fail_to_pass
+        assert problem.pass_to_pass
         assert len(problem.fail_to_pass) + len(problem.pass_to_pass) <= CONFIG.max_tests_per_problem
         assert problem.prompt == f"Fix {problem.symbol} in {problem.path}"
         assert problem.first_line <= problem.edits[0].line_number <= problem.last_line
@@ -84,7 +87,8 @@ def test_held_out_mutations_and_functions_are_not_trained_on(built):
     edits = {(p.path, p.edits[0].line_number, p.edits[0].broken_text): p.split for p in problems}
     assert len(edits) == len(problems)
     whole = {p.symbol for p in problems if p.split is Split.HELD_OUT_FUNCTION}
-    assert whole and not whole & {p.symbol for p in problems if p.split is not Split.HELD_OUT_FUNCTION}
+    assert whole
+    assert not whole & {p.symbol for p in problems if p.split is not Split.HELD_OUT_FUNCTION}
 
 
 def test_statistics_count_candidates(built):

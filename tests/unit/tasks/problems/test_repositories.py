@@ -23,7 +23,7 @@ def write_tar(path, members):
 
 def test_archive_round_trip(tmp_path):
     files = read_archive(write_archive(WORDKIT, tmp_path))
-    assert files == {path: text for path, text in open_repository(WORDKIT).files.items()}
+    assert files == dict(open_repository(WORDKIT).files.items())
 
 
 def test_cached_archive_is_used_without_the_index(tmp_path, monkeypatch):
@@ -43,14 +43,14 @@ def test_changed_archive_is_refused(tmp_path):
     archive = write_archive(WORDKIT, tmp_path)
     fetch_archive(WORDKIT, tmp_path)
     archive.write_bytes(archive.read_bytes() + b"x")
-    with pytest.raises(ProblemError, match="has sha256 .* wanted"):
+    with pytest.raises(ProblemError, match=r"has sha256 .* wanted"):
         fetch_archive(WORDKIT, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["kit/../../escape.py", "/etc/escape.py"])
 def test_archive_that_leaves_its_folder_is_refused(tmp_path, name):
     write_tar(tmp_path / "bad.tar.gz", {name: b"x"})
-    with pytest.raises(ProblemError, match="below its top folder"):
+    with pytest.raises(ProblemError, match=r"below its top folder"):
         read_archive(tmp_path / "bad.tar.gz")
 
 
@@ -67,9 +67,16 @@ def test_stripping_drops_text_and_keeps_code(source):
         if repository.is_editable(path):
             stripped = strip_source(text, path)
             assert strip_source(stripped, path) == stripped
-            assert b'"""' not in stripped and b"#" not in stripped
-            names = [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
-            again = [node.name for node in ast.walk(ast.parse(stripped)) if isinstance(node, ast.FunctionDef)]
+            assert b'"""' not in stripped
+            assert b"#" not in stripped
+            names = [
+                node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)
+            ]
+            again = [
+                node.name
+                for node in ast.walk(ast.parse(stripped))
+                if isinstance(node, ast.FunctionDef)
+            ]
             assert again == names
 
 

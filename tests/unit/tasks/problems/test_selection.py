@@ -21,7 +21,10 @@ def make_config(**fields) -> ProblemsConfig:
 
 
 def make_candidates(num_functions=12, per_operator=6) -> list[Mutation]:
-    functions = [Function("kit", "kit/m.py", f"f{n}", 1, 2, ("def f():", "    x")) for n in range(num_functions)]
+    functions = [
+        Function("kit", "kit/m.py", f"f{n}", 1, 2, ("def f():", "    x"))
+        for n in range(num_functions)
+    ]
     return [
         Mutation(function, operator, 2, "    x", f"    {operator}{number}")
         for function in functions
@@ -46,8 +49,11 @@ def test_splits_have_their_sizes():
 def test_held_out_functions_occur_nowhere_else():
     splits = split_candidates(make_config())
     whole = {item.function for item, split in splits.items() if split is Split.HELD_OUT_FUNCTION}
-    others = {item.function for item, split in splits.items() if split is not Split.HELD_OUT_FUNCTION}
-    assert whole and not whole & others
+    others = {
+        item.function for item, split in splits.items() if split is not Split.HELD_OUT_FUNCTION
+    }
+    assert whole
+    assert not whole & others
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -63,7 +69,13 @@ def test_seeds_give_different_splits():
 def test_too_few_problems_are_shared_out_in_proportion():
     big = SplitSizes(demonstration=800, train=600, held_out=240, held_out_function=60, user=160)
     sizes = Counter(split_candidates(make_config(sizes=big)).values())
-    assert 0 < sizes[Split.USER] < sizes[Split.HELD_OUT] < sizes[Split.TRAIN] < sizes[Split.DEMONSTRATION]
+    assert (
+        0
+        < sizes[Split.USER]
+        < sizes[Split.HELD_OUT]
+        < sizes[Split.TRAIN]
+        < sizes[Split.DEMONSTRATION]
+    )
 
 
 def test_order_is_capped_and_reaches_every_function_first():
