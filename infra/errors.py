@@ -85,7 +85,9 @@ def is_retryable(error: BaseException) -> bool:
 
 
 def type_name(error: OstinatoError) -> str:
-    """The name in ERROR_TYPES that fits best; wrappers made by other libraries are looked through."""
+    """The name in ERROR_TYPES that fits best; wrappers made by other libraries are looked
+    through.
+    """
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERROR_TYPES)
 
 

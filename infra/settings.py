@@ -74,7 +74,9 @@ class Settings(BaseSettings):
 
 
 def load_settings() -> Settings:
-    """Read the environment now. ConfigError names the variable, the value seen and what is wanted."""
+    """Read the environment now. ConfigError names the variable, the value seen and what is
+    wanted.
+    """
     try:
         return Settings()
     except ValidationError as error:

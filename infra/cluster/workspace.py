@@ -109,7 +109,9 @@ class ProgressWriter:
 
 @dataclass(frozen=True)
 class Workspace:
-    """What a child's `main` gets beside its request. `directory` keeps its files across attempts."""
+    """What a child's `main` gets beside its request. `directory` keeps its files across
+    attempts.
+    """
 
     directory: Path
     settings: Settings

@@ -192,7 +192,9 @@ class JournalRepository:
         return self._select(JournalTable.run_id == run_id, owed)
 
     def finished_uncommitted(self, run_id: str) -> list[JournalRow]:
-        """Finished rows whose group is not complete: a restarted orchestrator only runs the rest."""
+        """Finished rows whose group is not complete: a restarted orchestrator only runs the
+        rest.
+        """
         return self._select(
             JournalTable.run_id == run_id, JournalTable.state == JournalState.FINISHED
         )

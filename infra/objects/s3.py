@@ -1,4 +1,6 @@
-"""Objects in an S3 bucket through s3fs. Listings are never cached: other processes write here too."""
+"""Objects in an S3 bucket through s3fs. Listings are never cached: other processes write here
+too.
+"""
 
 from pathlib import Path
 

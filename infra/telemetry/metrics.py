@@ -10,7 +10,9 @@ from typing import IO
 
 
 class MetricsLog:
-    """Append-only writer. A torn last line of a killed writer is closed before the first new one."""
+    """Append-only writer. A torn last line of a killed writer is closed before the first new
+    one.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
