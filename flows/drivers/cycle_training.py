@@ -81,7 +81,9 @@ def main(request: CycleTrainingRequest, workspace: Workspace) -> CycleTrainingRe
     metrics: dict[str, float] = {}
     if trainer.step == 0:
         metrics = {
-            name: value for name, value in trainer.train_step(distilled.samples).metrics().items() if not isinstance(value, str)
+            name: value
+            for name, value in trainer.train_step(distilled.samples).metrics().items()
+            if not isinstance(value, str)
         }
         trainer.publish()
         trainer.save()

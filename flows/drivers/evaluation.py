@@ -42,9 +42,7 @@ SHARD_ENTRY = "flows.drivers.evaluation:run_shard"
 ROWS_FILE = "rows.jsonl"
 
 
-def main(
-    request: CheckpointEvaluationRequest, workspace: Workspace
-) -> EvaluationResult:
+def main(request: CheckpointEvaluationRequest, workspace: Workspace) -> EvaluationResult:
     """Runs all shards at once and scores their rows."""
     configure_logging()
     started_at = time.monotonic()
@@ -111,9 +109,7 @@ async def _run_attempts(
             _attempt_with(worker, evaluation.config.temperature),
             rows_path=rows_path,
             concurrent_attempts=evaluation.engine_slots,
-            on_row=lambda done, total: workspace.progress.update(
-                done, total, "attempts"
-            ),
+            on_row=lambda done, total: workspace.progress.update(done, total, "attempts"),
         )
     finally:
         await worker.close()
@@ -163,9 +159,7 @@ def _supervise(
     )
 
 
-def _progress_of(
-    workspace: Workspace, count: int, total: int
-) -> list[Callable[[Progress], None]]:
+def _progress_of(workspace: Workspace, count: int, total: int) -> list[Callable[[Progress], None]]:
     """One listener a shard; together they tell the whole."""
     done = [0.0] * count
 

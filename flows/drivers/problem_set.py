@@ -29,6 +29,5 @@ def load_problems(directory: Path, split: Split | None = None) -> list[Problem]:
 def load_repositories(directory: Path, names: set[str]) -> list[PreparedRepository]:
     """The named repositories of a problem set."""
     return [
-        PreparedRepository.load(directory / REPOSITORIES_FOLDER / name)
-        for name in sorted(names)
+        PreparedRepository.load(directory / REPOSITORIES_FOLDER / name) for name in sorted(names)
     ]

@@ -72,9 +72,7 @@ class ReinforcementRun:
         self._workspace = workspace
         self._objects = ObjectStore.from_url(workspace.settings.object_store_url)
         self._ledger = Ledger(workspace.settings.ledger_url).migrate()
-        self._journal = RolloutJournal(
-            self._ledger.journal, self._objects, request.run_id
-        )
+        self._journal = RolloutJournal(self._ledger.journal, self._objects, request.run_id)
         self._history = GroupHistory(workspace.directory / "groups.jsonl")
         self._state = RunState.load(workspace.directory)
         self._status = StatusFile(workspace.directory, request.run_id)
@@ -97,23 +95,15 @@ class ReinforcementRun:
         )
         replicas = start_replicas(
             spec,
-            EngineConfig(
-                slots=request.engine_slots, speculation_depth=request.speculation_depth
-            ),
-            [
-                f"{request.run_id}.engine{index}"
-                for index in range(request.engine_replicas)
-            ],
+            EngineConfig(slots=request.engine_slots, speculation_depth=request.speculation_depth),
+            [f"{request.run_id}.engine{index}" for index in range(request.engine_replicas)],
             num_cpus=0.0,
         )
         self._engines = EngineFleet(replicas)
         workers = start_workers(
-            [
-                f"{request.run_id}.rollouts{index}"
-                for index in range(request.rollout_workers)
-            ],
+            [f"{request.run_id}.rollouts{index}" for index in range(request.rollout_workers)],
             functools.partial(build_worker, self._worker_setup()),
-            replicas,
+            list(replicas),
         )
         self._workers = RolloutFleet(workers, time.time)
         try:
@@ -122,7 +112,7 @@ class ReinforcementRun:
             )
             versions = await self._engines.follow(self._objects, self._chain_id)
             self._orchestrator = self._make_orchestrator(status, versions)
-            self._workers.open()
+            await self._workers.open()
             reporting = asyncio.create_task(self._report_status())
             try:
                 await self._orchestrator.run()
@@ -134,9 +124,7 @@ class ReinforcementRun:
             for actor in (self._trainer, *replicas.values()):
                 end_actor(actor)
 
-    def _make_orchestrator(
-        self, status: TrainerStatus, versions: list[int | None]
-    ) -> Orchestrator:
+    def _make_orchestrator(self, status: TrainerStatus, versions: list[int | None]) -> Orchestrator:
         request = self._request
         problems = load_problems(Path(request.problems_directory), request.split)[
             : request.problems_limit
@@ -162,15 +150,11 @@ class ReinforcementRun:
             journal=self._journal,
             attempt=self._attempt,
             train=self._train,
-            limits=Limits(
-                request.max_steps, request.budget_seconds, self._state.used_seconds
-            ),
+            limits=Limits(request.max_steps, request.budget_seconds, self._state.used_seconds),
             progress=Progress(
                 steps_done=status.step,
                 trainer_version=status.weight_version,
-                engine_version=min(
-                    version for version in versions if version is not None
-                ),
+                engine_version=min(version for version in versions if version is not None),
                 groups_started=started,
             ),
         )
@@ -228,9 +212,7 @@ class ReinforcementRun:
             return
         self._orchestrator.engine_applied(version)
 
-    def _write_metrics(
-        self, step: StepRequest, trained: TrainedStep, train_seconds: float
-    ) -> None:
+    def _write_metrics(self, step: StepRequest, trained: TrainedStep, train_seconds: float) -> None:
         loop_now = asyncio.get_running_loop().time()
         now = time.monotonic()
         used = self._orchestrator.used_seconds(loop_now)
@@ -245,9 +227,7 @@ class ReinforcementRun:
             "delta_density": trained.publication.density_ratio,
             "published_bytes": trained.publication.stored_bytes,
             "train_seconds": train_seconds,
-            "step_seconds": now - self._step_ended_at
-            if self._step_ended_at
-            else train_seconds,
+            "step_seconds": now - self._step_ended_at if self._step_ended_at else train_seconds,
             "used_seconds": used,
             "slot_busy_ratio": progress.slot_seconds_used
             / max(1e-9, loop_now - progress.started_at)
@@ -263,9 +243,7 @@ class ReinforcementRun:
             f"stale {step.metrics['staleness_mean']:.1f} {metrics['step_seconds']:.1f}s"
         )
         logger.info("%s", message)
-        self._workspace.progress.update(
-            step.step, self._request.max_steps, message, **metrics
-        )
+        self._workspace.progress.update(step.step, self._request.max_steps, message, **metrics)
 
     async def _report_status(self) -> None:
         """Says every second what waits for what."""
@@ -299,12 +277,9 @@ class ReinforcementRun:
     async def _finish(self) -> ReinforcementResult:
         """Copies the newest step checkpoint, without its optimiser state, to where it stays."""
         await asyncio.gather(*self._updates)
+        self._journal.release()
         progress = self._orchestrator.progress
-        saved = Path(
-            await self._ask(
-                self._trainer.save.remote(), "last checkpoint", START_SECONDS
-            )
-        )
+        saved = Path(await self._ask(self._trainer.save.remote(), "last checkpoint", START_SECONDS))
         final = self._workspace.directory / "checkpoint"
         shutil.rmtree(final, ignore_errors=True)
         shutil.copytree(saved, final, ignore=shutil.ignore_patterns("optimizer.pt"))

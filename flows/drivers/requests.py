@@ -41,18 +41,14 @@ class ReinforcementRequest(Frozen):
         gt=0,
         description="no new step starts after this much run time, over all attempts; None: no limit",
     )
-    engine_replicas: int = Field(
-        default=1, ge=1, description="decode engines, one process each"
-    )
+    engine_replicas: int = Field(default=1, ge=1, description="decode engines, one process each")
     engine_slots: int = Field(
         default=64, ge=1, description="requests that one engine decodes together"
     )
     speculation_depth: int = Field(
         default=0, ge=0, description="draft tokens a decode step; 0: none"
     )
-    rollout_workers: int = Field(
-        default=1, ge=1, description="processes that drive the harness"
-    )
+    rollout_workers: int = Field(default=1, ge=1, description="processes that drive the harness")
 
 
 class ReinforcementResult(Frozen):

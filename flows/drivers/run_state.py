@@ -39,9 +39,7 @@ class StatusFile:
         self._path = directory / STATUS_FILE
         self._run_id = run_id
 
-    def write(
-        self, phase: str, waits: Mapping[str, Mapping[str, Any]], **numbers: Any
-    ) -> None:
+    def write(self, phase: str, waits: Mapping[str, Mapping[str, Any]], **numbers: Any) -> None:
         """Replaces the file."""
         status = {
             "run": self._run_id,

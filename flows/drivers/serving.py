@@ -1,33 +1,24 @@
-"""Builds the gateway over a checkpoint: the place where gateway, engine, boxes and promotion meet.
+"""The gateway of this machine over a checkpoint: the place where gateway, engine, boxes and problems' repositories meet.
 
-Owns the tenants of a local installation and the shape of the served engine. Enters: a checkpoint directory, problems.
-Leaves: an application and what must be closed after it.
+Owns what is served and the shape of the served engine. Enters: a checkpoint directory, a problem set. Leaves: a gateway that is
+ready to be listened with, and the API key of a local tenant.
 """
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field
 
 from flows.drivers.problem_set import load_problems, load_repositories
-from infra.engine.local import LocalEngine
-from infra.gateway.app import GatewayContext, build_app
-from infra.gateway.arms import CONTROL, Arm, ArmTable
 from infra.gateway.config import GatewayConfig, TenantConfig
-from infra.gateway.workplaces import RepositoryWorkplaces
+from infra.gateway.keys import local_tenants
+from infra.gateway.serving import OpenGateway, ServedCheckpoint, ServingPlan, open_gateway
 from infra.harness.config import HarnessConfig
 from infra.ledger import Ledger
 from infra.objects import ObjectStore
 from infra.settings import Settings
-from models.checkpoint import load_checkpoint
 from models.decode.engine import CachePolicy, EngineConfig
-from models.rendering import Renderer
-
-LOCAL_TENANT = "local"
-LOCAL_API_KEY = "ostinato-local"  # of a gateway that listens on this machine only
 
 
 class ServedModel(BaseModel):
@@ -44,49 +35,33 @@ class ServedModel(BaseModel):
     boxes_per_repository: int = Field(default=8, ge=1)
     speculation_depth: int = Field(default=0, ge=0)
 
-
-@dataclass(frozen=True, slots=True)
-class ServedGateway:
-    """A running application's parts."""
-
-    app: FastAPI
-    engine: LocalEngine
-    workplaces: RepositoryWorkplaces
+    @property
+    def plan(self) -> ServingPlan:
+        """This checkpoint alone."""
+        return ServingPlan(
+            ServedCheckpoint(self.checkpoint_id, Path(self.checkpoint_directory), self.weight_version)
+        )
 
 
 @asynccontextmanager
-async def open_gateway(served: ServedModel, settings: Settings) -> AsyncIterator[ServedGateway]:
-    """The application for the length of the block; belongs to one event loop."""
-    checkpoint = load_checkpoint(Path(served.checkpoint_directory))
-    engine = LocalEngine(
-        checkpoint.spec,
-        checkpoint.weights,
-        served.weight_version,
-        EngineConfig(
+async def open_local_gateway(
+    served: ServedModel, settings: Settings, tenant_name: str
+) -> AsyncIterator[tuple[OpenGateway, TenantConfig]]:
+    """The gateway and its one tenant for the length of the block; belongs to one event loop."""
+    problems = Path(served.problems_directory)
+    names = {problem.repository for problem in load_problems(problems)}
+    tenant = local_tenants(settings.home, (tenant_name,))[tenant_name]
+    async with open_gateway(
+        served.plan,
+        load_repositories(problems, names),
+        GatewayConfig(tenants=(tenant,), harness=served.harness),
+        ledger=Ledger(settings.ledger_url).migrate(),
+        objects=ObjectStore.from_url(settings.object_store_url),
+        engine=EngineConfig(
             slots=served.engine_slots,
             cache_policy=CachePolicy.EXACT,
             speculation_depth=served.speculation_depth,
         ),
-        name="gateway",
-    )
-    problems = Path(served.problems_directory)
-    names = {problem.repository for problem in load_problems(problems)}
-    workplaces = RepositoryWorkplaces(
-        load_repositories(problems, names),
         boxes_per_repository=served.boxes_per_repository,
-        test_limit_seconds=served.harness.call_time_limit_seconds,
-    )
-    tenant = TenantConfig(name=LOCAL_TENANT, api_keys=(SecretStr(LOCAL_API_KEY),), consent=True)
-    context = GatewayContext(
-        config=GatewayConfig(tenants=(tenant,), harness=served.harness),
-        arms=ArmTable(Arm(CONTROL, served.checkpoint_id, served.weight_version, engine)),
-        renderer=Renderer.load(Path(served.checkpoint_directory)),
-        workplaces=workplaces,
-        ledger=Ledger(settings.ledger_url).migrate(),
-        objects=ObjectStore.from_url(settings.object_store_url),
-    )
-    try:
-        yield ServedGateway(build_app(context), engine, workplaces)
-    finally:
-        await workplaces.close()
-        engine.close()
+    ) as gateway:
+        yield gateway, tenant

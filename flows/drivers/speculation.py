@@ -54,7 +54,8 @@ def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult
     return SpeculationResult(
         acceptance=drafted.statistics.accepted_tokens / max(1, drafted.statistics.drafted_tokens),
         acceptance_by_depth=tuple(drafted.draft_acceptance()),
-        tokens_per_forward=drafted.statistics.generated_tokens / max(1, drafted.statistics.occupied_slot_steps),
+        tokens_per_forward=drafted.statistics.generated_tokens
+        / max(1, drafted.statistics.occupied_slot_steps),
         plain_tokens_per_second=plain_rate,
         drafted_tokens_per_second=drafted_rate,
         speed_up=drafted_rate / plain_rate,

@@ -17,12 +17,7 @@ def describe_groups(groups: Sequence[Group]) -> dict[str, float]:
     """Means over the trajectories of a step."""
     members = [member for group in groups for member in group.trajectories]
     count = len(members)
-    calls = [
-        call
-        for member in members
-        for turn in member.transcript.turns
-        for call in turn.calls
-    ]
+    calls = [call for member in members for turn in member.transcript.turns for call in turn.calls]
     broken = sum(call.status in MODEL_FAULTS for call in calls)
     return {
         "trajectories": count,
@@ -33,17 +28,13 @@ def describe_groups(groups: Sequence[Group]) -> dict[str, float]:
         )
         / len(groups),
         "generated_tokens_mean": sum(
-            turn.generated_tokens
-            for member in members
-            for turn in member.transcript.turns
+            turn.generated_tokens for member in members for turn in member.transcript.turns
         )
         / count,
         "turns_mean": sum(len(member.transcript.turns) for member in members) / count,
         "tool_calls_mean": len(calls) / count,
         "broken_call_ratio": broken / max(1, len(calls)),
-        "trajectory_seconds_mean": sum(
-            member.finished_at - member.started_at for member in members
-        )
+        "trajectory_seconds_mean": sum(member.finished_at - member.started_at for member in members)
         / count,
     }
 

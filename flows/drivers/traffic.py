@@ -13,17 +13,24 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flows.drivers.problem_set import load_problems, load_repositories
-from flows.drivers.serving import LOCAL_API_KEY, ServedModel, open_gateway
+from flows.drivers.serving import ServedModel, open_local_gateway
 from infra.cluster.workspace import Workspace
 from infra.gateway.server import running_server
 from infra.sandbox.repository import PreparedRepository
 from infra.sandbox.test_server import TestServer
 from infra.telemetry import configure_logging
 from tasks.feedback.config import SimulatedUsersConfig
-from tasks.feedback.simulated_users import SimulatedRequest, SimulatedUsersReport, UserProblem, simulate_users
+from tasks.feedback.simulated_users import (
+    SimulatedRequest,
+    SimulatedUsersReport,
+    UserProblem,
+    simulate_users,
+)
 from tasks.records import Problem, Split
 
 logger = logging.getLogger(__name__)
+
+SIMULATED_TENANT = "simulated"  # never mistaken for people's traffic
 
 
 class TrafficRequest(BaseModel):
@@ -46,19 +53,20 @@ async def _run(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersR
     directory = Path(request.served.problems_directory)
     problems = load_problems(directory, Split.USER)
     repositories = {
-        item.name: item for item in load_repositories(directory, {problem.repository for problem in problems})
+        item.name: item
+        for item in load_repositories(directory, {problem.repository for problem in problems})
     }
     wanted = request.users.users * request.users.requests_per_user
     first = request.cycle_number * wanted % max(1, len(problems))
     mine = (problems[first:] + problems[:first])[:wanted]
     brought = [
-        UserProblem(problem=problem, files=_broken_files(problem, repositories[problem.repository])) for problem in mine
+        UserProblem(problem=problem, files=_broken_files(problem, repositories[problem.repository]))
+        for problem in mine
     ]
     servers = {name: TestServer(repository) for name, repository in repositories.items()}
     journal = workspace.directory / "requests.jsonl"
     settled = _read_settled(journal)
     total = len(brought)
-    brought = [item for item in brought if item.problem.problem_id not in {done.problem_id for done in settled}]
 
     def on_request(request: SimulatedRequest) -> None:
         settled.append(request)
@@ -68,15 +76,19 @@ async def _run(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersR
 
     try:
         async with (
-            open_gateway(request.served, workspace.settings) as gateway,
+            open_local_gateway(request.served, workspace.settings, SIMULATED_TENANT) as (gateway, tenant),
             running_server(gateway.app, workspace.settings.host, 0) as url,
-            httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {LOCAL_API_KEY}"}) as client,
+            httpx.AsyncClient(
+                base_url=url,
+                headers={"Authorization": f"Bearer {tenant.api_keys[0].get_secret_value()}"},
+            ) as client,
         ):
-            await simulate_users(client, brought, _judge(servers), request.users, on_request=on_request)
+            report = await simulate_users(
+                client, brought, _judge(servers), request.users, settled=tuple(settled), on_request=on_request
+            )
     finally:
         for server in servers.values():
             await server.close()
-    report = SimulatedUsersReport.of(settled)
     logger.info("simulated users are done counts=%s", report.counts)
     return report
 
@@ -93,7 +105,9 @@ def _read_settled(journal: Path) -> list[SimulatedRequest]:
 
 
 def _broken_files(problem: Problem, repository: PreparedRepository) -> dict[str, str]:
-    return {path: content.decode() for path, content in problem.break_files(repository.files).items()}
+    return {
+        path: content.decode() for path, content in problem.break_files(repository.files).items()
+    }
 
 
 def _judge(servers: dict[str, TestServer]) -> Callable[[Problem, dict[str, str]], Awaitable[bool]]:

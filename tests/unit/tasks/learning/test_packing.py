@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from infra.errors import TrainingError
 from tasks.learning.config import PackingConfig
-from tasks.learning.packing import cost, pack
+from tasks.learning.packing import cost, pack, trainable_length
 from tests.unit.tasks.learning.samples import make_sample
 
 CONFIG = PackingConfig(bucket_tokens=(8, 16, 32), microbatch_tokens=64)
@@ -35,10 +35,12 @@ def test_pack_every_sample_is_in_exactly_one_row_unchanged(lengths: list[int]) -
     for batch in batches:
         for row, index in enumerate(batch.sample_indices_B):
             segment = samples[index].segment
-            length = len(segment.token_ids_T)
-            assert batch.tokens_BT[row, :length].tolist() == segment.token_ids_T.tolist()
+            length = trainable_length(segment)
+            assert batch.tokens_BT[row, :length].tolist() == segment.token_ids_T[:length].tolist()
             assert batch.loss_mask_BT[row].sum() == segment.sampled_tokens
-            assert batch.rollout_logprobs_BT[row, :length] == pytest.approx(segment.logprobs_T)
+            assert batch.rollout_logprobs_BT[row, :length] == pytest.approx(
+                segment.logprobs_T[:length]
+            )
             assert batch.padding_BT[row].sum() == batch.tokens_BT.shape[1] - length
             assert batch.advantages_B[row] == index
 

@@ -1,0 +1,50 @@
+"""Process entry of the gateway: `python -m flows.drivers.gateway --recipe nano` serves the promoted checkpoint to people.
+
+Follows the ledger's champion while it serves. It trains nothing and starts no flow.
+"""
+
+import argparse
+import asyncio
+import sys
+
+from rich.console import Console
+
+from flows import realtime
+from flows.drivers.serving import open_local_gateway
+from flows.recipe import load_recipe
+from flows.stage import StageContext
+from infra.errors import OstinatoError
+from infra.gateway.server import serve
+from infra.gateway.serving import follow_plan
+from infra.telemetry import configure_logging
+
+FOLLOW_SECONDS = 5.0
+TENANT = "local"
+
+
+def main() -> None:
+    """Serves until interrupted; exit code 2 when nothing was promoted yet or the port is busy."""
+    parser = argparse.ArgumentParser(prog="flows.drivers.gateway")
+    parser.add_argument("--recipe", default="nano")
+    configure_logging()
+    try:
+        asyncio.run(_serve(StageContext.open(load_recipe(parser.parse_args().recipe))))
+    except OstinatoError as error:
+        Console(stderr=True).print(f"[red]{type(error).__name__}[/]: {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+async def _serve(context: StageContext) -> None:
+    settings = context.settings
+    async with open_local_gateway(realtime.served_model(context), settings, TENANT) as (gateway, _):
+        following = asyncio.create_task(
+            follow_plan(gateway, lambda: realtime.served_model(context).plan, poll_seconds=FOLLOW_SECONDS)
+        )
+        try:
+            await serve(gateway.app, settings.host, settings.gateway_port)
+        finally:
+            following.cancel()
+
+
+if __name__ == "__main__":
+    main()
