@@ -1,8 +1,9 @@
-"""Child entry of evaluation: a checkpoint on problems, through the same worker, harness and engine as training.
+"""Child entry of evaluation: a checkpoint on problems, through the same worker, harness and engine
+as training.
 
-Owns the split over processes: each shard has its own engine at one exact version, its own boxes and its own file of
-finished attempts, so a killed evaluation goes on and never mixes versions. Enters: AttemptsRequest or the whole evaluation.
-Leaves: rows and one scorecard.
+Owns the split over processes: each shard has its own engine at one exact version, its own boxes and
+its own file of finished attempts, so a killed evaluation goes on and never mixes versions. Enters:
+AttemptsRequest or the whole evaluation. Leaves: rows and one scorecard.
 """
 
 import asyncio

@@ -1,4 +1,6 @@
-"""Reads what the problems stage left: problems and the prepared repositories they were proven on."""
+"""Reads what the problems stage left: problems and the prepared repositories they were proven
+on.
+"""
 
 from pathlib import Path
 

@@ -1,8 +1,10 @@
-"""Child entry of reinforcement learning: joins trainer, engines, rollout workers, journal and orchestrator into one run.
+"""Child entry of reinforcement learning: joins trainer, engines, rollout workers, journal and
+orchestrator into one run.
 
-Owns the order of start and end, and the step: mark the groups as trained, take the step, publish and save, let the engines
-follow while the next step is already collected. Killed at any moment it goes on from the newest step checkpoint: groups that
-step has not seen are owed again, all others are never trained twice. It holds no policy of its own.
+Owns the order of start and end, and the step: mark the groups as trained, take the step, publish
+and save, let the engines follow while the next step is already collected. Killed at any moment it
+goes on from the newest step checkpoint: groups that step has not seen are owed again, all others
+are never trained twice. It holds no policy of its own.
 """
 
 import asyncio
@@ -131,7 +133,8 @@ class ReinforcementRun:
         ]
         if not problems:
             raise ProblemError(
-                f"{request.problems_directory} holds 0 problems of split {request.split}, wanted some"
+                f"{request.problems_directory} holds 0 problems of split {request.split}, "
+                "wanted at least 1"
             )
         curriculum = Curriculum(
             problems,
@@ -186,7 +189,9 @@ class ReinforcementRun:
         )
 
     async def _train(self, step: StepRequest) -> int:
-        """One step. The journal is marked first: a crash before the checkpoint is complete restores the step before."""
+        """One step. The journal is marked first: a crash before the checkpoint is complete restores
+        the step before.
+        """
         if self._update_failure is not None:
             raise self._update_failure
         started_at = time.monotonic()

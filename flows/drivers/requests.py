@@ -39,7 +39,7 @@ class ReinforcementRequest(Frozen):
     budget_seconds: float | None = Field(
         default=None,
         gt=0,
-        description="no new step starts after this much run time, over all attempts; None: no limit",
+        description="no new step starts after this much run time, resumptions added; None: never",
     )
     engine_replicas: int = Field(default=1, ge=1, description="decode engines, one process each")
     engine_slots: int = Field(

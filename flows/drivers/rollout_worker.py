@@ -1,4 +1,6 @@
-"""Makes a rollout worker in the process that runs it: the place where rollout, grading and harness meet."""
+"""Makes a rollout worker in the process that runs it: the place where rollout, grading and harness
+meet.
+"""
 
 import time
 from pathlib import Path

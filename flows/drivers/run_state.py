@@ -33,7 +33,9 @@ class RunState:
 
 
 class StatusFile:
-    """What `ostinato status` reads: parts that wait, for what, since when (seconds since the epoch)."""
+    """What `ostinato status` reads: parts that wait, for what, since when (seconds since the
+    epoch).
+    """
 
     def __init__(self, directory: Path, run_id: str) -> None:
         self._path = directory / STATUS_FILE

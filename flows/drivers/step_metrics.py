@@ -1,6 +1,7 @@
 """The numbers of one RL step: what was rolled out, what was trained, how long it took.
 
-Owns the metric names that reports and plots read. Enters: groups and reports. Leaves: flat dictionaries.
+Owns the metric names that reports and plots read. Enters: groups and reports. Leaves: flat
+dictionaries.
 """
 
 from collections.abc import Sequence

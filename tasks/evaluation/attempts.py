@@ -1,7 +1,8 @@
 """Runs what is left of an evaluation: every problem, every attempt number, each exactly once.
 
-Owns the plan of attempts, its file of finished rows (one JSON line each, so that a killed evaluation goes on where it was)
-and the number of attempts in flight. How one attempt runs comes in as a callable. It computes no statistics.
+Owns the plan of attempts, its file of finished rows (one JSON line each, so that a killed
+evaluation goes on where it was) and the number of attempts in flight. How one attempt runs comes in
+as a callable. It computes no statistics.
 """
 
 import asyncio
@@ -34,9 +35,7 @@ AttemptFunction = Callable[[PlannedAttempt], Awaitable[Trajectory]]
 OnRow = Callable[[int, int], None]  # finished, planned
 
 
-def draw_problems(
-    problems: Sequence[Problem], *, count: int, seed: int
-) -> list[Problem]:
+def draw_problems(problems: Sequence[Problem], *, count: int, seed: int) -> list[Problem]:
     """At most `count` problems, the same ones for the same seed whatever their order."""
     ordered = sorted(problems, key=lambda problem: problem.problem_id)
     if len(ordered) <= count:
@@ -87,11 +86,7 @@ async def run_attempts(
     rows = read_rows(rows_path)
     finished = {(row.problem_id, row.attempt) for row in rows}
     waiting = iter(
-        [
-            item
-            for item in plan
-            if (item.problem.problem_id, item.attempt) not in finished
-        ]
+        [item for item in plan if (item.problem.problem_id, item.attempt) not in finished]
     )
     log = MetricsLog(rows_path)
 
@@ -121,7 +116,8 @@ async def _attempt_with_retries(item: PlannedAttempt, attempt: AttemptFunction) 
         if item.retry >= INFRASTRUCTURE_RETRIES:
             raise GradingError(
                 f"attempt {item.attempt} at problem {item.problem.problem_id} ended as "
-                f"{trajectory.outcome.value} {item.retry + 1} times, wanted a graded attempt: {trajectory.reason}"
+                f"{trajectory.outcome.value} {item.retry + 1} times, wanted a graded attempt: "
+                f"{trajectory.reason}"
             )
         item = replace(item, retry=item.retry + 1)
         trajectory = await attempt(item)

@@ -1,7 +1,8 @@
 """One evaluation: the problems of a suite, some attempts each, one scorecard.
 
-Owns EvaluationRequest and EvaluationResult, the split of the work into shards (one process each, so that every core is used)
-and the merge of their rows. How an attempt is made comes from flows, which join this stage with the rollout worker.
+Owns EvaluationRequest and EvaluationResult, the split of the work into shards (one process each, so
+that every core is used) and the merge of their rows. How an attempt is made comes from flows, which
+join this stage with the rollout worker.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,18 +31,16 @@ class EvaluationRequest(Frozen):
         description="problems and prepared repositories, as the problems stage left them"
     )
     split: Split = Split.HELD_OUT
-    suite: str = Field(
-        default="", description="name on the scorecard; empty: the split"
-    )
+    suite: str = Field(default="", description="name on the scorecard; empty: the split")
     config: EvaluationConfig = EvaluationConfig()
     harness: HarnessConfig = HarnessConfig()
     engine_slots: int = Field(
         default=32, ge=1, description="attempts decoded together in one process"
     )
-    speculation_depth: int = Field(default=0, ge=0, description="draft tokens a decode step; 0: none")
-    processes: int = Field(
-        default=2, ge=1, description="shards that run at the same time"
+    speculation_depth: int = Field(
+        default=0, ge=0, description="draft tokens a decode step; 0: none"
     )
+    processes: int = Field(default=2, ge=1, description="shards that run at the same time")
 
 
 class EvaluationResult(Frozen):
@@ -52,14 +51,10 @@ class EvaluationResult(Frozen):
     wall_seconds: float
 
 
-def plan_of(
-    request: EvaluationRequest, problems: Iterable[Problem]
-) -> list[PlannedAttempt]:
+def plan_of(request: EvaluationRequest, problems: Iterable[Problem]) -> list[PlannedAttempt]:
     """All attempts of a request."""
     wanted = [problem for problem in problems if problem.split is request.split]
-    drawn = draw_problems(
-        wanted, count=request.config.problems, seed=request.config.seed
-    )
+    drawn = draw_problems(wanted, count=request.config.problems, seed=request.config.seed)
     return plan_attempts(
         drawn,
         attempts_per_problem=request.config.attempts_per_problem,
@@ -67,10 +62,10 @@ def plan_of(
     )
 
 
-def shard_of(
-    plan: Sequence[PlannedAttempt], *, index: int, count: int
-) -> list[PlannedAttempt]:
-    """The attempts of one shard; all attempts at a problem stay together, so that its verdicts are cached once."""
+def shard_of(plan: Sequence[PlannedAttempt], *, index: int, count: int) -> list[PlannedAttempt]:
+    """The attempts of one shard; all attempts at a problem stay together, so that its verdicts are
+    cached once.
+    """
     names = list(dict.fromkeys(item.problem.problem_id for item in plan))
     mine = set(names[index::count])
     return [item for item in plan if item.problem.problem_id in mine]

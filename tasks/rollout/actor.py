@@ -1,9 +1,10 @@
 """Rollout workers as Ray actors, and the client that hands them attempts in batches.
 
-Owns `RolloutActor` (one process: a RolloutWorker, its boxes, its view of the engine fleet) and `RolloutFleet` (the
-orchestrator's side). Tickets travel in one call per turn of the event loop and trajectories come back as bytes, all that
-are finished in one call: Ray's price is paid per batch, not per attempt. When a worker process dies its attempts end as
-sandbox_failed and Ray starts it again.
+Owns `RolloutActor` (one process: a RolloutWorker, its boxes, its view of the engine fleet) and
+`RolloutFleet` (the orchestrator's side). Tickets travel in one call per turn of the event loop and
+trajectories come back as bytes, all that are finished in one call: Ray's price is paid per batch,
+not per attempt. When a worker process dies its attempts end as sandbox_failed and Ray starts it
+again.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import Any
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
-from infra.cluster.actors import end_actor, get_or_create_actor
+from infra.cluster.actors import end_actor, find_actor, get_or_create_actor
 from infra.engine.fleet import EngineFleet
 from infra.errors import ClusterError, OstinatoError
 from infra.harness.transcript import EndReason, Transcript
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 COLLECT_SECONDS = 5.0  # an empty answer after this long shows that the worker lives
 GATHER_SECONDS = 0.02  # finished trajectories are collected this long into one answer
+START_SECONDS = 180.0
 RESTARTS = 5
 MAX_CONCURRENCY = 16  # calls at a time: submits, one collect, statistics
 
@@ -38,13 +40,14 @@ Finished = tuple[str, bytes | None, OstinatoError | None]
 class RolloutActor:
     """Make it an actor with `start_workers`."""
 
-    def __init__(
-        self, build_worker: BuildWorker, replicas: Mapping[str, ActorHandle]
-    ) -> None:
-        self._worker = build_worker(EngineFleet(replicas))
+    def __init__(self, build_worker: BuildWorker, replica_names: Sequence[str]) -> None:
+        self._worker = build_worker(EngineFleet(_find_replicas(replica_names)))
         self._tasks: set[asyncio.Task[None]] = set()
         self._finished: list[Finished] = []
         self._has_finished = asyncio.Event()
+
+    async def ready(self) -> None:
+        """Answers once the worker is made; a failure to make it reaches the caller."""
 
     async def submit(self, tickets: Sequence[AttemptTicket]) -> None:
         """Starts attempts and returns at once."""
@@ -75,17 +78,11 @@ class RolloutActor:
     async def _run(self, ticket: AttemptTicket) -> None:
         try:
             trajectory = await self._worker.attempt(ticket)
-            self._finished.append(
-                (ticket.trajectory_id, trajectory_to_bytes(trajectory), None)
-            )
+            self._finished.append((ticket.trajectory_id, trajectory_to_bytes(trajectory), None))
         except OstinatoError as error:
             self._finished.append((ticket.trajectory_id, None, error))
-        except (
-            Exception
-        ) as error:  # supervision: whatever it is must reach the orchestrator
-            logger.exception(
-                "attempt broke %s", fields(trajectory=ticket.trajectory_id)
-            )
+        except Exception as error:  # supervision: whatever it is must reach the orchestrator
+            logger.exception("attempt broke %s", fields(trajectory=ticket.trajectory_id))
             text = f"attempt {ticket.trajectory_id}: {type(error).__name__}: {error}"
             self._finished.append((ticket.trajectory_id, None, ClusterError(text)))
         self._has_finished.set()
@@ -94,7 +91,7 @@ class RolloutActor:
 def start_workers(
     names: Sequence[str],
     build_worker: BuildWorker,
-    replicas: Mapping[str, ActorHandle],
+    replica_names: Sequence[str],
     *,
     num_cpus: float = 0.0,
 ) -> dict[str, ActorHandle]:
@@ -104,7 +101,7 @@ def start_workers(
             RolloutActor,
             name,
             build_worker,
-            dict(replicas),
+            tuple(replica_names),
             num_cpus=num_cpus,
             max_concurrency=MAX_CONCURRENCY,
             max_restarts=RESTARTS,
@@ -113,24 +110,38 @@ def start_workers(
     }
 
 
+def _find_replicas(names: Sequence[str]) -> dict[str, ActorHandle]:
+    """Handles by name: a worker that Ray restarts looks them up again."""
+    found = {name: find_actor(name) for name in names}
+    missing = [name for name, actor in found.items() if actor is None]
+    if missing:
+        raise ClusterError(
+            f"engine replicas {', '.join(missing)} are not registered, wanted live ones"
+        )
+    return {name: actor for name, actor in found.items() if actor is not None}
+
+
 class RolloutFleet:
     """Sends attempts to the least busy worker. Belongs to one event loop; `open` it there."""
 
-    def __init__(
-        self, workers: Mapping[str, ActorHandle], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, workers: Mapping[str, ActorHandle], clock: Callable[[], float]) -> None:
         self._workers = dict(workers)
         self._clock = clock
         self._outbox: dict[str, list[AttemptTicket]] = {name: [] for name in workers}
-        self._waiting: dict[
-            str, dict[str, tuple[AttemptTicket, asyncio.Future[Trajectory]]]
-        ] = {name: {} for name in workers}
+        self._waiting: dict[str, dict[str, tuple[AttemptTicket, asyncio.Future[Trajectory]]]] = {
+            name: {} for name in workers
+        }
         self._is_flush_planned = False
         self._pumps: list[asyncio.Task[None]] = []
         self._failure: BaseException | None = None
 
-    def open(self) -> None:
-        """Begins to collect."""
+    async def open(self) -> None:
+        """Waits for the workers and begins to collect. ClusterError when one cannot be made."""
+        for name, worker in self._workers.items():
+            try:
+                await asyncio.wait_for(_await(worker.ready.remote()), START_SECONDS)
+            except (RayActorError, TimeoutError) as error:
+                raise ClusterError(f"rollout worker {name} did not start: {error!r}") from error
         self._pumps = [asyncio.create_task(self._pump(name)) for name in self._workers]
 
     async def attempt(self, ticket: AttemptTicket) -> Trajectory:
@@ -156,9 +167,7 @@ class RolloutFleet:
             try:
                 await asyncio.wait_for(_await(worker.close.remote()), timeout=10.0)
             except (RayActorError, RayTaskError, TimeoutError) as error:
-                logger.warning(
-                    "worker did not close %s", fields(worker=name, error=repr(error))
-                )
+                logger.warning("worker did not close %s", fields(worker=name, error=repr(error)))
             end_actor(worker)
 
     def _flush(self) -> None:
@@ -175,25 +184,19 @@ class RolloutFleet:
                 finished = await _await(self._workers[name].collect.remote())
             except RayActorError as error:
                 deaths += 1
-                self._fail_attempts(
-                    name, f"rollout worker {name} died: {type(error).__name__}"
-                )
+                self._fail_attempts(name, f"rollout worker {name} died: {type(error).__name__}")
                 logger.error(
                     "worker died %s",
                     fields(worker=name, deaths=deaths, error=repr(error)),
                 )
                 if deaths > RESTARTS and not isinstance(error, ActorUnavailableError):
                     self._give_up(
-                        ClusterError(
-                            f"rollout worker {name} died {deaths} times: {error}"
-                        )
+                        ClusterError(f"rollout worker {name} died {deaths} times: {error}")
                     )
                     return
                 await asyncio.sleep(1.0)
             except RayTaskError as error:
-                self._give_up(
-                    ClusterError(f"rollout worker {name} failed to collect: {error}")
-                )
+                self._give_up(ClusterError(f"rollout worker {name} failed to collect: {error}"))
                 return
             else:
                 self._deliver(name, finished)

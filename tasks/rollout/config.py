@@ -1,6 +1,7 @@
 """How rollouts are dispatched: slots, staleness, retries and the choice of problems.
 
-Owns the frozen configuration of the rollout stage. Nothing is computed here and torch is never imported.
+Owns the frozen configuration of the rollout stage. Nothing is computed here and torch is never
+imported.
 """
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,12 +19,14 @@ class StalenessConfig(Config):
     max_staleness_versions: int = Field(
         default=2,
         ge=0,
-        description="a sample is trained only when trainer version minus its oldest weight version is at most this; 0: synchronous",
+        description="a sample is trained only when trainer version minus its oldest weight version "
+        "is at most this; 0: synchronous",
     )
     pace_limit_seconds: float = Field(
         default=60.0,
         ge=0,
-        description="longest a step is held for groups that would become stale without it; after that they end as stale",
+        description="longest a step is held for groups that would become stale without it; "
+        "after that they end as stale",
     )
 
 
@@ -38,18 +41,21 @@ class CurriculumConfig(Config):
     prior_attempts: float = Field(
         default=2.0,
         gt=0,
-        description="attempts that the measured solve rate of a problem is worth before any attempt; 2 at rate 0.5 when it was never measured",
+        description="attempts that the measured solve rate of a problem is worth (rate 0.5 when it "
+        "was never measured)",
     )
     floor_weight: float = Field(
         default=0.05,
         ge=0,
         le=1,
-        description="least weight of a problem, so that solved and hopeless ones are looked at again; 1 is the weight of certain spread",
+        description="least weight of a problem, so that solved and hopeless ones are looked at "
+        "again; 1 is the weight of certain spread",
     )
     revisit_groups: int = Field(
         default=0,
         ge=0,
-        description="groups dispatched before the same problem may come again; 0: only not while one is in flight",
+        description="groups dispatched before the same problem may come again; 0: only not while "
+        "one is in flight",
     )
 
 
@@ -67,8 +73,8 @@ class RolloutConfig(Config):
     least_spread: float = Field(
         default=0.1,
         ge=0,
-        description="largest minus smallest reward from which a group counts towards groups_per_step; others are "
-        "trained along with them; 0: every group counts",
+        description="largest minus smallest reward from which a group counts towards "
+        "groups_per_step; others are trained along with them; 0: every group counts",
     )
     concurrent_trajectories: int = Field(
         default=64, ge=1, description="attempts in flight, over all rollout workers"
@@ -86,11 +92,7 @@ class RolloutConfig(Config):
         ge=1,
         description="groups in a row lost to infrastructure before the run stops with an error",
     )
-    temperature: float = Field(
-        default=1.0, gt=0, description="sampling temperature of rollouts"
-    )
-    seed: int = Field(
-        default=0, ge=0, description="seed of problem choice and of sampling"
-    )
+    temperature: float = Field(default=1.0, gt=0, description="sampling temperature of rollouts")
+    seed: int = Field(default=0, ge=0, description="seed of problem choice and of sampling")
     staleness: StalenessConfig = StalenessConfig()
     curriculum: CurriculumConfig = CurriculumConfig()

@@ -1,9 +1,10 @@
 """Which problem comes next.
 
-Owns the statistics of every problem (attempts and solves, older ones fading) and the seeded choice. A problem weighs as
-much as the probability that a group on it has mixed results, under a Beta posterior on its solve rate: close to 1 between
-10 and 90 percent, close to 0 for solved and hopeless problems, which a floor keeps in sight. The choice is a pure
-function of the history and the number of groups drawn, so a resumed run continues the same curriculum.
+Owns the statistics of every problem (attempts and solves, older ones fading) and the seeded choice.
+A problem weighs as much as the probability that a group on it has mixed results, under a Beta
+posterior on its solve rate: close to 1 between 10 and 90 percent, close to 0 for solved and
+hopeless problems, which a floor keeps in sight. The choice is a pure function of the history and
+the number of groups drawn, so a resumed run continues the same curriculum.
 """
 
 import math
@@ -32,10 +33,10 @@ def log_beta(first: float, second: float) -> float:
     return math.lgamma(first) + math.lgamma(second) - math.lgamma(first + second)
 
 
-def spread_probability(
-    solved_weight: float, failed_weight: float, group_size: int
-) -> float:
-    """Probability that group_size attempts are neither all solved nor all failed, under Beta(solved, failed)."""
+def spread_probability(solved_weight: float, failed_weight: float, group_size: int) -> float:
+    """Probability that group_size attempts are neither all solved nor all failed, under
+    Beta(solved, failed).
+    """
     base = log_beta(solved_weight, failed_weight)
     all_solved = math.exp(log_beta(solved_weight + group_size, failed_weight) - base)
     all_failed = math.exp(log_beta(solved_weight, failed_weight + group_size) - base)
@@ -61,12 +62,8 @@ class Curriculum:
         self.draws = 0
         self._order = sorted(problem.problem_id for problem in problems)
         self._problems = {problem.problem_id: problem for problem in problems}
-        self.statistics = {
-            problem_id: ProblemStatistics() for problem_id in self._order
-        }
-        self._weights: dict[
-            str, float
-        ] = {}  # of problems whose statistics did not change since
+        self.statistics = {problem_id: ProblemStatistics() for problem_id in self._order}
+        self._weights: dict[str, float] = {}  # of problems whose statistics did not change since
 
     def weight(self, problem_id: str) -> float:
         """How much a group on this problem is expected to teach, in floor_weight..1."""
@@ -88,12 +85,10 @@ class Curriculum:
         )
 
     def draw(self, in_flight: Collection[str]) -> Problem:
-        """The next problem: not in flight and not drawn within revisit_groups, unless nothing else is left."""
-        rested = [
-            name
-            for name in self._order
-            if name not in in_flight and self._is_rested(name)
-        ]
+        """The next problem: not in flight and not drawn within revisit_groups, unless nothing else
+        is left.
+        """
+        rested = [name for name in self._order if name not in in_flight and self._is_rested(name)]
         waiting = [name for name in self._order if name not in in_flight]
         candidates = rested or waiting or self._order
         chance = random.Random(f"{self.seed}:{self.draws}")

@@ -1,7 +1,8 @@
 """Compares what was sampled with what was trained.
 
-Owns the lengths and durations of the latest trajectories on both sides. A policy that trains fast groups first and loses
-slow ones shows here: the trained distribution is shorter than the sampled one.
+Owns the lengths and durations of the latest trajectories on both sides. A policy that trains fast
+groups first and loses slow ones shows here: the trained distribution is shorter than the sampled
+one.
 """
 
 from collections import deque
@@ -36,9 +37,7 @@ class LengthAndDuration:
                 continue
             row = np.asarray(values, dtype=np.float64)
             metrics[f"{prefix}_{name}_mean"] = float(row.mean())
-            for quantile, value in zip(
-                QUANTILES, np.quantile(row, QUANTILES), strict=True
-            ):
+            for quantile, value in zip(QUANTILES, np.quantile(row, QUANTILES), strict=True):
                 metrics[f"{prefix}_{name}_p{round(quantile * 100)}"] = float(value)
         return metrics
 

@@ -1,6 +1,8 @@
-"""The results of groups on disk, one JSON line each: what the curriculum of a resumed run learns from.
+"""The results of groups on disk, one JSON line each: what the curriculum of a resumed run learns
+from.
 
-Owns the file. A line is appended after its group was committed; a torn or repeated line is ignored when read.
+Owns the file. A line is appended after its group was committed; a torn or repeated line is ignored
+when read.
 """
 
 import json
@@ -40,9 +42,7 @@ class GroupHistory:
         """Teaches a curriculum everything in the file; returns how many groups."""
         results = self._read()
         for result in results:
-            curriculum.observe(
-                result.problem_id, attempts=result.attempts, solved=result.solved
-            )
+            curriculum.observe(result.problem_id, attempts=result.attempts, solved=result.solved)
         self._lines = len(results)
         return len(results)
 

@@ -1,8 +1,8 @@
 """Makes rollouts durable: rows in the ledger, payloads in the object store, one object a group.
 
 Owns the order reserve -> finish -> commit -> trained. A group counts from its commit on; its
-payload is stored before. Enters: requests, trajectories, groups. Leaves: after a restart, the groups that are owed to the
-trainer. It decides nothing.
+payload is stored before. Enters: requests, trajectories, groups. Leaves: after a restart, the
+groups that are owed to the trainer. It decides nothing.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,7 @@ class OwedGroup:
 class RolloutJournal:
     """The journal of one run."""
 
-    def __init__(
-        self, rows: JournalRepository, objects: ObjectStore, run_id: str
-    ) -> None:
+    def __init__(self, rows: JournalRepository, objects: ObjectStore, run_id: str) -> None:
         self._rows = rows
         self._objects = objects
         self._run_id = run_id
@@ -65,19 +63,21 @@ class RolloutJournal:
         self._rows.discard_groups([group.group_id], reason)
 
     def mark_trained(self, group_ids: Sequence[str], step: int) -> None:
-        """Notes that a step used these groups; call it before the checkpoint of that step is committed.
+        """Notes that a step used these groups; call it before the checkpoint of that step is
+        committed.
 
-        A crash between the two restores the checkpoint before, which makes the groups owed again (`restore`).
+        A crash between the two restores the checkpoint before, which makes the groups owed again
+        (`restore`).
         """
         self._rows.mark_trained(group_ids, step)
 
     def restore(self, checkpoint_step: int) -> list[OwedGroup]:
-        """What is owed after a restart from the checkpoint of a step. Attempts in flight are forgotten."""
+        """What is owed after a restart from the checkpoint of a step. Attempts in flight are
+        forgotten.
+        """
         self._rows.release_reserved(self._run_id)
         self._rows.reopen_after(self._run_id, checkpoint_step)
-        orphans = {
-            row.group_id for row in self._rows.finished_uncommitted(self._run_id)
-        }
+        orphans = {row.group_id for row in self._rows.finished_uncommitted(self._run_id)}
         self._rows.discard_groups(sorted(orphans), RESTARTED)
         births: dict[str, int] = {}
         keys: dict[str, str] = {}
@@ -92,12 +92,13 @@ class RolloutJournal:
             for group_id, key in keys.items()
         ]
 
+    def release(self) -> None:
+        """Forgets attempts that were cancelled at the end of a run."""
+        self._rows.release_reserved(self._run_id)
+
     def groups_started(self) -> int:
         """Number after the highest group ever reserved and not forgotten."""
-        numbers = [
-            int(row.group_id.rsplit(".g", 1)[1])
-            for row in self._rows.rows(self._run_id)
-        ]
+        numbers = [int(row.group_id.rsplit(".g", 1)[1]) for row in self._rows.rows(self._run_id)]
         return max(numbers, default=-1) + 1
 
     def counts(self) -> dict[str, int]:

@@ -1,14 +1,16 @@
 """The orchestrator: starts groups, collects trajectories, starts steps.
 
-A reconciler. Whenever something changed (a trajectory ended, a step ended, an engine took new weights, a timer fired) it
-looks at the slot table and does what the policy allows: retire stale groups, admit new ones, fill free slots, start a
-step. There is no barrier: generation goes on while a step runs. All effects come in as callables and time as the running
-loop's clock, so the same code runs on Ray and on a virtual clock.
+A reconciler. Whenever something changed (a trajectory ended, a step ended, an engine took new
+weights, a timer fired) it looks at the slot table and does what the policy allows: retire stale
+groups, admit new ones, fill free slots, start a step. There is no barrier: generation goes on while
+a step runs. All effects come in as callables and time as the running loop's clock, so the same code
+runs on Ray and on a virtual clock.
 
 It does not run models, sandboxes or optimisers, and does not write checkpoints.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -88,9 +90,7 @@ class GroupJournal(Protocol):
 
 
 AttemptFunction = Callable[[AttemptRequest], Awaitable[Trajectory]]
-StepFunction = Callable[
-    [StepRequest], Awaitable[int]
-]  # returns the new trainer version
+StepFunction = Callable[[StepRequest], Awaitable[int]]  # returns the new trainer version
 
 
 @dataclass(slots=True)
@@ -138,9 +138,7 @@ class Orchestrator:
         self.progress = progress
         self.sampled = LengthAndDuration()
         self.trained = LengthAndDuration()
-        policy = StalenessPolicy(
-            config.staleness.max_staleness_versions, config.groups_per_step
-        )
+        policy = StalenessPolicy(config.staleness.max_staleness_versions, config.groups_per_step)
         self.table = SlotTable(policy, least_spread=config.least_spread)
         self._journal = journal
         self._attempt = attempt
@@ -154,9 +152,7 @@ class Orchestrator:
         self._held_since: float | None = None
         self._failed_groups_in_row = 0
         self._trainer_free_since = 0.0
-        self.on_group: Callable[[GroupResult], None] = lambda result: (
-            None
-        )  # hears of every committed group
+        self.on_group: Callable[[GroupResult], None] = lambda result: None
         self.cancelled: list[str] = []  # trajectories in flight when the run ended
 
     def engine_applied(self, version: int) -> None:
@@ -185,7 +181,7 @@ class Orchestrator:
         finally:
             await self._cancel()
 
-    # reconciliation -------------------------------------------------------------------------------------------------
+    # --- reconciliation
 
     def _collect(self, now: float) -> None:
         """Takes in everything that ended; an error of any future surfaces here."""
@@ -225,34 +221,25 @@ class Orchestrator:
 
     def _take_group(self, slot: GroupSlot) -> None:
         if slot.state is GroupState.FAILED:
-            self._journal.retire(
-                slot.group, f"infrastructure: {slot.trajectories[0].reason}"
-            )
+            self._journal.retire(slot.group, f"infrastructure: {slot.trajectories[0].reason}")
             self._failed_groups_in_row += 1
             if self._failed_groups_in_row >= self.config.failed_groups_limit:
                 raise ClusterError(
-                    f"rollouts of run {self.run_id}: {self._failed_groups_in_row} groups in a row lost to "
-                    f"infrastructure, wanted fewer than {self.config.failed_groups_limit}; last group "
-                    f"{slot.group_id}: {slot.trajectories[0].reason}"
+                    f"rollouts of run {self.run_id}: {self._failed_groups_in_row} groups "
+                    "in a row lost to infrastructure, wanted fewer than "
+                    f"{self.config.failed_groups_limit}; last group {slot.group_id}: "
+                    f"{slot.trajectories[0].reason}"
                 )
             return
         self._failed_groups_in_row = 0
         group = slot.group
         self._journal.commit(group)
-        solved = sum(
-            1
-            for member in group.trajectories
-            if member.verdict and member.verdict.passed
-        )
-        self.curriculum.observe(
-            group.problem_id, attempts=len(group.trajectories), solved=solved
-        )
+        solved = sum(1 for member in group.trajectories if member.verdict and member.verdict.passed)
+        self.curriculum.observe(group.problem_id, attempts=len(group.trajectories), solved=solved)
 
     def _retry(self, request: AttemptRequest) -> None:
         """Queues a new attempt with an id of its own after a wait."""
-        again = self._request(
-            request.problem, request.group_id, request.attempt, request.retry + 1
-        )
+        again = self._request(request.problem, request.group_id, request.attempt, request.retry + 1)
         self._journal.reserve([again], self.progress.engine_version)
 
         def enqueue() -> None:
@@ -277,33 +264,26 @@ class Orchestrator:
                 self.table.outcomes[member.outcome.value] -= 1
                 self.table.account(Outcome.STALE)
             self.table.end(slot, GroupState.STALE)
-            logger.warning(
-                "group is stale %s", fields(group=slot.group_id, reason=reason)
-            )
+            logger.warning("group is stale %s", fields(group=slot.group_id, reason=reason))
 
     def _admit(self, now: float) -> None:
-        """Starts groups while a slot would otherwise stay empty and the staleness bound allows it."""
-        while (
-            len(self._running) + len(self._pending)
-            < self.config.concurrent_trajectories
-        ):
+        """Starts groups while a slot would otherwise stay empty and the staleness bound allows
+        it.
+        """
+        while len(self._running) + len(self._pending) < self.config.concurrent_trajectories:
             room = self.table.capacity(
                 trainer_version=self.progress.trainer_version,
                 engine_version=self.progress.engine_version,
             )
             if room == 0:
-                detail = f"{len(self.table.groups)} groups outstanding, {len(self._running)} attempts running"
+                detail = f"{len(self.table.groups)} groups, {len(self._running)} attempts in flight"
                 self._note("rollouts", "a newer weight version", detail, now)
                 return
             self._start_group(now)
-        self._note(
-            "rollouts", "running attempts", f"{len(self._running)} in flight", now
-        )
+        self._note("rollouts", "running attempts", f"{len(self._running)} in flight", now)
 
     def _start_group(self, now: float) -> None:
-        in_flight = {
-            slot.problem_id for slot in self.table.in_state(GroupState.RUNNING)
-        }
+        in_flight = {slot.problem_id for slot in self.table.in_state(GroupState.RUNNING)}
         problem = self.curriculum.draw(in_flight)
         group_id = f"{self.run_id}.g{self.progress.groups_started:06d}"
         self.progress.groups_started += 1
@@ -323,21 +303,14 @@ class Orchestrator:
         )
         self._pending.extend(requests)
 
-    def _request(
-        self, problem: Problem, group_id: str, attempt: int, retry: int
-    ) -> AttemptRequest:
+    def _request(self, problem: Problem, group_id: str, attempt: int, retry: int) -> AttemptRequest:
         suffix = f".r{retry}" if retry else ""
         trajectory_id = f"{group_id}.t{attempt}{suffix}"
-        seed = (
-            xxhash.xxh3_64_intdigest(f"{self.config.seed}:{trajectory_id}".encode())
-            >> 1
-        )
+        seed = xxhash.xxh3_64_intdigest(f"{self.config.seed}:{trajectory_id}".encode()) >> 1
         return AttemptRequest(trajectory_id, group_id, problem, attempt, retry, seed)
 
     def _fill_slots(self) -> None:
-        while (
-            self._pending and len(self._running) < self.config.concurrent_trajectories
-        ):
+        while self._pending and len(self._running) < self.config.concurrent_trajectories:
             request = self._pending.popleft()
             task = asyncio.ensure_future(self._timed_attempt(request))
             task.add_done_callback(self._wake)
@@ -364,9 +337,7 @@ class Orchestrator:
         groups = tuple(slot.group for slot in batch.slots)
         waited = now - self._trainer_free_since
         self.progress.trainer_idle_seconds += waited
-        metrics = self._batch_metrics(batch, version) | {
-            "trainer_waited_seconds": waited
-        }
+        metrics = self._batch_metrics(batch, version) | {"trainer_waited_seconds": waited}
         request = StepRequest(self.progress.steps_done + 1, version, groups, metrics)
         self._note("trainer", f"step {request.step}", f"{len(groups)} groups", now)
         self._step = asyncio.ensure_future(self._train(request))
@@ -391,10 +362,7 @@ class Orchestrator:
         return batch
 
     def _batch_metrics(self, batch: Batch, version: int) -> dict[str, float]:
-        ages = [
-            self.table.policy.staleness(slot.birth_version, version)
-            for slot in batch.slots
-        ]
+        ages = [self.table.policy.staleness(slot.birth_version, version) for slot in batch.slots]
         flat = sum(1 for slot in batch.slots if reward_spread(slot.group) == 0)
         return {
             "groups": len(batch.slots),
@@ -412,7 +380,7 @@ class Orchestrator:
             **self.trained.quantiles("trained"),
         }
 
-    # waiting --------------------------------------------------------------------------------------------------------
+    # --- waiting
 
     def _is_over(self, now: float) -> bool:
         if self.progress.steps_done >= self.limits.max_steps:
@@ -429,16 +397,12 @@ class Orchestrator:
     async def _wait(self, now: float) -> None:
         deadlines = []
         if self._held_since is not None:
-            deadlines.append(
-                self._held_since + self.config.staleness.pace_limit_seconds - now
-            )
+            deadlines.append(self._held_since + self.config.staleness.pace_limit_seconds - now)
         if self.limits.budget_seconds is not None and self._step is None:
             deadlines.append(self.limits.budget_seconds - self.used_seconds(now))
         timeout = max(LEAST_WAIT_SECONDS, min(deadlines)) if deadlines else None
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout)
-        except TimeoutError:
-            pass
         self._changed.clear()
 
     def _wake(self, _task: asyncio.Task[object]) -> None:

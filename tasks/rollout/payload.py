@@ -1,6 +1,7 @@
 """Trajectories and groups as bytes: how they cross process boundaries and lie in the object store.
 
-Owns the two byte forms, both safetensors: arrays of the transcript as tensors, everything else as JSON metadata.
+Owns the two byte forms, both safetensors: arrays of the transcript as tensors, everything else as
+JSON metadata.
 """
 
 import json
@@ -41,8 +42,7 @@ def group_from_bytes(data: bytes) -> Group:
     rest = json.loads(_metadata(data)["group"])
     tensors = load(data)
     members = tuple(
-        trajectory_from_bytes(tensors[str(index)].tobytes())
-        for index in range(len(tensors))
+        trajectory_from_bytes(tensors[str(index)].tobytes()) for index in range(len(tensors))
     )
     return Group(**rest, trajectories=members)
 

@@ -1,39 +1,55 @@
-"""The boxes of one process: per repository an environment of sandboxes and a test server, opened when first needed.
+"""The boxes of one process: per repository an environment of sandboxes and a test server, opened
+when first needed.
 
-Owns their sharing over all trajectories of the process and their end. Belongs to one event loop.
+Owns their sharing over all trajectories of the process, how many start at a time, and their end.
+Belongs to one event loop.
 """
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 
 from infra.errors import ProblemError
 from infra.sandbox.environment import RepositoryEnvironment
+from infra.sandbox.namespace import NamespaceSandbox
+from infra.sandbox.pool import SandboxPool
+from infra.sandbox.protocol import SandboxLimits
 from infra.sandbox.repository import PreparedRepository
+from infra.sandbox.test_server import TestServer
 from tasks.records import Problem
+
+STARTS_AT_A_TIME = (
+    4  # more only wait for one another's processor time, until the start limit fails them
+)
+START_SECONDS = 180.0
+TEST_SERVER_BYTES = 2 << 30
 
 
 class Sandboxes:
     """All boxes of this process."""
 
     def __init__(
-        self,
-        repositories: Iterable[PreparedRepository],
-        *,
-        concurrent_trajectories: int,
+        self, repositories: Iterable[PreparedRepository], *, concurrent_trajectories: int
     ) -> None:
+        box = SandboxLimits(start_seconds=START_SECONDS)
+        server = SandboxLimits(start_seconds=START_SECONDS, memory_bytes=TEST_SERVER_BYTES)
         self._environments = {
-            repository.name: RepositoryEnvironment.create(
-                repository, concurrent_trajectories
+            repository.name: RepositoryEnvironment(
+                SandboxPool(repository, concurrent_trajectories, box),
+                TestServer(repository, server),
             )
             for repository in repositories
         }
+        self._starts = asyncio.Semaphore(STARTS_AT_A_TIME)
 
     def of(self, problem: Problem) -> RepositoryEnvironment:
-        """The boxes for a problem; its repository must be the very one it was proven on."""
+        """The environment for a problem; its repository must be the very one it was proven on."""
         environment = self._environments.get(problem.repository)
         if environment is None:
             known = ", ".join(sorted(self._environments))
             raise ProblemError(
-                f"problem {problem.problem_id}: repository {problem.repository}, wanted one of {known}"
+                f"problem {problem.problem_id}: repository {problem.repository}, "
+                f"wanted one of {known}"
             )
         seen = environment.repository.fingerprint
         if seen != problem.repository_fingerprint:
@@ -42,6 +58,18 @@ class Sandboxes:
                 f"{seen}, wanted {problem.repository_fingerprint}; build the problems again"
             )
         return environment
+
+    @asynccontextmanager
+    async def leased(
+        self, environment: RepositoryEnvironment, files: Mapping[str, bytes | None]
+    ) -> AsyncIterator[NamespaceSandbox]:
+        """A clean box with `files` laid over the repository, for the length of a block."""
+        async with self._starts:
+            sandbox = await environment.lease(files)
+        try:
+            yield sandbox
+        finally:
+            await environment.release(sandbox)
 
     async def close(self) -> None:
         """Ends every box."""

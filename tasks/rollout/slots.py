@@ -1,7 +1,8 @@
 """The slots of the orchestrator: every group that was started and what became of it.
 
-Owns the life of a group (running -> ready -> training -> trained, or stale, or failed) and the accounting: each
-dispatched trajectory has exactly one outcome. Pure state; no clock, no I/O, no asyncio.
+Owns the life of a group (running -> ready -> training -> trained, or stale, or failed) and the
+accounting: each dispatched trajectory has exactly one outcome. Pure state; no clock, no I/O, no
+asyncio.
 """
 
 import math
@@ -14,9 +15,7 @@ from tasks.records import Group, Outcome, Trajectory
 from tasks.rollout.staleness import StalenessPolicy
 
 SPREAD_LEARNING_RATE = 0.05  # about the latest 20 groups
-LEAST_SPREAD_RATIO = (
-    0.25  # admission never counts on more than 4 groups for one that fills
-)
+LEAST_SPREAD_RATIO = 0.25  # admission never counts on more than 4 groups for one that fills
 INFRASTRUCTURE_OUTCOMES = frozenset({Outcome.SANDBOX_FAILED, Outcome.ENGINE_FAILED})
 
 
@@ -47,16 +46,14 @@ class GroupSlot:
 
     @property
     def group(self) -> Group:
-        """The record of a complete group, members in the order of their attempts; failed members are left out."""
+        """The record of a complete group, members in the order of their attempts; failed members
+        are left out.
+        """
         members = (self.trajectories[attempt] for attempt in sorted(self.trajectories))
         usable = tuple(
-            member
-            for member in members
-            if member.outcome not in INFRASTRUCTURE_OUTCOMES
+            member for member in members if member.outcome not in INFRASTRUCTURE_OUTCOMES
         )
-        return Group(
-            group_id=self.group_id, problem_id=self.problem_id, trajectories=usable
-        )
+        return Group(group_id=self.group_id, problem_id=self.problem_id, trajectories=usable)
 
 
 def reward_spread(group: Group) -> float:
@@ -91,18 +88,12 @@ class SlotTable:
 
     def __init__(self, policy: StalenessPolicy, *, least_spread: float) -> None:
         self.policy = policy
-        self.least_spread = (
-            least_spread  # of rewards, for a group to count towards groups_per_step
-        )
+        self.least_spread = least_spread  # of rewards, for a group to count towards groups_per_step
         self.groups: dict[str, GroupSlot] = {}
-        self.outcomes: Counter[str] = (
-            Counter()
-        )  # trajectories by outcome, retries included
+        self.outcomes: Counter[str] = Counter()  # trajectories by outcome, retries included
         self.ended: Counter[str] = Counter()  # groups by final state
         self.dispatched_trajectories = 0
-        self.spread_ratio = (
-            1.0  # share of groups that fill a step, of those that came back lately
-        )
+        self.spread_ratio = 1.0  # share of groups that fill a step, of those that came back lately
         self._ready_count = 0
 
     def open(self, slot: GroupSlot) -> None:
@@ -162,8 +153,10 @@ class SlotTable:
         return [slot for slot in self.groups.values() if slot.state is state]
 
     def capacity(self, *, trainer_version: int, engine_version: int) -> int:
-        """Groups that may start now. Ready groups without spread take no room in a step; of the running ones the
-        share is expected that was seen lately. Should more come back, the step takes them along."""
+        """Groups that may start now. Ready groups without spread take no room in a step; of the
+        running ones the share is expected that was seen lately. Should more come back, the step
+        takes them along.
+        """
         running = len(self.in_state(GroupState.RUNNING)) * self.spread_ratio
         known = sum(
             1
@@ -185,7 +178,9 @@ class SlotTable:
         ]
 
     def next_batch(self, trainer_version: int, *, pace: bool = True) -> Batch:
-        """The groups of the next step, oldest first, or what they wait for. Without pace late groups are not waited for."""
+        """The groups of the next step, oldest first, or what they wait for. Without pace late
+        groups are not waited for.
+        """
         ready = sorted(
             self.in_state(GroupState.READY),
             key=lambda slot: (slot.birth_version, slot.ready_order),
@@ -209,8 +204,7 @@ class SlotTable:
                 for slot in self.in_state(GroupState.RUNNING)
                 if slot.birth_version <= tight
                 and (
-                    chosen[-1].birth_version > tight
-                    or self._is_last_chance(slot, trainer_version)
+                    chosen[-1].birth_version > tight or self._is_last_chance(slot, trainer_version)
                 )
             )
             if late:

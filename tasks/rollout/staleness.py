@@ -1,13 +1,15 @@
 """The staleness policy: how many groups may start, which step may run, which group is too old.
 
-Pure arithmetic on versions. A group is born at the oldest weight version that a replica serves when its first trajectory
-is dispatched; versions only grow, so no token of it is older. It may be trained while
-`trainer version - birth version <= max_staleness_versions`: its deadline is the last version at which it may be trained.
+Pure arithmetic on versions. A group is born at the oldest weight version that a replica serves when
+its first trajectory is dispatched; versions only grow, so no token of it is older. It may be
+trained while `trainer version - birth version <= max_staleness_versions`: its deadline is the last
+version at which it may be trained.
 
-Two rules keep the bound without dropping anything. Admission: a group starts only if the steps left before its deadline
-can train it together with all groups already started (the AReaL capacity formula, counted from what is outstanding, so
-that it needs no correction after recovery). Pacing: a step runs only if the groups it leaves behind still fit into the
-steps before their deadlines; otherwise it is held for the late ones.
+Two rules keep the bound without dropping anything. Admission: a group starts only if the steps left
+before its deadline can train it together with all groups already started (the AReaL capacity
+formula, counted from what is outstanding, so that it needs no correction after recovery). Pacing: a
+step runs only if the groups it leaves behind still fit into the steps before their deadlines;
+otherwise it is held for the late ones.
 """
 
 from collections.abc import Sequence
@@ -24,7 +26,8 @@ class StalenessPolicy:
     def capacity(
         self, *, trainer_version: int, engine_version: int, outstanding_groups: int
     ) -> int:
-        """Groups that may start now. Outstanding: running, buffered and in the step under way; not stale ones.
+        """Groups that may start now. Outstanding: running, buffered and in the step under way; not
+        stale ones.
 
         With engines at the trainer's version this is
         (max_staleness + trainer_version + 1) * groups_per_step - groups started and not stale.
@@ -38,17 +41,14 @@ class StalenessPolicy:
 
     def is_stale(self, birth_version: int, trainer_version: int) -> bool:
         """Whether the group can no longer be trained."""
-        return (
-            self.staleness(birth_version, trainer_version) > self.max_staleness_versions
-        )
+        return self.staleness(birth_version, trainer_version) > self.max_staleness_versions
 
-    def tight_birth(
-        self, left_behind: Sequence[int], trainer_version: int
-    ) -> int | None:
-        """Birth version of the first groups that a step at trainer_version would leave too little room for.
+    def tight_birth(self, left_behind: Sequence[int], trainer_version: int) -> int | None:
+        """Birth version of the first groups that a step at trainer_version would leave too little
+        room for.
 
-        left_behind: birth versions of all groups, running or ready, outside the step. None: all of them still fit
-        into the steps before their deadlines, so the step may run.
+        left_behind: birth versions of all groups, running or ready, outside the step. None: all of
+        them still fit into the steps before their deadlines, so the step may run.
         """
         for count, birth in enumerate(sorted(left_behind), start=1):
             steps_left = max(0, birth + self.max_staleness_versions - trainer_version)

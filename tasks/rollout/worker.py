@@ -1,9 +1,10 @@
 """One trajectory from a problem to a graded record.
 
-Owns `RolloutWorker`: leases a box, breaks the repository as the problem says, lets the harness drive the model, collects what
-changed, has it graded, and builds the Trajectory with exactly one outcome and its reason. Training, evaluation and the fault
-tests use this same code with another model client. Failures of infrastructure are outcomes, not rewards. It opens no
-connections itself: model, boxes, grading and clock come in.
+Owns `RolloutWorker`: leases a box, breaks the repository as the problem says, lets the harness
+drive the model, collects what changed, has it graded, and builds the Trajectory with exactly one
+outcome and its reason. Training, evaluation and the fault tests use this same code with another
+model client. Failures of infrastructure are outcomes, not rewards. It opens no connections itself:
+model, boxes, grading and clock come in.
 """
 
 import difflib
@@ -75,7 +76,9 @@ class RolloutWorker:
         self._clock = clock
 
     async def attempt(self, ticket: AttemptTicket) -> Trajectory:
-        """The whole attempt, graded. Raises only for faults that another attempt would meet again."""
+        """The whole attempt, graded. Raises only for faults that another attempt would meet
+        again.
+        """
         started_at = self._clock()
         boxes = self._sandboxes.of(ticket.problem)
         try:
@@ -100,7 +103,7 @@ class RolloutWorker:
     ) -> Trajectory:
         problem = ticket.problem
         broken = problem.break_files(boxes.repository.files)
-        async with boxes.pool.leased(broken) as sandbox:
+        async with self._sandboxes.leased(boxes, broken) as sandbox:
             run_tests = make_test_runner(
                 boxes.test_server,
                 (*problem.fail_to_pass, *problem.pass_to_pass),
@@ -126,9 +129,7 @@ class RolloutWorker:
             ):
                 return self._record(ticket, transcript, started_at)
             changes = await sandbox.diff()
-        verdict, reward = await self._grade(
-            problem, changes, transcript, boxes.test_server
-        )
+        verdict, reward = await self._grade(problem, changes, transcript, boxes.test_server)
         patches = describe_changes(boxes.repository, broken, changes)
         return self._record(ticket, transcript, started_at, verdict, reward, patches)
 
@@ -162,7 +163,9 @@ class RolloutWorker:
 def describe_changes(
     repository: PreparedRepository, broken: Mapping[str, bytes], changes: Changes
 ) -> dict[str, str]:
-    """What the agent changed, by path. `changes` is against the pristine repository, where a repaired file is absent."""
+    """What the agent changed, by path. `changes` is against the pristine repository, where a
+    repaired file is absent.
+    """
     patches: dict[str, str] = {}
     for path in sorted({*broken, *changes}):
         pristine = repository.files.get(path)
@@ -184,9 +187,7 @@ def describe_change(before: bytes | None, after: bytes | None) -> str:
         end += 1
     old_part, new_part = old[start : len(old) - end], new[start : len(new) - end]
     header = f"@@ -{start + 1},{len(old_part)} +{start + 1},{len(new_part)} @@"
-    body = [
-        line for line in difflib.ndiff(old_part, new_part) if not line.startswith("?")
-    ]
+    body = [line for line in difflib.ndiff(old_part, new_part) if not line.startswith("?")]
     return "\n".join([header, *body])
 
 

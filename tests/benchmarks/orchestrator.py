@@ -1,9 +1,10 @@
-"""The orchestrator on a virtual clock: how busy the trainer and the slots are, how stale the samples.
+"""The orchestrator on a virtual clock: how busy the trainer and the slots are, how stale the
+samples.
 
-Run with `python -m tests.benchmarks.orchestrator [--quick] [--seed N]`. The real orchestrator, slot table, staleness
-policy and curriculum run against simulated attempts (log-normal durations with a heavy tail, shared by slots of fixed
-speed), steps and publishes. Compared with the same work under a barrier (max staleness 0). The same seed prints the same
-table. Prints one JSON line at the end.
+Run with `python -m tests.benchmarks.orchestrator [--quick] [--seed N]`. The real orchestrator, slot
+table, staleness policy and curriculum run against simulated attempts (log-normal durations with a
+heavy tail, shared by slots of fixed speed), steps and publishes. Compared with the same work under
+a barrier (max staleness 0). The same seed prints the same table. Prints one JSON line at the end.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import random
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 
-from tasks.records import Outcome
+from tasks.records import Outcome, Trajectory
 from tasks.rollout.config import RolloutConfig, StalenessConfig
 from tasks.rollout.curriculum import Curriculum
 from tasks.rollout.orchestrator import (
@@ -37,9 +38,7 @@ class Load:
     groups_per_step: int = 16
     slots: int = 64
     attempt_seconds: float = 3.0  # median
-    attempt_sigma: float = (
-        0.9  # of the logarithm: the 99th percentile is 8 times the median
-    )
+    attempt_sigma: float = 0.9  # of the logarithm: the 99th percentile is 8 times the median
     step_seconds: float = 5.0
     publish_seconds: float = 0.4
     failure_ratio: float = 0.01
@@ -67,21 +66,15 @@ class Simulation:
     def __init__(self, load: Load, max_staleness: int, seed: int) -> None:
         self.load = load
         self.chance = random.Random(seed)
-        self.problems = [
-            make_problem(f"p{index:04d}") for index in range(load.problems)
-        ]
-        self.rates = {
-            problem.problem_id: self.chance.random() for problem in self.problems
-        }
+        self.problems = [make_problem(f"p{index:04d}") for index in range(load.problems)]
+        self.rates = {problem.problem_id: self.chance.random() for problem in self.problems}
         self.staleness: Counter[int] = Counter()
         self.config = RolloutConfig(
             group_size=load.group_size,
             groups_per_step=load.groups_per_step,
             concurrent_trajectories=load.slots,
             seed=seed,
-            staleness=StalenessConfig(
-                max_staleness_versions=max_staleness, pace_limit_seconds=600
-            ),
+            staleness=StalenessConfig(max_staleness_versions=max_staleness, pace_limit_seconds=600),
         )
         self.orchestrator = Orchestrator(
             "sim",
@@ -99,14 +92,13 @@ class Simulation:
             progress=Progress(),
         )
 
-    async def attempt(self, request: AttemptRequest) -> object:
+    async def attempt(self, request: AttemptRequest) -> Trajectory:
         """One attempt: its first and last token carry the versions served then."""
         chance = random.Random(request.seed)
         loop = asyncio.get_running_loop()
         started, first = loop.time(), self.orchestrator.progress.engine_version
         await asyncio.sleep(
-            self.load.attempt_seconds
-            * chance.lognormvariate(0, self.load.attempt_sigma)
+            self.load.attempt_seconds * chance.lognormvariate(0, self.load.attempt_sigma)
         )
         last = self.orchestrator.progress.engine_version
         failed = chance.random() < self.load.failure_ratio
@@ -122,9 +114,7 @@ class Simulation:
     async def train(self, request: StepRequest) -> int:
         """One step; the publish reaches the engines later, while the next step may already run."""
         for group in request.groups:
-            oldest = min(
-                t.transcript.segments[0].oldest_version for t in group.trajectories
-            )
+            oldest = min(t.transcript.segments[0].oldest_version for t in group.trajectories)
             self.staleness[request.trainer_version - oldest] += 1
         await asyncio.sleep(self.load.step_seconds)
         version = request.trainer_version + 1
@@ -175,14 +165,13 @@ def main() -> None:
     logging.disable(logging.WARNING)
     load = Load(steps=20 if arguments.quick else 60)
     rows = measure(load, arguments.seed)
-    print(
-        f"{'cap':>3} {'s/step':>7} {'idle':>6} {'slots':>6} {'stale':>5} {'trained/sampled s':>17}  staleness"
-    )
+    print("cap  s/step   idle  slots stale  trained/sampled s  staleness")
     for cap, row in rows.items():
         bias = row.trained_seconds_mean / row.sampled_seconds_mean
         print(
-            f"{cap:>3} {row.seconds / load.steps:>7.2f} {row.trainer_idle_ratio:>6.1%} {row.slot_busy_ratio:>6.1%} "
-            f"{row.stale_groups:>5} {bias:>17.3f}  {row.staleness_groups}"
+            f"{cap:>3} {row.seconds / load.steps:>7.2f} {row.trainer_idle_ratio:>6.1%} "
+            f"{row.slot_busy_ratio:>6.1%} {row.stale_groups:>5}"
+            f" {bias:>17.3f}  {row.staleness_groups}"
         )
     best = rows[2]
     figures = {
@@ -192,8 +181,7 @@ def main() -> None:
         "stale_groups": best.stale_groups,
         "lost_trajectories": best.lost_trajectories,
         "staleness_max": max(best.staleness_groups),
-        "trained_over_sampled_seconds": best.trained_seconds_mean
-        / best.sampled_seconds_mean,
+        "trained_over_sampled_seconds": best.trained_seconds_mean / best.sampled_seconds_mean,
     }
     targets = {
         "speedup_over_barrier": ">= 1.3",

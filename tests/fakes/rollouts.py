@@ -30,11 +30,22 @@ def make_problem(name: str, solve_rate: float | None = None) -> Problem:
         broken_text="    return 2",
     )
     return Problem(
-        problem_id=name, repository="pkg", repository_fingerprint="f0", kind="mutation", operator="constant",
-        path="pkg/code.py", symbol="one", first_line=1, last_line=2, prompt="Fix one in pkg/code.py",
-        edits=(edit,), fail_to_pass=("tests/test_code.py::test_one",), pass_to_pass=(), split=Split.TRAIN,
+        problem_id=name,
+        repository="pkg",
+        repository_fingerprint="f0",
+        kind="mutation",
+        operator="constant",
+        path="pkg/code.py",
+        symbol="one",
+        first_line=1,
+        last_line=2,
+        prompt="Fix one in pkg/code.py",
+        edits=(edit,),
+        fail_to_pass=("tests/test_code.py::test_one",),
+        pass_to_pass=(),
+        split=Split.TRAIN,
         solve_rate=solve_rate,
-    )  # fmt: skip
+    )
 
 
 def make_segment(
@@ -81,12 +92,19 @@ def make_trajectory(
         outcomes={},
     )
     return Trajectory(
-        trajectory_id=request.trajectory_id, group_id=request.group_id, problem_id=request.problem.problem_id,
-        attempt=request.attempt, seed=request.seed, outcome=outcome, reason="scripted",
+        trajectory_id=request.trajectory_id,
+        group_id=request.group_id,
+        problem_id=request.problem.problem_id,
+        attempt=request.attempt,
+        seed=request.seed,
+        outcome=outcome,
+        reason="scripted",
         verdict=None if failed else verdict,
         reward=RewardReport(total=float(solved), terms={"solved": float(solved)}),
-        transcript=transcript, started_at=started_at, finished_at=finished_at,
-    )  # fmt: skip
+        transcript=transcript,
+        started_at=started_at,
+        finished_at=finished_at,
+    )
 
 
 class MemoryJournal:

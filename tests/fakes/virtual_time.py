@@ -1,7 +1,8 @@
 """An asyncio loop whose clock jumps to the next timer instead of sleeping.
 
-Owns `run_virtual`. Work that only awaits timers and futures runs in virtual seconds: a simulated hour takes milliseconds
-and is the same on every run. Real sockets and threads must not be awaited in it.
+Owns `run_virtual`. Work that only awaits timers and futures runs in virtual seconds: a simulated
+hour takes milliseconds and is the same on every run. Real sockets and threads must not be awaited
+in it.
 """
 
 import asyncio
@@ -21,9 +22,7 @@ class _JumpingSelector(DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:
-            raise RuntimeError(
-                "virtual loop is stuck: nothing is scheduled and nothing is ready"
-            )
+            raise RuntimeError("virtual loop is stuck: nothing is scheduled and nothing is ready")
         self.now_seconds += max(0.0, timeout)
         return super().select(0)
 

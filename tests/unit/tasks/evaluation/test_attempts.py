@@ -20,12 +20,8 @@ from tests.fakes.rollouts import make_problem, make_trajectory
 PROBLEMS = [make_problem(f"p{index}") for index in range(6)]
 
 
-def trajectory_of(
-    item: PlannedAttempt, outcome: Outcome = Outcome.FINISHED
-) -> Trajectory:
-    request = AttemptRequest(
-        "t", "g", item.problem, item.attempt, item.retry, item.seed
-    )
+def trajectory_of(item: PlannedAttempt, outcome: Outcome = Outcome.FINISHED) -> Trajectory:
+    request = AttemptRequest("t", "g", item.problem, item.attempt, item.retry, item.seed)
     return make_trajectory(request, outcome=outcome, solved=item.attempt == 0)
 
 
@@ -88,9 +84,7 @@ async def test_infrastructure_failure_is_tried_again_and_never_scored(
     tmp_path: Path,
 ) -> None:
     async def attempt(item: PlannedAttempt) -> Trajectory:
-        return trajectory_of(
-            item, Outcome.ENGINE_FAILED if item.retry == 0 else Outcome.FINISHED
-        )
+        return trajectory_of(item, Outcome.ENGINE_FAILED if item.retry == 0 else Outcome.FINISHED)
 
     plan = plan_attempts(PROBLEMS[:1], attempts_per_problem=2, seed=0)
     rows = await run_attempts(
@@ -106,6 +100,4 @@ async def test_infrastructure_that_stays_broken_is_an_error(tmp_path: Path) -> N
 
     plan = plan_attempts(PROBLEMS[:1], attempts_per_problem=1, seed=0)
     with pytest.raises(GradingError, match="ended as sandbox_failed 3 times"):
-        await run_attempts(
-            plan, attempt, rows_path=tmp_path / "rows.jsonl", concurrent_attempts=1
-        )
+        await run_attempts(plan, attempt, rows_path=tmp_path / "rows.jsonl", concurrent_attempts=1)

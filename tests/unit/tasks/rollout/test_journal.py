@@ -33,9 +33,7 @@ def group_of(name: str) -> Group:
 @pytest.fixture
 def journal(tmp_path: Path) -> RolloutJournal:
     ledger = Ledger(f"sqlite:///{tmp_path}/ledger.db").migrate()
-    return RolloutJournal(
-        ledger.journal, ObjectStore.from_url(f"file://{tmp_path}/objects"), "run"
-    )
+    return RolloutJournal(ledger.journal, ObjectStore.from_url(f"file://{tmp_path}/objects"), "run")
 
 
 def commit(journal: RolloutJournal, name: str) -> Group:
@@ -48,9 +46,7 @@ def test_group_survives_its_byte_form() -> None:
     group = group_of("000000")
     again = group_from_bytes(group_to_bytes(group))
     for before, after in zip(group.trajectories, again.trajectories, strict=True):
-        assert before.model_dump(exclude={"transcript"}) == after.model_dump(
-            exclude={"transcript"}
-        )
+        assert before.model_dump(exclude={"transcript"}) == after.model_dump(exclude={"transcript"})
         ours, theirs = before.transcript.segments[0], after.transcript.segments[0]
         assert np.array_equal(ours.token_ids_T, theirs.token_ids_T)
         assert np.array_equal(ours.routed_experts_TLK, theirs.routed_experts_TLK)

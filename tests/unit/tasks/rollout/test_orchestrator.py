@@ -46,9 +46,7 @@ class Script:
             groups_per_step=2,
             concurrent_trajectories=8,
             least_spread=0.0,
-            staleness=StalenessConfig(
-                max_staleness_versions=cap, pace_limit_seconds=pace_seconds
-            ),
+            staleness=StalenessConfig(max_staleness_versions=cap, pace_limit_seconds=pace_seconds),
         )
         problems = [make_problem(f"p{index}") for index in range(12)]
         self.orchestrator = Orchestrator(
@@ -76,15 +74,12 @@ class Script:
         for group in request.groups:
             self.trained[group.group_id] += 1
             oldest = min(
-                member.transcript.segments[0].oldest_version
-                for member in group.trajectories
+                member.transcript.segments[0].oldest_version for member in group.trajectories
             )
             self.ages.append(request.trainer_version - oldest)
         await asyncio.sleep(1.0)
         version = request.trainer_version + 1
-        asyncio.get_running_loop().call_later(
-            0.1, self.orchestrator.engine_applied, version
-        )
+        asyncio.get_running_loop().call_later(0.1, self.orchestrator.engine_applied, version)
         return version
 
     def run(self) -> Progress:
@@ -116,9 +111,12 @@ def test_one_straggler_is_waited_for_and_trained() -> None:
     assert max(script.ages) <= 2
 
 
+def second_group_is_slow(request: AttemptRequest) -> float:
+    return 60.0 if request.group_id.endswith("g000001") else 1.0
+
+
 def test_straggler_past_the_pace_limit_ends_as_stale_with_accounting() -> None:
-    slow = lambda request: 60.0 if request.group_id.endswith("g000001") else 1.0
-    script = Script(slow, cap=1, pace_seconds=5.0, steps=80)
+    script = Script(second_group_is_slow, cap=1, pace_seconds=5.0, steps=80)
     script.run()
     assert script.journal.ends["run.g000001"] == "stale"
     table = script.orchestrator.table
@@ -134,9 +132,7 @@ def test_generation_goes_on_while_a_step_runs() -> None:
     assert script.orchestrator.progress.trainer_idle_seconds < 6.0
 
 
-def test_infrastructure_failure_is_tried_again_under_a_new_id_and_never_rewarded() -> (
-    None
-):
+def test_infrastructure_failure_is_tried_again_under_a_new_id_and_never_rewarded() -> None:
     script = Script(lambda request: 1.0)
     scripted = script.attempt
 
@@ -148,10 +144,7 @@ def test_infrastructure_failure_is_tried_again_under_a_new_id_and_never_rewarded
     script.orchestrator._attempt = attempt
     script.run()
     members = [
-        member
-        for step in script.steps
-        for group in step.groups
-        for member in group.trajectories
+        member for step in script.steps for group in step.groups for member in group.trajectories
     ]
     assert {member.outcome for member in members} == {Outcome.FINISHED}
     assert "run.g000000.t0" in script.journal.failed
@@ -181,9 +174,7 @@ def test_error_of_an_attempt_surfaces() -> None:
 
 
 def test_budget_counts_earlier_processes() -> None:
-    script = Script(
-        lambda request: 1.0, steps=1000, budget_seconds=30.0, used_seconds=20.0
-    )
+    script = Script(lambda request: 1.0, steps=1000, budget_seconds=30.0, used_seconds=20.0)
     script.run()
     assert script.orchestrator.progress.steps_done < 12
 

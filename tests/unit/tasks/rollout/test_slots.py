@@ -18,9 +18,7 @@ def open_group(table: SlotTable, name: str, birth: int = 0) -> None:
 
 
 def attempt(name: str, number: int) -> AttemptRequest:
-    return AttemptRequest(
-        f"{name}.t{number}", name, make_problem(f"problem-{name}"), number, 0, 1
-    )
+    return AttemptRequest(f"{name}.t{number}", name, make_problem(f"problem-{name}"), number, 0, 1)
 
 
 def complete(
@@ -30,9 +28,7 @@ def complete(
     solved: tuple[bool, bool] = (True, False),
 ) -> None:
     for number, good in enumerate(solved):
-        table.finish(
-            make_trajectory(attempt(name, number), versions=(birth,), solved=good)
-        )
+        table.finish(make_trajectory(attempt(name, number), versions=(birth,), solved=good))
 
 
 def test_group_is_ready_only_when_every_member_is_there() -> None:
@@ -41,7 +37,8 @@ def test_group_is_ready_only_when_every_member_is_there() -> None:
     assert table.finish(make_trajectory(attempt("a", 1))) is None
     assert table.next_batch(0).waits_for == "ready groups"
     slot = table.finish(make_trajectory(attempt("a", 0)))
-    assert slot is not None and slot.state is GroupState.READY
+    assert slot is not None
+    assert slot.state is GroupState.READY
     assert [member.attempt for member in slot.group.trajectories] == [0, 1]
 
 
@@ -58,7 +55,8 @@ def test_group_left_with_one_member_by_infrastructure_fails() -> None:
     open_group(table, "a")
     table.finish(make_trajectory(attempt("a", 0), outcome=Outcome.SANDBOX_FAILED))
     table.finish(make_trajectory(attempt("a", 1)))
-    assert table.ended["failed"] == 1 and not table.groups
+    assert table.ended["failed"] == 1
+    assert not table.groups
 
 
 def test_step_takes_the_oldest_groups_first() -> None:
@@ -75,7 +73,8 @@ def test_step_is_held_for_a_group_that_would_become_stale() -> None:
     open_group(table, "fast", 1)
     complete(table, "fast", 1)
     held = table.next_batch(1)
-    assert not held.slots and held.late_groups == ("slow",)
+    assert not held.slots
+    assert held.late_groups == ("slow",)
     assert [slot.group_id for slot in table.next_batch(1, pace=False).slots] == ["fast"]
     complete(table, "slow", 0)
     assert [slot.group_id for slot in table.next_batch(1).slots] == ["slow"]

@@ -12,28 +12,20 @@ def test_capacity_at_equal_versions_is_the_published_formula() -> None:
     outstanding = buffered + running
     published = (2 + 3 + 1) * 4 - (trained + outstanding)
     assert (
-        policy.capacity(
-            trainer_version=3, engine_version=3, outstanding_groups=outstanding
-        )
+        policy.capacity(trainer_version=3, engine_version=3, outstanding_groups=outstanding)
         == published
     )
 
 
 def test_capacity_shrinks_while_engines_lag_behind() -> None:
     policy = StalenessPolicy(max_staleness_versions=1, groups_per_step=4)
-    assert (
-        policy.capacity(trainer_version=5, engine_version=4, outstanding_groups=0) == 4
-    )
-    assert (
-        policy.capacity(trainer_version=5, engine_version=3, outstanding_groups=0) == 0
-    )
+    assert policy.capacity(trainer_version=5, engine_version=4, outstanding_groups=0) == 4
+    assert policy.capacity(trainer_version=5, engine_version=3, outstanding_groups=0) == 0
 
 
 def test_synchronous_policy_starts_exactly_one_step() -> None:
     policy = StalenessPolicy(max_staleness_versions=0, groups_per_step=4)
-    assert (
-        policy.capacity(trainer_version=7, engine_version=7, outstanding_groups=1) == 3
-    )
+    assert policy.capacity(trainer_version=7, engine_version=7, outstanding_groups=1) == 3
 
 
 def test_tight_birth_of_a_schedulable_remainder_is_none() -> None:

@@ -23,9 +23,7 @@ from tests.fakes.rollouts import make_problem
 
 SOURCE = "def one():\n    return 1\n\n\ndef two():\n    return 2\n"
 TESTS = "from pkg.code import one\n\n\ndef test_one():\n    assert one() == 1\n"
-READ_AND_TEST = (
-    "<run_terminal>pytest</run_terminal><read_file>pkg/code.py::one</read_file>"
-)
+READ_AND_TEST = "<run_terminal>pytest</run_terminal><read_file>pkg/code.py::one</read_file>"
 FIX = "<edit_file><L2>    return 1</edit_file><run_terminal>pytest</run_terminal>"
 
 
@@ -43,16 +41,12 @@ def repository(tmp_path: Path) -> PreparedRepository:
     ):
         (tmp_path / "files" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "files" / path).write_text(text)
-    return PreparedRepository.from_directory(
-        "pkg", tmp_path / "files", ("pkg",), ("tests",)
-    )
+    return PreparedRepository.from_directory("pkg", tmp_path / "files", ("pkg",), ("tests",))
 
 
 @pytest.fixture
 def problem(repository: PreparedRepository) -> Problem:
-    return make_problem("p0").model_copy(
-        update={"repository_fingerprint": repository.fingerprint}
-    )
+    return make_problem("p0").model_copy(update={"repository_fingerprint": repository.fingerprint})
 
 
 async def run_attempt(
@@ -90,7 +84,8 @@ async def test_attempt_that_fixes_the_line_passes_the_real_tests(
     model = AnsweringModel(renderer, answer_by_turn, weight_version=4)
     trajectory = await run_attempt(renderer, repository, problem, model)
     assert trajectory.outcome is Outcome.FINISHED
-    assert trajectory.verdict is not None and trajectory.verdict.passed
+    assert trajectory.verdict is not None
+    assert trajectory.verdict.passed
     assert trajectory.reward.total > 0.9
     assert "failed" in trajectory.transcript.turns[0].results[0]
     assert trajectory.transcript.turns[1].results[1] == "passed"
@@ -106,7 +101,8 @@ async def test_attempt_that_does_nothing_is_graded_as_a_failure(
         renderer, repository, problem, AnsweringModel(renderer, lambda _: "No idea.")
     )
     assert trajectory.outcome is Outcome.FINISHED
-    assert trajectory.verdict is not None and not trajectory.verdict.passed
+    assert trajectory.verdict is not None
+    assert not trajectory.verdict.passed
     assert trajectory.changed_files == {}
 
 
@@ -118,7 +114,8 @@ async def test_engine_failure_is_an_outcome_without_a_verdict(
     model.failure = EngineError("replica r0 is gone")
     trajectory = await run_attempt(renderer, repository, problem, model)
     assert trajectory.outcome is Outcome.ENGINE_FAILED
-    assert trajectory.verdict is None and "r0 is gone" in trajectory.reason
+    assert trajectory.verdict is None
+    assert "r0 is gone" in trajectory.reason
 
 
 def test_change_is_described_by_its_lines_alone() -> None:

@@ -1,0 +1,78 @@
+"""A problem set and a random model small enough to run the real chain on them in seconds."""
+
+from pathlib import Path
+
+from infra.sandbox.repository import PreparedRepository
+from models.build import build_trainer_model
+from models.checkpoint import save_checkpoint
+from models.rendering import Renderer, train_tokenizer
+from models.spec import ModelSpec
+from tasks.records import LineEdit, Problem, Split
+
+SOURCE = "\n\n".join(f"def value_{index}():\n    return {index}\n" for index in range(4))
+TESTS = "from pkg.code import *\n" + "".join(
+    f"\n\ndef test_value_{index}():\n    assert value_{index}() == {index}\n" for index in range(4)
+)
+
+
+def make_problem_set(directory: Path, split: Split = Split.TRAIN) -> Path:
+    """Four problems of one repository, in the files of the problems stage."""
+    files = directory / "repositories" / "pkg" / "files"
+    for path, text in (
+        ("pkg/__init__.py", ""),
+        ("pkg/code.py", SOURCE),
+        ("tests/test_code.py", TESTS),
+    ):
+        (files / path).parent.mkdir(parents=True, exist_ok=True)
+        (files / path).write_text(text)
+    repository = PreparedRepository.from_directory("pkg", files, ("pkg",), ("tests",))
+    repository.save()
+    lines = SOURCE.split("\n")
+    problems = []
+    for index in range(4):
+        number = lines.index(f"def value_{index}():") + 2
+        edit = LineEdit(
+            path="pkg/code.py",
+            line_number=number,
+            gold_text=f"    return {index}",
+            broken_text=f"    return {index + 7}",
+        )
+        problem = Problem(
+            problem_id=f"pkg-{index}",
+            repository="pkg",
+            repository_fingerprint=repository.fingerprint,
+            kind="mutation",
+            operator="integer",
+            path="pkg/code.py",
+            symbol=f"value_{index}",
+            first_line=number - 1,
+            last_line=number,
+            prompt=f"Fix value_{index} in pkg/code.py",
+            edits=(edit,),
+            fail_to_pass=(f"tests/test_code.py::test_value_{index}",),
+            pass_to_pass=(),
+            split=split,
+        )
+        problems.append(problem.model_dump_json())
+    (directory / "problems.jsonl").write_text("\n".join(problems) + "\n")
+    return directory
+
+
+def make_checkpoint(directory: Path) -> Path:
+    """A tiny model with random weights and the tokenizer of the problem set."""
+    renderer = Renderer(train_tokenizer([SOURCE, TESTS], vocab_size=384))
+    spec = ModelSpec(
+        vocab_size=renderer.vocab_size,
+        hidden_size=32,
+        num_layers=2,
+        num_attention_heads=2,
+        num_query_groups=1,
+        head_dim=16,
+        num_experts=4,
+        experts_per_token=2,
+        expert_hidden_size=16,
+        max_sequence_tokens=128,
+    )
+    tokenizer = renderer.save(directory.with_name(f"{directory.name}-tokenizer"))
+    weights = build_trainer_model(spec, seed=0).export_weights()
+    return save_checkpoint(directory, spec, weights, tokenizer_path=tokenizer)

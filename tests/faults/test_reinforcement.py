@@ -1,0 +1,102 @@
+"""SIGKILL of a real RL run, then the same call again: nothing committed is lost, nothing is trained
+twice.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.drivers.requests import ReinforcementRequest, ReinforcementResult
+from infra.cluster.child import run_child
+from infra.cluster.workspace import ProcessMark
+from infra.errors import ClusterError
+from infra.harness.config import HarnessConfig
+from infra.ledger import Ledger
+from infra.ledger.rows import JournalRow
+from infra.settings import Settings
+from infra.telemetry import read_metrics
+from tasks.rollout.config import RolloutConfig
+from tests.fakes.miniature import make_checkpoint, make_problem_set
+
+STEPS = 6
+GROUPS_PER_STEP = 2
+
+
+def request_in(directory: Path) -> ReinforcementRequest:
+    return ReinforcementRequest(
+        run_id="killed",
+        checkpoint_directory=str(make_checkpoint(directory / "start")),
+        problems_directory=str(make_problem_set(directory / "problems")),
+        rollout=RolloutConfig(
+            group_size=2,
+            groups_per_step=GROUPS_PER_STEP,
+            concurrent_trajectories=4,
+            least_spread=0.0,
+        ),
+        harness=HarnessConfig(max_turns=2, max_generated_tokens=48, context_tokens=128),
+        max_steps=STEPS,
+        engine_slots=4,
+    )
+
+
+def kill_after_step(run: Path, step: int) -> None:
+    """Waits for a step's line, then kills the driver and everything it started, without warning."""
+    while len(read_metrics(run / "metrics.jsonl")) < step and not (run / "failure.json").exists():
+        time.sleep(0.02)
+    mark = ProcessMark.model_validate_json((run / "child.pid").read_bytes())
+    driver = psutil.Process(mark.pid)
+    for process in [driver, *driver.children(recursive=True)]:
+        try:
+            os.kill(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def groups_by_step(rows: list[JournalRow]) -> dict[int, set[str]]:
+    trained = defaultdict(set)
+    for row in rows:
+        if row.trained_step is not None:
+            trained[row.trained_step].add(row.group_id)
+    return dict(trained)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_run_killed_between_steps_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path / "home")
+    request, run = request_in(tmp_path), tmp_path / "run"
+
+    def start() -> ReinforcementResult:
+        return run_child(
+            "flows.drivers.reinforcement:main",
+            request,
+            ReinforcementResult,
+            directory=run,
+            settings=settings,
+        )
+
+    killer = threading.Thread(target=kill_after_step, args=(run, 2), daemon=True)
+    killer.start()
+    with pytest.raises(ClusterError):
+        start()
+    killer.join()
+    ledger = Ledger(settings.ledger_url)
+    before = ledger.journal.rows("killed")
+    committed = {row.group_id for row in before if row.commit_sequence is not None}
+    result = start()
+    after = ledger.journal.rows("killed")
+    trained = groups_by_step(after)
+    assert result.steps == STEPS
+    assert sorted(trained) == list(range(1, STEPS + 1))
+    assert all(len(groups) == GROUPS_PER_STEP for groups in trained.values())
+    assert sum(len(groups) for groups in trained.values()) == len(set().union(*trained.values()))
+    assert committed <= {row.group_id for row in after}
+    assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == list(range(1, STEPS + 1))
+    kept = groups_by_step(before)
+    assert trained[1] == kept[1]
