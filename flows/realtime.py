@@ -7,7 +7,7 @@ The flow in flows/realtime_cycle.py only orders these.
 import time
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from flows import chain
 from flows.child_task import run_stage
@@ -19,10 +19,11 @@ from infra.artifacts import ArtifactRef
 from infra.errors import ConfigError
 from infra.ledger.rows import CycleRow
 from tasks.evaluation.gates import gate_candidate
+from tasks.evaluation.statistics import solve_rates
 from tasks.feedback.collect import choose_watermark
 from tasks.feedback.simulated_users import SimulatedUsersReport
 from tasks.promotion.champion import PromotionDesk, PromotionReport
-from tasks.records import Scorecard, Split
+from tasks.records import GateDecision, Scorecard, Split
 
 
 class CycleReport(BaseModel):
@@ -30,15 +31,15 @@ class CycleReport(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    cycle_id: str
-    champion_before: str
-    training: CycleTrainingResult | None
+    cycle_id: str = Field(description="empty: too few interactions, nothing was trained")
+    served: str
     users: SimulatedUsersReport | None
-    candidate: str | None
     champion_scorecard: Scorecard
-    candidate_scorecard: Scorecard | None
-    promotion: PromotionReport | None
-    seconds: float
+    training: CycleTrainingResult | None = None
+    candidate: str | None = None
+    candidate_scorecard: Scorecard | None = None
+    promotion: PromotionReport | None = None
+    seconds: float = 0.0
 
 
 def open_desk(context: StageContext) -> PromotionDesk:
@@ -48,22 +49,47 @@ def open_desk(context: StageContext) -> PromotionDesk:
     return desk
 
 
-def install_first_champion(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) -> Scorecard:
-    """Puts a freshly trained checkpoint before users through the same gate as any other; returns its scorecard."""
+def judge_against_champion(context: StageContext, card: Scorecard) -> GateDecision:
+    """The gate's word on a checkpoint: against the serving one if both were tried on the same problems, else by the floor."""
+    champion = open_desk(context).champion_scorecard()
+    same = champion is not None and solve_rates(champion).keys() == solve_rates(card).keys()
+    return gate_candidate(card, champion if same else None, context.recipe.cycle.gate)
+
+
+def serving_checkpoint(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) -> ArtifactRef:
+    """What serves now. A freshly trained checkpoint goes before users first, through the same gate as any other."""
     desk = open_desk(context)
-    card = chain.evaluate(context, problems, trained, Split.HELD_OUT)
-    champion = desk.champion_scorecard()
-    if champion is not None and champion.checkpoint == card.checkpoint:
-        return card
-    comparable = champion is not None and {score.problem_id for score in champion.problems} == {
-        score.problem_id for score in card.problems
-    }
-    decision = gate_candidate(card, champion if comparable else None, context.recipe.cycle.gate)
-    desk.publish_candidate(card, decision)
-    report = desk.decide(decision)
-    if report.champion is None:
-        raise ConfigError(f"no checkpoint serves and {card.checkpoint} was refused: {decision.reason}")
-    return card
+    offered = context.ledger.promotions.history()
+    if all(entry.to_checkpoint_id != str(trained) for entry in offered):
+        card = chain.evaluate(context, problems, trained, Split.HELD_OUT)
+        decision = judge_against_champion(context, card)
+        desk.publish_candidate(card, decision)
+        desk.decide(decision)
+    return champion_ref(context)
+
+
+def champion_ref(context: StageContext) -> ArtifactRef:
+    """The artifact behind the champion pointer; ConfigError when nothing was promoted yet."""
+    pointer = context.ledger.promotions.current()
+    if pointer is None:
+        raise ConfigError("no checkpoint was promoted yet, wanted one; run `ostinato demo` first")
+    return context.artifacts.get(pointer.checkpoint_id)
+
+
+def served_model(context: StageContext) -> ServedModel:
+    """The champion as the gateway wants it, with the repositories of the problems it was trained on."""
+    served = champion_ref(context)
+    problems = chain.build_problems(context)
+    return _as_served(context, served, problems)
+
+
+def _as_served(context: StageContext, served: ArtifactRef, problems: ArtifactRef) -> ServedModel:
+    return ServedModel(
+        checkpoint_directory=str(context.directory_of(served)),
+        checkpoint_id=str(served),
+        problems_directory=str(context.directory_of(problems)),
+        harness=context.recipe.harness,
+    )
 
 
 def next_cycle_number(context: StageContext) -> int:
@@ -81,12 +107,7 @@ def serve_simulated_users(
         return None
     number = next_cycle_number(context)
     request = TrafficRequest(
-        served=ServedModel(
-            checkpoint_directory=str(context.directory_of(served)),
-            checkpoint_id=str(served),
-            problems_directory=str(context.directory_of(problems)),
-            harness=context.recipe.harness,
-        ),
+        served=_as_served(context, served, problems),
         users=users,
         cycle_number=number,
     )
@@ -140,4 +161,5 @@ def ship(context: StageContext, cycle: CycleRow, candidate: Scorecard, champion:
     desk.publish_candidate(candidate, decision)
     report = desk.decide(decision)
     context.ledger.cycles.update(cycle.cycle_id, "promotion", report.model_dump(mode="json"))
+    context.ledger.cycles.close(cycle.cycle_id, report.outcome.value, time.time())
     return report

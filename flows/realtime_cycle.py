@@ -35,12 +35,20 @@ def realtime_cycle(
     users = realtime.serve_simulated_users(context, problems, served)
     champion = chain.evaluate(context, problems, served, Split.HELD_OUT)
     cycle = realtime.open_cycle(context, served)
-    report = realtime.CycleReport.empty(served, champion, users)
+    report = realtime.CycleReport(cycle_id="", served=str(served), users=users, champion_scorecard=champion)
     if cycle is not None:
         training, candidate = realtime.train_candidate(context, cycle, served)
         card = chain.evaluate(context, problems, candidate, Split.HELD_OUT)
         promotion = realtime.ship(context, cycle, card, champion)
-        report = report.completed(cycle.cycle_id, training, candidate, card, promotion)
+        report = report.model_copy(
+            update={
+                "cycle_id": cycle.cycle_id,
+                "training": training,
+                "candidate": str(candidate),
+                "candidate_scorecard": card,
+                "promotion": promotion,
+            }
+        )
     report = report.model_copy(update={"seconds": time.monotonic() - started})
     showing.show_cycle(report)
     return report

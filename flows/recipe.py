@@ -28,6 +28,7 @@ from tasks.promotion.config import PromotionConfig
 from tasks.rollout.config import RolloutConfig
 
 RECIPES = Path(__file__).parent / "recipes"
+SEEDED_SECTIONS = ("corpus", "pretraining", "mtp", "rollout")  # the recipe's seed is theirs unless they name one
 
 
 class Section(BaseModel):
@@ -77,7 +78,7 @@ class Recipe(Section):
     problems: ProblemsConfig = ProblemsConfig()
     corpus: CorpusConfig = CorpusConfig()
     pretraining: PretrainingConfig
-    mtp: MtpConfig = MtpConfig()
+    mtp: MtpConfig
     harness: HarnessConfig = HarnessConfig()
     grading: GradingConfig = GradingConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -108,6 +109,9 @@ def load_recipe(name_or_path: str, *, seed: int | None = None, overrides: Sequen
         _apply(values, override)
     if seed is not None:
         values["seed"] = seed
+    for section in SEEDED_SECTIONS:
+        if isinstance(values.get(section), dict):
+            values[section].setdefault("seed", values.get("seed", 0))
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from infra.errors import StorageError
+from infra.errors import ConfigError, StorageError
 from infra.ledger import Ledger
 from infra.ledger.rows import ArtifactRow
 from infra.objects import ObjectStore, checksum_file
@@ -36,7 +36,7 @@ class ArtifactRef(BaseModel):
     object_prefix: str
 
     def __str__(self) -> str:
-        return f"{self.name}@{self.version}"
+        return f"{self.kind}/{self.name}@{self.version}"
 
 
 class ArtifactFile(BaseModel):
@@ -103,6 +103,16 @@ class Artifacts:
             return None
         row = self._ledger.artifacts.find(kind, name, fingerprint)
         return _ref(row if row is not None else self._index(manifest))
+
+    def get(self, reference: str) -> ArtifactRef:
+        """The artifact that `str` of its reference names, kind/name@version; ConfigError when there is none."""
+        kind, _, rest = reference.partition("/")
+        name, _, version = rest.rpartition("@")
+        for row in self._ledger.artifacts.list(kind, name):
+            if str(row.version) == version:
+                return _ref(row)
+        known = ", ".join(str(_ref(row)) for row in self._ledger.artifacts.list(kind)) or "none"
+        raise ConfigError(f"artifact {reference!r} is not in the ledger, wanted kind/name@version; of this kind: {known}")
 
     def publish(
         self,

@@ -1,8 +1,9 @@
 """The training loop that the stages which train on a corpus share.
 
-Owns the order of phases, steps, evaluations and resume points. Enters: a model, a loss, an evaluation, settings, a corpus. Leaves: a
-trained model in memory and the numbers of the run. An interrupted run that starts again goes on from its resume point and ends with
-the same weights. All ranks run the same loop over the same step counts; each takes its part of a step's microbatches.
+Owns the order of phases, steps, evaluations and resume points. Enters: a model, a loss, an
+evaluation, settings, a corpus. Leaves: a trained model in memory and the numbers of the run. An
+interrupted run that starts again goes on from its resume point and ends with the same weights. All
+ranks run the same loop over the same step counts; each takes its part of a step's microbatches.
 """
 
 import time
@@ -103,7 +104,9 @@ class TrainingRun:
         return self.state
 
     def _run_phase(self, phase: PhaseConfig) -> None:
-        data = PhaseData(phase, self.work.corpus_directory, seed=self.config.seed + self.state.phase)
+        data = PhaseData(
+            phase, self.work.corpus_directory, seed=self.config.seed + self.state.phase
+        )
         if data.transcripts is not None:
             self.transcripts_too_long = data.transcripts.num_too_long
         every = self.config.evaluate_every_steps
@@ -115,7 +118,7 @@ class TrainingRun:
             self.state.step += 1
             self.state.seconds += seconds
             done = self.steps_done
-            if done == self.total_steps or (every is not None and done % every == 0):
+            if self.state.step == phase.num_steps or (every is not None and done % every == 0):
                 self._evaluate()
             self.on_step(done, self.total_steps, phase.name, metrics | self._latest_figures())
             is_due = time.monotonic() - self.saved_at > self.config.checkpoint_every_seconds
@@ -148,7 +151,8 @@ class TrainingRun:
             )
         self.optimizer.step()
         self.model.balance_experts(
-            statistics[NUM_SUMS:].view(self.model.spec.num_layers, -1), self.config.balance_rate * scale
+            statistics[NUM_SUMS:].view(self.model.spec.num_layers, -1),
+            self.config.balance_rate * scale,
         )
         loss_mean = loss_sum / max(1.0, target_tokens)
         self.state.target_tokens += int(target_tokens)
@@ -169,7 +173,12 @@ class TrainingRun:
         )
         self.state.phases.append(result.model_dump())
         self.state.phase += 1
-        self.state.step, self.state.seconds, self.state.target_tokens, self.state.losses = 0, 0.0, 0, []
+        self.state.step, self.state.seconds, self.state.target_tokens, self.state.losses = (
+            0,
+            0.0,
+            0,
+            [],
+        )
         self._save()
 
     def _evaluate(self) -> None:

@@ -1,7 +1,7 @@
 """Settings of a training loop, free of tensors so that recipes can hold them.
 
-Owns `PhaseConfig` and `LoopConfig`, shared by every stage that trains on a corpus. Enters: numbers from a recipe. Leaves: checked
-records and the learning-rate curve.
+Owns `PhaseConfig` and `LoopConfig`, shared by every stage that trains on a corpus. Enters: numbers
+from a recipe. Leaves: checked records and the learning-rate curve.
 """
 
 from typing import Literal, Self
@@ -26,16 +26,28 @@ class PhaseConfig(TrainingRecord):
         description="source -> its share of tokens at the start and at the end of the phase, changing linearly; shares are "
         "relative. A source is a shard SOURCE_train of the corpus, or 'demonstrations' (transcripts, loss on their mask)",
     )
-    tokens: int = Field(gt=0, description="places computed, padding included; rounded down to whole steps")
+    tokens: int = Field(
+        gt=0, description="places computed, padding included; rounded down to whole steps"
+    )
     sequence_tokens: int = Field(default=256, ge=8, description="row length of shard sources")
-    microbatch_tokens: int = Field(default=3072, gt=0, description="places of one forward and backward")
-    global_batch_tokens: int = Field(default=3072, gt=0, description="places of one step, over all ranks")
+    microbatch_tokens: int = Field(
+        default=3072, gt=0, description="places of one forward and backward"
+    )
+    global_batch_tokens: int = Field(
+        default=3072, gt=0, description="places of one step, over all ranks"
+    )
     muon_learning_rate: float = Field(default=0.02, gt=0, description="peak, of Muon")
     adam_learning_rate: float = Field(default=4e-3, gt=0, description="peak, of AdamW")
-    warmup_steps: int = Field(default=0, ge=0, description="steps over which the rates rise linearly")
-    decay_ratio: float = Field(default=0.3, ge=0, le=1, description="last part in which rates fall to 0")
+    warmup_steps: int = Field(
+        default=0, ge=0, description="steps over which the rates rise linearly"
+    )
+    decay_ratio: float = Field(
+        default=0.3, ge=0, le=1, description="last part in which rates fall to 0"
+    )
     rope_scaling_factor: float | None = Field(
-        default=None, ge=1, description="positions are divided by it from this phase on; None: as before"
+        default=None,
+        ge=1,
+        description="positions are divided by it from this phase on; None: as before",
     )
 
     @model_validator(mode="after")
@@ -57,7 +69,9 @@ class PhaseConfig(TrainingRecord):
             )
         for source, shares in self.blend.items():
             if min(shares) < 0:
-                raise ValueError(f"phase {self.name!r}: share of {source!r} is {shares}, wanted >= 0")
+                raise ValueError(
+                    f"phase {self.name!r}: share of {source!r} is {shares}, wanted >= 0"
+                )
         for place, when in enumerate(("start", "end")):
             if sum(shares[place] for shares in self.blend.values()) <= 0:
                 raise ValueError(f"phase {self.name!r}: shares at its {when} sum to 0, wanted more")
@@ -74,7 +88,9 @@ class PhaseConfig(TrainingRecord):
         return self.global_batch_tokens // self.microbatch_tokens
 
     def learning_rate_scale(self, step: int) -> float:
-        """Factor on the peak rates at `step` (from 0): up linearly, constant, down linearly to almost 0."""
+        """Factor on the peak rates at `step` (from 0): up linearly, constant, down linearly to
+        almost 0.
+        """
         decay_steps = self.decay_ratio * self.num_steps
         rise = (step + 1) / (self.warmup_steps + 1) if step < self.warmup_steps else 1.0
         fall = (self.num_steps - step) / (decay_steps + 1) if decay_steps else 1.0
@@ -89,10 +105,16 @@ class LoopConfig(TrainingRecord):
     muon_momentum: float = Field(default=0.95, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0, description="decoupled, times the rate")
     gradient_clip_norm: float | None = Field(default=None, gt=0, description="None: not clipped")
-    balance_rate: float = Field(default=0.002, ge=0, description="step of the experts' balancing bias")
-    evaluate_every_steps: int | None = Field(default=None, gt=0, description="None: before and after")
+    balance_rate: float = Field(
+        default=0.002, ge=0, description="step of the experts' balancing bias"
+    )
+    evaluate_every_steps: int | None = Field(
+        default=None, gt=0, description="None: only before and at the end of each phase"
+    )
     checkpoint_every_seconds: float = Field(default=20.0, ge=0)
-    world_size: int = Field(default=1, ge=1, description="processes; each takes its part of every step")
+    world_size: int = Field(
+        default=1, ge=1, description="processes; each takes its part of every step"
+    )
     seed: int = 0
 
     @model_validator(mode="after")

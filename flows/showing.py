@@ -1,0 +1,277 @@
+"""What people see of a run: Prefect artifacts at each stage, and the report at its end.
+
+Owns the choice of figures. Enters: summaries and curves that stages measured. Leaves: tables in the Prefect UI, one table on the
+console, one HTML page. It computes no result.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from rich.console import Console
+
+from flows import chain, report
+from flows.drivers.requests import ReinforcementResult
+from flows.drivers.speculation_config import SpeculationResult
+from flows.realtime import CycleReport
+from flows.stage import StageContext
+from infra.artifacts import ArtifactRef
+from infra.telemetry import read_metrics
+from tasks.corpus.config import CorpusResult
+from tasks.mtp.config import MtpResult
+from tasks.pretraining.config import PretrainingResult
+from tasks.problems.config import ProblemsResult
+from tasks.records import GateDecision, Metric, Scorecard, Split
+
+TRANSCRIPTS_PHASE = "transcripts"  # fine-tuning; phases of other names are continued pretraining
+
+
+def show_problems(context: StageContext, problems: ArtifactRef) -> None:
+    """Yield and operators of a problem set."""
+    result = ProblemsResult.model_validate(chain.summary_of(context, problems))
+    rows = [{"split": split, "problems": count} for split, count in result.split_sizes.items()]
+    create_table_artifact(rows, key="problem-splits", description=f"yield {result.yield_ratio:.0%}, {problems}")
+    operators = [{"operator": name, "problems": count} for name, count in result.operators.items()]
+    create_table_artifact(operators, key="problem-operators", description=str(problems))
+
+
+def show_pretraining(context: StageContext, corpus: ArtifactRef, pretrained: ArtifactRef) -> None:
+    """Shards of the corpus and perplexity through the phases."""
+    made = CorpusResult.model_validate(chain.summary_of(context, corpus))
+    shards = [shard.model_dump() for shard in made.shards]
+    create_table_artifact(shards, key="corpus-shards", description=str(corpus))
+    result = PretrainingResult.model_validate(chain.summary_of(context, pretrained))
+    rows = [
+        {"step": item.step, "codebase": round(item.perplexity, 3)}
+        | {name: round(value, 3) for name, value in item.by_source.items()}
+        for item in result.evaluations
+    ]
+    create_table_artifact(rows, key="perplexity", description=f"held-out perplexity, {pretrained}")
+
+
+def show_drafting(context: StageContext, drafted: ArtifactRef, speculation: ArtifactRef) -> None:
+    """Draft quality and what it is worth in the engine."""
+    draft = MtpResult.model_validate(chain.summary_of(context, drafted))
+    measured = SpeculationResult.model_validate(chain.summary_of(context, speculation))
+    rows = [
+        {"depth": depth + 1, "kl_nats_before": before, "kl_nats_after": after, "agreement_after": agreement}
+        for depth, (before, after, agreement) in enumerate(
+            zip(draft.before.kl_nats, draft.after.kl_nats, draft.after.agreement, strict=True)
+        )
+    ]
+    create_table_artifact(rows, key="draft-layers", description=str(drafted))
+    create_table_artifact([measured.model_dump(mode="json")], key="speculation", description=str(drafted))
+
+
+def show_reinforcement(context: StageContext, reinforced: ArtifactRef) -> None:
+    """The curve of an RL run."""
+    wanted = ("solve_rate", "reward_mean", "generated_tokens_mean", "turns_mean", "staleness_mean", "entropy_nats")
+    rows = [
+        {"step": row["step"]} | {name: round(float(row[name]), 4) for name in wanted if name in row}
+        for row in _curve(context, reinforced)
+    ]
+    if rows:
+        create_table_artifact(rows, key="reinforcement-curve", description=str(reinforced))
+
+
+def show_scorecards(cards: Sequence[Scorecard], decision: GateDecision) -> None:
+    """Scorecards and what the gate says."""
+    rows = [
+        {
+            "suite": card.suite,
+            "average": _interval(card.average),
+            f"best of {card.attempts_per_problem}": _interval(card.best_of),
+            "tokens": round(card.generated_tokens.mean, 1),
+            "turns": round(card.turns.mean, 2),
+            "broken calls": f"{card.broken_call_ratio:.1%}",
+        }
+        for card in cards
+    ]
+    create_table_artifact(rows, key="scorecards", description=cards[0].checkpoint)
+    create_markdown_artifact(f"## Gate: {'passed' if decision.passed else 'failed'}\n\n{decision.reason}", key="gate")
+
+
+def show_cycle(cycle: CycleReport) -> None:
+    """One cycle as text."""
+    lines = [f"# {cycle.cycle_id}", f"served: {cycle.served}", f"seconds: {cycle.seconds:.0f}"]
+    if cycle.users is not None:
+        lines.append(f"**simulated users, not people**: {cycle.users.counts}")
+    if cycle.training is not None:
+        lines.append(f"{cycle.training.samples} samples, mean reward {cycle.training.mean_reward:.3f}")
+    if cycle.promotion is not None:
+        lines.append(f"**{cycle.promotion.outcome.value}**: {cycle.promotion.reason}")
+    create_markdown_artifact("\n\n".join(lines), key="cycle")
+
+
+def show_run(
+    context: StageContext,
+    problems: ArtifactRef,
+    pretrained: ArtifactRef,
+    drafted: ArtifactRef,
+    reinforced: ArtifactRef,
+    cycle: CycleReport,
+) -> Path:
+    """Writes the report of the whole chain, prints its table, and returns its path."""
+    rows = _rows(context, problems, pretrained, drafted, reinforced, cycle)
+    recipe = context.recipe
+    title = f"Ostinato: {recipe.name}, seed {recipe.seed}"
+    place = context.settings.home / "reports" / f"{recipe.name}-seed{recipe.seed}"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "recipe.json").write_text(recipe.model_dump_json(indent=1))
+    facts = {
+        "recipe": recipe.description,
+        "problems": str(problems),
+        "serving checkpoint": context.ledger.promotions.current().checkpoint_id,  # type: ignore[union-attr]
+        "python": sys.version.split()[0],
+    }
+    page = report.write_html(place / "report.html", title, rows, _curves(context, pretrained, reinforced), facts)
+    create_markdown_artifact(report.markdown_table(rows), key="run-report", description=title)
+    create_link_artifact(page.as_uri(), key="run-report-page", description=title)
+    console = Console()
+    console.print(report.console_table(rows, title))
+    console.print(f"report: {page}", highlight=False, soft_wrap=True)
+    return page
+
+
+def _rows(
+    context: StageContext,
+    problems: ArtifactRef,
+    pretrained: ArtifactRef,
+    drafted: ArtifactRef,
+    reinforced: ArtifactRef,
+    cycle: CycleReport,
+) -> list[report.ReportRow]:
+    built = ProblemsResult.model_validate(chain.summary_of(context, problems))
+    trained = PretrainingResult.model_validate(chain.summary_of(context, pretrained))
+    draft = MtpResult.model_validate(chain.summary_of(context, drafted))
+    corpus = chain.build_corpus(context, problems)
+    speculation = SpeculationResult.model_validate(
+        chain.summary_of(context, chain.measure_speculation(context, corpus, drafted))
+    )
+    run = ReinforcementResult.model_validate(chain.summary_of(context, reinforced))
+    rows = [
+        report.ReportRow(
+            stage="problems",
+            measure="proven by real tests",
+            before=f"{built.num_candidates} candidates",
+            after=f"{built.num_problems} problems",
+            note=f"yield {built.yield_ratio:.0%}",
+        ),
+        *_perplexity_rows(trained),
+        report.ReportRow(
+            stage="MTP",
+            measure="KL to the main head, by depth",
+            before=_list(draft.before.kl_nats),
+            after=_list(draft.after.kl_nats),
+            note=f"greedy agreement {_list(draft.after.agreement)}",
+        ),
+        report.ReportRow(
+            stage="MTP",
+            measure="decode tokens/s, batch 1, greedy",
+            before=f"{speculation.plain_tokens_per_second:.0f}",
+            after=f"{speculation.drafted_tokens_per_second:.0f}",
+            note=f"{speculation.speed_up:.2f}x, {speculation.tokens_per_forward:.2f} tokens a forward, "
+            f"acceptance {speculation.acceptance:.0%}",
+        ),
+    ]
+    for split, name in ((Split.HELD_OUT, "unseen mutations"), (Split.HELD_OUT_FUNCTION, "unseen functions")):
+        before = chain.evaluate(context, problems, drafted, split)
+        after = chain.evaluate(context, problems, reinforced, split)
+        attempts = after.attempts_per_problem
+        rows += [
+            report.ReportRow(
+                stage="RL",
+                measure=f"{name}: average solve rate",
+                before=_interval(before.average),
+                after=_interval(after.average),
+                note=f"{run.steps} steps, {len(after.problems)} problems x {attempts}",
+            ),
+            report.ReportRow(
+                stage="RL",
+                measure=f"{name}: best of {attempts}",
+                before=_interval(before.best_of),
+                after=_interval(after.best_of),
+            ),
+        ]
+    return rows + _cycle_rows(cycle)
+
+
+def _perplexity_rows(trained: PretrainingResult) -> list[report.ReportRow]:
+    continued_steps = sum(phase.steps for phase in trained.phases if phase.name != TRANSCRIPTS_PHASE)
+    continued = next(item for item in trained.evaluations if item.step == continued_steps)
+    return [
+        report.ReportRow(
+            stage="pretraining",
+            measure="held-out codebase perplexity",
+            before=f"{trained.before.perplexity:.2f}",
+            after=f"{continued.perplexity:.2f}",
+            note="before the transcripts; "
+            + ", ".join(f"{phase.name} {phase.tokens / 1e6:.1f}M tokens" for phase in trained.phases),
+        )
+    ]
+
+
+def _cycle_rows(cycle: CycleReport) -> list[report.ReportRow]:
+    if cycle.promotion is None or cycle.candidate_scorecard is None or cycle.training is None:
+        return [
+            report.ReportRow(stage="cycle", measure="interactions", before="0", after="0", note="too few to train on")
+        ]
+    users = "" if cycle.users is None else f"simulated users: {cycle.users.counts}"
+    return [
+        report.ReportRow(
+            stage="cycle",
+            measure="unseen mutations: average solve rate",
+            before=_interval(cycle.champion_scorecard.average),
+            after=_interval(cycle.candidate_scorecard.average),
+            note=f"{cycle.promotion.outcome.value}; {cycle.training.samples} samples",
+        ),
+        report.ReportRow(
+            stage="cycle",
+            measure="mean reward distilled from users",
+            before="",
+            after=f"{cycle.training.mean_reward:+.2f}",
+            note=users,
+        ),
+    ]
+
+
+def _curves(context: StageContext, pretrained: ArtifactRef, reinforced: ArtifactRef) -> list[report.Curve]:
+    trained = PretrainingResult.model_validate(chain.summary_of(context, pretrained))
+    steps = tuple(float(item.step) for item in trained.evaluations)
+    curves = [
+        report.Curve(
+            title="held-out perplexity",
+            x_label="step",
+            y_label="perplexity",
+            series={
+                name: (steps, tuple(item.by_source[name] for item in trained.evaluations))
+                for name in trained.evaluations[0].by_source
+            },
+        )
+    ]
+    rows = _curve(context, reinforced)
+    done = tuple(float(row["step"]) for row in rows)
+    for title, names in (
+        ("RL: solve rate and reward of sampled attempts", ("solve_rate", "reward_mean")),
+        ("RL: tokens an attempt", ("generated_tokens_mean",)),
+        ("RL: staleness in versions", ("staleness_mean", "staleness_max")),
+        ("RL: entropy, nats a token", ("entropy_nats",)),
+    ):
+        series = {name: (done, tuple(float(row[name]) for row in rows)) for name in names if rows and name in rows[0]}
+        if series:
+            curves.append(report.Curve(title=title, x_label="step", y_label="", series=series))
+    return curves
+
+
+def _curve(context: StageContext, ref: ArtifactRef) -> list[dict]:
+    path = chain.metrics_path(context, ref)
+    return [row for row in read_metrics(path) if "solve_rate" in row] if path.is_file() else []
+
+
+def _interval(metric: Metric) -> str:
+    return f"{metric.mean:.1%} [{metric.low:.1%}, {metric.high:.1%}]"
+
+
+def _list(values: Sequence[float]) -> str:
+    return " / ".join(f"{value:.2f}" for value in values)
