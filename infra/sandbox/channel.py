@@ -22,7 +22,7 @@ class BoxChannel:
         self._box = box
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], list[bytes]]]] = {}
-        self._lost: str = ""
+        self._lost: SandboxError | None = None
         self._writing = asyncio.Lock()
         box.socket.setblocking(False)
         self._reader = asyncio.get_running_loop().create_task(self._read())
@@ -30,17 +30,18 @@ class BoxChannel:
     @property
     def is_lost(self) -> bool:
         """Whether the box is gone."""
-        return bool(self._lost)
+        return self._lost is not None
 
     async def request(
         self, operation: str, answer_seconds: float, blobs: tuple[bytes, ...] = (), **fields: Any
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Send one request and wait for its reply.
 
-        SandboxLost when the box died or did not answer in time.
+        SandboxLost when the box died or did not answer in time; plain SandboxError when the box
+        refused the request, or when boxes cannot start here at all.
         """
-        if self._lost:
-            raise SandboxLost(self._lost)
+        if self._lost is not None:
+            raise type(self._lost)(str(self._lost))
         request_id = next(self._ids)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[tuple[dict[str, Any], list[bytes]]] = loop.create_future()
@@ -52,13 +53,10 @@ class BoxChannel:
                     await self._send(frame)
                 reply, reply_blobs = await future
         except (BrokenPipeError, ConnectionResetError) as error:
-            self._fail(self._box.explain_death())
-            raise SandboxLost(self._lost) from error
+            raise self._fail(self._box.explain_death()) from error
         except TimeoutError as error:
-            self._fail(
-                f"box {self._box.name} did not answer {operation} within {answer_seconds:.1f} s"
-            )
-            raise SandboxLost(self._lost) from error
+            why = f"box {self._box.name} did not answer {operation} within {answer_seconds:.1f} s"
+            raise self._fail(SandboxLost(why)) from error
         finally:
             self._waiting.pop(request_id, None)
         if "error" in reply:
@@ -69,14 +67,14 @@ class BoxChannel:
         """End the box; requests still waiting fail."""
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
-        self._fail(f"box {self._box.name} was closed")
+        self._fail(SandboxLost(f"box {self._box.name} was closed"))
         self._box.close()
 
     async def _send(self, frame: bytes) -> None:
         try:
             await asyncio.get_running_loop().sock_sendall(self._box.socket, frame)
         except asyncio.CancelledError:
-            self._fail(f"box {self._box.name}: a request was cancelled half sent")
+            self._fail(SandboxLost(f"box {self._box.name}: a request was cancelled half sent"))
             raise
 
     async def _read(self) -> None:
@@ -86,9 +84,12 @@ class BoxChannel:
             try:
                 data = await loop.sock_recv(self._box.socket, _READ_BYTES)
                 frames = decoder.feed(data)
-            except (OSError, ValueError) as error:
-                self._fail(f"box {self._box.name}: {error}")
+            except ValueError as error:
+                self._fail(SandboxLost(f"box {self._box.name}: {error}"))
                 return
+            except OSError:
+                data = b""
+                frames = []
             if not data:
                 self._fail(self._box.explain_death())
                 return
@@ -97,8 +98,10 @@ class BoxChannel:
                 if future is not None and not future.done():
                     future.set_result((header, blobs))
 
-    def _fail(self, why: str) -> None:
-        self._lost = self._lost or why
+    def _fail(self, error: SandboxError) -> SandboxError:
+        """Note why the box is gone (the first reason stays) and tell all who wait."""
+        self._lost = self._lost or error
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(SandboxLost(self._lost))
+                future.set_exception(type(self._lost)(str(self._lost)))
+        return self._lost

@@ -1,6 +1,9 @@
 """What every sandbox backend must do."""
 
 import asyncio
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -200,6 +203,26 @@ def test_boxes_do_not_see_one_another(runner, box):
             await other.close()
 
     assert b"secret" not in runner.run(second()).output.replace(b"'secret'", b"")
+
+
+def test_kernel_without_user_namespaces_gives_the_fix(tmp_path):
+    script = (
+        "import asyncio\n"
+        "from infra.sandbox import NamespaceSandbox\n"
+        "from tests.fakes.repositories import WORDKIT, open_repository\n"
+        "asyncio.run(NamespaceSandbox.open(open_repository(WORDKIT)))\n"
+    )
+    (tmp_path / "open_box.py").write_text(script)
+    refuse = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$0" "$@"'
+    done = subprocess.run(
+        ["unshare", "-Ur", "sh", "-c", refuse, sys.executable, str(tmp_path / "open_box.py")],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(Path(__file__).parents[3])},
+        timeout=50,
+    )
+    assert "infra.errors.SandboxError: box" in done.stderr
+    assert "sysctl -w user.max_user_namespaces" in done.stderr
 
 
 def test_closed_box_is_lost(runner):
