@@ -47,9 +47,7 @@ class NoiseSource:
         bits_RV += high_R1
         bits_RV ^= bits_RV >> np.uint32(13)
         bits_RV *= _MIX_32_B
-        bits_RV >>= np.uint32(
-            9
-        )  # 23 bits and a half are exact in float32: the noise is never 0
+        bits_RV >>= np.uint32(9)  # 23 bits and a half are exact in float32: the noise is never 0
         uniform_RV = bits_RV.astype(np.float32)
         uniform_RV += np.float32(0.5)
         uniform_RV *= _UNIT_23

@@ -135,8 +135,12 @@ class _Course:
     def __init__(self, max_depth: int) -> None:
         self.best = 0
         self._depths = max_depth + 1
-        self._seconds: list[deque[float]] = [deque(maxlen=_WINDOW_STEPS) for _ in range(self._depths)]
-        self._tokens: list[deque[float]] = [deque(maxlen=4 * _WINDOW_STEPS) for _ in range(self._depths)]
+        self._seconds: list[deque[float]] = [
+            deque(maxlen=_WINDOW_STEPS) for _ in range(self._depths)
+        ]
+        self._tokens: list[deque[float]] = [
+            deque(maxlen=4 * _WINDOW_STEPS) for _ in range(self._depths)
+        ]
         self._probe_steps_left = _PROBE_ROUNDS * self._depths
         self._steps_until_probe = 0
         self._interval_steps = _FIRST_PROBE_INTERVAL_STEPS

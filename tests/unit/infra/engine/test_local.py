@@ -1,4 +1,4 @@
-"""The engine thread: answers reach their callers, swaps and failures too."""
+"""The engine in a loop: answers reach their callers, swaps and failures too."""
 
 import asyncio
 import dataclasses
@@ -11,8 +11,6 @@ from models.decode.engine import EngineConfig
 from models.decode.protocol import GenerateRequest
 from tests.fakes.tiny_model import TINY, random_weights
 
-pytestmark = pytest.mark.asyncio
-
 
 def request(index: int, tokens: int = 20) -> GenerateRequest:
     return GenerateRequest(
@@ -24,6 +22,7 @@ def make_engine(version: int = 0) -> LocalEngine:
     return LocalEngine(TINY, random_weights(TINY), version, EngineConfig(slots=4))
 
 
+@pytest.mark.asyncio
 async def test_many_callers_get_their_own_answers() -> None:
     engine = make_engine()
     together = await engine.generate_many([request(index) for index in range(12)])
@@ -34,6 +33,7 @@ async def test_many_callers_get_their_own_answers() -> None:
     engine.close()
 
 
+@pytest.mark.asyncio
 async def test_a_swap_is_seen_by_the_next_token() -> None:
     engine = make_engine()
     report = await engine.swap_weights(random_weights(TINY, seed=1), 7)
@@ -43,6 +43,7 @@ async def test_a_swap_is_seen_by_the_next_token() -> None:
     engine.close()
 
 
+@pytest.mark.asyncio
 async def test_unsound_weights_are_refused_and_the_old_ones_stay() -> None:
     engine = make_engine(version=3)
     weights = random_weights(TINY)
@@ -57,6 +58,7 @@ async def test_unsound_weights_are_refused_and_the_old_ones_stay() -> None:
     engine.close()
 
 
+@pytest.mark.asyncio
 async def test_the_draft_layers_move_with_the_trunk() -> None:
     engine = make_engine()
     weights = random_weights(TINY, seed=1)
@@ -68,6 +70,7 @@ async def test_the_draft_layers_move_with_the_trunk() -> None:
     engine.close()
 
 
+@pytest.mark.asyncio
 async def test_a_wrong_request_fails_its_caller_only() -> None:
     engine = make_engine()
     good = asyncio.ensure_future(engine.generate(request(0)))
@@ -77,6 +80,7 @@ async def test_a_wrong_request_fails_its_caller_only() -> None:
     engine.close()
 
 
+@pytest.mark.asyncio
 async def test_a_caller_that_gives_up_frees_its_slot() -> None:
     engine = make_engine()
     tasks = [
@@ -91,6 +95,7 @@ async def test_a_caller_that_gives_up_frees_its_slot() -> None:
     engine.close()
 
 
+@pytest.mark.asyncio
 async def test_a_closed_engine_fails_what_it_holds_and_what_comes() -> None:
     engine = make_engine()
     waiting = asyncio.ensure_future(engine.generate(request(0, tokens=93)))
@@ -100,3 +105,44 @@ async def test_a_closed_engine_fails_what_it_holds_and_what_comes() -> None:
         await waiting
     with pytest.raises(EngineError, match="closed"):
         await engine.generate(request(1))
+
+
+@pytest.mark.asyncio
+async def test_a_failed_step_fails_every_request_and_says_why() -> None:
+    engine = make_engine()
+
+    def broken_step() -> None:
+        raise RuntimeError("out of memory")
+
+    engine._engine.step = broken_step  # type: ignore[method-assign]
+    answers = await asyncio.gather(
+        *(engine.generate(request(index)) for index in range(3)), return_exceptions=True
+    )
+    assert all(
+        isinstance(answer, EngineError) and "out of memory" in str(answer) for answer in answers
+    )
+    with pytest.raises(EngineError, match="out of memory"):
+        await engine.generate(request(9))
+
+
+@pytest.mark.asyncio
+async def test_other_work_goes_on_between_steps() -> None:
+    engine = make_engine()
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await engine.generate(request(0, tokens=20))
+    counting.cancel()
+    assert turns >= 55  # about three turns of the loop a step
+
+
+def test_an_engine_serves_one_loop_after_another() -> None:
+    engine = make_engine()
+    answers = [asyncio.run(engine.generate(request(index))) for index in range(2)]
+    assert [len(answer.token_ids) for answer in answers] == [20, 20]
