@@ -92,18 +92,21 @@ def run_child(
     if done is not None:
         return done
     environment = _environment(settings or load_settings(), processes_environment)
-    child = _attach_or_start(directory, envelope, environment)
-    try:
-        exit_code = _watch(child, directory, on_progress, time_limit_seconds)
-    except BaseException:
+    while True:
+        child = _attach_or_start(directory, envelope, environment)
+        try:
+            exit_code = _watch(child, directory, on_progress, time_limit_seconds)
+        except BaseException:
+            child.kill()
+            raise
+        # a child that died by a signal may leave its own children behind
         child.kill()
-        raise
-    # a child that died by a signal may leave its own children behind
-    child.kill()
-    done = _finished(directory, envelope, result_type)
-    if done is None:
-        raise _error(entry, directory, exit_code)
-    return done
+        done = _finished(directory, envelope, result_type)
+        if done is not None:
+            return done
+        if child.process is not None or (directory / FAILURE).exists():
+            raise _error(entry, directory, exit_code)
+        # attached to a child that was already dying: the next round starts one of our own
 
 
 @dataclass

@@ -9,12 +9,10 @@ from pathlib import Path
 import fsspec
 import pytest
 from moto.server import ThreadedMotoServer
+from pydantic import SecretStr
 
 from infra.objects import ObjectStore
 from infra.objects.s3 import S3Options
-
-# moto takes any credentials
-_ACCESS = {"region": "eu-west-1", "access_key_id": "test", "secret_access_key": "test"}
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +21,13 @@ def s3_options() -> Iterator[S3Options]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    options = S3Options(endpoint_url=f"http://{host}:{port}", **_ACCESS)
+    # moto takes any credentials
+    options = S3Options(
+        endpoint_url=f"http://{host}:{port}",
+        region="eu-west-1",
+        access_key_id="test",
+        secret_access_key=SecretStr("test"),
+    )
     files = fsspec.filesystem(
         "s3",
         key="test",

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from infra.errors import StorageError
 from infra.objects import ObjectStore
@@ -46,7 +47,7 @@ def test_closed_port_of_s3_fails_within_seconds_naming_url_and_setting() -> None
         endpoint_url="http://127.0.0.1:9",
         region="eu-west-1",
         access_key_id="test",
-        secret_access_key="test",
+        secret_access_key=SecretStr("test"),
     )
     objects = ObjectStore.from_url("s3://bucket/prefix", options)
     began = time.monotonic()

@@ -1,0 +1,68 @@
+"""Interactions in order, each once, joined with what users said."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from infra.errors import StorageError
+from infra.ledger import Ledger
+
+
+def _record(ledger: Ledger, interaction_id: str, session_id: str = "session") -> None:
+    ledger.interactions.record(
+        interaction_id,
+        tenant="tenant",
+        session_id=session_id,
+        arm="control",
+        weight_version=4,
+        problem_kind="mutation",
+        consent=True,
+        object_key=f"interactions/{interaction_id}",
+        created_at=12.5,
+    )
+
+
+def test_since_gives_each_interaction_once_with_its_feedback(ledger: Ledger) -> None:
+    for interaction_id in ("first", "second", "first"):
+        _record(ledger, interaction_id)
+    for feedback_id in ("f1", "f1", "f2"):
+        ledger.interactions.add_feedback(feedback_id, "second", "thumbs", 1.0, 20.0)
+
+    first, second = ledger.interactions.since(0)
+    assert (first.interaction_id, first.feedback) == ("first", ())
+    assert [signal.feedback_id for signal in second.feedback] == ["f1", "f2"]
+    assert (second.arm, second.consent, second.created_at) == ("control", True, 12.5)
+    assert ledger.interactions.get("second") == second
+    assert ledger.interactions.get("nobody") is None
+    assert ledger.interactions.session("session") == [first, second]
+
+
+def test_windows_between_watermarks_neither_miss_nor_repeat(ledger: Ledger) -> None:
+    watermark, seen = 0, []
+    for turn in range(3):
+        _record(ledger, f"a{turn}")
+        _record(ledger, f"b{turn}")
+        until = ledger.interactions.latest_watermark()
+        seen += [row.interaction_id for row in ledger.interactions.since(watermark, until)]
+        watermark = until
+
+    assert seen == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    assert ledger.interactions.since(watermark) == []
+
+
+def test_concurrent_writers_a_reader_misses_none(ledger: Ledger) -> None:
+    names = [f"i{number}" for number in range(40)]
+    watermark, seen = 0, []
+    with ThreadPoolExecutor(4) as threads:
+        writes = [threads.submit(_record, ledger, name) for name in names]
+        while len(seen) < len(names):
+            for row in ledger.interactions.since(watermark):
+                seen.append(row.interaction_id)
+                watermark = row.sequence
+    assert all(write.exception() is None for write in writes)
+    assert sorted(seen) == sorted(names)
+
+
+def test_feedback_about_nothing_is_refused(ledger: Ledger) -> None:
+    with pytest.raises(StorageError, match="feedback f is about interaction 'nobody'"):
+        ledger.interactions.add_feedback("f", "nobody", "thumbs", 1.0, 1.0)

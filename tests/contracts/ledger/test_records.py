@@ -1,0 +1,82 @@
+"""Artifacts, scorecards, runs and events as rows."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from infra.errors import StorageError
+from infra.ledger import Ledger
+from infra.ledger.rows import ArtifactRow
+
+
+def _add(
+    ledger: Ledger, fingerprint: str, parents: tuple[tuple[str, str, str], ...] = ()
+) -> ArtifactRow:
+    return ledger.artifacts.add(
+        "checkpoint",
+        "base",
+        fingerprint,
+        object_prefix=f"artifacts/{fingerprint}",
+        parents=parents,
+        payload={"loss": 1.25},
+        at=1.0,
+    )
+
+
+def test_versions_count_up_and_a_known_fingerprint_keeps_its_own(ledger: Ledger) -> None:
+    assert [_add(ledger, name).version for name in ("x", "y", "x", "z")] == [1, 2, 1, 3]
+    assert ledger.artifacts.find("checkpoint", "base", "y") == _add(ledger, "y")
+    assert ledger.artifacts.latest("checkpoint", "base") == _add(ledger, "z")
+    assert ledger.artifacts.latest("checkpoint", "other") is None
+    assert [row.version for row in ledger.artifacts.list("checkpoint")] == [1, 2, 3]
+
+
+def test_versions_of_concurrent_writers_are_distinct(ledger: Ledger) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        rows = list(threads.map(lambda number: _add(ledger, f"f{number}"), range(12)))
+
+    assert sorted(row.version for row in rows) == list(range(1, 13))
+
+
+def test_parents_are_kept_and_unknown_ones_refused(ledger: Ledger) -> None:
+    parent = _add(ledger, "parent")
+    child = _add(ledger, "child", (("checkpoint", "base", "parent"),))
+
+    assert ledger.artifacts.parents(child.artifact_id) == (parent,)
+    with pytest.raises(StorageError, match="has parent checkpoint/base/nobody"):
+        _add(ledger, "orphan", (("checkpoint", "base", "nobody"),))
+    assert ledger.artifacts.find("checkpoint", "base", "orphan") is None
+
+
+def test_scorecards_of_a_checkpoint_in_order(ledger: Ledger) -> None:
+    for number in (1, 2, 1):
+        ledger.scorecards.add(
+            f"card-{number}",
+            checkpoint_id="c",
+            suite="held_out",
+            payload={"average": number / 2},
+            created_at=float(number),
+        )
+    ledger.scorecards.set_passed("card-2", True)
+
+    first, second = ledger.scorecards.of_checkpoint("c")
+    assert (first.payload, first.passed, second.passed) == ({"average": 0.5}, None, True)
+    assert ledger.scorecards.get("card-1") == first
+
+
+def test_a_run_started_again_keeps_its_start(ledger: Ledger) -> None:
+    ledger.runs.start("run", "demo", {"recipe": "nano"}, 1.0)
+    ledger.runs.finish("run", "failed", 2.0)
+    ledger.runs.start("run", "demo", {"recipe": "nano"}, 3.0)
+
+    (row,) = ledger.runs.recent()
+    assert (row.state, row.started_at, row.finished_at) == ("running", 1.0, None)
+
+
+def test_events_come_newest_first(ledger: Ledger) -> None:
+    for number in range(3):
+        ledger.events.add("trainer", "waits", {"for": number}, float(number))
+    ledger.events.add("gateway", "serves", {}, 9.0)
+
+    assert [event.payload["for"] for event in ledger.events.recent("trainer")] == [2, 1, 0]
+    assert [event.name for event in ledger.events.recent(limit_rows=1)] == ["serves"]
