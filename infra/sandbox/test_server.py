@@ -25,6 +25,8 @@ from infra.sandbox.protocol import (
 )
 from infra.sandbox.repository import PreparedRepository, fingerprint_files
 
+ReportKey = tuple[str, str, tuple[str, ...]]  # repository, changed files, tests
+
 _QUEUE_SECONDS = 600.0
 _BLANK_FILE = "blank.py"
 
@@ -46,11 +48,11 @@ class VerdictCache:
 
     def __init__(self, capacity: int = 20_000) -> None:
         self._capacity = capacity
-        self._reports: OrderedDict[tuple[str, str, tuple[str, ...]], TestReport] = OrderedDict()
+        self._reports: OrderedDict[ReportKey, TestReport] = OrderedDict()
         self.hits = 0
         self.misses = 0
 
-    def get(self, key: tuple[str, str, tuple[str, ...]]) -> TestReport | None:
+    def get(self, key: ReportKey) -> TestReport | None:
         """A report made before for the same content."""
         report = self._reports.get(key)
         if report is None:
@@ -60,7 +62,7 @@ class VerdictCache:
         self._reports.move_to_end(key)
         return report
 
-    def put(self, key: tuple[str, str, tuple[str, ...]], report: TestReport) -> None:
+    def put(self, key: ReportKey, report: TestReport) -> None:
         """Keep a report; the least recently used one goes when there are too many."""
         self._reports[key] = report.model_copy(update={"from_cache": True})
         self._reports.move_to_end(key)
@@ -91,6 +93,7 @@ class TestServer:
         self._parallel_runs = parallel_runs
         self.collection_errors: tuple[str, ...] = ()
         self._channel: BoxChannel | None = None
+        self._running: dict[ReportKey, asyncio.Task[TestReport]] = {}
         self._starting = asyncio.Lock()
         self._has_conftest = any(
             path.rpartition("/")[2] == "conftest.py" for path in repository.files
@@ -116,6 +119,25 @@ class TestServer:
         cached = self.cache.get(key)
         if cached is not None:
             return cached
+        running = self._running.get(key)
+        if running is None:
+            # A task of its own: attempts that make the same edit share it, and one that is
+            # cancelled
+            # does not take it from the others.
+            running = asyncio.create_task(
+                self._run_uncached(key, changed, test_ids, time_limit_seconds)
+            )
+            self._running[key] = running
+            running.add_done_callback(lambda _: self._running.pop(key))
+        return await asyncio.shield(running)
+
+    async def _run_uncached(
+        self,
+        key: ReportKey,
+        changed: Mapping[str, bytes | None],
+        test_ids: Sequence[str],
+        time_limit_seconds: float,
+    ) -> TestReport:
         # A conftest.py may hold objects of the package, so a fresh import needs a fresh process.
         mode = {"hot_only": True} if self._has_conftest else {}
         reply = await self._request(changed, test_ids, time_limit_seconds, **mode)

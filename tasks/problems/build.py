@@ -41,7 +41,7 @@ class BuiltProblems:
     """Everything the stage publishes."""
 
     problems: list[Problem]
-    proofs: Counter[str] = field(default_factory=Counter)
+    proofs: Counter[tuple[str, ProofOutcome]] = field(default_factory=Counter)
     num_functions: int = 0
     num_raw_mutations: int = 0
     tests: dict[str, int] = field(default_factory=dict)
@@ -122,7 +122,9 @@ async def _build(
     ]
     return BuiltProblems(
         problems=problems,
-        proofs=Counter(prover.proofs[name].outcome.value for name in prover.asked),
+        proofs=Counter(
+            (operator, prover.proofs[name].outcome) for name, operator in prover.asked.items()
+        ),
         num_functions=len(functions),
         num_raw_mutations=len(mutations),
         tests={name: found.num_tests for name, found in zip(servers, maps, strict=True)},
@@ -142,7 +144,7 @@ class _Prover:
         on_progress: OnProgress,
     ) -> None:
         self.proofs = _read_journal(journal)
-        self.asked: dict[str, None] = {}
+        self.asked: dict[str, str] = {}  # candidate -> operator
         self._tested = tested
         self._config = config
         self._journal = journal
@@ -168,7 +170,7 @@ class _Prover:
 
     async def _prove(self, mutation: Mutation, wanted: int) -> Proof:
         name = candidate_id(mutation)
-        self.asked[name] = None
+        self.asked[name] = mutation.operator
         known = self.proofs.get(name)
         if known is not None:
             return known

@@ -15,6 +15,7 @@ from infra.sandbox.repository import PreparedRepository
 from tasks.problems.archives import fetch_archive, read_archive
 from tasks.problems.build import BuiltProblems, build_problems
 from tasks.problems.config import ProblemsRequest, ProblemsResult, RepositorySource
+from tasks.problems.proving import ProofOutcome
 from tasks.problems.repositories import prepare_repository
 from tasks.records import Split
 
@@ -70,13 +71,22 @@ def _prepare(
 def _summarise(built: BuiltProblems) -> dict:
     problems = built.problems
     sizes = Counter(problem.split.value for problem in problems)
-    candidates = built.proofs.total()
+    outcomes: Counter[str] = Counter()
+    tried: Counter[str] = Counter()
+    for (operator, outcome), count in built.proofs.items():
+        outcomes[outcome.value] += count
+        tried[operator] += count
+    candidates = outcomes.total()
     return {
         "num_problems": len(problems),
         "num_functions": built.num_functions,
         "num_raw_mutations": built.num_raw_mutations,
-        "candidates": dict(built.proofs),
-        "yield_ratio": built.proofs["proven"] / candidates if candidates else 0.0,
+        "candidates": dict(outcomes),
+        "yield_ratio": outcomes[ProofOutcome.PROVEN.value] / candidates if candidates else 0.0,
+        "yield_by_operator": {
+            operator: built.proofs[operator, ProofOutcome.PROVEN] / count
+            for operator, count in tried.items()
+        },
         "split_sizes": {split.value: sizes[split.value] for split in Split},
         "operators": dict(Counter(problem.operator for problem in problems)),
         "functions_by_split": {

@@ -39,8 +39,10 @@ def choose_held_out_functions(
 
 
 def order_candidates(mutations: Iterable[Mutation], config: ProblemsConfig) -> list[Mutation]:
-    """Capped by function and operator, then dealt in rounds so that every function and operator
-    comes early.
+    """Capped by function and operator, then dealt so that every function and operator comes early.
+
+    Each function has a queue: first one mutation of every operator in a drawn order, then the next
+    of each. The result takes one from every function's queue in turn.
     """
     groups: dict[tuple[str, ...], list[Mutation]] = defaultdict(list)
     for mutation in mutations:
@@ -48,25 +50,17 @@ def order_candidates(mutations: Iterable[Mutation], config: ProblemsConfig) -> l
     hands: dict[tuple[str, ...], list[list[Mutation]]] = defaultdict(list)
     for key in sorted(groups):
         cap = config.operator_caps.get(key[-1], config.max_per_function_operator)
-        shuffled = sorted(
-            groups[key], key=lambda mutation: _rank(config.seed, candidate_id(mutation))
-        )
+        shuffled = sorted(groups[key], key=lambda item: _rank(config.seed, candidate_id(item)))
         hands[key[:-1]].append(shuffled[:cap])
-    ordered: list[Mutation] = []
-    for function_key in sorted(hands, key=lambda key: _rank(config.seed, "order", *key)):
-        rng = random.Random(f"{config.seed} {function_key}")
-        rounds = [list(filter(None, deal)) for deal in itertools.zip_longest(*hands[function_key])]
+    queues: list[list[Mutation]] = []
+    for key in sorted(hands, key=lambda key: _rank(config.seed, "order", *key)):
+        rng = random.Random(f"{config.seed} {key}")
+        rounds = [list(filter(None, deal)) for deal in itertools.zip_longest(*hands[key])]
         for deal in rounds:
             rng.shuffle(deal)
-        hands[function_key] = rounds
-        ordered += []
-    queues = [
-        [mutation for deal in hands[key] for mutation in deal]
-        for key in sorted(hands, key=lambda key: _rank(config.seed, "order", *key))
-    ]
-    for row in itertools.zip_longest(*queues):
-        ordered += [mutation for mutation in row if mutation is not None]
-    return ordered
+        queues.append([mutation for deal in rounds for mutation in deal])
+    rows = itertools.zip_longest(*queues)
+    return [mutation for row in rows for mutation in row if mutation is not None]
 
 
 def assign_splits(

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from infra.errors import SandboxError, SandboxLost
@@ -203,6 +204,33 @@ def test_boxes_do_not_see_one_another(runner, box):
             await other.close()
 
     assert b"secret" not in runner.run(second()).output.replace(b"'secret'", b"")
+
+
+def test_killed_host_takes_its_boxes_along(tmp_path):
+    script = (
+        "import asyncio, time\n"
+        "from infra.sandbox import NamespaceSandbox\n"
+        "from tests.fakes.repositories import WORDKIT, open_repository\n"
+        "async def hold():\n"
+        "    box = await NamespaceSandbox.open(open_repository(WORDKIT))\n"
+        "    await box.exec('setsid sleep 987654 &', 5)\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(100)\n"
+        "asyncio.run(hold())\n"
+    )
+    (tmp_path / "hold.py").write_text(script)
+    host = subprocess.Popen(
+        [sys.executable, str(tmp_path / "hold.py")],
+        stdout=subprocess.PIPE,
+        env={"PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    assert host.stdout is not None
+    assert host.stdout.readline() == b"ready\n"
+    inside = list(psutil.Process(host.pid).children(recursive=True))
+    assert any("987654" in " ".join(process.cmdline()) for process in inside)
+    host.kill()
+    host.communicate()
+    assert psutil.wait_procs(inside, timeout=20)[1] == []
 
 
 def test_kernel_without_user_namespaces_gives_the_fix(tmp_path):

@@ -138,6 +138,20 @@ def test_same_content_is_answered_from_the_cache(runner, word_server, wordkit):
     assert second.outcomes == first.outcomes
 
 
+def test_same_content_asked_for_at_once_runs_once(runner, word_server, wordkit):
+    files = edit(wordkit, COUNTING, "total += 1", "total += 4")
+
+    async def ask_together():
+        first = asyncio.create_task(word_server.run(files, word_server.tests))
+        others = [asyncio.create_task(word_server.run(files, word_server.tests)) for _ in range(4)]
+        await asyncio.sleep(0)
+        first.cancel()
+        return await asyncio.gather(*others)
+
+    reports = runner.run(ask_together())
+    assert len({report.seconds for report in reports}) == 1
+
+
 def test_run_leaves_no_trace_in_later_runs(runner, word_server, wordkit):
     files = edit(
         wordkit,
