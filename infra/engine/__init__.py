@@ -1,1 +1,3 @@
-"""Engines as services: a thread around the decode engine, Ray replicas of it, and the fleet that routes requests."""
+"""Engines as services: a thread around the decode engine, Ray replicas of it, and the fleet that
+routes requests.
+"""

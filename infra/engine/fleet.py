@@ -1,8 +1,9 @@
 """Several engine replicas as one `ModelClient`.
 
-Owns `EngineFleet` (client side: routing, error translation, updates of all replicas) and `start_replicas` (making the actors).
-Any number of processes may each hold a fleet over the same actors. Enters: requests. Leaves: generations. A request whose
-replica died raises EngineError and is not repeated here: who asked knows whether a repeat is safe.
+Owns `EngineFleet` (client side: routing, error translation, updates of all replicas) and
+`start_replicas` (making the actors). Any number of processes may each hold a fleet over the same
+actors. Enters: requests. Leaves: generations. A request whose replica died raises EngineError and
+is not repeated here: who asked knows whether a repeat is safe.
 """
 
 import asyncio
@@ -95,7 +96,9 @@ class EngineFleet:
         return await self._change_all(calls, f"load checkpoint {directory}")
 
     async def update_to(self, version: int) -> list[SwapReport]:
-        """Applies a version everywhere. One failure raises after all have answered; that replica gets no requests."""
+        """Applies a version everywhere. One failure raises after all have answered; that replica
+        gets no requests.
+        """
         calls = {name: actor.update_to.remote(version) for name, actor in self._replicas.items()}
         return await self._change_all(calls, f"update to version {version}")
 
@@ -115,7 +118,9 @@ class EngineFleet:
         return {name: await self._answer(call, name, "statistics") for name, call in calls.items()}
 
     async def _change_all(self, calls: Mapping[str, ray.ObjectRef], what: str) -> list:
-        """Waits for a change of weights everywhere, notes who serves afterwards, then raises the first failure."""
+        """Waits for a change of weights everywhere, notes who serves afterwards, then raises the
+        first failure.
+        """
         waiting = [self._answer(call, name, what) for name, call in calls.items()]
         answers = await asyncio.gather(*waiting, return_exceptions=True)
         failures = []

@@ -1,12 +1,13 @@
 """One decode engine inside the caller's event loop.
 
-Owns `LocalEngine`: the task that steps the engine while it has work, delivery of answers, and weight swaps that are prepared
-beside the loop and applied between two steps. Enters: requests, canonical weights. Leaves: generations. It knows neither Ray
-nor the weight chain.
+Owns `LocalEngine`: the task that steps the engine while it has work, delivery of answers, and
+weight swaps that are prepared beside the loop and applied between two steps. Enters: requests,
+canonical weights. Leaves: generations. It knows neither Ray nor the weight chain.
 
-Steps run in the loop itself, not in a thread: a thread would give up the interpreter lock at each of its several hundred tensor
-operations a step and wait up to 5 ms for it whenever the loop is busy (measured: 14 times slower). So the loop is blocked for
-one step (a few milliseconds) at a time; who needs it unblocked puts the engine in a process of its own (`EngineReplica`).
+Steps run in the loop itself, not in a thread: a thread would give up the interpreter lock at each
+of its several hundred tensor operations a step and wait up to 5 ms for it whenever the loop is busy
+(measured: 14 times slower). So the loop is blocked for one step (a few milliseconds) at a time; who
+needs it unblocked puts the engine in a process of its own (`EngineReplica`).
 """
 
 import asyncio
@@ -26,7 +27,8 @@ from models.spec import ModelSpec
 
 _logger = logging.getLogger(__name__)
 
-# Turns of the loop between two steps: a caller that needs several hops to its next request is not held up a step a hop.
+# Turns of the loop between two steps, so that a caller several hops away from its next request is
+# not held up one step a hop.
 _LOOP_TURNS_PER_STEP = 3
 
 
@@ -95,7 +97,9 @@ class LocalEngine:
         self._engine.end_session(session_id)
 
     async def swap_weights(self, weights: Mapping[str, Tensor], version: int) -> SwapReport:
-        """Serves `weights` from the next step on. EngineError when they are not sound; nothing changes then."""
+        """Serves `weights` from the next step on. EngineError when they are not sound; nothing
+        changes then.
+        """
         self._check_open()
         started_at = perf_counter()
         try:

@@ -1,7 +1,9 @@
-"""Is the policy that sampled the policy that is trained? Mismatch KL between engine and trainer log-probs.
+"""Is the policy that sampled the policy that is trained? Mismatch KL between engine and trainer
+log-probs.
 
-Owns `measure_mismatch` and `ParityMonitor`. Enters: log-probs of the same sampled tokens from both sides, at equal weight
-versions. Leaves: k1, k3 and the tail of the probability ratio, and an alarm. It computes no log-probs.
+Owns `measure_mismatch` and `ParityMonitor`. Enters: log-probs of the same sampled tokens from both
+sides, at equal weight versions. Leaves: k1, k3 and the tail of the probability ratio, and an alarm.
+It computes no log-probs.
 
 With d = trainer - engine a token: k1 = -mean(d), k3 = mean(exp(d) - 1 - d) >= 0, ratio = exp(d).
 """
@@ -32,11 +34,13 @@ class Mismatch:
 
 
 def measure_mismatch(engine_logprobs_T: np.ndarray, trainer_logprobs_T: np.ndarray) -> Mismatch:
-    """Compares log-probs token by token; ValueError when the arrays are not parallel or hold no token."""
+    """Compares log-probs token by token; ValueError when the arrays are not parallel or hold no
+    token.
+    """
     if engine_logprobs_T.shape != trainer_logprobs_T.shape or engine_logprobs_T.size == 0:
         raise ValueError(
-            f"engine log-probs have shape {engine_logprobs_T.shape}, trainer's {trainer_logprobs_T.shape}, "
-            "wanted equal and not empty"
+            f"engine log-probs have shape {engine_logprobs_T.shape}, "
+            f"trainer's {trainer_logprobs_T.shape}, wanted equal and not empty"
         )
     difference = trainer_logprobs_T.astype(np.float64) - engine_logprobs_T.astype(np.float64)
     ratio = np.exp(np.abs(difference))

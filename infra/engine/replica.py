@@ -1,9 +1,10 @@
 """One engine as a Ray actor that serves only weights it has verified.
 
-Owns `EngineReplica`: an asyncio actor around `LocalEngine` that follows a weight chain. Enters: requests as tuples, version
-numbers. Leaves: generations as tuples, swap reports. Fetching and verifying happen beside the decode thread; the swap itself
-falls between two decode steps. A replica that Ray restarts runs `__init__` again, so it starts without weights and serves only
-after a verified apply. It does not choose requests; the fleet does.
+Owns `EngineReplica`: an asyncio actor around `LocalEngine` that follows a weight chain. Enters:
+requests as tuples, version numbers. Leaves: generations as tuples, swap reports. Fetching and
+verifying happen beside the decode thread; the swap itself falls between two decode steps. A replica
+that Ray restarts runs `__init__` again, so it starts without weights and serves only after a
+verified apply. It does not choose requests; the fleet does.
 """
 
 import asyncio
@@ -46,7 +47,9 @@ class EngineReplica:
         self._last_fetch_seconds = 0.0
 
     async def follow(self, objects: ObjectStore, chain_id: str) -> int | None:
-        """Binds the replica to a chain and applies its newest version, if there is one; returns that version."""
+        """Binds the replica to a chain and applies its newest version, if there is one; returns
+        that version.
+        """
         async with self._update_lock:
             self._subscriber = ChainSubscriber(objects, chain_id)
         latest = await asyncio.to_thread(self._subscriber.latest_version)
@@ -55,17 +58,20 @@ class EngineReplica:
         return latest
 
     async def load_checkpoint(self, directory: str, version: int) -> SwapReport:
-        """Serves a checkpoint directory as `version`, for evaluation; its checksum is verified. Failure means STALE."""
+        """Serves a checkpoint directory as `version`, for evaluation; its checksum is verified.
+        Failure means STALE.
+        """
         async with self._update_lock:
             return await self._change_weights(
                 partial(_read_weights, Path(directory), self._spec), version
             )
 
     async def update_to(self, version: int) -> SwapReport:
-        """Fetches, verifies and applies a version. Any failure raises and leaves the replica STALE."""
+        """Fetches, verifies and applies a version. A failure raises and leaves the replica STALE."""
         if self._subscriber is None:
             raise EngineError(
-                f"replica {self.replica_id} follows no chain, wanted follow() before update_to({version})"
+                f"replica {self.replica_id} follows no chain, "
+                f"wanted follow() before update_to({version})"
             )
         async with self._update_lock:
             if (
@@ -130,7 +136,7 @@ class EngineReplica:
         }
 
     async def statistics(self) -> dict[str, float]:
-        """Running totals of the engine and the last update's times; empty before the first weights."""
+        """Totals of the engine and the last update's times; empty before the first weights."""
         if self._engine is None:
             return {}
         numbers = self._engine.statistics() | {"last_fetch_seconds": self._last_fetch_seconds}

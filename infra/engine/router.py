@@ -1,7 +1,7 @@
 """Which replica serves which request: session affinity first, then least outstanding tokens.
 
-Owns `RequestRouter`, a pure object without clock, Ray or threads. Enters: sessions, token counts, replica states. Leaves: a
-replica id. It sends nothing.
+Owns `RequestRouter`, a pure object without clock, Ray or threads. Enters: sessions, token counts,
+replica states. Leaves: a replica id. It sends nothing.
 """
 
 from collections import OrderedDict
@@ -34,7 +34,7 @@ class RequestRouter:
         self._steal_margin_tokens = steal_margin_tokens
 
     def choose(self, session_id: str, tokens: int) -> str:
-        """Assigns a request of `tokens` (prompt plus answer at most); tell `finish` when it ends."""
+        """Assigns a request of `tokens` (prompt plus answer at most) until `finish` is told."""
         serving = {
             name: load for name, load in self._loads.items() if load.state is ReplicaState.SERVING
         }

@@ -1,7 +1,8 @@
 """Requests and generations as plain tuples, the form that crosses process boundaries cheaply.
 
-Owns the two encodings. A tuple of ints, strings and bytes pickles several times faster than a dataclass with arrays, and Ray
-keeps a small answer inline. Bytes of arrays travel with their shapes; dtypes are fixed by the protocol.
+Owns the two encodings. A tuple of ints, strings and bytes pickles several times faster than a
+dataclass with arrays, and Ray keeps a small answer inline. Bytes of arrays travel with their
+shapes; dtypes are fixed by the protocol.
 """
 
 import numpy as np

@@ -1,10 +1,12 @@
 """One forward pass as data: which rows, of which slots, at which positions.
 
-Owns `BatchPlan` and how it is built from slot numbers. Decode rows come first: every decoding slot contributes the same number
-of rows (one, or one plus its draft tokens); then each prefill span contributes its own number. Linear layers see all rows
-packed; only attention tells them apart. It holds no weights and runs nothing.
+Owns `BatchPlan` and how it is built from slot numbers. Decode rows come first: every decoding slot
+contributes the same number of rows (one, or one plus its draft tokens); then each prefill span
+contributes its own number. Linear layers see all rows packed; only attention tells them apart. It
+holds no weights and runs nothing.
 
-Shapes: N rows, B decoding slots, m rows a decoding slot, A slots attended (a range or a gather), T longest context among them.
+Shapes: N rows, B decoding slots, m rows a decoding slot, A slots attended (a range or a gather), T
+longest context among them.
 """
 
 from collections.abc import Sequence

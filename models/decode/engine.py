@@ -1,10 +1,13 @@
-"""The decode engine: requests in, sampled tokens with log-probs, versions and routes out; one thread, no waiting.
+"""The decode engine: requests in, sampled tokens with log-probs, versions and routes out; one
+thread, no waiting.
 
-Owns `DecodeEngine`: admission to slots, continuous batching with chunked prefill, reuse of a session's cache over turns,
-in-flight weight swaps, finishing. Enters: `GenerateRequest`s and prepared weights. Leaves: `Generation`s. The caller drives
-it with `step()`; threads, Ray and asyncio are above (infra/engine).
+Owns `DecodeEngine`: admission to slots, continuous batching with chunked prefill, reuse of a
+session's cache over turns, in-flight weight swaps, finishing. Enters: `GenerateRequest`s and
+prepared weights. Leaves: `Generation`s. The caller drives it with `step()`; threads, Ray and
+asyncio are above (infra/engine).
 
-Shapes: S slots, B decoding slots, R sampled rows, m rows a decoding slot, N rows, C positions, L layers, K experts a token.
+Shapes: S slots, B decoding slots, R sampled rows, m rows a decoding slot, N rows, C positions, L
+layers, K experts a token.
 """
 
 from collections.abc import Callable
@@ -163,7 +166,8 @@ class DecodeEngine:
         precision = torch.get_float32_matmul_precision()
         if precision == "highest":
             return self._step()
-        # A trainer in this process may have chosen oneDNN's products, which compile for every new row count.
+        # A trainer in this process may have chosen oneDNN's products, which compile for every row
+        # count they meet and cost 13 us a call.
         torch.set_float32_matmul_precision("highest")
         try:
             return self._step()
@@ -233,7 +237,7 @@ class DecodeEngine:
         return finished
 
     def _find_place(self, session_id: str, prompt: np.ndarray) -> tuple[int, int] | None:
-        """(slot, tokens of the prompt already cached there); None to wait for a prefix under way."""
+        """(slot, prompt tokens already cached there); None to wait for a prefix under way."""
         slots = self._slots
         slot = slots.session_slot(session_id)
         reused = slots.shared_prefix(slot, prompt) if slot is not None else 0
@@ -299,7 +303,9 @@ class DecodeEngine:
         return decode_slots_B, spans
 
     def _draft(self, decode_slots_B: np.ndarray) -> np.ndarray | None:
-        """Writes draft tokens behind the contexts; returns the noise of every place verified, None for no drafts."""
+        """Writes draft tokens behind the contexts; returns the noise of every place verified, None
+        for no drafts.
+        """
         speculator, slots = self._speculator, self._slots
         depth = (
             speculator.gate.choose(len(decode_slots_B)) if speculator and len(decode_slots_B) else 0
@@ -317,7 +323,7 @@ class DecodeEngine:
         return noise_BmV
 
     def _store_routes(self, plan: BatchPlan, routes_NLK: Tensor) -> None:
-        """Records routes, save of positions recorded before a recomputation: those made the tokens."""
+        """Records routes, save where a recomputation meets recorded ones: those made the tokens."""
         if self.config.cache_policy is CachePolicy.KEEP:
             self._cache.write_routes(plan.slots, plan.positions, routes_NLK)
             return
@@ -333,7 +339,9 @@ class DecodeEngine:
         hidden_ND: Tensor,
         noise_BmV: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Samples after every decode row and completed prompt; returns (slots, tokens gained a slot)."""
+        """Samples after every decode row and completed prompt; returns (slots, tokens gained a
+        slot).
+        """
         slots, slots_R = self._slots, decode_slots_B
         if spans:
             done = [span for span in spans if span.end == slots.context_S[span.slot]]

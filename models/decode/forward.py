@@ -1,11 +1,13 @@
 """The trunk's forward pass over the slot cache, in eager torch.
 
-Owns `forward_trunk`: embedding, attention against cached keys and values, mixture of experts. Enters: prepared weights, a
-`BatchPlan`, the cache (written in place). Leaves: hidden states after the final norm and the experts chosen a row. It samples
-nothing. The formulae are those of the trainer's model; only the order of roundings differs.
+Owns `forward_trunk`: embedding, attention against cached keys and values, mixture of experts.
+Enters: prepared weights, a `BatchPlan`, the cache (written in place). Leaves: hidden states after
+the final norm and the experts chosen a row. It samples nothing. The formulae are those of the
+trainer's model; only the order of roundings differs.
 
-Shapes: N rows, B decoding slots, m rows a decoding slot, A attended slots, T keys, L layers, D model width, H query heads,
-G key/value heads, R query heads a group, d head width, E experts, K experts a token, n rows of one prefill span.
+Shapes: N rows, B decoding slots, m rows a decoding slot, A attended slots, T keys, L layers, D
+model width, H query heads, G key/value heads, R query heads a group, d head width, E experts, K
+experts a token, n rows of one prefill span.
 """
 
 import numpy as np

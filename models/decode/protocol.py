@@ -1,8 +1,9 @@
 """The contract between whoever wants tokens and whoever makes them.
 
-Owns the request and answer records of generation and the `ModelClient` protocol that rollout workers, evaluation and the
-gateway talk to. Enters: token ids. Leaves: sampled token ids with their log-probabilities, weight versions and routed
-experts. It does not run a model and knows neither Ray nor torch.
+Owns the request and answer records of generation and the `ModelClient` protocol that rollout
+workers, evaluation and the gateway talk to. Enters: token ids. Leaves: sampled token ids with their
+log-probabilities, weight versions and routed experts. It does not run a model and knows neither Ray
+nor torch.
 
 Shapes: T new tokens, P prompt tokens, L MoE layers, K experts a token.
 """
@@ -33,7 +34,9 @@ class Priority(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One generation. `session_id` names a conversation whose earlier tokens may still be in the KV cache."""
+    """One generation. `session_id` names a conversation whose earlier tokens may still be in the KV
+    cache.
+    """
 
     request_id: str
     session_id: str
@@ -57,9 +60,12 @@ class Generation:
         np.ndarray
     )  # float32, natural log, of the sampled token under the sampling distribution
     weight_versions_T: np.ndarray  # int64, version of the weights that made each token
-    # int16 [P_new + T, L, K]: experts of every position processed for this request, prompt positions first;
-    # route_offset is the index in the whole context (prompt + new tokens) of the first row, so positions
-    # route_offset .. route_offset + rows are covered. The last sampled token was never fed back: it has no row.
+    # int16 [P_new + T, L, K]: experts of every position whose routes this session was not given yet,
+    # in order. route_offset is the index in the whole context (prompt + new tokens) of the first row,
+    # so positions route_offset .. route_offset + rows are covered and rows of successive turns follow
+    # one another. The last sampled token was never fed back: it has no row until the next turn feeds
+    # it. When a session's cache was lost, earlier positions come again, made by newer weights: the
+    # first recorded rows are the ones that belong to the log-probs.
     routed_experts: np.ndarray
     route_offset: int
     stop_reason: StopReason
@@ -71,7 +77,9 @@ class Generation:
 
 
 class ModelClient(Protocol):
-    """Anything that can generate: an in-process engine, a fleet of replicas, a scripted model in tests."""
+    """Anything that can generate: an in-process engine, a fleet of replicas, a scripted model in
+    tests.
+    """
 
     async def generate(self, request: GenerateRequest) -> Generation: ...
 

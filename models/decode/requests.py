@@ -1,7 +1,8 @@
 """Requests before and while they run.
 
-Owns request checking, `RequestQueue` (priority classes, first come first served inside a class) and `RunningRequest` (what the
-engine must remember a request beside the slot arrays). It allocates nothing and runs nothing.
+Owns request checking, `RequestQueue` (priority classes, first come first served inside a class) and
+`RunningRequest` (what the engine must remember a request beside the slot arrays). It allocates
+nothing and runs nothing.
 """
 
 from collections.abc import Iterator

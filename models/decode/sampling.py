@@ -1,8 +1,10 @@
-"""Sampling that depends only on the request's seed and the position, never on what else is in the batch.
+"""Sampling that depends only on the request's seed and the position, never on what else is in the
+batch.
 
-Owns the counter-based noise, `sample_rows` and top-p filtering. A token is drawn by an exponential race: argmax of p / E where
-E is exponential noise hashed from (seed, position, token). It is an exact draw from p, and two distributions that see the same
-noise mostly pick the same token, which speculation uses. Enters: logits. Leaves: token ids and log-probabilities.
+Owns the counter-based noise, `sample_rows` and top-p filtering. A token is drawn by an exponential
+race: argmax of p / E where E is exponential noise hashed from (seed, position, token). It is an
+exact draw from p, and two distributions that see the same noise mostly pick the same token, which
+speculation uses. Enters: logits. Leaves: token ids and log-probabilities.
 
 Shapes: R rows, V vocabulary.
 """
@@ -37,7 +39,9 @@ class NoiseSource:
         self._token_keys_V = np.arange(vocab_size, dtype=np.uint32) * _GOLDEN_32
 
     def exponential(self, seed_keys_R: np.ndarray, positions_R: np.ndarray) -> np.ndarray:
-        """Float32 noise [R, V] with mean 1; the same for equal (seed key, position) whatever the batch."""
+        """Float32 noise [R, V] with mean 1; the same for equal (seed key, position) whatever the
+        batch.
+        """
         keys_R = _mix_64(seed_keys_R + positions_R.astype(np.uint64) * _GOLDEN_64)
         low_R1 = keys_R.astype(np.uint32)[:, None]
         high_R1 = (keys_R >> np.uint64(32)).astype(np.uint32)[:, None]
@@ -60,8 +64,9 @@ def sample_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws one token a row; returns (tokens int64, logprobs float32).
 
-    The log-probability is that of the distribution sampled from: after temperature, and renormalised over the tokens top-p
-    kept. A greedy row (temperature 0) reports the log-probability under the untempered model.
+    The log-probability is that of the distribution sampled from: after temperature, and
+    renormalised over the tokens top-p kept. A greedy row (temperature 0) reports the
+    log-probability under the untempered model.
     """
     temperature_R = rules.temperature_R
     is_greedy_R = temperature_R == 0
@@ -80,7 +85,9 @@ def sample_rows(
 
 
 def keep_top_p(probabilities_RV: Tensor, top_p_R: Tensor) -> Tensor:
-    """Keeps the smallest set of likeliest tokens whose mass reaches top_p, renormalised; 1 keeps all."""
+    """Keeps the smallest set of likeliest tokens whose mass reaches top_p, renormalised; 1 keeps
+    all.
+    """
     ordered_RV, order_RV = probabilities_RV.sort(dim=-1, descending=True)
     mass_before_RV = ordered_RV.cumsum(dim=-1) - ordered_RV
     limit_R1 = torch.where(top_p_R < 1, top_p_R, torch.inf)[:, None]

@@ -1,7 +1,8 @@
 """Who occupies which slot, and everything known about each position there, as arrays.
 
-Owns `SlotTable`: states, token ids, log-probs and versions a slot, sessions and their least-recently-used order, prefix
-matching. All per-token bookkeeping is one vectorised write over slots. It runs no model and holds no keys or values.
+Owns `SlotTable`: states, token ids, log-probs and versions a slot, sessions and their
+least-recently-used order, prefix matching. All per-token bookkeeping is one vectorised write over
+slots. It runs no model and holds no keys or values.
 
 Shapes: S slots, C positions, V vocabulary, B slots of a selection.
 """
@@ -20,7 +21,9 @@ class SlotState(IntEnum):
 
 
 class SlotTable:
-    """Arrays over slots; `tokens_SC[s, :context_S[s]]` are the tokens known, the first `cached_S[s]` of them were fed."""
+    """Arrays over slots; `tokens_SC[s, :context_S[s]]` are the tokens known, the first
+    `cached_S[s]` of them were fed.
+    """
 
     def __init__(self, slots: int, positions: int, vocab_size: int) -> None:
         self.state_S = np.zeros(slots, dtype=np.int8)
@@ -56,7 +59,9 @@ class SlotTable:
         return slot if slot is not None and self.state_S[slot] == SlotState.IDLE else None
 
     def take(self, slot: int, session_id: str) -> None:
-        """Gives a slot to a session that is about to run; what the slot held for another session is forgotten."""
+        """Gives a slot to a session that is about to run; what the slot held for another session is
+        forgotten.
+        """
         previous = self._session_of_slot[slot]
         if previous is not None and previous != session_id:
             del self._slot_of_session[previous]
@@ -68,7 +73,9 @@ class SlotTable:
         self.state_S[slot] = SlotState.RUNNING
 
     def release(self, slot: int) -> None:
-        """Ends a request; the slot waits for the session's next turn, or is free when no session owns it."""
+        """Ends a request; the slot waits for the session's next turn, or is free when no session
+        owns it.
+        """
         self._uses += 1
         self._used_at_S[slot] = self._uses
         self.state_S[slot] = (
@@ -105,10 +112,11 @@ class SlotTable:
         return int(differs.argmax()) if differs.any() else length
 
     def find_donor(self, prompt: np.ndarray, version: int) -> tuple[int, int, int]:
-        """(slot, usable, promised): the slot whose prefix helps most, tokens fed already, tokens it will have fed.
+        """(slot, usable, promised): the slot whose prefix helps most, tokens fed already, tokens it
+        will have fed.
 
-        Only slots whose keys were all made by `version` lend them: a prefix is never shared across versions. A free
-        slot lends too: its content is intact until it is taken.
+        Only slots whose keys were all made by `version` lend them: a prefix is never shared across
+        versions. A free slot lends too: its content is intact until it is taken.
         """
         lenders = np.flatnonzero((self.context_S > 0) & (self.oldest_version_S == version))
         if not len(lenders):

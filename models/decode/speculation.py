@@ -1,10 +1,13 @@
-"""Speculative decoding with the draft (multi-token prediction) layers, and the gate that stops it when it does not pay.
+"""Speculative decoding with the draft (multi-token prediction) layers, and the gate that stops it
+when it does not pay.
 
-Owns `Speculator` (drafting) and `SpeculationGate` (how many tokens to draft, from measured gain). Enters: the trunk's last
-hidden state of each slot. Leaves: draft tokens behind each context. Verification is the engine's: one pass over the drafts
-samples every position exactly as plain decoding would, with the noise of (seed, position), and keeps drafts that equal the
-sample. So speculation changes no token of any request, greedy or not: it is rejection sampling with a point-mass proposal.
-The draft sees the same noise, which makes it pick the same token more often than an independent draw.
+Owns `Speculator` (drafting) and `SpeculationGate` (how many tokens to draft, from measured gain).
+Enters: the trunk's last hidden state of each slot. Leaves: draft tokens behind each context.
+Verification is the engine's: one pass over the drafts samples every position exactly as plain
+decoding would, with the noise of (seed, position), and keeps drafts that equal the sample. So
+speculation changes no token of any request, greedy or not: it is rejection sampling with a
+point-mass proposal. The draft sees the same noise, which makes it pick the same token more often
+than an independent draw.
 
 Shapes: S slots, B drafting slots, m draft tokens plus one, V vocabulary, D model width.
 """
@@ -46,7 +49,7 @@ class Speculator:
     def draft(
         self, weights: DecodeWeights, table: SlotTable, slots_B: np.ndarray, noise_BmV: np.ndarray
     ) -> None:
-        """Writes m - 1 draft tokens behind each context; they become part of it only when verified."""
+        """Writes m - 1 draft tokens behind each context; verified ones become part of it."""
         hidden_BD = self._hidden_SD.index_select(0, torch.from_numpy(slots_B))
         at_B = table.context_S[slots_B]
         tokens_B = table.tokens_SC[slots_B, at_B - 1]
@@ -67,7 +70,9 @@ class Speculator:
 def draft_logits(
     trunk: Trunk, weights: DecodeWeights, depth: int, hidden_BD: Tensor, tokens_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One draft layer: logits [B, V] of the token after `tokens_B`, and the hidden state for the next depth."""
+    """One draft layer: logits [B, V] of the token after `tokens_B`, and the hidden state for the
+    next depth.
+    """
     layer = weights.drafts[depth]
     embedded_BD = weights.embedding_VD.index_select(0, tokens_B)
     mixed_BD = F.linear(trunk.normalize(hidden_BD), layer.hidden_in_DD)
@@ -79,7 +84,7 @@ def draft_logits(
 
 
 class SpeculationGate:
-    """Picks the draft depth with the highest measured tokens per second at the current batch size."""
+    """Picks the draft depth with the most measured tokens a second at the batch size."""
 
     def __init__(self, max_depth: int, max_batch: int) -> None:
         self.max_depth = max_depth
@@ -104,7 +109,9 @@ class SpeculationGate:
             self._course(batch).record(depth, seconds / batch, tokens / batch)
 
     def count_accepted(self, accepted_B: np.ndarray, depth: int) -> None:
-        """Counts, for each draft place, how often it was looked at (all before it accepted) and how often it held."""
+        """Counts, for each draft place, how often it was looked at (all before it accepted) and how
+        often it held.
+        """
         for place in range(depth):
             self.verified_at_depth[place] += int((accepted_B >= place).sum())
             self.accepted_at_depth[place] += int((accepted_B > place).sum())
@@ -146,7 +153,9 @@ class _Course:
         self._interval_steps = _FIRST_PROBE_INTERVAL_STEPS
 
     def next_depth(self) -> int:
-        """Every depth in turn while probing, so that a slow moment of the machine hits all alike; else the best."""
+        """Every depth in turn while probing, so that a slow moment of the machine hits all alike;
+        else the best.
+        """
         return self._probe_steps_left % self._depths if self._probe_steps_left else self.best
 
     def record(self, depth: int, seconds: float, tokens: float) -> None:

@@ -1,6 +1,7 @@
 """Running totals of one decode engine.
 
-Owns `EngineStatistics`: counters only ever added to; a reader subtracts two snapshots. It measures nothing itself.
+Owns `EngineStatistics`: counters only ever added to; a reader subtracts two snapshots. It measures
+nothing itself.
 """
 
 from dataclasses import asdict, dataclass

@@ -1,13 +1,16 @@
 """Canonical weights laid out for decoding.
 
-Owns `DecodeWeights`: fused, copied and checked tensors that one forward pass of the decode engine reads. Enters: the canonical
-(Hugging Face style) weight dict and its `ModelSpec`. Leaves: an immutable set of tensors under one weight version, draft
-layers included, so that trunk and draft can never be of different versions. It computes no tokens and keeps no cache.
+Owns `DecodeWeights`: fused, copied and checked tensors that one forward pass of the decode engine
+reads. Enters: the canonical (Hugging Face style) weight dict and its `ModelSpec`. Leaves: an
+immutable set of tensors under one weight version, draft layers included, so that trunk and draft
+can never be of different versions. It computes no tokens and keeps no cache.
 
-Three rewrites save operations and change only rounding: RMSNorm scales are folded into the matrix that follows, query, key and
-value matrices are one, and the two halves that RoPE rotates are interleaved so that the rotation is one complex product.
+Three rewrites save operations and change only rounding: RMSNorm scales are folded into the matrix
+that follows, query, key and value matrices are one, and the two halves that RoPE rotates are
+interleaved so that the rotation is one complex product.
 
-Shapes: V vocabulary, D model width, H query heads, G key/value heads, d head width, E experts, F expert width, M draft width.
+Shapes: V vocabulary, D model width, H query heads, G key/value heads, d head width, E experts, F
+expert width, M draft width.
 """
 
 from collections.abc import Mapping
@@ -59,7 +62,8 @@ class DecodeWeights:
 
 
 def prepare_weights(spec: ModelSpec, weights: Mapping[str, Tensor], version: int) -> DecodeWeights:
-    """Checks names, shapes and finiteness, then copies and fuses; the input may be changed afterwards.
+    """Checks names, shapes and finiteness, then copies and fuses; the input may be changed
+    afterwards.
 
     Raises ValueError that names the tensor, so that nothing half-applied is ever served.
     """
@@ -80,8 +84,8 @@ def _check(spec: ModelSpec, weights: Mapping[str, Tensor], version: int) -> None
     unknown = sorted(weights.keys() - wanted.keys())
     if missing or unknown:
         raise ValueError(
-            f"weights version {version}: missing {missing[:3]} ({len(missing)}), unknown {unknown[:3]} "
-            f"({len(unknown)}), wanted exactly the {len(wanted)} names of the spec"
+            f"weights version {version}: missing {missing[:3]} ({len(missing)}), "
+            f"unknown {unknown[:3]} ({len(unknown)}), wanted exactly the {len(wanted)} names of the spec"
         )
     for name, shape in wanted.items():
         tensor = weights[name]
@@ -94,8 +98,8 @@ def _check(spec: ModelSpec, weights: Mapping[str, Tensor], version: int) -> None
     for field in ("hidden_size", "expert_hidden_size"):
         if getattr(spec, field) % _GROUPED_ALIGNMENT_ELEMENTS:
             raise ValueError(
-                f"{field}={getattr(spec, field)}, wanted a multiple of {_GROUPED_ALIGNMENT_ELEMENTS}: "
-                "the grouped matrix product needs aligned rows"
+                f"{field}={getattr(spec, field)}, wanted a multiple of "
+                f"{_GROUPED_ALIGNMENT_ELEMENTS}: the grouped matrix product needs aligned rows"
             )
 
 
@@ -139,7 +143,7 @@ def _fuse_draft(spec: ModelSpec, source: Mapping[str, Tensor], depth: int) -> Dr
 
 
 def _interleave(rows: Tensor, head_dim: int) -> Tensor:
-    """Puts element i of each head's first half next to element i of its second half (first axis)."""
+    """Puts element i of each head's first half next to element i of its second half."""
     rest = rows.shape[1:]
     return (
         rows.reshape(-1, 2, head_dim // 2, *rest).transpose(1, 2).reshape(rows.shape).contiguous()

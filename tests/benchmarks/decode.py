@@ -1,8 +1,9 @@
 """How fast one core decodes. Run: python -m tests.benchmarks.decode [--quick]
 
-Random weights of nano's shape. Rates are tokens a second of the decode thread's own CPU time (equal to wall time on an idle
-machine, steady on a busy one); the wall column shows what this run saw. The floor is the time of the matrix products alone,
-same shapes, same run. The agent row plays many sessions of several short turns through `LocalEngine`, as rollouts do.
+Random weights of nano's shape. Rates are tokens a second of the decode thread's own CPU time (equal
+to wall time on an idle machine, steady on a busy one); the wall column shows what this run saw. The
+floor is the time of the matrix products alone, same shapes, same run. The agent row plays many
+sessions of several short turns through `LocalEngine`, as rollouts do.
 """
 
 import asyncio
@@ -106,7 +107,9 @@ def floor_seconds(batch: int, context: int) -> float:
 
 
 def measure_reuse(weights: DecodeWeights) -> float:
-    """CPU time to the first token of a later turn with 16 new tokens, over that of the whole context fed anew."""
+    """CPU time to the first token of a later turn with 16 new tokens, over that of the whole
+    context fed anew.
+    """
     rng = np.random.default_rng(7)
     context = random_prompt(rng, 320)
 
@@ -142,7 +145,7 @@ async def measure_overhead(engine: LocalEngine, requests: int) -> float:
 
 
 async def measure_agents(engine: LocalEngine, sessions: int, turns: int) -> tuple[float, float]:
-    """(generated tokens a wall second, a CPU second of the whole process) over short-turn sessions."""
+    """Tokens (a wall second, a CPU second of the process) over sessions of short turns."""
     generated = 0
 
     async def play(index: int) -> None:

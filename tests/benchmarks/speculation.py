@@ -1,9 +1,11 @@
-"""What drafting gains. Run: python -m tests.benchmarks.speculation [--quick] [--checkpoint DIRECTORY]
+"""What drafting gains. Run: python -m tests.benchmarks.speculation [--quick] [--checkpoint
+DIRECTORY]
 
-With a checkpoint: its own draft layers on text it samples itself. Without one: nano-shaped weights made so that the draft
-layers agree with the trunk to a chosen degree; their texts mean nothing, their costs are real. Each row compares plain and
-speculative decoding of the same requests in one run, by the decode thread's CPU time; the tokens must be equal. The last rows
-give the gate drafts that never hold: it must stop drafting.
+With a checkpoint: its own draft layers on text it samples itself. Without one: nano-shaped weights
+made so that the draft layers agree with the trunk to a chosen degree; their texts mean nothing,
+their costs are real. Each row compares plain and speculative decoding of the same requests in one
+run, by the decode thread's CPU time; the tokens must be equal. The last rows give the gate drafts
+that never hold: it must stop drafting.
 """
 
 import argparse
@@ -51,7 +53,9 @@ class Row:
 
 
 def predictable_weights(disagreement: float) -> dict[str, Tensor]:
-    """A trunk that mostly repeats its input, and draft layers that see it through noise of the given scale."""
+    """A trunk that mostly repeats its input, and draft layers that see it through noise of the
+    given scale.
+    """
     weights = random_weights(NANO)
     generator = torch.Generator().manual_seed(1)
     weights["model.embed_tokens.weight"] = 0.6 * torch.randn(
@@ -76,7 +80,9 @@ def predictable_weights(disagreement: float) -> dict[str, Tensor]:
 def run(
     engine: DecodeEngine, batch: int, new_tokens: int, temperature: float
 ) -> tuple[list[tuple[int, ...]], float]:
-    """Decodes `batch` requests; returns their tokens and the CPU seconds of decode-only steps a token."""
+    """Decodes `batch` requests; returns their tokens and the CPU seconds of decode-only steps a
+    token.
+    """
     rng = np.random.default_rng(5)
     vocab = engine.spec.vocab_size
     before = (engine.statistics.decode_only_seconds, engine.statistics.decode_only_tokens)
@@ -135,7 +141,8 @@ def measure(
     """Every set of weights at batch 1, greedy and sampled, and at batch 8."""
     rows = []
     print(
-        f"{'draft':12s} {'batch':>5} {'temperature':>11} {'speed-up':>9} {'tokens/forward':>14}   acceptance a depth"
+        f"{'draft':12s} {'batch':>5} {'temperature':>11} {'speed-up':>9} {'tokens/forward':>14}"
+        "   acceptance a depth"
     )
     for name, (spec, canonical) in weights_by_name.items():
         weights = prepare_weights(spec, canonical, 0)

@@ -1,4 +1,4 @@
-"""A tiny model with random weights, for tests of decoding: shapes small, logits far from uniform."""
+"""A tiny model with random weights for tests of decoding, its logits far from uniform."""
 
 import torch
 from torch import Tensor

@@ -1,6 +1,6 @@
-"""Engine and trainer are one policy: mismatch KL at equal weights, over turns, batches, swaps and speculation."""
-
-from collections.abc import Iterator
+"""Engine and trainer are one policy: mismatch KL at equal weights, over turns, batches, swaps and
+speculation.
+"""
 
 import numpy as np
 import pytest
@@ -34,8 +34,8 @@ def make_trainer(seed: int) -> TrainerModel:
 
 
 @pytest.fixture(scope="module")
-def trainer() -> Iterator[TrainerModel]:
-    yield make_trainer(0)
+def trainer() -> TrainerModel:
+    return make_trainer(0)
 
 
 def run(engine: DecodeEngine, requests: list[GenerateRequest]) -> dict[str, Generation]:

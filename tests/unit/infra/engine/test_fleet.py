@@ -1,5 +1,6 @@
 """Replicas as Ray actors behind one client: answers, updates, and the death of a process."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -53,8 +54,7 @@ async def test_a_fleet_serves_updates_and_survives_a_killed_replica(tmp_path: Pa
     health = ray.get(replicas["replica-0"].health.remote())
     os.kill(health["process_id"], signal.SIGKILL)
     with pytest.raises(EngineError, match="replica-0 is gone"):
-        for index in range(20, 24):
-            await fleet.generate(request(index))
+        await asyncio.gather(*(fleet.generate(request(index)) for index in range(20, 24)))
     for index in range(30, 34):
         assert set((await fleet.generate(request(index))).weight_versions_T.tolist()) == {1}
     assert await fleet.refresh_states() == {

@@ -111,7 +111,7 @@ def test_a_second_turn_feeds_only_new_tokens_and_equals_a_fresh_engine() -> None
 def test_a_changed_history_reuses_only_the_common_start() -> None:
     engine = make_engine()
     run(engine, [request(0, tuple(range(20)))])
-    changed = tuple(range(12)) + (31, 30)
+    changed = (*range(12), 31, 30)
     second = request(0, changed, request_id="second")
     generation = run(engine, [second])["second"]
     assert generation.route_offset == 12
@@ -224,7 +224,8 @@ def test_cancel_returns_what_was_sampled() -> None:
     for _ in range(4):
         engine.step()
     running, waiting = engine.cancel("request-0"), engine.cancel("request-1")
-    assert running is not None and waiting is not None
+    assert running is not None
+    assert waiting is not None
     assert (len(running.token_ids), len(waiting.token_ids)) == (4, 0)
     assert running.stop_reason is waiting.stop_reason is StopReason.CANCELLED
     assert not engine.has_work

@@ -1,4 +1,6 @@
-"""Speculation changes speed only: the same tokens, log-probs and routes as plain decoding; the gate follows the clock."""
+"""Speculation changes speed only: the same tokens, log-probs and routes as plain decoding; the gate
+follows the clock.
+"""
 
 import dataclasses
 
@@ -98,7 +100,9 @@ def test_drafts_follow_the_draft_layers_formulae() -> None:
 
 
 def test_a_perfect_draft_is_always_accepted() -> None:
-    """With a trunk that only passes the embedding on and a draft layer that copies, both predict the same."""
+    """With a trunk that only passes the embedding on and a draft layer that copies, both predict
+    the same.
+    """
     weights = {name: torch.zeros_like(tensor) for name, tensor in CANONICAL.items()}
     embedding = torch.linalg.qr(torch.randn(32, 32, generator=torch.Generator().manual_seed(1)))[0][
         :, :16
