@@ -1,0 +1,46 @@
+"""Files and functions stay small. The measured distribution is printed with `-s`."""
+
+import statistics
+
+from tests.architecture.source import count_lines, list_functions, list_modules
+
+FILE_LINES_MAXIMUM = 500
+FILE_LINES_MEDIAN = 150
+FILE_LINES_P90 = 350
+FUNCTION_LINES_MAXIMUM = 80
+FUNCTION_LINES_P90 = 40
+FUNCTION_SHARE_OVER_60 = 0.01
+# path::function -> why it may be longer
+LONG_FUNCTIONS: dict[str, str] = {}
+
+
+def _percentile(values: list[int], share: float) -> int:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def test_files_keep_their_budget() -> None:
+    lengths = {name: count_lines(name) for name in list_modules()}
+    real = [length for length in lengths.values() if length > 0]
+    median, p90 = statistics.median(real), _percentile(real, 0.9)
+    print(f"files: {len(real)}, median {median:.0f}, p90 {p90}, longest {max(real)}")  # noqa: T201
+
+    assert {name: n for name, n in lengths.items() if n > FILE_LINES_MAXIMUM} == {}
+    assert median <= FILE_LINES_MEDIAN
+    assert p90 <= FILE_LINES_P90
+
+
+def test_functions_keep_their_budget() -> None:
+    functions = [
+        function
+        for function in list_functions()
+        if f"{function.path}::{function.name}" not in LONG_FUNCTIONS
+    ]
+    lengths = [function.lines for function in functions]
+    p90 = _percentile(lengths, 0.9)
+    over_60 = sum(length > 60 for length in lengths) / len(lengths)
+    print(f"functions: {len(lengths)}, p90 {p90}, longest {max(lengths)}, over 60 {over_60:.3%}")  # noqa: T201
+
+    too_long = [function for function in functions if function.lines > FUNCTION_LINES_MAXIMUM]
+    assert too_long == []
+    assert p90 <= FUNCTION_LINES_P90
+    assert over_60 <= FUNCTION_SHARE_OVER_60

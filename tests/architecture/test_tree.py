@@ -1,0 +1,140 @@
+"""What no file may be called, hold or import."""
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.architecture.source import PACKAGES, ROOT, list_files, list_modules, parse
+
+FORBIDDEN_STEMS = {"util", "utils", "helper", "helpers", "common", "misc", "base"}
+# written apart, so that this file does not match itself
+MACHINE_PATHS = re.compile(
+    "|".join([r"/wor" + r"k/", r"/roo" + r"t/", r"/tmp/pla" + r"n\b", r"/opt/whee" + r"ls"])
+)
+MARKS = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
+MAXIMUM_FILE_BYTES = 11 * 2**20
+TEXT_SUFFIXES = {
+    ".py",
+    ".md",
+    ".toml",
+    ".txt",
+    ".yaml",
+    ".yml",
+    ".html",
+    ".json",
+    ".cfg",
+    ".ini",
+    "",
+}
+
+
+def test_no_file_is_named_after_nothing() -> None:
+    stems = {name: name.rpartition("/")[2].partition(".")[0] for name in list_modules()}
+
+    assert [name for name, stem in stems.items() if stem in FORBIDDEN_STEMS] == []
+
+
+def test_every_module_says_what_it_owns() -> None:
+    silent = [
+        name
+        for name in list_modules()
+        if (tree := parse(name)).body and not ast.get_docstring(tree)
+    ]
+
+    assert silent == []
+
+
+def _text_files() -> list[str]:
+    return [
+        name
+        for name in list_files()
+        if "." + name.rpartition(".")[2] in TEXT_SUFFIXES or "." not in name
+    ]
+
+
+def test_no_tracked_file_names_a_place_of_one_machine() -> None:
+    found = []
+    for name in _text_files():
+        for number, line in enumerate((ROOT / name).read_text(errors="replace").splitlines(), 1):
+            if MACHINE_PATHS.search(line):
+                found.append(f"{name}:{number}: {line.strip()[:80]}")
+
+    assert found == []
+
+
+def test_no_source_carries_an_unnumbered_mark() -> None:
+    found = [
+        f"{name}:{number}"
+        for name in list_modules(with_tests=True)
+        for number, line in enumerate((ROOT / name).read_text().splitlines(), 1)
+        if MARKS.search(line) and not re.search(r"#\d+", line)
+    ]
+
+    assert found == []
+
+
+def test_no_tracked_file_is_huge() -> None:
+    sizes = {name: (ROOT / name).stat().st_size for name in list_files()}
+
+    assert {name: size for name, size in sizes.items() if size > MAXIMUM_FILE_BYTES} == {}
+
+
+def test_environment_is_read_in_settings_only() -> None:
+    # those after the first start other programs and pass the environment on; `inside` runs in the
+    # box, where infra cannot be imported
+    allowed = (
+        "infra/settings.py",
+        "infra/cluster/",
+        "infra/sandbox/inside/",
+        "flows/cli.py",
+        "flows/local_prefect.py",
+    )
+    found = []
+    for name in list_modules():
+        for node in ast.walk(parse(name)):
+            is_environment = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+            if is_environment and not name.startswith(allowed):
+                found.append(f"{name}:{node.lineno}")
+
+    assert found == []
+
+
+def test_no_flow_file_hides_an_installed_module() -> None:
+    # Prefect's loader puts the folder of a flow first on the import path
+    stems = {name.removeprefix("flows/")[:-3] for name in list_modules() if name.count("/") == 1}
+    installed = set(importlib.metadata.packages_distributions()) | set(sys.stdlib_module_names)
+
+    assert sorted((stems - set(PACKAGES) - {"__init__"}) & installed) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_other_distribution_supplies_our_names(package: str) -> None:
+    suppliers = set(importlib.metadata.packages_distributions().get(package, ()))
+
+    assert suppliers <= {"ostinato"}
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("tasks.records", ("torch", "ray", "prefect", "sqlalchemy", "megatron")),
+        ("flows.recipe", ("torch", "ray", "prefect", "megatron")),
+        ("infra.settings", ("torch", "ray", "prefect", "sqlalchemy", "s3fs", "megatron")),
+        ("infra.cluster.child", ("torch", "ray", "prefect", "sqlalchemy", "s3fs", "megatron")),
+        ("infra.cluster.child_main", ("torch", "ray", "prefect", "sqlalchemy", "megatron")),
+        ("infra.artifacts", ("torch", "ray", "prefect", "megatron", "s3fs")),
+        ("models.decode.protocol", ("torch", "ray", "prefect", "megatron")),
+    ],
+)
+def test_import_loads_nothing_heavy(module: str, heavy: tuple[str, ...]) -> None:
+    program = f"import sys, {module}; print(*sorted(set({heavy!r}) & set(sys.modules)))"
+    answer = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.split() == []
