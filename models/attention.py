@@ -1,8 +1,8 @@
 """Causal attention, plugged in as Megatron's core attention.
 
-Owns `BlockCoreAttention`. Enters: query, key and value heads of a layer, time first. Leaves: the heads' outputs side by side.
-It holds no parameters; projections, norms and RoPE are Megatron's. Padding at the end of a row needs no mask: causal attention
-never looks ahead.
+Owns `BlockCoreAttention`. Enters: query, key and value heads of a layer, time first. Leaves: the
+heads' outputs side by side. It holds no parameters; projections, norms and RoPE are Megatron's.
+Padding at the end of a row needs no mask: causal attention never looks ahead.
 
 Shapes: T tokens, B batch, N query heads, M key/value heads, H head width, R = N/M, C = B*M.
 """
@@ -17,21 +17,33 @@ from kernels.attention.op import causal_attention
 
 
 class BlockCoreAttention(torch.nn.Module):
-    """Grouped-query causal attention; Megatron's own keeps the full score matrix and copies keys for every query head."""
+    """Grouped-query causal attention; Megatron's own keeps the full score matrix and copies keys
+    for every query head.
+    """
 
     def __init__(self, config: TransformerConfig, layer_number: int, **_: Any) -> None:
         super().__init__()
         self.layer_number = layer_number
 
     def forward(
-        self, query_TBNH: Tensor, key_TBMH: Tensor, value_TBMH: Tensor, attention_mask: None, /, **_: Any
+        self,
+        query_TBNH: Tensor,
+        key_TBMH: Tensor,
+        value_TBMH: Tensor,
+        attention_mask: None,
+        /,
+        **_: Any,
     ) -> Tensor:
         """Attends each token to itself and all before it in its row."""
         if attention_mask is not None:
-            raise ValueError("attention_mask is set, wanted None: rows are causal and padded at the end only")
+            raise ValueError(
+                "attention_mask is set, wanted None: rows are causal and padded at the end only"
+            )
         num_tokens, batch, num_heads, head_dim = query_TBNH.shape
         groups = key_TBMH.shape[2]
-        query_CRTH = query_TBNH.permute(1, 2, 0, 3).reshape(batch * groups, -1, num_tokens, head_dim)
+        query_CRTH = query_TBNH.permute(1, 2, 0, 3).reshape(
+            batch * groups, -1, num_tokens, head_dim
+        )
         key_CTH = key_TBMH.permute(1, 2, 0, 3).reshape(-1, num_tokens, head_dim)
         value_CTH = value_TBMH.permute(1, 2, 0, 3).reshape(-1, num_tokens, head_dim)
         output_CRTH = causal_attention(query_CRTH, key_CTH, value_CTH)

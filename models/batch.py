@@ -1,11 +1,12 @@
 """Token batches of fixed shape, from documents on disk to tensors.
 
-Owns `TokenBatch` and the two kinds of source: rows cut from the concatenation of documents (Megatron indexed data), and
-transcripts padded into few lengths. Enters: files and a seed. Leaves: any row or microbatch by its number, so that a run can
-continue at any place without having read what came before. It mixes nothing: blends are the caller's.
+Owns `TokenBatch` and the two kinds of source: rows cut from the concatenation of documents
+(Megatron indexed data), and transcripts padded into few lengths. Enters: files and a seed. Leaves:
+any row or microbatch by its number, so that a run can continue at any place without having read
+what came before. It mixes nothing: blends are the caller's.
 
-Shapes: B rows, T tokens. Shapes recur (T is a row length or one of the bucket lengths, B*T the microbatch), because each new
-shape costs a compilation in oneDNN.
+Shapes: B rows, T tokens. Shapes recur (T is a row length or one of the bucket lengths, B*T the
+microbatch), because each new shape costs a compilation in oneDNN.
 """
 
 from collections.abc import Sequence
@@ -34,25 +35,32 @@ class TokenBatch:
 
 
 class RowSource:
-    """Rows of one length from a shard's documents, shuffled anew in every epoch and laid end to end.
+    """Rows of one length from a shard's documents, shuffled anew in every epoch and laid end to
+    end.
 
-    Documents carry their own end-of-text token. The tail of an epoch that fills no row is left out of it.
+    Documents carry their own end-of-text token. The tail of an epoch that fills no row is left out
+    of it.
     """
 
     def __init__(self, path_prefix: Path, row_tokens: int, seed: int) -> None:
         if not IndexedDataset.exists(str(path_prefix)):
             raise ValueError(f"no indexed data at {path_prefix}.bin and .idx, wanted both")
         self.documents = IndexedDataset(str(path_prefix))
-        self.lengths: NDArray[np.int64] = np.asarray(self.documents.sequence_lengths, dtype=np.int64)
+        self.lengths: NDArray[np.int64] = np.asarray(
+            self.documents.sequence_lengths, dtype=np.int64
+        )
         self.row_tokens = row_tokens
         self.seed = seed
         self.rows_per_epoch = int(self.lengths.sum()) // row_tokens
         if self.rows_per_epoch == 0:
-            raise ValueError(f"{path_prefix} holds {int(self.lengths.sum())} tokens, wanted at least {row_tokens}")
+            raise ValueError(
+                f"{path_prefix} holds {int(self.lengths.sum())} tokens, "
+                f"wanted at least {row_tokens}"
+            )
         self._epoch_layout = lru_cache(maxsize=2)(self._lay_out_epoch)
 
     def _lay_out_epoch(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the order of documents in an epoch and where each starts in their concatenation."""
+        """Returns an epoch's order of documents and where each starts in their concatenation."""
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.lengths))
         return order, np.concatenate(([0], np.cumsum(self.lengths[order])))
 
@@ -79,29 +87,47 @@ class TranscriptSource:
     """
 
     def __init__(
-        self, path: Path, microbatch_tokens: int, seed: int, bucket_tokens: Sequence[int] = BUCKET_TOKENS
+        self,
+        path: Path,
+        microbatch_tokens: int,
+        seed: int,
+        bucket_tokens: Sequence[int] = BUCKET_TOKENS,
     ) -> None:
         if not path.exists():
-            raise ValueError(f"no transcripts at {path}, wanted a safetensors file with token_ids, loss_mask, offsets")
+            raise ValueError(
+                f"no transcripts at {path}, "
+                f"wanted a safetensors file with token_ids, loss_mask, offsets"
+            )
         arrays = load_file(path)
-        self.token_ids, self.loss_mask, self.offsets = arrays["token_ids"], arrays["loss_mask"], arrays["offsets"]
+        self.token_ids, self.loss_mask, self.offsets = (
+            arrays["token_ids"],
+            arrays["loss_mask"],
+            arrays["offsets"],
+        )
         self.microbatch_tokens = microbatch_tokens
         self.seed = seed
         self.bucket_tokens = np.array([b for b in bucket_tokens if b <= microbatch_tokens])
         if len(self.bucket_tokens) == 0:
-            raise ValueError(f"microbatch_tokens={microbatch_tokens}, wanted at least {min(bucket_tokens)} for transcripts")
+            raise ValueError(
+                f"microbatch_tokens={microbatch_tokens}, "
+                f"wanted at least {min(bucket_tokens)} for transcripts"
+            )
         bucket_of = np.searchsorted(self.bucket_tokens, np.diff(self.offsets))
         self.fitting = np.nonzero(bucket_of < len(self.bucket_tokens))[0]
         self.num_too_long = len(bucket_of) - len(self.fitting)
         if len(self.fitting) == 0:
-            raise ValueError(f"{path} holds no transcript of at most {self.bucket_tokens.max()} tokens")
+            raise ValueError(
+                f"{path} holds no transcript of at most {self.bucket_tokens.max()} tokens"
+            )
         self.bucket_of = bucket_of
-        # The cut depends only on how many transcripts each bucket has, so every epoch has equally many microbatches.
+        # The cut depends only on how many transcripts each bucket has: the same in every epoch.
         self.cuts = self._cut(np.sort(bucket_of[self.fitting])[::-1])
         self._epoch_layout = lru_cache(maxsize=2)(self._lay_out_epoch)
 
     def _cut(self, buckets: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-        """Cuts transcripts, longest bucket first, into (first, last, length); the rest of a bucket is filled up with shorter ones."""
+        """Cuts transcripts, longest bucket first, into (first, last, length); the rest of a bucket
+        is filled up with shorter ones.
+        """
         cuts, first = [], 0
         while first < len(buckets):
             length = int(self.bucket_tokens[buckets[first]])
@@ -111,7 +137,9 @@ class TranscriptSource:
         return cuts
 
     def _lay_out_epoch(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns an epoch's transcripts, longest bucket first, and the order in which its microbatches are taken."""
+        """Returns an epoch's transcripts, longest bucket first, and the order in which its
+        microbatches are taken.
+        """
         generator = np.random.default_rng((self.seed, epoch))
         shuffled = generator.permutation(self.fitting)
         by_bucket = shuffled[np.argsort(-self.bucket_of[shuffled], kind="stable")]
@@ -132,7 +160,9 @@ class TranscriptSource:
             padding_BT[row, : stop - start] = False
         loss_mask_BT[:, 0] = False
         return TokenBatch(
-            torch.from_numpy(tokens_BT), torch.from_numpy(loss_mask_BT), torch.from_numpy(padding_BT)
+            torch.from_numpy(tokens_BT),
+            torch.from_numpy(loss_mask_BT),
+            torch.from_numpy(padding_BT),
         )
 
 
@@ -147,4 +177,6 @@ def stack_rows(rows: Sequence[NDArray[np.int64]]) -> TokenBatch:
 def held_out_sources(corpus_directory: Path) -> list[str]:
     """Returns the names of all held-out shards of a corpus."""
     suffix = "_heldout.idx"
-    return sorted(path.name.removesuffix(suffix) for path in (corpus_directory / "shards").glob(f"*{suffix}"))
+    return sorted(
+        path.name.removesuffix(suffix) for path in (corpus_directory / "shards").glob(f"*{suffix}")
+    )

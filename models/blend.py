@@ -1,8 +1,9 @@
 """Which rows make which microbatch.
 
-Owns the schedule of a phase. Enters: a phase's blend and a corpus directory. Leaves: microbatch number m of the phase, the same
-for every run and every number of ranks. Sources are drawn by largest deficit, not by lot: after any prefix of the phase each
-source is within one row (transcripts: one microbatch) of its share.
+Owns the schedule of a phase. Enters: a phase's blend and a corpus directory. Leaves: microbatch
+number m of the phase, the same for every run and every number of ranks. Sources are drawn by
+largest deficit, not by lot: after any prefix of the phase each source is within one row
+(transcripts: one microbatch) of its share.
 
 Shapes: N draws, S sources, R rows.
 """
@@ -45,7 +46,9 @@ class PhaseData:
         self.rows_per_microbatch = phase.microbatch_tokens // phase.sequence_tokens
         names = [name for name in phase.blend if name != DEMONSTRATIONS]
         shards = corpus_directory / "shards"
-        self.rows = [RowSource(shards / f"{name}_train", phase.sequence_tokens, seed) for name in names]
+        self.rows = [
+            RowSource(shards / f"{name}_train", phase.sequence_tokens, seed) for name in names
+        ]
         self.transcripts = None
         progress_N = np.linspace(0.0, 1.0, num_microbatches)
         kind_shares_N2 = np.zeros((num_microbatches, 2))
@@ -53,7 +56,9 @@ class PhaseData:
             path = corpus_directory / f"{DEMONSTRATIONS}.safetensors"
             self.transcripts = TranscriptSource(path, phase.microbatch_tokens, seed)
             kind_shares_N2[:, 1] = self._shares(DEMONSTRATIONS, progress_N)
-        row_shares_NS = np.stack([self._shares(name, progress_N) for name in names] or [progress_N * 0], axis=1)
+        row_shares_NS = np.stack(
+            [self._shares(name, progress_N) for name in names] or [progress_N * 0], axis=1
+        )
         kind_shares_N2[:, 0] = row_shares_NS.sum(axis=1)
         self.kind_N = draw_sources(kind_shares_N2)
         self.place_N = count_before(self.kind_N)
@@ -72,4 +77,6 @@ class PhaseData:
         if self.kind_N[index] == 1 and self.transcripts is not None:
             return self.transcripts.microbatch(place)
         rows = range(place * self.rows_per_microbatch, (place + 1) * self.rows_per_microbatch)
-        return stack_rows([self.rows[self.row_source_R[row]].row(int(self.row_place_R[row])) for row in rows])
+        return stack_rows(
+            [self.rows[self.row_source_R[row]].row(int(self.row_place_R[row])) for row in rows]
+        )

@@ -1,10 +1,11 @@
 """From a model shape to a trainable Megatron model, and between its weights and the canonical ones.
 
-Owns `build_trainer_model`, `TrainerModel` and the only Megatron arguments of the project. Enters: a `ModelSpec`, a layout, a
-seed; token ids. Leaves: logits, hidden states, token log-probabilities, and weights under their canonical (Hugging Face style)
-names. It neither optimises nor reads files.
+Owns `build_trainer_model`, `TrainerModel` and the only Megatron arguments of the project. Enters: a
+`ModelSpec`, a layout, a seed; token ids. Leaves: logits, hidden states, token log-probabilities,
+and weights under their canonical (Hugging Face style) names. It neither optimises nor reads files.
 
-Shapes: B batch, T tokens, V vocabulary, D model width, L layers, K experts a token, E experts, N = T*B (time first).
+Shapes: B batch, T tokens, V vocabulary, D model width, L layers, K experts a token, E experts, N =
+T*B (time first).
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,6 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
@@ -30,6 +30,7 @@ from models.cpu import open_process_groups
 from models.experts import SortedMoELayer
 from models.layout import ParallelLayout
 from models.mtp import DraftLayer
+from models.norm import RootMeanSquareNorm
 from models.routing import ReplayRouter
 from models.spec import ModelSpec, check_shapes
 
@@ -80,25 +81,28 @@ def block_modules(spec: ModelSpec) -> TransformerBlockSubmodules:
     layer = ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
-            input_layernorm=WrappedTorchNorm,
+            input_layernorm=RootMeanSquareNorm,
             self_attention=ModuleSpec(
                 module=SelfAttention,
                 params={"attn_mask_type": AttnMaskType.causal},
                 submodules=SelfAttentionSubmodules(
                     linear_qkv=ColumnParallelLinear,
-                    core_attention=BlockCoreAttention,
+                    core_attention=BlockCoreAttention,  # type: ignore[arg-type]
                     linear_proj=RowParallelLinear,
-                    q_layernorm=WrappedTorchNorm,
-                    k_layernorm=WrappedTorchNorm,
+                    q_layernorm=RootMeanSquareNorm,
+                    k_layernorm=RootMeanSquareNorm,
                 ),
             ),
-            self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=WrappedTorchNorm,
+            self_attn_bda=get_bias_dropout_add,  # type: ignore[arg-type]
+            pre_mlp_layernorm=RootMeanSquareNorm,
             mlp=SortedMoELayer,
-            mlp_bda=get_bias_dropout_add,
+            mlp_bda=get_bias_dropout_add,  # type: ignore[arg-type]
         ),
     )
-    return TransformerBlockSubmodules(layer_specs=[layer] * spec.num_layers, layer_norm=WrappedTorchNorm)
+    return TransformerBlockSubmodules(
+        layer_specs=[layer] * spec.num_layers,
+        layer_norm=RootMeanSquareNorm,  # type: ignore[arg-type]
+    )
 
 
 class TrainerModel(torch.nn.Module):
@@ -136,9 +140,14 @@ class TrainerModel(torch.nn.Module):
         return self.trunk.embedding.word_embeddings.weight
 
     @property
+    def layers(self) -> list[Any]:
+        """The trunk's layers, which Megatron types as plain modules."""
+        return list(self.trunk.decoder.layers)
+
+    @property
     def routers(self) -> list[ReplayRouter]:
         """The routers, first layer first."""
-        return [layer.mlp.router for layer in self.trunk.decoder.layers]
+        return [layer.mlp.router for layer in self.layers]
 
     def forward_hidden(
         self,
@@ -150,7 +159,8 @@ class TrainerModel(torch.nn.Module):
     ) -> Tensor:
         """Returns hidden_TBD after the final norm, time first.
 
-        `routes_BTLK` replays experts (-1 routes live); `padding_BT` is True where a token must not count for load balancing.
+        `routes_BTLK` replays experts (-1 routes live); `padding_BT` is True where a token must not
+        count for load balancing.
         """
         self._set_replay(routes_BTLK, plausibility_ratio)
         try:
@@ -171,7 +181,9 @@ class TrainerModel(torch.nn.Module):
         padding_BT: Tensor | None = None,
         plausibility_ratio: float = 0.5,
     ) -> Tensor:
-        """Returns logprobs_BT: index t holds log p(token t | tokens before t); index 0 and masked-out places hold 0."""
+        """Returns logprobs_BT: index t holds log p(token t | tokens before t); index 0 and
+        masked-out places hold 0.
+        """
         scores = self.token_logprobs_and_entropy(
             tokens_BT,
             routes_BTLK,
@@ -192,24 +204,35 @@ class TrainerModel(torch.nn.Module):
         plausibility_ratio: float = 0.5,
         with_entropy: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """As `token_logprobs`, with the entropy of each position's distribution (no gradient), in nats."""
+        """As `token_logprobs`, with the entropy of each position's distribution (no gradient), in
+        nats.
+        """
         hidden_TBD = self.forward_hidden(
             tokens_BT, routes_BTLK, padding_BT=padding_BT, plausibility_ratio=plausibility_ratio
         )
         return self.score_hidden(hidden_TBD, tokens_BT, mask_BT, with_entropy=with_entropy)
 
     def score_hidden(
-        self, hidden_TBD: Tensor, tokens_BT: Tensor, mask_BT: Tensor | None = None, *, with_entropy: bool = False
+        self,
+        hidden_TBD: Tensor,
+        tokens_BT: Tensor,
+        mask_BT: Tensor | None = None,
+        *,
+        with_entropy: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Returns (logprobs_BT, entropy_BT) of tokens whose hidden states are known; zeros where nothing is asked.
+        """Returns (logprobs_BT, entropy_BT) of tokens whose hidden states are known; zeros where
+        nothing is asked.
 
-        With `mask_BT` the output matrix, a fifth of a step's arithmetic, meets only the masked-in positions.
+        With `mask_BT` the output matrix, a fifth of a step's arithmetic, meets only the masked-in
+        positions.
         """
         batch, num_tokens = tokens_BT.shape
         hidden_ND = hidden_TBD[:-1].reshape(-1, hidden_TBD.shape[-1])
         targets_N = tokens_BT.T[1:].reshape(-1)
         if mask_BT is None:
-            logprobs_N, entropy_N = token_logprobs(hidden_ND, self.embedding_VD, targets_N, with_entropy=with_entropy)
+            logprobs_N, entropy_N = token_logprobs(
+                hidden_ND, self.embedding_VD, targets_N, with_entropy=with_entropy
+            )
         else:
             chosen_C = mask_BT.T[1:].reshape(-1).nonzero()[:, 0]
             logprobs_C, entropy_C = token_logprobs(
@@ -229,7 +252,9 @@ class TrainerModel(torch.nn.Module):
         )
 
     def draft_states(self, hidden_TBD: Tensor, tokens_BT: Tensor) -> list[Tensor]:
-        """Returns, per depth d, states_SBD of positions 0 .. T-2-d whose product with the embedding scores token t+2+d."""
+        """Returns, per depth d, states_SBD of positions 0 .. T-2-d whose product with the embedding
+        scores token t+2+d.
+        """
         embeddings_TBD = self.embedding_VD[tokens_BT.T]
         states, state_SBD = [], hidden_TBD
         for depth, draft in enumerate(self.draft):
@@ -245,7 +270,10 @@ class TrainerModel(torch.nn.Module):
     def _set_replay(self, routes_BTLK: Tensor | None, plausibility_ratio: float) -> None:
         """Hands each router its layer's routes, in the time-first order it sees tokens in."""
         routers = self.routers
-        if routes_BTLK is not None and routes_BTLK.shape[2:] != (len(routers), self.spec.experts_per_token):
+        if routes_BTLK is not None and routes_BTLK.shape[2:] != (
+            len(routers),
+            self.spec.experts_per_token,
+        ):
             raise ValueError(
                 f"routes have [layers, experts] {tuple(routes_BTLK.shape[2:])}, "
                 f"wanted {(len(routers), self.spec.experts_per_token)}"
@@ -267,7 +295,9 @@ class TrainerModel(torch.nn.Module):
             router.local_tokens_per_expert.zero_()
 
     def replaced_ratio(self) -> float:
-        """Returns which part of the replayed routes the plausibility filter replaced, and forgets the counts."""
+        """Returns which part of the replayed routes the plausibility filter replaced, and forgets
+        the counts.
+        """
         replayed = sum(router.num_replayed for router in self.routers)
         replaced = sum(router.num_replaced for router in self.routers)
         for router in self.routers:
@@ -275,9 +305,11 @@ class TrainerModel(torch.nn.Module):
         return replaced / replayed if replayed else 0.0
 
     def canonical_tensors(self) -> dict[str, Tensor]:
-        """Returns the live tensors by canonical name; query, key and value are one matrix here, under `qkv_proj`."""
+        """Returns the live tensors by canonical name; query, key and value are one matrix here,
+        under `qkv_proj`.
+        """
         named: dict[str, Tensor] = {"model.embed_tokens.weight": self.embedding_VD}
-        for index, layer in enumerate(self.trunk.decoder.layers):
+        for index, layer in enumerate(self.layers):
             prefix, attention, moe = f"model.layers.{index}", layer.self_attention, layer.mlp
             named |= {
                 f"{prefix}.input_layernorm.weight": layer.input_layernorm.weight,
@@ -291,9 +323,12 @@ class TrainerModel(torch.nn.Module):
                 f"{prefix}.mlp.experts.gate_up_proj": moe.experts.gate_up_EGD,
                 f"{prefix}.mlp.experts.down_proj": moe.experts.down_EDF,
             }
-        named["model.norm.weight"] = self.trunk.decoder.final_layernorm.weight
+        final_norm: Any = self.trunk.decoder.final_layernorm
+        named["model.norm.weight"] = final_norm.weight
         for depth, draft in enumerate(self.draft):
-            named |= {f"model.mtp.{depth}.{name}": weight for name, weight in draft.named_parameters()}
+            named |= {
+                f"model.mtp.{depth}.{name}": weight for name, weight in draft.named_parameters()
+            }
         return named
 
     @torch.no_grad()
@@ -311,7 +346,9 @@ class TrainerModel(torch.nn.Module):
 
     @torch.no_grad()
     def import_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copies canonical weights into the model; names and shapes must be exactly those of the spec."""
+        """Copies canonical weights into the model; names and shapes must be exactly those of the
+        spec.
+        """
         check_shapes(self.spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
         for name, tensor in self.canonical_tensors().items():
             if "qkv_proj" in name:
@@ -322,7 +359,9 @@ class TrainerModel(torch.nn.Module):
 
 
 def split_qkv(weight: Tensor, spec: ModelSpec) -> tuple[Tensor, Tensor, Tensor]:
-    """Takes Megatron's interleaved rows (a group's queries, its key, its value, next group) apart into q, k, v."""
+    """Takes Megatron's interleaved rows (a group's queries, its key, its value, next group) apart
+    into q, k, v.
+    """
     queries = spec.num_attention_heads // spec.num_query_groups
     grouped = weight.view(spec.num_query_groups, queries + 2, spec.head_dim, spec.hidden_size)
     query, key, value = grouped[:, :queries], grouped[:, queries], grouped[:, queries + 1]
@@ -333,13 +372,19 @@ def split_qkv(weight: Tensor, spec: ModelSpec) -> tuple[Tensor, Tensor, Tensor]:
 def join_qkv(query: Tensor, key: Tensor, value: Tensor, spec: ModelSpec) -> Tensor:
     """The inverse of `split_qkv`."""
     shape = (spec.num_query_groups, -1, spec.head_dim, spec.hidden_size)
-    return torch.cat((query.view(shape), key.view(shape), value.view(shape)), dim=1).reshape(-1, spec.hidden_size)
+    return torch.cat((query.view(shape), key.view(shape), value.view(shape)), dim=1).reshape(
+        -1, spec.hidden_size
+    )
 
 
-def build_trainer_model(spec: ModelSpec, layout: ParallelLayout | None = None, seed: int = 0) -> TrainerModel:
-    """Builds a model with fresh weights drawn from `seed`; equal seeds give equal weights in every process.
+def build_trainer_model(
+    spec: ModelSpec, layout: ParallelLayout | None = None, seed: int = 0
+) -> TrainerModel:
+    """Builds a model with fresh weights drawn from `seed`; equal seeds give equal weights in every
+    process.
 
-    Opens single-process groups where none are open; for several processes call `open_process_groups` first.
+    Opens single-process groups where none are open; for several processes call
+    `open_process_groups` first.
     """
     layout = layout or ParallelLayout()
     open_process_groups(world_size=layout.world_size)
@@ -347,4 +392,3 @@ def build_trainer_model(spec: ModelSpec, layout: ParallelLayout | None = None, s
         torch.manual_seed(seed)
         model = TrainerModel(spec)
     return model.train()
-

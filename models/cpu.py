@@ -1,16 +1,19 @@
 """What Megatron-core needs to run without CUDA, in one place.
 
-Owns the stand-ins for the CUDA calls Megatron makes unconditionally, and the opening of process groups over gloo. Enters: a
-rank, a world size and a rendezvous file. Leaves: a process in which Megatron modules build and run on the CPU. With a CUDA
-device present the stand-ins are not installed.
+Owns the stand-ins for the CUDA calls Megatron makes unconditionally, and the opening of process
+groups over gloo. Enters: a rank, a world size and a rendezvous file. Leaves: a process in which
+Megatron modules build and run on the CPU. With a CUDA device present the stand-ins are not
+installed.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.transformer.moe import moe_utils
+from torch._C._distributed_c10d import FileStore, HashStore
 
 from kernels.fp32_products import choose_fp32_products
 
@@ -23,26 +26,32 @@ def prepare_cpu() -> None:
     # Megatron reads this name although only Transformer Engine defines it.
     moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
     choose_fp32_products()
-    # Two OpenMP threads on a shared pair of cores train 2-4x slower than one; ranks are the parallelism.
+    # Two OpenMP threads on a shared pair of cores train 2-4x slower than one; use ranks.
     torch.set_num_threads(1)
 
 
-def open_process_groups(rank: int = 0, world_size: int = 1, rendezvous_file: Path | None = None) -> None:
-    """Opens torch's and Megatron's process groups over gloo; a second call with groups open changes nothing.
+def open_process_groups(
+    rank: int = 0, world_size: int = 1, rendezvous_file: Path | None = None
+) -> None:
+    """Opens torch's and Megatron's process groups over gloo; a second call with groups open changes
+    nothing.
 
-    One process needs no rendezvous. Several meet in `rendezvous_file`, which must not exist before the first of them starts.
+    One process needs no rendezvous. Several meet in `rendezvous_file`, which must not exist before
+    the first of them starts.
     """
     prepare_cpu()
     if not dist.is_initialized():
         if world_size == 1:
-            store: dist.Store = dist.HashStore()
+            store: Any = HashStore()
         elif rendezvous_file is None:
             raise ValueError(f"rendezvous_file is None, wanted a path for world_size={world_size}")
         else:
-            store = dist.FileStore(str(rendezvous_file), world_size)
+            store = FileStore(str(rendezvous_file), world_size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     if dist.get_world_size() != world_size:
-        raise ValueError(f"process groups are open for {dist.get_world_size()} ranks, wanted {world_size}")
+        raise ValueError(
+            f"process groups are open for {dist.get_world_size()} ranks, wanted {world_size}"
+        )
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel()
 

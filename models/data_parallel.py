@@ -1,8 +1,10 @@
-"""Data-parallel training without Megatron's CUDA-only optimiser: one flat gradient, one collective a step.
+"""Data-parallel training without Megatron's CUDA-only optimiser: one flat gradient, one collective
+a step.
 
-Owns `FlatGradients` and the launching of ranks. Enters: a model; a function to run in every rank. Leaves: gradients and
-statistics summed over ranks in one all-reduce. It does not decide when to stop: callers agree on step counts beforehand, since a
-rank that stops alone leaves the others waiting.
+Owns `FlatGradients` and the launching of ranks. Enters: a model; a function to run in every rank.
+Leaves: gradients and statistics summed over ranks in one all-reduce. It does not decide when to
+stop: callers agree on step counts beforehand, since a rank that stops alone leaves the others
+waiting.
 """
 
 import multiprocessing
@@ -47,7 +49,7 @@ class FlatGradients:
             dist.all_reduce(self.buffer)
 
     def clip(self, largest_norm: float | None) -> float:
-        """Scales the gradients down to `largest_norm` (None: never) and returns their norm before."""
+        """Scales gradients down to `largest_norm` (None: never); returns their norm before."""
         norm = float(self.gradients.norm())
         if largest_norm is not None and norm > largest_norm:
             self.gradients.mul_(largest_norm / norm)
@@ -57,16 +59,19 @@ class FlatGradients:
 def run_ranks(
     function: Callable[[Request, int], Answer], request: Request, world_size: int, directory: Path
 ) -> Answer:
-    """Runs `function(request, rank)` in `world_size` processes with open process groups and returns rank 0's answer.
+    """Runs `function(request, rank)` in `world_size` processes with open process groups and returns
+    rank 0's answer.
 
-    Rank 0 is this process. A rank that dies makes the others fail in their next collective. `directory` takes the file they
-    meet in. Groups this process had open before are closed.
+    Rank 0 is this process. A rank that dies makes the others fail in their next collective.
+    `directory` takes the file they meet in. Groups this process had open before are closed.
     """
     close_process_groups()
     rendezvous = directory / f"rendezvous-{uuid.uuid4().hex}"
     context = multiprocessing.get_context("spawn")
     others = [
-        context.Process(target=_run_rank, args=(function, request, rank, world_size, rendezvous), daemon=True)
+        context.Process(
+            target=_run_rank, args=(function, request, rank, world_size, rendezvous), daemon=True
+        )
         for rank in range(1, world_size)
     ]
     try:
@@ -86,7 +91,11 @@ def run_ranks(
 
 
 def _run_rank(
-    function: Callable[[Request, int], Answer], request: Request, rank: int, world_size: int, rendezvous: Path
+    function: Callable[[Request, int], Answer],
+    request: Request,
+    rank: int,
+    world_size: int,
+    rendezvous: Path,
 ) -> None:
     open_process_groups(rank, world_size, rendezvous)
     function(request, rank)

@@ -1,8 +1,9 @@
 """The mixture-of-experts layer, plugged in where Megatron builds the MLP of a layer.
 
-Owns `ExpertMlp` (the stacked expert matrices) and `SortedMoELayer` (router, then experts). Enters: hidden states, time first.
-Leaves: the layer's output, same shape. One process holds all experts of its layers: Megatron's token dispatcher, which moves
-tokens between processes and pads or permutes dense maps, is left out of the path.
+Owns `ExpertMlp` (the stacked expert matrices) and `SortedMoELayer` (router, then experts). Enters:
+hidden states, time first. Leaves: the layer's output, same shape. One process holds all experts of
+its layers: Megatron's token dispatcher, which moves tokens between processes and pads or permutes
+dense maps, is left out of the path.
 
 Shapes: T tokens, B batch, N = T*B, E experts, D model width, F inner width of an expert, G = 2F.
 """
@@ -46,11 +47,15 @@ class SortedMoELayer(BaseMoELayer):
     ) -> None:
         groups = pg_collection or get_default_pg_collection()
         super().__init__(config, layer_number, groups)
-        self.router = ReplayRouter(config=config, pg_collection=groups)
+        self.router: ReplayRouter = ReplayRouter(config=config, pg_collection=groups)
         self.experts = ExpertMlp(config)
 
-    def forward(self, hidden_states: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, None]:
-        """Returns the output and, as Megatron's layers do, no bias. `padding_mask` is batch first; True is padding."""
+    def forward(
+        self, hidden_states: Tensor, padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, None]:
+        """Returns the output and, as Megatron's layers do, no bias. `padding_mask` is batch first;
+        True is padding.
+        """
         mask_TB = None if padding_mask is None else padding_mask.transpose(0, 1)
         weights_NK, experts_NK = self.router(hidden_states, mask_TB)
         tokens_ND = hidden_states.reshape(-1, hidden_states.shape[-1])

@@ -1,7 +1,8 @@
 """How a model is spread over processes.
 
-Owns `ParallelLayout`: the sizes of the parallel axes and the arithmetic over them. Enters: numbers from a recipe. Leaves: a
-checked record for models/build.py. It opens no process group and moves no tensor.
+Owns `ParallelLayout`: the sizes of the parallel axes and the arithmetic over them. Enters: numbers
+from a recipe. Leaves: a checked record for models/build.py. It opens no process group and moves no
+tensor.
 """
 
 from typing import Self
@@ -14,8 +15,12 @@ class ParallelLayout(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    data: int = Field(default=1, ge=1, description="Replicas of the model; each sees other samples.")
-    expert: int = Field(default=1, ge=1, description="Ranks that share one set of experts; divides data.")
+    data: int = Field(
+        default=1, ge=1, description="Replicas of the model; each sees other samples."
+    )
+    expert: int = Field(
+        default=1, ge=1, description="Ranks that share one set of experts; divides data."
+    )
 
     @model_validator(mode="after")
     def check_axes(self) -> Self:

@@ -1,9 +1,10 @@
 """Draft layers for multi-token prediction, beside the trunk.
 
-Owns `DraftLayer`. Enters: a hidden state and the embedding of the token that follows it. Leaves: the next draft state and its
-normalised form, whose product with the shared embedding gives logits. It holds no attention and no cache, so a draft costs two
-small products. Depth 0 reads the trunk's last hidden state after its final norm; with the embedding of token t+1 it predicts
-token t+2. Depth d reads depth d-1's state and the embedding of token t+1+d, and predicts token t+2+d.
+Owns `DraftLayer`. Enters: a hidden state and the embedding of the token that follows it. Leaves:
+the next draft state and its normalised form, whose product with the shared embedding gives logits.
+It holds no attention and no cache, so a draft costs two small products. Depth 0 reads the trunk's
+last hidden state after its final norm; with the embedding of token t+1 it predicts token t+2. Depth
+d reads depth d-1's state and the embedding of token t+1+d, and predicts token t+2+d.
 
 Shapes: N positions, D model width.
 """
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from models.norm import RootMeanSquareNorm
 from models.spec import ModelSpec
 
 
@@ -21,16 +23,18 @@ class DraftLayer(torch.nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         hidden, inner, epsilon = spec.hidden_size, spec.mtp_hidden_size, spec.norm_epsilon
-        self.hidden_norm = torch.nn.RMSNorm(hidden, eps=epsilon)
-        self.embed_norm = torch.nn.RMSNorm(hidden, eps=epsilon)
+        self.hidden_norm = RootMeanSquareNorm(hidden, eps=epsilon)
+        self.embed_norm = RootMeanSquareNorm(hidden, eps=epsilon)
         self.in_proj = torch.nn.Linear(2 * hidden, hidden, bias=False)
-        self.mlp_norm = torch.nn.RMSNorm(hidden, eps=epsilon)
+        self.mlp_norm = RootMeanSquareNorm(hidden, eps=epsilon)
         self.gate_up_proj = torch.nn.Linear(hidden, 2 * inner, bias=False)
         self.down_proj = torch.nn.Linear(inner, hidden, bias=False)
-        self.norm = torch.nn.RMSNorm(hidden, eps=epsilon)
+        self.norm = RootMeanSquareNorm(hidden, eps=epsilon)
 
     def forward(self, hidden_ND: Tensor, embedding_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (state for the next depth, state whose product with the shared embedding gives logits)."""
+        """Returns (state for the next depth, state whose product with the shared embedding gives
+        logits).
+        """
         joined = torch.cat((self.hidden_norm(hidden_ND), self.embed_norm(embedding_ND)), dim=-1)
         state_ND = self.in_proj(joined)
         gate_NM, up_NM = self.gate_up_proj(self.mlp_norm(state_ND)).chunk(2, dim=-1)

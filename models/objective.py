@@ -1,23 +1,29 @@
 """Pure tensor losses and estimators.
 
-Owns the divergences between two policies and the loss of draft layers. Enters: log-probabilities or logits. Leaves: tensors to
-average or differentiate. It runs no model and knows no batches. The policy-gradient loss lives with its settings in the
-learning stage.
+Owns the divergences between two policies and the loss of draft layers. Enters: log-probabilities or
+logits. Leaves: tensors to average or differentiate. It runs no model and knows no batches. The
+policy-gradient loss lives with its settings in the learning stage.
 
 Shapes: N positions, V vocabulary.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
 def k1_nats(sampled_logprobs_N: Tensor, other_logprobs_N: Tensor) -> Tensor:
-    """Per-token estimate of KL(sampled || other) on tokens drawn from the first: unbiased, may be negative."""
+    """Per-token estimate of KL(sampled || other) on tokens drawn from the first: unbiased, may be
+    negative.
+    """
     return sampled_logprobs_N - other_logprobs_N
 
 
 def k3_nats(sampled_logprobs_N: Tensor, other_logprobs_N: Tensor) -> Tensor:
-    """Per-token estimate of KL(sampled || other) on tokens drawn from the first: unbiased, never negative."""
+    """Per-token estimate of KL(sampled || other) on tokens drawn from the first: unbiased, never
+    negative.
+    """
     log_ratio_N = other_logprobs_N - sampled_logprobs_N
     return torch.expm1(log_ratio_N) - log_ratio_N
 
@@ -26,14 +32,14 @@ class _DistillationKl(torch.autograd.Function):
     """Forward and backward of `distillation_kl`."""
 
     @staticmethod
-    def forward(ctx, draft_logits_NV: Tensor, teacher_logprobs_NV: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, draft_logits_NV: Tensor, teacher_logprobs_NV: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
         draft_logprobs_NV = torch.log_softmax(draft_logits_NV, dim=-1)
         teacher_NV = teacher_logprobs_NV.exp()
         ctx.save_for_backward(draft_logprobs_NV, teacher_NV)
         return (teacher_NV * (teacher_logprobs_NV - draft_logprobs_NV)).sum(-1)
 
     @staticmethod
-    def backward(ctx, grad_N: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def,override]
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def,override]
         draft_logprobs_NV, teacher_NV = ctx.saved_tensors
         return (draft_logprobs_NV.exp() - teacher_NV) * grad_N[:, None], None
 

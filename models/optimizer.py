@@ -1,12 +1,12 @@
 """How gradients move weights: Muon for matrices, AdamW for the rest.
 
-Owns `build_optimizer` and the `Muon` optimiser. Enters: a trainer model with gradients. Leaves: moved weights
-and a state that can be saved and loaded for an exact resume. It neither clips nor schedules: callers set `lr` in the groups,
-whose `kind` says which of the two rates applies.
+Owns `build_optimizer` and the `Muon` optimiser. Enters: a trainer model with gradients. Leaves:
+moved weights and a state that can be saved and loaded for an exact resume. It neither clips nor
+schedules: callers set `lr` in the groups, whose `kind` says which of the two rates applies.
 
-Muon turns the momentum of each matrix into the nearest orthogonal one (five Newton-Schulz steps) and scales it by
-0.2 * sqrt(longer side), so that its updates are as large as AdamW's. An expert is one matrix; all matrices of a shape go through
-one batched product.
+Muon turns the momentum of each matrix into the nearest orthogonal one (five Newton-Schulz steps)
+and scales it by 0.2 * sqrt(longer side), so that its updates are as large as AdamW's. An expert is
+one matrix; all matrices of a shape go through one batched product.
 
 Shapes: M matrices, R rows, C columns, R <= C.
 """
@@ -34,7 +34,9 @@ def orthogonalise(matrices_MRC: Tensor, dtype: torch.dtype) -> Tensor:
     linear, cubic, fifth = QUINTIC
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = working @ working.mT
-        working = torch.baddbmm(working, torch.baddbmm(gram, gram, gram, beta=cubic, alpha=fifth), working, beta=linear)
+        working = torch.baddbmm(
+            working, torch.baddbmm(gram, gram, gram, beta=cubic, alpha=fifth), working, beta=linear
+        )
     return working.to(matrices_MRC.dtype)
 
 
@@ -48,14 +50,21 @@ def newton_schulz_dtype() -> torch.dtype:
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalised. Parameters are matrices or stacks of them."""
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "kind": "muon"})
+    def __init__(
+        self, parameters: Iterable[Tensor], lr: float, momentum: float, weight_decay: float
+    ) -> None:
+        super().__init__(
+            parameters,
+            {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "kind": "muon"},
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Moves every parameter that has a gradient."""
         if closure is not None:
-            raise ValueError("a closure was given, wanted None: gradients are ready when step is called")
+            raise ValueError(
+                "a closure was given, wanted None: gradients are ready when step is called"
+            )
         dtype = newton_schulz_dtype()
         for group in self.param_groups:
             by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
@@ -66,14 +75,20 @@ class Muon(torch.optim.Optimizer):
                 if not state:
                     state["momentum"] = torch.zeros_like(parameter)
                 momentum = state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
-                update = parameter.grad.lerp(momentum, group["momentum"]).view(-1, *parameter.shape[-2:])
+                update = parameter.grad.lerp(momentum, group["momentum"]).view(
+                    -1, *parameter.shape[-2:]
+                )
                 if update.shape[-2] > update.shape[-1]:
                     update = update.mT
-                by_shape.setdefault((update.shape[-2], update.shape[-1]), []).append((parameter, update))
+                by_shape.setdefault((update.shape[-2], update.shape[-1]), []).append(
+                    (parameter, update)
+                )
             for (_, columns), pairs in by_shape.items():
                 whole = orthogonalise(torch.cat([update for _, update in pairs]), dtype)
                 rate = group["lr"] * UPDATE_SCALE * columns**0.5
-                for (parameter, update), piece in zip(pairs, whole.split([len(u) for _, u in pairs]), strict=True):
+                for (parameter, update), piece in zip(
+                    pairs, whole.split([len(u) for _, u in pairs]), strict=True
+                ):
                     turned = piece if update.shape[-2:] == parameter.shape[-2:] else piece.mT
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
                     parameter.sub_(turned.reshape(parameter.shape), alpha=rate)
@@ -93,7 +108,9 @@ class CombinedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Steps every part."""
         if closure is not None:
-            raise ValueError("a closure was given, wanted None: gradients are ready when step is called")
+            raise ValueError(
+                "a closure was given, wanted None: gradients are ready when step is called"
+            )
         for part in self.parts.values():
             part.step()
 
@@ -109,7 +126,9 @@ class CombinedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores every part."""
         if state_dict.keys() != self.parts.keys():
-            raise ValueError(f"optimiser state holds {sorted(state_dict)}, wanted {sorted(self.parts)}")
+            raise ValueError(
+                f"optimiser state holds {sorted(state_dict)}, wanted {sorted(self.parts)}"
+            )
         for name, part in self.parts.items():
             part.load_state_dict(state_dict[name])
 
@@ -124,7 +143,9 @@ def build_optimizer(model: TrainerModel, config: OptimizerConfig) -> CombinedOpt
             (maps if is_map and config.kind == "muon" else others).append(parameter)
     parts: dict[str, torch.optim.Optimizer] = {}
     if maps:
-        parts["muon"] = Muon(maps, config.muon_learning_rate, config.muon_momentum, config.weight_decay)
+        parts["muon"] = Muon(
+            maps, config.muon_learning_rate, config.muon_momentum, config.weight_decay
+        )
     if others:
         adam = torch.optim.AdamW(
             others,

@@ -1,6 +1,7 @@
 """Settings of the optimiser, free of tensors so that recipes can hold them.
 
-Owns `OptimizerConfig`. Enters: numbers from a recipe. Leaves: the record that models/optimizer.py builds from.
+Owns `OptimizerConfig`. Enters: numbers from a recipe. Leaves: the record that models/optimizer.py
+builds from.
 """
 
 from typing import Literal
@@ -13,7 +14,9 @@ class OptimizerConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["muon", "adamw"] = Field(default="muon", description="adamw: everything by AdamW, no Muon.")
+    kind: Literal["muon", "adamw"] = Field(
+        default="muon", description="adamw: everything by AdamW, no Muon."
+    )
     muon_learning_rate: float = Field(default=0.02, gt=0, description="Of Muon; unused with adamw.")
     adam_learning_rate: float = Field(default=4e-3, gt=0, description="Of AdamW.")
     muon_momentum: float = Field(default=0.95, ge=0, lt=1, description="Decay of Muon's momentum.")

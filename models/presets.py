@@ -1,8 +1,8 @@
 """Named model shapes.
 
-Owns the numbers of `nano` and of the public models whose shapes the recipes aim at. Leaves: `ModelSpec` by name. The large
-shapes are grouped-query stand-ins: where the original uses another attention (MLA) or shared experts, the preset keeps the
-widths and says so.
+Owns the numbers of `nano` and of the public models whose shapes the recipes aim at. Leaves:
+`ModelSpec` by name. The large shapes are grouped-query stand-ins: where the original uses another
+attention (MLA) or shared experts, the preset keeps the widths and says so.
 """
 
 from models.spec import ModelSpec
@@ -38,7 +38,7 @@ QWEN3_30B_A3B = ModelSpec(
     mtp_hidden_size=6144,
 )
 
-# Kimi K2 has MLA, one shared expert and one dense layer; this keeps its widths with grouped-query attention.
+# Kimi K2 has MLA, one shared expert and one dense layer; this keeps its widths.
 KIMI_K2 = ModelSpec(
     vocab_size=163_840,
     hidden_size=7168,

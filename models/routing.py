@@ -1,12 +1,14 @@
 """The expert router: Megatron's top-k router with compact routes and replay.
 
-Owns `ReplayRouter`. Enters: hidden states and, when replaying, the experts the decode engine chose. Leaves: the chosen experts
-of each token with their weights, and counts for load balancing. It does not run experts.
+Owns `ReplayRouter`. Enters: hidden states and, when replaying, the experts the decode engine chose.
+Leaves: the chosen experts of each token with their weights, and counts for load balancing. It does
+not run experts.
 
-Replay makes trainer and engine use the same experts although their scores differ by rounding or by a few weight versions. A
-replayed expert whose score is under `plausibility_ratio` times the router's own weakest choice is no longer one this router
-could have meant: the router's own candidates take its place. Megatron's `RouterReplay` has neither this filter nor a "no route"
-mark, and keeps its routers in a global list, so it is not used.
+Replay makes trainer and engine use the same experts although their scores differ by rounding or by
+a few weight versions. A replayed expert whose score is under `plausibility_ratio` times the
+router's own weakest choice is no longer one this router could have meant: the router's own
+candidates take its place. Megatron's `RouterReplay` has neither this filter nor a "no route" mark,
+and keeps its routers in a global list, so it is not used.
 
 Shapes: T tokens, B batch, N = T*B, E experts, K experts a token.
 """
@@ -16,14 +18,19 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 LIVE_ROUTE = -1
-# Lifts accepted experts above every live score in one top-k; scores are at most 1 plus a balancing bias.
+# Lifts accepted experts above every live score, which is at most 1 plus a balancing bias.
 ACCEPTED_LIFT = 1024.0
 
 
 def choose_experts(
-    scores_NE: Tensor, bias_E: Tensor, top_k: int, replay_NK: Tensor | None = None, plausibility_ratio: float = 0.0
+    scores_NE: Tensor,
+    bias_E: Tensor,
+    top_k: int,
+    replay_NK: Tensor | None = None,
+    plausibility_ratio: float = 0.0,
 ) -> Tensor:
-    """Returns the experts of each token: its own best by score plus bias, or the plausible ones of `replay_NK`.
+    """Returns the experts of each token: its own best by score plus bias, or the plausible ones of
+    `replay_NK`.
 
     Positions of `replay_NK` holding LIVE_ROUTE are filled with the router's own candidates.
     """
@@ -42,15 +49,21 @@ def choose_experts(
 
 
 class ReplayRouter(TopKRouter):
-    """Sigmoid scores; experts by score plus balancing bias; weights are the chosen scores normalised to sum 1."""
+    """Sigmoid scores; experts by score plus balancing bias; weights are the chosen scores
+    normalised to sum 1.
+    """
 
+    expert_bias: Tensor
+    local_tokens_per_expert: Tensor
     replay_NK: Tensor | None = None
     plausibility_ratio: float = 0.0
     num_replayed: int = 0
     num_replaced: int = 0
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Returns (weights_NK, experts_NK) instead of Megatron's dense [N, E] pair; counts unpadded tokens in training."""
+        """Returns (weights_NK, experts_NK) instead of Megatron's dense [N, E] pair; counts unpadded
+        tokens in training.
+        """
         scores_NE = torch.sigmoid(logits.view(-1, logits.shape[-1]))
         with torch.no_grad():
             experts_NK = choose_experts(
@@ -67,7 +80,9 @@ class ReplayRouter(TopKRouter):
         """Adds this batch to the tokens each expert has seen since the last balancing."""
         if padding_mask is not None:
             experts_NK = experts_NK[~padding_mask.reshape(-1)]
-        counts_E = torch.bincount(experts_NK.reshape(-1), minlength=self.config.num_moe_experts or 0)
+        counts_E = torch.bincount(
+            experts_NK.reshape(-1), minlength=self.config.num_moe_experts or 0
+        )
         self.local_tokens_per_expert += counts_E
 
     def count_replaced(self, experts_NK: Tensor, replay_NK: Tensor) -> None:

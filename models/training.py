@@ -62,7 +62,7 @@ class Work:
 
 
 class TrainingRun:
-    """One run over all phases. A resume point of another `identity` is not its own and is ignored."""
+    """One run over all phases. Resume points of another `identity` are ignored."""
 
     def __init__(self, work: Work, directory: Path, identity: str, on_step: OnStep) -> None:
         self.work = work
@@ -147,7 +147,8 @@ class TrainingRun:
         norm = self.gradients.clip(self.config.gradient_clip_norm)
         if not norm < float("inf"):
             raise ValueError(
-                f"gradient norm is {norm} at step {self.state.step} of phase {phase.name!r}, wanted a finite one"
+                f"gradient norm is {norm} at step {self.state.step} of phase {phase.name!r}, "
+                "wanted a finite one"
             )
         self.optimizer.step()
         self.model.balance_experts(

@@ -23,8 +23,9 @@ class PhaseConfig(TrainingRecord):
     name: str = Field(min_length=1, description="shown in progress and reports")
     blend: dict[str, tuple[float, float]] = Field(
         min_length=1,
-        description="source -> its share of tokens at the start and at the end of the phase, changing linearly; shares are "
-        "relative. A source is a shard SOURCE_train of the corpus, or 'demonstrations' (transcripts, loss on their mask)",
+        description="source -> its share of tokens at the start and at the end of the phase, "
+        "changing linearly; shares are relative. A source is a shard SOURCE_train of the corpus, "
+        "or 'demonstrations' (transcripts, loss on their mask)",
     )
     tokens: int = Field(
         gt=0, description="places computed, padding included; rounded down to whole steps"
@@ -125,8 +126,8 @@ class LoopConfig(TrainingRecord):
         for phase in self.phases:
             if phase.microbatches_per_step % self.world_size:
                 raise ValueError(
-                    f"phase {phase.name!r}: {phase.microbatches_per_step} microbatches a step, wanted a "
-                    f"multiple of world_size={self.world_size}"
+                    f"phase {phase.name!r}: {phase.microbatches_per_step} microbatches a step, "
+                    f"wanted a multiple of world_size={self.world_size}"
                 )
         return self
 

@@ -1,13 +1,16 @@
 """Causal grouped-query attention for training on a CPU.
 
-Owns the contract and the CPU path of `causal_attention`, with a hand-written backward. Enters: query, key and value heads.
-Leaves: the mixed values, differentiable in all three. It holds no parameters and knows no padding: rows end where they end.
+Owns the contract and the CPU path of `causal_attention`, with a hand-written backward. Enters:
+query, key and value heads. Leaves: the mixed values, differentiable in all three. It holds no
+parameters and knows no padding: rows end where they end.
 
-At nano (head width 32, 256 tokens) torch's fused kernel spends most of its time in many tiny products: forward and backward
-of one layer took 36 ms, this 16 ms. Queries that share a key head are one matrix; a block of queries meets only the keys up to
-its end; probabilities are kept for the backward.
+At nano (head width 32, 256 tokens) torch's fused kernel spends most of its time in many tiny
+products: forward and backward of one layer took 36 ms, this 16 ms. Queries that share a key head
+are one matrix; a block of queries meets only the keys up to its end; probabilities are kept for the
+backward.
 
-Shapes: C batch x key/value heads, R query heads a key/value head, T tokens, H head width, Q queries of a block, S keys so far.
+Shapes: C batch x key/value heads, R query heads a key/value head, T tokens, H head width, Q queries
+of a block, S keys so far.
 """
 
 from typing import Any
@@ -32,7 +35,9 @@ class _CausalAttention(torch.autograd.Function):
         for chosen, start, stop in _blocks(heads, num_tokens):
             size = stop - start
             query = query_CRTH[chosen, :, start:stop].reshape(-1, repeats * size, width)
-            scores = torch.bmm(query, key_CTH[chosen, :stop].transpose(1, 2)).view(-1, repeats, size, stop)
+            scores = torch.bmm(query, key_CTH[chosen, :stop].transpose(1, 2)).view(
+                -1, repeats, size, stop
+            )
             scores[..., start:].add_(future_QQ[:size, :size])
             weights = torch.softmax(scores, dim=-1)
             mixed = torch.bmm(weights.view(-1, repeats * size, stop), value_CTH[chosen, :stop])
@@ -48,14 +53,20 @@ class _CausalAttention(torch.autograd.Function):
         heads, repeats, num_tokens, width = query_CRTH.shape
         grad_query_CRTH = torch.empty_like(query_CRTH)
         grad_key_CTH, grad_value_CTH = torch.zeros_like(key_CTH), torch.zeros_like(value_CTH)
-        for weights, (chosen, start, stop) in zip(ctx.probabilities, _blocks(heads, num_tokens), strict=True):
+        for weights, (chosen, start, stop) in zip(
+            ctx.probabilities, _blocks(heads, num_tokens), strict=True
+        ):
             size = stop - start
             rows = (-1, repeats * size, stop)
             query = query_CRTH[chosen, :, start:stop].reshape(-1, repeats * size, width)
             grad = grad_CRTH[chosen, :, start:stop].reshape(-1, repeats * size, width)
             grad_value_CTH[chosen, :stop] += torch.bmm(weights.view(rows).transpose(1, 2), grad)
-            grad_weights = torch.bmm(grad, value_CTH[chosen, :stop].transpose(1, 2)).view(weights.shape)
-            grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype).view(rows)
+            grad_weights = torch.bmm(grad, value_CTH[chosen, :stop].transpose(1, 2)).view(
+                weights.shape
+            )
+            grad_scores = torch.ops.aten._softmax_backward_data(
+                grad_weights, weights, -1, weights.dtype
+            ).view(rows)
             grad_query = torch.bmm(grad_scores, key_CTH[chosen, :stop])
             grad_query_CRTH[chosen, :, start:stop] = grad_query.view(-1, repeats, size, width)
             grad_key_CTH[chosen, :stop] += torch.bmm(grad_scores.transpose(1, 2), query)
@@ -63,7 +74,9 @@ class _CausalAttention(torch.autograd.Function):
 
 
 def _blocks(heads: int, num_tokens: int) -> list[tuple[slice, int, int]]:
-    """Cuts the work into (heads, first query, query after the last) pieces whose scores fit the cache."""
+    """Cuts the work into (heads, first query, query after the last) pieces whose scores fit the
+    cache.
+    """
     return [
         (slice(first, first + HEADS_A_PASS), start, min(start + QUERY_BLOCK_TOKENS, num_tokens))
         for first in range(0, heads, HEADS_A_PASS)

@@ -11,4 +11,6 @@ def causal_attention_reference(query_CRTH: Tensor, key_CTH: Tensor, value_CTH: T
     """Mixes the values of each token and those before it by softmax of scaled scores."""
     scores = torch.einsum("crth,csh->crts", query_CRTH, key_CTH) * query_CRTH.shape[-1] ** -0.5
     future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    return torch.einsum("crts,csh->crth", scores.masked_fill(future, float("-inf")).softmax(-1), value_CTH)
+    return torch.einsum(
+        "crts,csh->crth", scores.masked_fill(future, float("-inf")).softmax(-1), value_CTH
+    )

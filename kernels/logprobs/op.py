@@ -1,8 +1,8 @@
 """Log-probabilities of given tokens straight from hidden states and the output matrix.
 
-Owns the contract and the CPU path of `token_logprobs`, with a hand-written backward. Enters: hidden states, the output matrix
-and target ids. Leaves: log-probabilities (differentiable) and entropies (not differentiable), in nats. The logits live only a
-block of tokens at a time.
+Owns the contract and the CPU path of `token_logprobs`, with a hand-written backward. Enters: hidden
+states, the output matrix and target ids. Leaves: log-probabilities (differentiable) and entropies
+(not differentiable), in nats. The logits live only a block of tokens at a time.
 
 Shapes: N tokens, D model width, V vocabulary, C tokens of a block.
 """

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 
-def token_logprobs_reference(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+def token_logprobs_reference(
+    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor
+) -> tuple[Tensor, Tensor]:
     """Returns the targets' log-probabilities and the entropy of each distribution, in nats."""
     logprobs_NV = torch.log_softmax(hidden_ND @ head_VD.T, dim=-1)
     entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)

@@ -1,15 +1,17 @@
-"""Experts of a mixture-of-experts layer: sort tokens by expert, one matrix product an expert, gather back.
+"""Experts of a mixture-of-experts layer: sort tokens by expert, one matrix product an expert,
+gather back.
 
-Owns the contract and the CPU path of `expert_mlp`, with a hand-written backward. Enters: tokens, each token's experts and
-their weights, and the stacked expert matrices. Leaves: the weighted sum of the experts' outputs, differentiable in tokens,
-weights and matrices. It does not choose experts and holds no parameters.
+Owns the contract and the CPU path of `expert_mlp`, with a hand-written backward. Enters: tokens,
+each token's experts and their weights, and the stacked expert matrices. Leaves: the weighted sum of
+the experts' outputs, differentiable in tokens, weights and matrices. It does not choose experts and
+holds no parameters.
 
-Each expert is taken through all its products before the next one, so that its rows (about 1 MB at nano) stay in cache. An
-expert's rows are filled up to a multiple of 64 with rows of weight zero: oneDNN compiles a product for each new shape, and row
-counts differ in every batch.
+Each expert is taken through all its products before the next one, so that its rows (about 1 MB at
+nano) stay in cache. An expert's rows are filled up to a multiple of 64 with rows of weight zero:
+oneDNN compiles a product for each new shape, and row counts differ in every batch.
 
-Shapes: N tokens, K experts a token, E experts, D model width, F inner width of an expert, G = 2F, P sorted and padded rows,
-R rows of one expert.
+Shapes: N tokens, K experts a token, E experts, D model width, F inner width of an expert, G = 2F, P
+sorted and padded rows, R rows of one expert.
 """
 
 from typing import Any
@@ -24,8 +26,8 @@ ROW_QUANTUM = 64
 def sort_by_expert(experts_NK: Tensor, num_experts: int) -> tuple[Tensor, Tensor, list[slice]]:
     """Lays the token copies out by expert.
 
-    Returns place_S (row of each token copy, token-major), source_P (token of each row; padding rows name token 0) and each
-    expert's rows.
+    Returns place_S (row of each token copy, token-major), source_P (token of each row; padding rows
+    name token 0) and each expert's rows.
     """
     flat_S = experts_NK.reshape(-1)
     sorted_S, order_S = torch.sort(flat_S, stable=True)
@@ -49,7 +51,12 @@ class _ExpertMlp(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tokens_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor
+        ctx: Any,
+        tokens_ND: Tensor,
+        experts_NK: Tensor,
+        weights_NK: Tensor,
+        gate_up_EGD: Tensor,
+        down_EDF: Tensor,
     ) -> Tensor:
         num_tokens, top_k = experts_NK.shape
         num_experts, doubled, _ = gate_up_EGD.shape
@@ -65,14 +72,18 @@ class _ExpertMlp(torch.autograd.Function):
             gate_RF, up_RF = inner_PG[rows].chunk(2, dim=-1)
             torch.mul(functional.silu(gate_RF), up_RF, out=active_PF[rows])
             torch.mm(active_PF[rows] * scale_P[rows, None], down_EDF[expert].T, out=output_PD[rows])
-        ctx.save_for_backward(sorted_PD, source_P, place_S, scale_P, inner_PG, active_PF, gate_up_EGD, down_EDF)
+        ctx.save_for_backward(
+            sorted_PD, source_P, place_S, scale_P, inner_PG, active_PF, gate_up_EGD, down_EDF
+        )
         ctx.rows_of_expert = rows_of_expert
         ctx.shape = (num_tokens, top_k)
         return output_PD.index_select(0, place_S).view(num_tokens, top_k, -1).sum(1)
 
     @staticmethod
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        sorted_PD, source_P, place_S, scale_P, inner_PG, active_PF, gate_up_EGD, down_EDF = ctx.saved_tensors
+        sorted_PD, source_P, place_S, scale_P, inner_PG, active_PF, gate_up_EGD, down_EDF = (
+            ctx.saved_tensors
+        )
         num_tokens, top_k = ctx.shape
         grad_PD = grad_ND.index_select(0, source_P)
         grad_gate_up_EGD = torch.empty_like(gate_up_EGD)
@@ -100,5 +111,5 @@ class _ExpertMlp(torch.autograd.Function):
 def expert_mlp(
     tokens_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor
 ) -> Tensor:
-    """Runs each token through its experts (SwiGLU, gate rows first) and sums the results by weight."""
+    """Runs each token through its experts (SwiGLU, gate rows first), sums results by weight."""
     return _ExpertMlp.apply(tokens_ND, experts_NK, weights_NK, gate_up_EGD, down_EDF)  # type: ignore[no-any-return]

@@ -1,5 +1,11 @@
 """Checkpoints on disk: weights, shape, tokenizer, optimiser state."""
 
-from models.checkpoint.store import Checkpoint, load_checkpoint, load_optimizer_state, load_spec, save_checkpoint
+from models.checkpoint.store import (
+    Checkpoint,
+    load_checkpoint,
+    load_optimizer_state,
+    load_spec,
+    save_checkpoint,
+)
 
 __all__ = ["Checkpoint", "load_checkpoint", "load_optimizer_state", "load_spec", "save_checkpoint"]

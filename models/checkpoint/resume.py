@@ -1,7 +1,7 @@
 """The one file from which an interrupted training run continues.
 
-Owns its atomic replacement. Enters: nested dicts of tensors and numbers. Leaves: the same, bit by bit. What the state means is
-the training loop's.
+Owns its atomic replacement. Enters: nested dicts of tensors and numbers. Leaves: the same, bit by
+bit. What the state means is the training loop's.
 """
 
 import os
@@ -20,7 +20,7 @@ def save_resume_state(path: Path, state: dict[str, Any]) -> None:
             torch.save(state, stream)
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

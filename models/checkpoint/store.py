@@ -1,8 +1,8 @@
 """A checkpoint as a directory.
 
-Owns the file names and formats. Enters: a spec, canonical weights, optionally a tokenizer, an optimiser state and metadata.
-Leaves: a directory that is whole or absent, and back from it the same tensors bit by bit. It builds no model and knows no object
-store.
+Owns the file names and formats. Enters: a spec, canonical weights, optionally a tokenizer, an
+optimiser state and metadata. Leaves: a directory that is whole or absent, and back from it the same
+tensors bit by bit. It builds no model and knows no object store.
 
     model.safetensors   canonical weights
     spec.json           ModelSpec
@@ -12,7 +12,6 @@ store.
 """
 
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -53,22 +52,29 @@ def save_checkpoint(
     optimizer_state: dict[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes a checkpoint; readers see the old directory or the new one, never a part. Metadata must be JSON."""
+    """Writes a checkpoint; readers see the old directory or the new one, never a part. Metadata
+    must be JSON.
+    """
     check_shapes(spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
     temporary = directory.with_name(f".{directory.name}-{uuid.uuid4().hex}")
     temporary.mkdir(parents=True)
     try:
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary / WEIGHTS)
+        save_file(
+            {name: tensor.contiguous() for name, tensor in weights.items()}, temporary / WEIGHTS
+        )
         (temporary / SPEC).write_text(spec.model_dump_json(indent=1))
         if tokenizer_path is not None:
             shutil.copyfile(tokenizer_path, temporary / TOKENIZER)
         if optimizer_state is not None:
             torch.save(optimizer_state, temporary / OPTIMIZER)
-        marker = {"weights_xxh3_128": checksum_file(temporary / WEIGHTS), "metadata": dict(metadata or {})}
+        marker = {
+            "weights_xxh3_128": checksum_file(temporary / WEIGHTS),
+            "metadata": dict(metadata or {}),
+        }
         (temporary / MARKER).write_text(json.dumps(marker, indent=1))
         if directory.exists():
             shutil.rmtree(directory)
-        os.replace(temporary, directory)
+        temporary.replace(directory)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return directory
@@ -85,7 +91,9 @@ def load_checkpoint(directory: Path) -> Checkpoint:
     marker = read_marker(directory)
     seen = checksum_file(directory / WEIGHTS)
     if seen != marker["weights_xxh3_128"]:
-        raise ValueError(f"{directory / WEIGHTS} has checksum {seen}, wanted {marker['weights_xxh3_128']}")
+        raise ValueError(
+            f"{directory / WEIGHTS} has checksum {seen}, wanted {marker['weights_xxh3_128']}"
+        )
     spec = load_spec(directory)
     weights = load_file(directory / WEIGHTS)
     check_shapes(spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})

@@ -11,13 +11,18 @@ from models.training_config import LoopConfig, PhaseResult, TrainingRecord
 class MtpConfig(LoopConfig):
     """Everything that decides what the stage makes of a checkpoint and a corpus."""
 
-    depth: int = Field(default=2, ge=1, description="draft layers; more than the checkpoint has are drawn anew")
+    depth: int = Field(
+        default=2, ge=1, description="draft layers; more than the checkpoint has are drawn anew"
+    )
     hidden_size: int = Field(default=256, ge=1, description="inner width of a draft layer")
     is_joint: bool = Field(
         default=False,
-        description="False: only draft layers learn, the trunk stays as it is; True: the trunk learns its own loss too",
+        description="False: only draft layers learn, the trunk stays as it is; "
+        "True: the trunk learns its own loss too",
     )
-    draft_weight: float = Field(default=0.3, gt=0, description="of the draft loss beside the trunk's; joint only")
+    draft_weight: float = Field(
+        default=0.3, gt=0, description="of the draft loss beside the trunk's; joint only"
+    )
     evaluation_tokens: int = Field(default=8_192, gt=0, description="of each held-out shard")
     evaluation_row_tokens: int = Field(default=256, ge=8)
 
@@ -36,7 +41,7 @@ class DraftQuality(TrainingRecord):
     step: int = Field(description="steps taken before")
     kl_nats: tuple[float, ...] = Field(description="KL(main || draft) a token, all held-out shards")
     agreement: tuple[float, ...] = Field(
-        description="share of tokens where the main head's likeliest token is the draft's too, given true context"
+        description="share of tokens where the main head's likeliest token is the draft's too"
     )
     agreement_by_source: dict[str, tuple[float, ...]]
 

@@ -1,12 +1,13 @@
 """Self-distillation: draft layers learn the main head's whole distribution.
 
-Owns the loss of a microbatch and the measurement on held-out shards. Enters: a model and token batches. Leaves: a loss to
-differentiate, and KL and agreement by depth. It trains nothing itself.
+Owns the loss of a microbatch and the measurement on held-out shards. Enters: a model and token
+batches. Leaves: a loss to differentiate, and KL and agreement by depth. It trains nothing itself.
 
-Depth d at position t scores token t+2+d from the trunk's state at t and the tokens up to t+1+d; its teacher is the main head at
-position t+1+d, which scores the same token having seen as much.
+Depth d at position t scores token t+2+d from the trunk's state at t and the tokens up to t+1+d; its
+teacher is the main head at position t+1+d, which scores the same token having seen as much.
 
-Shapes: B rows, T tokens, S positions of a depth (time first), C chosen positions, V vocabulary, D model width.
+Shapes: B rows, T tokens, S positions of a depth (time first), C chosen positions, V vocabulary, D
+model width.
 """
 
 from pathlib import Path
@@ -24,7 +25,9 @@ ROWS_A_BATCH = 8
 
 
 class DistillationLoss:
-    """The loss of a microbatch: KL summed over depths and target tokens; joint: the trunk's own loss beside it."""
+    """The loss of a microbatch: KL summed over depths and target tokens; joint: the trunk's own
+    loss beside it.
+    """
 
     def __init__(self, model: TrainerModel, config: MtpConfig) -> None:
         self.model = model
@@ -41,7 +44,9 @@ class DistillationLoss:
             kl_C, _ = draft_kl(self.model, hidden_TBD, state_SBD, depth, is_target_SB)
             total = total + kl_C.sum()
         if self.config.is_joint:
-            logprobs_BT, _ = self.model.score_hidden(hidden_TBD, batch.tokens_BT, batch.loss_mask_BT)
+            logprobs_BT, _ = self.model.score_hidden(
+                hidden_TBD, batch.tokens_BT, batch.loss_mask_BT
+            )
             total = self.config.draft_weight * total - logprobs_BT.sum()
         return total, batch.loss_mask_BT[:, 2:].sum()
 
@@ -63,7 +68,9 @@ def draft_kl(
 
 
 @torch.no_grad()
-def measure_drafts(model: TrainerModel, corpus_directory: Path, config: MtpConfig, *, step: int) -> DraftQuality:
+def measure_drafts(
+    model: TrainerModel, corpus_directory: Path, config: MtpConfig, *, step: int
+) -> DraftQuality:
     """Measures every depth on every held-out shard; rows are shared out over the ranks."""
     names = held_out_sources(corpus_directory)
     depths = model.spec.mtp_depth
@@ -89,6 +96,7 @@ def measure_drafts(model: TrainerModel, corpus_directory: Path, config: MtpConfi
         kl_nats=tuple((whole[:, 0] / whole[:, 2]).tolist()),
         agreement=tuple((whole[:, 1] / whole[:, 2]).tolist()),
         agreement_by_source={
-            name: tuple((sums[index, :, 1] / sums[index, :, 2]).tolist()) for index, name in enumerate(names)
+            name: tuple((sums[index, :, 1] / sums[index, :, 2]).tolist())
+            for index, name in enumerate(names)
         },
     )

@@ -1,7 +1,7 @@
 """Child entry of the MTP stage.
 
-Enters: an MtpRequest and a workspace. Leaves in the workspace: checkpoint/ (the same trunk with trained draft layers; in joint mode a
-trained trunk too) and resume.pt.
+Enters: an MtpRequest and a workspace. Leaves in the workspace: checkpoint/ (the same trunk with
+trained draft layers; in joint mode a trained trunk too) and resume.pt.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,9 @@ def train_rank(given: RankInput, rank: int) -> MtpResult:
 
     def evaluate(_: PhaseConfig, step: int) -> dict[str, Any]:
         quality = measure_drafts(model, corpus, request.config, step=step)
-        return quality.model_dump() | {f"kl_nats_{depth}": value for depth, value in enumerate(quality.kl_nats)}
+        return quality.model_dump() | {
+            f"kl_nats_{depth}": value for depth, value in enumerate(quality.kl_nats)
+        }
 
     def report(done: int, total: int, phase: str, metrics: dict[str, float]) -> None:
         if rank == 0:
@@ -57,12 +59,15 @@ def train_rank(given: RankInput, rank: int) -> MtpResult:
 
     config = request.config
     if not config.is_joint:
-        config = config.model_copy(update={"balance_rate": 0.0})  # a frozen trunk keeps its routing too
+        config = config.model_copy(
+            update={"balance_rate": 0.0}
+        )  # a frozen trunk keeps its routing too
     work = Work(model, DistillationLoss(model, config), evaluate, config, corpus)
     state = TrainingRun(work, directory, request.model_dump_json(), report).run()
     names = DraftQuality.model_fields
     evaluations = tuple(
-        DraftQuality(**{name: evaluation[name] for name in names}) for evaluation in state.evaluations
+        DraftQuality(**{name: evaluation[name] for name in names})
+        for evaluation in state.evaluations
     )
     if rank == 0:
         save_checkpoint(
@@ -83,13 +88,19 @@ def train_rank(given: RankInput, rank: int) -> MtpResult:
 
 
 def open_model(request: MtpRequest) -> TrainerModel:
-    """Builds the checkpoint's model with draft layers: its own where shapes agree, else fresh ones."""
+    """Builds the checkpoint's model; keeps its draft layers where shapes agree."""
     config = request.config
     checkpoint = load_checkpoint(Path(request.checkpoint_directory))
-    spec = checkpoint.spec.model_copy(update={"mtp_depth": config.depth, "mtp_hidden_size": config.hidden_size})
+    spec = checkpoint.spec.model_copy(
+        update={"mtp_depth": config.depth, "mtp_hidden_size": config.hidden_size}
+    )
     model = build_trainer_model(spec, ParallelLayout(data=config.world_size), seed=config.seed)
     fresh = model.export_weights()
-    kept = {name: weight for name, weight in checkpoint.weights.items() if not name.startswith("model.mtp.")}
+    kept = {
+        name: weight
+        for name, weight in checkpoint.weights.items()
+        if not name.startswith("model.mtp.")
+    }
     if checkpoint.spec.mtp_hidden_size == config.hidden_size:
         kept = {name: weight for name, weight in checkpoint.weights.items() if name in fresh}
     model.import_weights(fresh | kept)

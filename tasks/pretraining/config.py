@@ -1,6 +1,7 @@
 """What the pretraining stage is asked and what it answers.
 
-Owns `PretrainingConfig` (identity), `PretrainingRequest` and `PretrainingResult`. Torch-free: the recipe composes them.
+Owns `PretrainingConfig` (identity), `PretrainingRequest` and `PretrainingResult`. Torch-free: the
+recipe composes them.
 """
 
 from typing import Self
@@ -28,8 +29,12 @@ class PretrainingRequest(TrainingRecord):
 
     config: PretrainingConfig
     corpus_directory: str = Field(description="tokenizer.json, shards/, demonstrations.safetensors")
-    checkpoint_directory: str | None = Field(default=None, description="where to start; None: fresh weights")
-    spec: ModelSpec | None = Field(default=None, description="shape of fresh weights; None with a checkpoint")
+    checkpoint_directory: str | None = Field(
+        default=None, description="where to start; None: fresh weights"
+    )
+    spec: ModelSpec | None = Field(
+        default=None, description="shape of fresh weights; None with a checkpoint"
+    )
 
     @model_validator(mode="after")
     def _check_start(self) -> Self:

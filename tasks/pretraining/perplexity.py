@@ -1,7 +1,7 @@
 """Perplexity of held-out shards.
 
-Enters: a model and a corpus directory. Leaves: perplexity by source and over the codebase sources together. Rows of a shard are
-shared out over the ranks; every rank returns the same numbers.
+Enters: a model and a corpus directory. Leaves: perplexity by source and over the codebase sources
+together. Rows of a shard are shared out over the ranks; every rank returns the same numbers.
 """
 
 import math
@@ -40,4 +40,6 @@ def measure_perplexity(
         dist.all_reduce(sums)
     chosen = sums[[names.index(name) for name in config.codebase_sources]].sum(0)
     by_source = zip(names, (sums[:, 0] / sums[:, 1]).exp().tolist(), strict=True)
-    return Perplexity(step=step, perplexity=math.exp(chosen[0] / chosen[1]), by_source=dict(by_source))
+    return Perplexity(
+        step=step, perplexity=math.exp(chosen[0] / chosen[1]), by_source=dict(by_source)
+    )

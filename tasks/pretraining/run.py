@@ -1,7 +1,8 @@
 """Child entry of the pretraining stage.
 
-Enters: a PretrainingRequest and a workspace. Leaves in the workspace: checkpoint/ and resume.pt. The result names the former. Rank 0
-is this process; the others are started here and meet it over gloo.
+Enters: a PretrainingRequest and a workspace. Leaves in the workspace: checkpoint/ and resume.pt.
+The result names the former. Rank 0 is this process; the others are started here and meet it over
+gloo.
 """
 
 from dataclasses import dataclass

@@ -20,11 +20,15 @@ def write_documents(path_prefix: Path, documents: Sequence[Sequence[int]]) -> No
     builder.finalize(f"{path_prefix}.idx")
 
 
-def write_transcripts(path: Path, transcripts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
+def write_transcripts(
+    path: Path, transcripts: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> None:
     """Writes (token ids, loss mask) pairs end to end."""
     lengths = [len(token_ids) for token_ids, _ in transcripts]
     arrays = {
-        "token_ids": np.array([token for token_ids, _ in transcripts for token in token_ids], dtype=np.int32),
+        "token_ids": np.array(
+            [token for token_ids, _ in transcripts for token in token_ids], dtype=np.int32
+        ),
         "loss_mask": np.array([value for _, mask in transcripts for value in mask], dtype=np.uint8),
         "offsets": np.array([0, *np.cumsum(lengths)], dtype=np.int64),
     }
@@ -32,7 +36,9 @@ def write_transcripts(path: Path, transcripts: Sequence[tuple[Sequence[int], Seq
 
 
 def counting_documents(count: int, vocab_size: int, seed: int) -> list[list[int]]:
-    """Documents that count upwards from a drawn start: the next token is certain once the pattern is known."""
+    """Documents that count upwards from a drawn start: the next token is certain once the pattern
+    is known.
+    """
     generator = np.random.default_rng(seed)
     documents = []
     for _ in range(count):
@@ -43,10 +49,16 @@ def counting_documents(count: int, vocab_size: int, seed: int) -> list[list[int]
 
 
 def write_corpus(directory: Path, vocab_size: int = 40) -> Path:
-    """Writes shards code and library with held-out parts, and demonstrations masked on their second half."""
+    """Writes shards code and library with held-out parts, and demonstrations masked on their second
+    half.
+    """
     for seed, name in enumerate(("code", "library")):
-        write_documents(directory / "shards" / f"{name}_train", counting_documents(60, vocab_size, seed))
-        write_documents(directory / "shards" / f"{name}_heldout", counting_documents(12, vocab_size, 100 + seed))
+        write_documents(
+            directory / "shards" / f"{name}_train", counting_documents(60, vocab_size, seed)
+        )
+        write_documents(
+            directory / "shards" / f"{name}_heldout", counting_documents(12, vocab_size, 100 + seed)
+        )
     transcripts = [
         (document, [int(place >= len(document) // 2) for place in range(len(document))])
         for document in counting_documents(30, vocab_size, 7)

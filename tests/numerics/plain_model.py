@@ -1,6 +1,7 @@
 """The model's formulae in plain torch, without Megatron: what every implementation must agree with.
 
-Enters: a spec and canonical weights. Leaves: logits of one row of tokens. Slow and simple on purpose.
+Enters: a spec and canonical weights. Leaves: logits of one row of tokens. Slow and simple on
+purpose.
 
 Shapes: T tokens, V vocabulary, D model width, N heads, H head width, E experts.
 """
@@ -25,13 +26,18 @@ def rotate(heads_TNH: Tensor, spec: ModelSpec) -> Tensor:
     positions = torch.arange(heads_TNH.shape[0], dtype=torch.float64) / spec.rope_scaling_factor
     angles = (positions[:, None] * frequencies).to(heads_TNH.dtype)[:, None]
     left, right = heads_TNH[..., :half], heads_TNH[..., half:]
-    turned = (left * angles.cos() - right * angles.sin(), right * angles.cos() + left * angles.sin())
+    turned = (
+        left * angles.cos() - right * angles.sin(),
+        right * angles.cos() + left * angles.sin(),
+    )
     return torch.cat(turned, dim=-1)
 
 
 def attend(hidden_TD: Tensor, layer: Mapping[str, Tensor], spec: ModelSpec) -> Tensor:
     def heads(part: str) -> Tensor:
-        return (hidden_TD @ layer[f"self_attn.{part}_proj.weight"].T).view(len(hidden_TD), -1, spec.head_dim)
+        return (hidden_TD @ layer[f"self_attn.{part}_proj.weight"].T).view(
+            len(hidden_TD), -1, spec.head_dim
+        )
 
     query = rotate(rms_norm(heads("q"), layer["self_attn.q_norm.weight"], spec.norm_epsilon), spec)
     key = rotate(rms_norm(heads("k"), layer["self_attn.k_norm.weight"], spec.norm_epsilon), spec)
@@ -46,7 +52,9 @@ def attend(hidden_TD: Tensor, layer: Mapping[str, Tensor], spec: ModelSpec) -> T
 
 def mix_experts(hidden_TD: Tensor, layer: Mapping[str, Tensor], spec: ModelSpec) -> Tensor:
     scores_TE = torch.sigmoid(hidden_TD @ layer["mlp.gate.weight"].T)
-    experts = torch.topk(scores_TE + layer["mlp.gate.e_score_correction_bias"], spec.experts_per_token).indices
+    experts = torch.topk(
+        scores_TE + layer["mlp.gate.e_score_correction_bias"], spec.experts_per_token
+    ).indices
     weights = scores_TE.gather(-1, experts)
     weights = weights / weights.sum(-1, keepdim=True)
     gate_up, down = layer["mlp.experts.gate_up_proj"], layer["mlp.experts.down_proj"]
@@ -58,7 +66,11 @@ def plain_hidden(tokens_T: Tensor, weights: Mapping[str, Tensor], spec: ModelSpe
     hidden_TD = weights["model.embed_tokens.weight"][tokens_T]
     for index in range(spec.num_layers):
         prefix = f"model.layers.{index}."
-        layer = {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+        layer = {
+            name.removeprefix(prefix): weight
+            for name, weight in weights.items()
+            if name.startswith(prefix)
+        }
         normed = rms_norm(hidden_TD, layer["input_layernorm.weight"], spec.norm_epsilon)
         hidden_TD = hidden_TD + attend(normed, layer, spec)
         normed = rms_norm(hidden_TD, layer["post_attention_layernorm.weight"], spec.norm_epsilon)
@@ -76,7 +88,11 @@ def plain_draft(
 ) -> tuple[Tensor, Tensor]:
     """Returns (state for the next depth, logits_V) of draft layer `depth`."""
     prefix, embed = f"model.mtp.{depth}.", weights["model.embed_tokens.weight"]
-    part = {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+    part = {
+        name.removeprefix(prefix): weight
+        for name, weight in weights.items()
+        if name.startswith(prefix)
+    }
     epsilon = spec.norm_epsilon
     joined = torch.cat(
         (
@@ -85,6 +101,8 @@ def plain_draft(
         )
     )
     state_D = part["in_proj.weight"] @ joined
-    gate, up = (part["gate_up_proj.weight"] @ rms_norm(state_D, part["mlp_norm.weight"], epsilon)).chunk(2)
+    gate, up = (
+        part["gate_up_proj.weight"] @ rms_norm(state_D, part["mlp_norm.weight"], epsilon)
+    ).chunk(2)
     state_D = state_D + part["down_proj.weight"] @ (functional.silu(gate) * up)
     return state_D, embed @ rms_norm(state_D, part["norm.weight"], epsilon)

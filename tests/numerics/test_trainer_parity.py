@@ -24,7 +24,7 @@ SPEC = ModelSpec(
 
 
 def perturbed_model(spec: ModelSpec) -> TrainerModel:
-    """A model whose norms and biases are not at their initial values, so that the test sees them."""
+    """A model whose norms and biases are off their initial values."""
     model = build_trainer_model(spec, seed=3)
     generator = torch.Generator().manual_seed(4)
     weights = model.export_weights()
@@ -39,18 +39,24 @@ def perturbed_model(spec: ModelSpec) -> TrainerModel:
 def test_logits_equal_plain_formulae(scaling: float) -> None:
     spec = SPEC.model_copy(update={"rope_scaling_factor": scaling})
     model = perturbed_model(spec)
-    tokens_BT = torch.randint(0, spec.vocab_size, (3, 21), generator=torch.Generator().manual_seed(0))
+    tokens_BT = torch.randint(
+        0, spec.vocab_size, (3, 21), generator=torch.Generator().manual_seed(0)
+    )
     with torch.no_grad():
         logits_BTV = model.forward_logits(tokens_BT)
     weights = model.export_weights()
     for row, tokens_T in enumerate(tokens_BT):
         # fp32 sums in another order
-        torch.testing.assert_close(logits_BTV[row], plain_logits(tokens_T, weights, spec), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            logits_BTV[row], plain_logits(tokens_T, weights, spec), atol=1e-5, rtol=1e-5
+        )
 
 
 def test_token_logprobs_equal_log_softmax_of_logits() -> None:
     model = perturbed_model(SPEC)
-    tokens_BT = torch.randint(0, SPEC.vocab_size, (2, 17), generator=torch.Generator().manual_seed(1))
+    tokens_BT = torch.randint(
+        0, SPEC.vocab_size, (2, 17), generator=torch.Generator().manual_seed(1)
+    )
     logprobs_BT, entropy_BT = model.token_logprobs_and_entropy(tokens_BT)
     expected_BTV = torch.log_softmax(model.forward_logits(tokens_BT), dim=-1)
     expected = expected_BTV[:, :-1].gather(-1, tokens_BT[:, 1:, None])[..., 0]

@@ -11,7 +11,10 @@ from kernels.attention.reference import causal_attention_reference
 def test_causal_attention_equals_reference(heads: int, repeats: int, num_tokens: int) -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = ((heads, repeats, num_tokens, 4), (heads, num_tokens, 4), (heads, num_tokens, 4))
-    leaves = [torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    leaves = [
+        torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+        for shape in shapes
+    ]
     direction = torch.randn(shapes[0], generator=generator, dtype=torch.float64)
     output, expected = causal_attention(*leaves), causal_attention_reference(*leaves)
     torch.testing.assert_close(output, expected, atol=1e-12, rtol=1e-12)

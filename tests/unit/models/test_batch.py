@@ -26,12 +26,16 @@ def test_rows_of_an_epoch_are_its_documents_end_to_end(rows: RowSource) -> None:
         if token == 1:
             seen.append(stream[start : place + 1])
             start = place + 1
-    assert all(document in wanted for document in seen) and len(seen) >= 3
+    assert all(document in wanted for document in seen)
+    assert len(seen) >= 3
 
 
 def test_rows_epochs_are_shuffled_differently_and_repeatably(tmp_path: Path) -> None:
     write_documents(tmp_path / "code", counting_documents(30, 40, 0))
-    first, second = RowSource(tmp_path / "code", 16, seed=1), RowSource(tmp_path / "code", 16, seed=1)
+    first, second = (
+        RowSource(tmp_path / "code", 16, seed=1),
+        RowSource(tmp_path / "code", 16, seed=1),
+    )
     epoch = first.rows_per_epoch
     assert np.array_equal(first.row(epoch + 2), second.row(epoch + 2))
     assert not all(np.array_equal(first.row(index), first.row(epoch + index)) for index in range(4))
@@ -49,21 +53,27 @@ def test_transcripts_come_once_an_epoch_padded_and_masked(tmp_path: Path) -> Non
     lengths = [3, 9, 5, 30, 14, 8, 2]
     transcripts = [(list(range(2, 2 + n)), [0] + [1] * (n - 1)) for n in lengths]
     write_transcripts(tmp_path / "t.safetensors", transcripts)
-    source = TranscriptSource(tmp_path / "t.safetensors", microbatch_tokens=32, seed=3, bucket_tokens=(8, 16, 32))
+    source = TranscriptSource(
+        tmp_path / "t.safetensors", microbatch_tokens=32, seed=3, bucket_tokens=(8, 16, 32)
+    )
     seen = []
     for index in range(len(source.cuts)):
         batch = source.microbatch(index)
         assert batch.tokens_BT.numel() == 32
         assert (batch.tokens_BT[batch.padding_BT] == PAD_TOKEN).all()
-        assert not batch.loss_mask_BT[batch.padding_BT].any() and not batch.loss_mask_BT[:, 0].any()
+        assert not batch.loss_mask_BT[batch.padding_BT].any()
+        assert not batch.loss_mask_BT[:, 0].any()
         seen += [n for n in (~batch.padding_BT).sum(1).tolist() if n]
     assert sorted(seen) == sorted(lengths)
 
 
 def test_transcripts_too_long_are_counted_and_left_out(tmp_path: Path) -> None:
     write_transcripts(tmp_path / "t.safetensors", [([5] * 40, [1] * 40), ([5] * 4, [1] * 4)])
-    source = TranscriptSource(tmp_path / "t.safetensors", microbatch_tokens=32, seed=0, bucket_tokens=(8, 32))
-    assert source.num_too_long == 1 and len(source.cuts) == 1
+    source = TranscriptSource(
+        tmp_path / "t.safetensors", microbatch_tokens=32, seed=0, bucket_tokens=(8, 32)
+    )
+    assert source.num_too_long == 1
+    assert len(source.cuts) == 1
 
 
 def test_held_out_sources_are_found_by_name(tmp_path: Path) -> None:

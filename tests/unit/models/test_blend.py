@@ -18,7 +18,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_phase(**changes: object) -> PhaseConfig:
     fields = {"name": "p", "blend": {"code": (1, 1)}, "tokens": 6400, "sequence_tokens": 32}
-    return PhaseConfig.model_validate(fields | {"microbatch_tokens": 64, "global_batch_tokens": 128} | changes)
+    return PhaseConfig.model_validate(
+        fields | {"microbatch_tokens": 64, "global_batch_tokens": 128} | changes
+    )
 
 
 def test_draw_sources_stays_within_one_of_its_shares() -> None:
@@ -30,7 +32,9 @@ def test_draw_sources_stays_within_one_of_its_shares() -> None:
 def test_draw_sources_follows_changing_shares() -> None:
     progress = np.linspace(0, 1, 1000)
     drawn = draw_sources(np.stack([1 - progress, progress], axis=1))
-    assert drawn[:100].mean() < 0.1 and drawn[-100:].mean() > 0.9 and abs(drawn.mean() - 0.5) < 0.01
+    assert drawn[:100].mean() < 0.1
+    assert drawn[-100:].mean() > 0.9
+    assert abs(drawn.mean() - 0.5) < 0.01
 
 
 def test_count_before_numbers_each_source() -> None:
@@ -38,7 +42,10 @@ def test_count_before_numbers_each_source() -> None:
 
 
 def test_phase_data_microbatch_by_number_does_not_depend_on_what_was_read(corpus: Path) -> None:
-    phase = make_phase(blend={"code": (1, 0), "library": (0, 1), "demonstrations": (0.5, 0.5)}, microbatch_tokens=128)
+    phase = make_phase(
+        blend={"code": (1, 0), "library": (0, 1), "demonstrations": (0.5, 0.5)},
+        microbatch_tokens=128,
+    )
     read, fresh = PhaseData(phase, corpus, seed=1), PhaseData(phase, corpus, seed=1)
     batches = [read.microbatch(index) for index in range(50)]
     assert torch.equal(batches[49].tokens_BT, fresh.microbatch(49).tokens_BT)
@@ -46,7 +53,9 @@ def test_phase_data_microbatch_by_number_does_not_depend_on_what_was_read(corpus
 
 
 def test_phase_data_of_transcripts_only_draws_nothing_else(corpus: Path) -> None:
-    data = PhaseData(make_phase(blend={"demonstrations": (1, 1)}, microbatch_tokens=128), corpus, seed=0)
+    data = PhaseData(
+        make_phase(blend={"demonstrations": (1, 1)}, microbatch_tokens=128), corpus, seed=0
+    )
     assert data.microbatch(3).padding_BT.any()
     assert not data.rows
 
@@ -69,5 +78,7 @@ def test_phase_with_impossible_numbers_is_refused(changes: dict[str, object], me
 def test_learning_rate_rises_holds_and_falls() -> None:
     phase = make_phase(tokens=12_800, warmup_steps=4, decay_ratio=0.3)
     scales = [phase.learning_rate_scale(step) for step in range(phase.num_steps)]
-    assert scales[:4] == [0.2, 0.4, 0.6, 0.8] and set(scales[4:69]) == {1.0}
-    assert scales[70:] == sorted(scales[70:], reverse=True) and 0 < scales[-1] < 0.05
+    assert scales[:4] == [0.2, 0.4, 0.6, 0.8]
+    assert set(scales[4:69]) == {1.0}
+    assert scales[70:] == sorted(scales[70:], reverse=True)
+    assert 0 < scales[-1] < 0.05

@@ -20,14 +20,17 @@ def draw_tokens(rows: int = 3, length: int = 19) -> torch.Tensor:
 
 def draw_routes(tokens_BT: torch.Tensor) -> torch.Tensor:
     generator = torch.Generator().manual_seed(6)
-    scores = torch.rand(*tokens_BT.shape, SMALL_SPEC.num_layers, SMALL_SPEC.num_experts, generator=generator)
+    scores = torch.rand(
+        *tokens_BT.shape, SMALL_SPEC.num_layers, SMALL_SPEC.num_experts, generator=generator
+    )
     return scores.topk(SMALL_SPEC.experts_per_token).indices.to(torch.int16)
 
 
 def test_weights_survive_export_and_import_bit_by_bit(model: TrainerModel) -> None:
     generator = torch.Generator().manual_seed(0)
     weights = {
-        name: torch.randn(shape, generator=generator) for name, shape in SMALL_SPEC.weight_shapes().items()
+        name: torch.randn(shape, generator=generator)
+        for name, shape in SMALL_SPEC.weight_shapes().items()
     }
     other = build_trainer_model(SMALL_SPEC, seed=2)
     other.import_weights(weights)
@@ -43,7 +46,9 @@ def test_exported_weights_do_not_share_memory_with_the_model() -> None:
         for parameter in model.parameters():
             parameter.add_(1)
     after = model.export_weights()
-    assert not any(torch.equal(before[name], after[name]) for name in before if not name.endswith("bias"))
+    assert not any(
+        torch.equal(before[name], after[name]) for name in before if not name.endswith("bias")
+    )
 
 
 def test_import_weights_of_another_shape_is_refused(model: TrainerModel) -> None:
@@ -73,7 +78,7 @@ def test_layout_of_more_ranks_than_groups_is_refused(model: TrainerModel) -> Non
 def test_masked_logprobs_equal_the_chosen_ones_with_equal_gradients(model: TrainerModel) -> None:
     tokens_BT = draw_tokens()
     mask_BT = torch.rand(tokens_BT.shape, generator=torch.Generator().manual_seed(1)) < 0.4
-    parameters = [parameter for parameter in model.trunk.parameters()]
+    parameters = list(model.trunk.parameters())
     masked_BT = model.token_logprobs(tokens_BT, mask_BT=mask_BT)
     grads = torch.autograd.grad(masked_BT.sum(), parameters)
     whole_BT = model.token_logprobs(tokens_BT) * mask_BT
@@ -90,7 +95,9 @@ def test_replayed_routes_are_the_ones_used(model: TrainerModel) -> None:
     model.forward_hidden(tokens_BT, routes_BTLK, plausibility_ratio=0.0)
     used_LE = model.expert_counts_LE()
     for layer in range(SMALL_SPEC.num_layers):
-        wanted = torch.bincount(routes_BTLK[:, :, layer].reshape(-1).long(), minlength=SMALL_SPEC.num_experts)
+        wanted = torch.bincount(
+            routes_BTLK[:, :, layer].reshape(-1).long(), minlength=SMALL_SPEC.num_experts
+        )
         assert torch.equal(used_LE[layer], wanted.float())
     assert model.replaced_ratio() == 0.0
 
@@ -100,7 +107,10 @@ def test_live_routes_equal_no_replay(model: TrainerModel) -> None:
     live = torch.full((*tokens_BT.shape, SMALL_SPEC.num_layers, SMALL_SPEC.experts_per_token), -1)
     with torch.no_grad():
         torch.testing.assert_close(
-            model.token_logprobs(tokens_BT, live), model.token_logprobs(tokens_BT), atol=1e-6, rtol=1e-6
+            model.token_logprobs(tokens_BT, live),
+            model.token_logprobs(tokens_BT),
+            atol=1e-6,
+            rtol=1e-6,
         )
 
 

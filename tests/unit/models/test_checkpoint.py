@@ -12,7 +12,10 @@ from tests.fakes.small_spec import SMALL_SPEC
 
 def draw_weights(seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator) for name, shape in SMALL_SPEC.weight_shapes().items()}
+    return {
+        name: torch.randn(shape, generator=generator)
+        for name, shape in SMALL_SPEC.weight_shapes().items()
+    }
 
 
 def test_checkpoint_survives_saving_bit_by_bit(tmp_path: Path) -> None:
@@ -20,20 +23,30 @@ def test_checkpoint_survives_saving_bit_by_bit(tmp_path: Path) -> None:
     tokenizer.write_text("{}")
     state = {"adamw": {"step": torch.tensor(3.0)}}
     directory = save_checkpoint(
-        tmp_path / "c", SMALL_SPEC, weights, tokenizer_path=tokenizer, optimizer_state=state, metadata={"a": 1}
+        tmp_path / "c",
+        SMALL_SPEC,
+        weights,
+        tokenizer_path=tokenizer,
+        optimizer_state=state,
+        metadata={"a": 1},
     )
     loaded = load_checkpoint(directory)
-    assert loaded.spec == load_spec(directory) == SMALL_SPEC and loaded.metadata == {"a": 1}
+    assert loaded.spec == load_spec(directory) == SMALL_SPEC
+    assert loaded.metadata == {"a": 1}
     assert list(loaded.weights) == list(weights)
     assert all(torch.equal(loaded.weights[name], weights[name]) for name in weights)
-    assert loaded.tokenizer_path is not None and loaded.tokenizer_path.read_text() == "{}"
+    assert loaded.tokenizer_path is not None
+    assert loaded.tokenizer_path.read_text() == "{}"
     assert load_optimizer_state(directory) == state
 
 
 def test_save_checkpoint_replaces_an_older_one_whole(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "c", SMALL_SPEC, draw_weights(0), optimizer_state={"x": 1})
     save_checkpoint(tmp_path / "c", SMALL_SPEC, draw_weights(1))
-    assert torch.equal(load_checkpoint(tmp_path / "c").weights["model.norm.weight"], draw_weights(1)["model.norm.weight"])
+    assert torch.equal(
+        load_checkpoint(tmp_path / "c").weights["model.norm.weight"],
+        draw_weights(1)["model.norm.weight"],
+    )
     assert load_optimizer_state(tmp_path / "c") is None
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
@@ -67,5 +80,7 @@ def test_resume_state_is_replaced_and_absent_is_none(tmp_path: Path) -> None:
     for step in (1, 2):
         save_resume_state(path, {"step": step, "weights": {"w": torch.full((2,), float(step))}})
     state = load_resume_state(path)
-    assert state is not None and state["step"] == 2 and state["weights"]["w"].tolist() == [2.0, 2.0]
+    assert state is not None
+    assert state["step"] == 2
+    assert state["weights"]["w"].tolist() == [2.0, 2.0]
     assert [file.name for file in tmp_path.iterdir()] == ["resume.pt"]

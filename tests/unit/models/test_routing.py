@@ -36,7 +36,9 @@ def test_choose_experts_fills_live_positions_by_itself() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10_000), st.floats(0, 1))
-def test_choose_experts_always_gives_different_experts_and_keeps_plausible_ones(seed: int, ratio: float) -> None:
+def test_choose_experts_always_gives_different_experts_and_keeps_plausible_ones(
+    seed: int, ratio: float
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     scores_NE = torch.rand(6, 5, generator=generator)
     replay_NK = torch.randint(-1, 5, (6, 2), generator=generator)

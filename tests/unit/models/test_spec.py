@@ -20,7 +20,13 @@ def test_presets_have_the_published_sizes() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("num_query_groups", 3), ("head_dim", 31), ("experts_per_token", 9), ("mtp_hidden_size", 0), ("vocab_size", 0)],
+    [
+        ("num_query_groups", 3),
+        ("head_dim", 31),
+        ("experts_per_token", 9),
+        ("mtp_hidden_size", 0),
+        ("vocab_size", 0),
+    ],
 )
 def test_spec_impossible_shape_names_the_field(field: str, value: int) -> None:
     with pytest.raises(ValidationError, match=field):
@@ -36,7 +42,9 @@ def test_check_shapes_names_missing_unknown_and_misshapen_weights() -> None:
     shapes = NANO.weight_shapes()
     check_shapes(NANO, shapes)
     with pytest.raises(ValueError, match=r"missing \['model.norm.weight'\]"):
-        check_shapes(NANO, {name: shape for name, shape in shapes.items() if name != "model.norm.weight"})
+        check_shapes(
+            NANO, {name: shape for name, shape in shapes.items() if name != "model.norm.weight"}
+        )
     with pytest.raises(ValueError, match=r"unknown \['extra'\]"):
         check_shapes(NANO, shapes | {"extra": (1,)})
     with pytest.raises(ValueError, match=r"model.norm.weight has shape \(7,\), wanted \(128,\)"):

@@ -1,4 +1,6 @@
-"""The MTP stage on a tiny corpus: drafts come to agree with the main head and the trunk stays as it is."""
+"""The MTP stage on a tiny corpus: drafts come to agree with the main head and the trunk stays as it
+is.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -26,28 +28,42 @@ def checkpoint(corpus: Path) -> Path:
     """Fresh weights with a peaked output, so that there is something to agree with."""
     weights = build_trainer_model(SMALL_SPEC, seed=0).export_weights()
     weights["model.embed_tokens.weight"] *= 20
-    return save_checkpoint(corpus / "start", SMALL_SPEC, weights, tokenizer_path=corpus / "tokenizer.json")
+    return save_checkpoint(
+        corpus / "start", SMALL_SPEC, weights, tokenizer_path=corpus / "tokenizer.json"
+    )
 
 
 def run_stage(corpus: Path, checkpoint: Path, directory: Path, **changes: Any) -> MtpResult:
     phase = {"name": "mtp", "blend": {"code": (1, 1), "demonstrations": (1, 1)}, "tokens": 256 * 25}
-    shape = {"sequence_tokens": 64, "microbatch_tokens": 256, "global_batch_tokens": 256, "muon_learning_rate": 0.03}
+    shape = {
+        "sequence_tokens": 64,
+        "microbatch_tokens": 256,
+        "global_batch_tokens": 256,
+        "muon_learning_rate": 0.03,
+    }
     fields = {"phases": [phase | shape], "hidden_size": 32, "evaluation_row_tokens": 32} | changes
     request = MtpRequest(
-        config=MtpConfig.model_validate(fields), corpus_directory=str(corpus), checkpoint_directory=str(checkpoint)
+        config=MtpConfig.model_validate(fields),
+        corpus_directory=str(corpus),
+        checkpoint_directory=str(checkpoint),
     )
     directory.mkdir(exist_ok=True)
     return main(request, Workspace(directory, Settings(home=directory), ProgressWriter(directory)))
 
 
-def test_mtp_lowers_kl_at_every_depth_and_leaves_the_trunk(corpus: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_mtp_lowers_kl_at_every_depth_and_leaves_the_trunk(
+    corpus: Path, checkpoint: Path, tmp_path: Path
+) -> None:
     result = run_stage(corpus, checkpoint, tmp_path / "run")
     for before, after in zip(result.before.kl_nats, result.after.kl_nats, strict=True):
         assert after < 0.8 * before
     for before, after in zip(result.before.agreement, result.after.agreement, strict=True):
         assert after > before
-    ours, start = (load_checkpoint(Path(path)) for path in (result.checkpoint_directory, checkpoint))
-    assert ours.spec.mtp_depth == 2 and ours.spec.mtp_hidden_size == 32
+    ours, start = (
+        load_checkpoint(Path(path)) for path in (result.checkpoint_directory, checkpoint)
+    )
+    assert ours.spec.mtp_depth == 2
+    assert ours.spec.mtp_hidden_size == 32
     trunk = [name for name in start.weights if not name.startswith("model.mtp.")]
     assert all(torch.equal(ours.weights[name], start.weights[name]) for name in trunk)
     assert ours.tokenizer_path is not None
@@ -55,14 +71,20 @@ def test_mtp_lowers_kl_at_every_depth_and_leaves_the_trunk(corpus: Path, checkpo
 
 def test_mtp_joint_mode_moves_the_trunk_too(corpus: Path, checkpoint: Path, tmp_path: Path) -> None:
     result = run_stage(corpus, checkpoint, tmp_path / "run", is_joint=True)
-    ours, start = (load_checkpoint(Path(path)).weights for path in (result.checkpoint_directory, checkpoint))
+    ours, start = (
+        load_checkpoint(Path(path)).weights for path in (result.checkpoint_directory, checkpoint)
+    )
     assert not torch.equal(ours["model.embed_tokens.weight"], start["model.embed_tokens.weight"])
 
 
 def test_mtp_keeps_draft_layers_of_the_same_shape(corpus: Path, checkpoint: Path) -> None:
     phase = {"name": "mtp", "blend": {"code": (1, 1)}, "tokens": 4096}
-    config = MtpConfig.model_validate({"phases": [phase], "depth": 1, "hidden_size": SMALL_SPEC.mtp_hidden_size})
-    request = MtpRequest(config=config, corpus_directory=str(corpus), checkpoint_directory=str(checkpoint))
+    config = MtpConfig.model_validate(
+        {"phases": [phase], "depth": 1, "hidden_size": SMALL_SPEC.mtp_hidden_size}
+    )
+    request = MtpRequest(
+        config=config, corpus_directory=str(corpus), checkpoint_directory=str(checkpoint)
+    )
     weights = open_model(request).export_weights()
     start = load_checkpoint(checkpoint).weights
     assert torch.equal(weights["model.mtp.0.in_proj.weight"], start["model.mtp.0.in_proj.weight"])

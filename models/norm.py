@@ -1,0 +1,26 @@
+"""RMSNorm, plugged in where Megatron builds a layer norm.
+
+Owns `RootMeanSquareNorm`. Enters: hidden states. Leaves: the same shape, normalised over the last
+dimension.
+"""
+
+import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from kernels.rms_norm.op import rms_norm
+
+
+class RootMeanSquareNorm(torch.nn.Module):
+    """A weight a channel, ones at first."""
+
+    def __init__(
+        self, hidden_size: int, eps: float, config: TransformerConfig | None = None
+    ) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Normalises the last dimension."""
+        return rms_norm(hidden, self.weight, self.eps)
