@@ -17,7 +17,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from infra.cluster.actors import get_or_create_actor
 from infra.engine.local import SwapReport
-from infra.engine.replica import EngineReplica
+from infra.engine.mailbox import Mailbox, MailboxReplica
 from infra.engine.router import RequestRouter
 from infra.engine.states import ReplicaState
 from infra.engine.wire import decode_generation, encode_request
@@ -39,7 +39,7 @@ def start_replicas(
     """Starts (or finds) one actor per id; they serve after `EngineFleet.follow`."""
     return {
         replica_id: get_or_create_actor(
-            EngineReplica,
+            MailboxReplica,
             replica_id,
             replica_id,
             spec,
@@ -57,13 +57,14 @@ class EngineFleet:
     def __init__(self, replicas: Mapping[str, ActorHandle]) -> None:
         self._replicas = dict(replicas)
         self._router = RequestRouter(list(replicas))
+        self._mailboxes = {name: Mailbox(name, actor) for name, actor in replicas.items()}
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Samples an answer on the replica that holds the session, or the least busy one."""
         tokens = len(request.token_ids) + request.max_new_tokens
         replica_id = self._router.choose(request.session_id, tokens)
         try:
-            call = self._replicas[replica_id].generate.remote(encode_request(request))
+            call = self._mailboxes[replica_id].generate(encode_request(request))
             return decode_generation(
                 await self._answer(call, replica_id, f"request {request.request_id}")
             )
@@ -78,7 +79,12 @@ class EngineFleet:
         """Lets the cache of a finished conversation go; nobody waits for it."""
         replica_id = self._router.end_session(session_id)
         if replica_id is not None:
-            self._replicas[replica_id].end_session.remote(session_id)
+            self._mailboxes[replica_id].end_session(session_id)
+
+    async def close(self) -> None:
+        """Stops listening to the replicas; they live on."""
+        for mailbox in self._mailboxes.values():
+            await mailbox.close()
 
     async def follow(self, objects: ObjectStore, chain_id: str) -> list[int | None]:
         """Binds every replica to a chain; returns the version each applied."""

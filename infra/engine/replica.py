@@ -67,7 +67,7 @@ class EngineReplica:
             )
 
     async def update_to(self, version: int) -> SwapReport:
-        """Fetches, verifies and applies a version. A failure raises and leaves the replica STALE."""
+        """Fetches, verifies and applies a version. Any failure raises and leaves it STALE."""
         if self._subscriber is None:
             raise EngineError(
                 f"replica {self.replica_id} follows no chain, "

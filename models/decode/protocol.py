@@ -60,12 +60,12 @@ class Generation:
         np.ndarray
     )  # float32, natural log, of the sampled token under the sampling distribution
     weight_versions_T: np.ndarray  # int64, version of the weights that made each token
-    # int16 [P_new + T, L, K]: experts of every position whose routes this session was not given yet,
-    # in order. route_offset is the index in the whole context (prompt + new tokens) of the first row,
-    # so positions route_offset .. route_offset + rows are covered and rows of successive turns follow
-    # one another. The last sampled token was never fed back: it has no row until the next turn feeds
-    # it. When a session's cache was lost, earlier positions come again, made by newer weights: the
-    # first recorded rows are the ones that belong to the log-probs.
+    # int16 [P_new + T, L, K]: experts of every position whose routes this session was not given
+    # yet, in order. route_offset is the index in the whole context (prompt + new tokens) of the
+    # first row, so positions route_offset .. route_offset + rows are covered and rows of successive
+    # turns follow one another. The last sampled token was never fed back: it has no row until the
+    # next turn feeds it. When a session's cache was lost, earlier positions come again, made by
+    # newer weights: the first recorded rows are the ones that belong to the log-probs.
     routed_experts: np.ndarray
     route_offset: int
     stop_reason: StopReason

@@ -85,7 +85,8 @@ def _check(spec: ModelSpec, weights: Mapping[str, Tensor], version: int) -> None
     if missing or unknown:
         raise ValueError(
             f"weights version {version}: missing {missing[:3]} ({len(missing)}), "
-            f"unknown {unknown[:3]} ({len(unknown)}), wanted exactly the {len(wanted)} names of the spec"
+            f"unknown {unknown[:3]} ({len(unknown)}), "
+            f"wanted exactly the {len(wanted)} names of the spec"
         )
     for name, shape in wanted.items():
         tensor = weights[name]
