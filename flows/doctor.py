@@ -25,6 +25,7 @@ from infra.settings import Settings
 _PYTHON_WANTED = ((3, 11), (3, 13))
 _RAY_MEMORY_BYTES = 2 * 2**30
 _IMPORT_LIMIT_SECONDS = 180
+_OWN_PROGRAMS = ("-m prefect server", "-m flows.drivers.gateway")
 _REINSTALL = "run `make setup` again"
 
 _TORCH_PROGRAM = """
@@ -180,7 +181,7 @@ def check_port(name: str, port: int, variable: str) -> Check:
     if not holders:
         return Check(name=name, ok=True, detail=f"{port} is free")
     holder = _describe_process(holders[0])
-    if "prefect" in holder or "infra.gateway" in holder or "ostinato" in holder:
+    if any(program in holder for program in _OWN_PROGRAMS):
         return Check(name=name, ok=True, detail=f"{port} is served by {holder}")
     return Check(
         name=name,
@@ -228,7 +229,7 @@ def _describe_process(pid: int | None) -> str:
     if pid is None:
         return "a process of another user"
     try:
-        return f"process {pid}: {' '.join(psutil.Process(pid).cmdline())[:80]}"
+        return f"process {pid}: {' '.join(psutil.Process(pid).cmdline())[:120]}"
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return "a process of another user"
 

@@ -105,14 +105,19 @@ class Artifacts:
         return _ref(row if row is not None else self._index(manifest))
 
     def get(self, reference: str) -> ArtifactRef:
-        """The artifact that `str` of its reference names, kind/name@version; ConfigError when there is none."""
+        """The artifact that `str` of its reference names, kind/name@version; ConfigError when there
+        is none.
+        """
         kind, _, rest = reference.partition("/")
         name, _, version = rest.rpartition("@")
         for row in self._ledger.artifacts.list(kind, name):
             if str(row.version) == version:
                 return _ref(row)
         known = ", ".join(str(_ref(row)) for row in self._ledger.artifacts.list(kind)) or "none"
-        raise ConfigError(f"artifact {reference!r} is not in the ledger, wanted kind/name@version; of this kind: {known}")
+        raise ConfigError(
+            f"artifact {reference!r} is not in the ledger, wanted kind/name@version; "
+            f"of this kind: {known}"
+        )
 
     def publish(
         self,

@@ -56,7 +56,9 @@ def test_busy_port_names_its_holder() -> None:
     free = doctor.check_port("port of gateway", port, "OSTINATO_GATEWAY_PORT")
 
     assert free.ok
-    assert busy.ok or ("is busy (process" in busy.detail and "OSTINATO_GATEWAY_PORT" in busy.fix)
+    assert not busy.ok
+    assert f"{port} is busy (process" in busy.detail
+    assert "OSTINATO_GATEWAY_PORT" in busy.fix
 
 
 def test_database_and_object_store_that_work(tmp_path: Path) -> None:

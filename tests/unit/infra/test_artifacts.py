@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from infra.artifacts import ArtifactRef, Artifacts, fingerprint
-from infra.errors import StorageError
+from infra.errors import ConfigError, StorageError
 from infra.ledger import Ledger
 from infra.objects import ObjectStore
 
@@ -79,6 +79,9 @@ def test_publish_then_fetch_gives_the_same_files(artifacts: Artifacts, tmp_path:
     assert (copy / "deep" / "b").read_text() == "two"
     assert artifacts.find("corpus", "nano", ref.fingerprint) == ref
     assert artifacts.metadata(ref) == {"tokens": 12}
+    assert artifacts.get(str(ref)) == ref
+    with pytest.raises(ConfigError, match="nano@7' is not in the ledger.*corpus/nano@1"):
+        artifacts.get("corpus/nano@7")
 
 
 def test_publish_of_a_known_fingerprint_keeps_the_first_content(
