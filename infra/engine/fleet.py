@@ -8,7 +8,7 @@ is not repeated here: who asked knows whether a repeat is safe.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import ray
@@ -141,7 +141,7 @@ class EngineFleet:
             raise failures[0]
         return answers
 
-    async def _answer(self, call: ray.ObjectRef, replica_id: str, what: str) -> Any:
+    async def _answer(self, call: Awaitable[Any], replica_id: str, what: str) -> Any:
         """The value of a call; errors of the method pass, a lost process becomes EngineError."""
         try:
             return await call

@@ -9,6 +9,7 @@ collects). A call of Ray costs 1.4 ms of processor time on both sides together, 
 import asyncio
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
@@ -96,7 +97,7 @@ class Mailbox:
         self._pump: asyncio.Task[None] | None = None
 
     async def generate(self, values: RequestTuple) -> GenerationTuple:
-        """The answer of the replica. RayError when the replica dies, its own typed error otherwise."""
+        """The answer of the replica; RayError when it dies, otherwise its own typed error."""
         future: asyncio.Future[GenerationTuple] = asyncio.get_running_loop().create_future()
         self._waiting[values[0]] = future
         self._requests.append(values)
@@ -136,7 +137,8 @@ class Mailbox:
         """Delivers answers while any request waits."""
         while self._waiting:
             try:
-                answers: list[Answer] = await self._actor.collect.remote(self._client_id)
+                call: Any = self._actor.collect.remote(self._client_id)
+                answers: list[Answer] = await call
             except RayError as error:
                 self._fail_all(error)
                 return

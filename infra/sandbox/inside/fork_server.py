@@ -32,6 +32,7 @@ from infra.sandbox.inside.wire import FrameDecoder, encode_frame
 
 _ROOT = "/repo"
 _EXIT_SECONDS = 0.05
+_EXIT_POLL_SECONDS = 0.0005
 _CANARY = os.path.join(os.path.dirname(__file__), "canary.py")
 _PYTEST_ARGUMENTS = [
     f"--rootdir={_ROOT}",
@@ -105,7 +106,12 @@ class Run:
                 if failure is None and result["failure"] is not None:
                     failure = {"test_id": test, **result["failure"]}
         details = {
-            test: {"seconds": result["seconds"], "called": result.get("called", [])}
+            test: {
+                "seconds": result["seconds"],
+                "idle_seconds": result.get("idle_seconds", 0.0),
+                "num_calls": result.get("num_calls", 0),
+                "called": result.get("called", []),
+            }
             for test, result in self._results.items()
         }
         return {
@@ -262,6 +268,8 @@ class ForkServer:
         patience = time.monotonic() + _EXIT_SECONDS
         while not ended and time.monotonic() < patience:
             ended, status = os.waitpid(run.process_id, os.WNOHANG)
+            if not ended:
+                time.sleep(_EXIT_POLL_SECONDS)  # a child takes milliseconds to give its memory back
         for target in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError):
                 target(run.process_id, signal.SIGKILL)
