@@ -2,8 +2,7 @@
 
 from prefect import flow
 
-from flows import showing
-from flows.checkpoint_evaluation import checkpoint_evaluation
+from flows import chain, showing
 from flows.continued_pretraining import continued_pretraining
 from flows.mtp_distillation import mtp_distillation
 from flows.problem_building import problem_building
@@ -25,8 +24,8 @@ def agent_training(recipe: str = "nano", seed: int | None = None) -> str:
     problems = problem_building(recipe, seed)
     pretrained = continued_pretraining(recipe, seed, problems)
     drafted = mtp_distillation(recipe, seed, problems, pretrained)
-    checkpoint_evaluation(recipe, seed, problems, drafted, return_state=True)
+    chain.evaluate_both(context, problems, drafted)
     reinforced = reinforcement(recipe, seed, problems, drafted)
-    checkpoint_evaluation(recipe, seed, problems, reinforced, return_state=True)
+    chain.evaluate_both(context, problems, reinforced)
     cycle = realtime_cycle(recipe, seed, problems, reinforced)
     return str(showing.show_run(context, problems, pretrained, drafted, reinforced, cycle))

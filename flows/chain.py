@@ -189,6 +189,14 @@ def evaluate(context: StageContext, problems: ArtifactRef, checkpoint: ArtifactR
     return Scorecard.model_validate_json((context.directory_of(ref) / "scorecard.json").read_bytes())
 
 
+def evaluate_both(
+    context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef
+) -> tuple[Scorecard, Scorecard]:
+    """Scorecards on unseen mutations and on unseen functions."""
+    first = evaluate(context, problems, checkpoint, Split.HELD_OUT)
+    return first, evaluate(context, problems, checkpoint, Split.HELD_OUT_FUNCTION)
+
+
 def summary_of(context: StageContext, ref: ArtifactRef) -> dict:
     """What a stage said about itself when its artifact was published."""
     return context.artifacts.metadata(ref)[SUMMARY]

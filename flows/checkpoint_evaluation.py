@@ -10,7 +10,6 @@ from flows.recipe import load_recipe
 from flows.reinforcement import reinforcement
 from flows.stage import StageContext
 from infra.artifacts import ArtifactRef
-from tasks.records import Split
 
 
 @flow(name="checkpoint-evaluation")
@@ -31,8 +30,7 @@ def checkpoint_evaluation(
     context = StageContext.open(load_recipe(recipe, seed=seed))
     problems = problems or problem_building(recipe, seed)
     checkpoint = checkpoint or reinforcement(recipe, seed, problems)
-    card = chain.evaluate(context, problems, checkpoint, Split.HELD_OUT)
-    hard = chain.evaluate(context, problems, checkpoint, Split.HELD_OUT_FUNCTION)
+    card, hard = chain.evaluate_both(context, problems, checkpoint)
     decision = realtime.judge_against_champion(context, card)
     showing.show_scorecards((card, hard), decision)
     return Completed(message=decision.reason) if decision.passed else Failed(message=decision.reason)

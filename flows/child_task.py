@@ -4,6 +4,7 @@ Owns the Prefect side of a stage: retries of transient errors, persisted JSON re
 request, a directory. Leaves: the stage's result. What makes a stage resume is infra/cluster/child.py, not Prefect's cache.
 """
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +40,7 @@ def _may_retry(_: Task[Any, Any], __: TaskRun, state: State[Any]) -> bool:
 )
 def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) -> dict[str, Any]:
     """Runs `entry` on the request in a child process; returns its result as JSON."""
-    key = name.lower().replace("_", "-").replace(" ", "-").replace(".", "-")
+    key = re.sub(r"[^a-z0-9]+", "-", name.lower())
     artifact_id: Any = create_progress_artifact(0.0, key=key, description=f"{name}: {directory.name}")
     with StageBar(name, partial(update_progress_artifact, artifact_id)) as bar:
 

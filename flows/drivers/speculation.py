@@ -39,7 +39,7 @@ def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult
             "session_id": f"s{index}",
             "token_ids": tuple(prompt),
             "max_new_tokens": request.config.max_new_tokens,
-            "stop_token_ids": renderer.stop_ids,
+            "stop_token_ids": renderer.stop_token_ids,
             "temperature": 0.0,
         }
         first = _generate(plain, GenerateRequest(request_id=f"plain{index}", **ask))
