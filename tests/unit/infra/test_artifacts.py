@@ -80,7 +80,7 @@ def test_publish_then_fetch_gives_the_same_files(artifacts: Artifacts, tmp_path:
     assert artifacts.find("corpus", "nano", ref.fingerprint) == ref
     assert artifacts.metadata(ref) == {"tokens": 12}
     assert artifacts.get(str(ref)) == ref
-    with pytest.raises(ConfigError, match="nano@7' is not in the ledger.*corpus/nano@1"):
+    with pytest.raises(ConfigError, match=r"nano@7' is not in the ledger.*corpus/nano@1"):
         artifacts.get("corpus/nano@7")
 
 
