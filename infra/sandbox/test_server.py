@@ -38,6 +38,10 @@ class TestProbe(SandboxRecord):
 
     outcome: TestOutcome
     seconds: float
+    idle_seconds: float  # of these, how long it slept or waited for others
+    num_calls: (
+        int  # of Python and built-in functions, the runner's own included; 0 when not profiled
+    )
     called: frozenset[
         tuple[str, int, str]
     ]  # (path, first line, qualified name) of functions of the repository
@@ -174,6 +178,8 @@ class TestServer:
             test: TestProbe(
                 outcome=TestOutcome(reply["outcomes"][test]),
                 seconds=detail["seconds"],
+                idle_seconds=detail["idle_seconds"],
+                num_calls=detail["num_calls"],
                 called=frozenset(
                     (path.removeprefix(prefix), line, name) for path, line, name in detail["called"]
                 ),

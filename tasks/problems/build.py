@@ -95,7 +95,7 @@ async def _build(
     if not functions:
         names = ", ".join(servers)
         raise ProblemError(
-            f"no function of {names} is small enough and called by a fast stable test"
+            f"no function of {names} is small enough and called by a cheap stable test"
         )
     mutations = [mutation for function in functions for mutation in mutate_function(function)]
     held_out = choose_held_out_functions(functions, config)

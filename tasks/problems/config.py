@@ -95,7 +95,15 @@ class ProblemsConfig(Config):
     max_tests_per_candidate: int = Field(
         default=10, ge=2, description="tests run to prove one candidate"
     )
-    max_test_seconds: float = Field(default=0.05, gt=0, description="slower tests take no part")
+    max_test_calls: int = Field(
+        default=100_000,
+        gt=0,
+        description="tests that call more functions take no part (about 30 ms); unlike a time, "
+        "this count is the same on every machine and under any load",
+    )
+    max_idle_seconds: float = Field(
+        default=0.1, gt=0, description="tests that sleep longer take no part"
+    )
     time_limit_seconds: float = Field(default=20.0, gt=0, description="wall time of one test run")
     parallel_runs: int = Field(
         default=2, ge=1, description="test runs at once in each repository's box"

@@ -1,6 +1,6 @@
 """Which tests speak of which function: measured on the pristine repository in the sandbox.
 
-Owns `TestMap`. Only tests that pass twice and are fast take part. Enters: a test server. Leaves:
+Owns `TestMap`. Only tests that pass twice and are cheap take part. Enters: a test server. Leaves:
 test ids by function, the most telling first.
 """
 
@@ -17,7 +17,7 @@ from tasks.problems.functions import Function
 
 @dataclass(frozen=True)
 class TestMap:
-    """Stable fast tests of one repository and what each calls."""
+    """Stable cheap tests of one repository and what each calls."""
 
     __test__ = False
 
@@ -47,25 +47,23 @@ class TestMap:
 
 
 async def map_tests(server: TestServer, config: ProblemsConfig) -> TestMap:
-    """Run everything once plain and once profiled.
-
-    Keep what passed both times and is fast enough.
-    """
+    """Run everything once plain and once profiled; keep what passed both times and is cheap."""
     await server.start()
-    timed = await server.probe(server.tests, 20 * config.time_limit_seconds, profile=False)
-    candidates = [
-        test
-        for test, probe in timed.items()
-        if probe.outcome is TestOutcome.PASSED and probe.seconds <= config.max_test_seconds
-    ]
-    profiled = await server.probe(candidates, 20 * config.time_limit_seconds)
+    limit = 20 * config.time_limit_seconds
+    plain = await server.probe(server.tests, limit, profile=False)
+    candidates = [test for test, probe in plain.items() if probe.outcome is TestOutcome.PASSED]
+    profiled = await server.probe(candidates, limit)
     stable = {
-        test: probe for test, probe in profiled.items() if probe.outcome is TestOutcome.PASSED
+        test: probe
+        for test, probe in profiled.items()
+        if probe.outcome is TestOutcome.PASSED
+        and probe.num_calls <= config.max_test_calls
+        and plain[test].idle_seconds <= config.max_idle_seconds
     }
     if not stable:
         raise ProblemError(
             f"repository {server.repository.name}: none of {len(server.tests)} tests passes twice "
-            f"within {config.max_test_seconds} s"
+            f"with at most {config.max_test_calls} calls"
         )
     return TestMap(stable, len(server.tests))
 

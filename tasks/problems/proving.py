@@ -25,7 +25,7 @@ class ProofOutcome(StrEnum):
     TIMEOUT = "timeout"  # a test hangs: dear to run and cheap to notice
     BREAKS_IMPORT = "breaks_import"  # everything fails
     UNSTABLE = "unstable"  # the second run differed
-    UNTESTED = "untested"  # no fast stable test calls the function
+    UNTESTED = "untested"  # no cheap stable test calls the function
 
 
 class Proof(BaseModel):

@@ -206,7 +206,7 @@ class FileServer:
             process_id = os.posix_spawn(
                 "/bin/sh",
                 ["sh", "-c", request["command"]],
-                os.environ,  # noqa: TID251 - what bubblewrap set, handed on
+                os.environ,
                 file_actions=actions,
                 setsid=True,
                 setsigdef=[signal.SIGPIPE, signal.SIGINT],

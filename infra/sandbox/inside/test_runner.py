@@ -7,6 +7,7 @@ run itself with canaries and the integrity check. Runs inside the box; the paren
 import gc
 import importlib
 import os
+import random
 import resource
 import signal
 import sys
@@ -20,6 +21,7 @@ from _pytest.runner import runtestprotocol
 
 from infra.sandbox.inside import integrity
 from infra.sandbox.inside.hot_swap import LineShift, NotSwappable, SwapIndex, code_key, swap_edit
+from infra.sandbox.inside.process import read_waited_seconds
 from infra.sandbox.inside.sources import MemoryFinder
 from infra.sandbox.inside.wire import encode_frame
 
@@ -253,13 +255,14 @@ class _TestLoop:
         """Run a test and report it. False when the rest must not run."""
         recorder = self._recorder
         self._send({"begin": item.nodeid})
-        called: set[types.CodeType] = set()
+        random.seed(0)  # a verdict must not depend on luck
+        calls: dict[types.CodeType, int] = {}
         recorder.begin()
-        started = time.perf_counter()
+        watch = _Stopwatch()
         self._arm()
         try:
             if self._profile:
-                sys.setprofile(_make_profiler(called))
+                sys.setprofile(_make_profiler(calls))
             reports = runtestprotocol(item, log=False, nextitem=following)
         except TestTimeout:
             recorder.outcome, reports = "timeout", []
@@ -272,12 +275,13 @@ class _TestLoop:
             "test": item.nodeid,
             "outcome": recorder.outcome,
             "failure": recorder.failure,
-            "seconds": time.perf_counter() - started,
+            **watch.read(),
         }
         if self._profile:
             root = recorder.root + "/"
+            message["num_calls"] = sum(calls.values())
             message["called"] = [
-                code_key(code) for code in called if code.co_filename.startswith(root)
+                code_key(code) for code in calls if code.co_filename.startswith(root)
             ]
         self._send(message)
         return recorder.outcome != "timeout"
@@ -292,13 +296,31 @@ class _TestLoop:
 
 
 def _make_profiler(
-    called: set[types.CodeType],
+    calls: dict[types.CodeType, int],
 ) -> Callable[[types.FrameType, str, object], None]:
+    """Counts calls by the code that runs (a call of a built-in counts for its caller)."""
+
     def profile(frame: types.FrameType, event: str, argument: object) -> None:
-        if event == "call":
-            called.add(frame.f_code)
+        if event in ("call", "c_call"):
+            calls[frame.f_code] = calls.get(frame.f_code, 0) + 1
 
     return profile
+
+
+class _Stopwatch:
+    """Wall time since its creation, and the part of it in which this process wanted no CPU."""
+
+    def __init__(self) -> None:
+        self._wall = time.perf_counter()
+        self._busy = self._read_busy()
+
+    def read(self) -> dict[str, float]:
+        """Both times in seconds."""
+        wall = time.perf_counter() - self._wall
+        return {"seconds": wall, "idle_seconds": max(0.0, wall - self._read_busy() + self._busy)}
+
+    def _read_busy(self) -> float:
+        return time.process_time() + read_waited_seconds(os.getpid())
 
 
 def _run_canaries(canaries: list[pytest.Item], recorder: Recorder) -> list[str]:
