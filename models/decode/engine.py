@@ -24,7 +24,7 @@ from models.decode.cache import SlotCache
 from models.decode.forward import Trunk
 from models.decode.protocol import GenerateRequest, Generation, StopReason
 from models.decode.requests import RequestQueue, RunningRequest, check_request
-from models.decode.sampling import NoiseSource, SamplingRules, sample_rows, seed_key
+from models.decode.sampling import NoiseSource, SamplingRules, sample_rows
 from models.decode.slots import SlotTable
 from models.decode.speculation import Speculator
 from models.decode.statistics import EngineStatistics
@@ -265,20 +265,9 @@ class DecodeEngine:
         return slot, min(reused, len(prompt) - 1)
 
     def _start(self, slot: int, reused: int, prompt: np.ndarray, running: RunningRequest) -> None:
-        slots, request, length = self._slots, running.request, len(prompt)
-        slots.take(slot, request.session_id)
-        slots.tokens_SC[slot, :length] = prompt
-        slots.context_S[slot] = length
-        slots.cached_S[slot] = reused
-        slots.routed_S[slot] = reused
-        slots.reported_S[slot] = min(slots.reported_S[slot], reused)
-        slots.limit_S[slot] = min(length + request.max_new_tokens, self.max_context_tokens)
-        slots.seed_keys_S[slot] = seed_key(request.seed)
-        slots.temperature_S[slot] = request.temperature
-        slots.top_p_S[slot] = request.top_p
-        slots.is_stop_SV[slot] = False
-        slots.is_stop_SV[slot, list(request.stop_token_ids)] = True
-        running.prompt_tokens = length
+        self._slots.take(slot, running.request.session_id)
+        self._slots.start(slot, running.request, prompt, reused, self.max_context_tokens)
+        running.prompt_tokens = len(prompt)
         self._running[slot] = running
 
     # --- one pass
@@ -370,14 +359,7 @@ class DecodeEngine:
         self, slots_R: np.ndarray, tokens_R: np.ndarray, logprobs_R: np.ndarray, hidden_RD: Tensor
     ) -> tuple[np.ndarray, np.ndarray]:
         """Adds one token to each slot."""
-        slots = self._slots
-        at_R = slots.context_S[slots_R]
-        slots.tokens_SC[slots_R, at_R] = tokens_R
-        slots.logprobs_SC[slots_R, at_R] = logprobs_R
-        slots.versions_SC[slots_R, at_R] = self.version
-        slots.cached_S[slots_R] = at_R
-        slots.routed_S[slots_R] = np.maximum(slots.routed_S[slots_R], at_R)
-        slots.context_S[slots_R] = at_R + 1
+        self._slots.append(slots_R, tokens_R, logprobs_R, self.version)
         if self._speculator is not None:
             self._speculator.remember(slots_R, hidden_RD)
         return slots_R, np.ones(len(slots_R), dtype=np.int64)
@@ -392,32 +374,17 @@ class DecodeEngine:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Adds to each slot the drafts that equal what was sampled, and the sample after them."""
         assert self._speculator is not None
-        slots, count = self._slots, len(slots_B)
-        at_B = slots.context_S[slots_B]
-        places_Bm = at_B[:, None] + np.arange(width)
-        tokens_Bm = tokens_R.reshape(count, width)
-        drafts = slots.tokens_SC[slots_B[:, None], places_Bm[:, :-1]]
-        is_equal = drafts == tokens_Bm[:, :-1]
-        accepted_B = np.where(is_equal.all(axis=1), width - 1, is_equal.argmin(axis=1))
-        self._speculator.gate.count_accepted(accepted_B, width - 1)
-        ends_Bm = slots.is_stop_SV[slots_B[:, None], tokens_Bm]
-        first_stop_B = np.where(ends_Bm.any(axis=1), ends_Bm.argmax(axis=1), width)
-        gained_B = np.minimum(
-            np.minimum(accepted_B, first_stop_B) + 1, slots.limit_S[slots_B] - at_B
+        tokens_Bm, logprobs_Bm = tokens_R.reshape(-1, width), logprobs_R.reshape(-1, width)
+        accepted_B, gained_B = self._slots.append_verified(
+            slots_B, tokens_Bm, logprobs_Bm, self.version
         )
-        slots.tokens_SC[slots_B[:, None], places_Bm] = tokens_Bm
-        slots.logprobs_SC[slots_B[:, None], places_Bm] = logprobs_R.reshape(count, width)
-        slots.versions_SC[slots_B[:, None], places_Bm] = self.version
-        slots.context_S[slots_B] = at_B + gained_B
-        slots.cached_S[slots_B] = at_B + gained_B - 1
-        slots.routed_S[slots_B] = np.maximum(slots.routed_S[slots_B], at_B + gained_B - 1)
-        rows = torch.from_numpy(np.arange(count) * width + gained_B - 1)
+        self._speculator.gate.count_accepted(accepted_B, width - 1)
+        rows = torch.from_numpy(np.arange(len(slots_B)) * width + gained_B - 1)
         self._speculator.remember(slots_B, hidden_RD.index_select(0, rows))
-        self.statistics.accepted_tokens += int(np.minimum(accepted_B, gained_B - 1).sum())
-        for slot, accepted in zip(
-            slots_B.tolist(), np.minimum(accepted_B, gained_B).tolist(), strict=True
-        ):
-            self._running[slot].count_drafts(width - 1, accepted)
+        used_B = np.minimum(accepted_B, gained_B)
+        self.statistics.accepted_tokens += int(used_B.sum())
+        for slot, used in zip(slots_B.tolist(), used_B.tolist(), strict=True):
+            self._running[slot].count_drafts(width - 1, used)
         return slots_B, gained_B
 
     # --- the end of a request

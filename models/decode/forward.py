@@ -20,6 +20,8 @@ from models.decode.cache import SlotCache
 from models.decode.weights import DecodeWeights, LayerWeights
 from models.spec import ModelSpec
 
+_Memory = tuple[Tensor, Tensor]  # keys and values of one layer
+
 
 class Trunk:
     """Constants of a shape and the forward pass that uses them."""
@@ -44,9 +46,12 @@ class Trunk:
         hidden_ND = weights.embedding_VD.index_select(0, plan.tokens_N)
         rotation_N1d = self._rotation_C1d.index_select(0, plan.positions_N)
         masks = [_span_mask(span) for span in plan.spans]
+        memory = _attended_memory(cache, plan.decode)
         routes = []
         for index, layer in enumerate(weights.layers):
-            attended_NO = self._attend(layer, index, hidden_ND, rotation_N1d, plan, masks, cache)
+            attended_NO = self._attend(
+                layer, index, hidden_ND, rotation_N1d, plan, masks, memory, cache
+            )
             hidden_ND = torch.addmm(hidden_ND, attended_NO, layer.output_OD)
             normal_ND = self.normalize(hidden_ND)
             experts_NK, shares_NK = self._route(layer, normal_ND)
@@ -62,6 +67,7 @@ class Trunk:
         rotation_N1d: Tensor,
         plan: BatchPlan,
         masks: list[Tensor],
+        memory: list[_Memory],
         cache: SlotCache,
     ) -> Tensor:
         heads, groups, width = self._spec.num_attention_heads, self._groups, self._spec.head_dim
@@ -76,15 +82,15 @@ class Trunk:
             index, plan.write_indices, qk_NHd[:, heads:], qkv_NHd[:, heads + groups :]
         )
         query_NGRd = qk_NHd[:, :heads].view(rows, groups, self._queries_per_group, width)
-        keys_SGdC, values_SGCd = cache.keys_LSGdC[index], cache.values_LSGCd[index]
         if plan.decode is not None and not plan.spans:
-            return _attend_decode(query_NGRd, keys_SGdC, values_SGCd, plan.decode)
+            return _attend_decode(query_NGRd, memory[index], plan.decode)
         parts = []
         if plan.decode is not None:
             first = plan.decode.slots * plan.decode.width
-            parts.append(_attend_decode(query_NGRd[:first], keys_SGdC, values_SGCd, plan.decode))
+            parts.append(_attend_decode(query_NGRd[:first], memory[index], plan.decode))
         for span, mask in zip(plan.spans, masks, strict=True):
-            parts.append(_attend_span(query_NGRd, keys_SGdC, values_SGCd, span, mask))
+            own_memory = (cache.keys_LSGdC[index, span.slot], cache.values_LSGCd[index, span.slot])
+            parts.append(_attend_span(query_NGRd, own_memory, span, mask))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _route(self, layer: LayerWeights, normal_ND: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,9 +115,7 @@ def add_experts(
     layer: LayerWeights, normal_ND: Tensor, experts_NK: Tensor, shares_NK: Tensor, hidden_ND: Tensor
 ) -> None:
     """Adds the weighted outputs of the chosen experts to `hidden_ND` in place."""
-    if (
-        normal_ND.shape[0] == 1
-    ):  # two small products beat sorting and grouping (25 us against 50 us)
+    if normal_ND.shape[0] == 1:  # small products beat sorting and grouping (25 us against 50 us)
         for expert, share in zip(experts_NK[0].tolist(), shares_NK[0].tolist(), strict=True):
             gate, up = torch.mm(normal_ND, layer.expert_up_EDF[expert]).chunk(2, dim=-1)
             hidden_ND.addmm_(F.silu(gate).mul_(up), layer.expert_down_EFD[expert], alpha=share)
@@ -129,46 +133,52 @@ def add_experts(
     hidden_ND.index_add_(0, rows, outer)
 
 
-def _attend_decode(
-    query_NGRd: Tensor, keys_SGdC: Tensor, values_SGCd: Tensor, plan: DecodePlan
-) -> Tensor:
+def _attended_memory(cache: SlotCache, plan: DecodePlan | None) -> list[_Memory]:
+    """Keys and values of the decoding slots a layer: views of a range, or all slots to gather."""
+    if plan is None:
+        return []
+    keys_LSGdT = cache.keys_LSGdC[..., : plan.context]
+    values_LSGTd = cache.values_LSGCd[:, :, :, : plan.context]
+    if plan.gather_A is None:
+        place = slice(plan.first_slot, plan.first_slot + plan.attended)
+        keys_LSGdT = keys_LSGdT[:, place].flatten(1, 2)
+        values_LSGTd = values_LSGTd[:, place].flatten(1, 2)
+    return list(zip(keys_LSGdT.unbind(0), values_LSGTd.unbind(0), strict=True))
+
+
+def _attend_decode(query_NGRd: Tensor, memory: _Memory, plan: DecodePlan) -> Tensor:
     """Attention of all decode rows at once; returns [B*m, H*d]."""
     _, groups, per_group, width = query_NGRd.shape
-    count, rows, context, attended = plan.slots, plan.width, plan.context, plan.attended
-    query = query_NGRd.reshape(count, rows, groups, per_group, width)
-    query = query.permute(0, 2, 3, 1, 4).reshape(count, groups, per_group * rows, width)
+    count, rows, attended = plan.slots, plan.width, plan.attended
+    query, (keys, values) = query_NGRd, memory
+    if rows > 1:
+        query = query.reshape(count, rows, groups, per_group, width).permute(0, 2, 3, 1, 4)
     if plan.gather_A is not None:
-        keys = keys_SGdC[..., :context].index_select(0, plan.gather_A)
-        values = values_SGCd[:, :, :context].index_select(0, plan.gather_A)
-    else:
-        stop = plan.first_slot + attended
-        keys = keys_SGdC[plan.first_slot : stop, ..., :context]
-        values = values_SGCd[plan.first_slot : stop, :, :context]
+        keys = keys.index_select(0, plan.gather_A).flatten(0, 1)
+        values = values.index_select(0, plan.gather_A).flatten(0, 1)
     if plan.row_of_slot_B is not None:
-        spread = query.new_zeros(attended, groups, per_group * rows, width)
+        spread = query.new_zeros(attended, *query.shape[1:])
         query = spread.index_copy_(0, plan.row_of_slot_B, query)
-    scores = torch.bmm(query.flatten(0, 1), keys.flatten(0, 1))
+    scores = torch.bmm(query.reshape(attended * groups, per_group * rows, width), keys)
     if plan.mask_A1mT is not None:
-        scores.view(attended, groups * per_group, rows, context).add_(plan.mask_A1mT)
-    mixed = torch.bmm(torch.softmax(scores, dim=-1), values.flatten(0, 1))
+        scores.view(attended, groups * per_group, rows, plan.context).add_(plan.mask_A1mT)
+    mixed = torch.bmm(torch.softmax(scores, dim=-1), values)
     mixed = mixed.view(attended, groups, per_group, rows, width)
     if plan.row_of_slot_B is not None:
         mixed = mixed.index_select(0, plan.row_of_slot_B)
-    return mixed.permute(0, 3, 1, 2, 4).reshape(count * rows, groups * per_group * width)
+    if rows > 1:
+        mixed = mixed.permute(0, 3, 1, 2, 4)
+    return mixed.reshape(count * rows, groups * per_group * width)
 
 
-def _attend_span(
-    query_NGRd: Tensor, keys_SGdC: Tensor, values_SGCd: Tensor, span: PrefillSpan, mask_nT: Tensor
-) -> Tensor:
+def _attend_span(query_NGRd: Tensor, memory: _Memory, span: PrefillSpan, mask_nT: Tensor) -> Tensor:
     """Attention of one prefill span against its own slot; returns [n, H*d]."""
     _, groups, per_group, width = query_NGRd.shape
-    rows = span.end - span.start
+    rows, (keys_GdC, values_GCd) = span.end - span.start, memory
     query = query_NGRd[span.first_row : span.first_row + rows].permute(1, 2, 0, 3)
-    scores = torch.bmm(
-        query.reshape(groups, per_group * rows, width), keys_SGdC[span.slot, ..., : span.end]
-    )
+    scores = torch.bmm(query.reshape(groups, per_group * rows, width), keys_GdC[..., : span.end])
     scores.view(groups, per_group, rows, span.end).add_(mask_nT)
-    mixed = torch.bmm(torch.softmax(scores, dim=-1), values_SGCd[span.slot, :, : span.end])
+    mixed = torch.bmm(torch.softmax(scores, dim=-1), values_GCd[:, : span.end])
     mixed = mixed.view(groups, per_group, rows, width).permute(2, 0, 1, 3)
     return mixed.reshape(rows, groups * per_group * width)
 

@@ -11,6 +11,9 @@ from enum import IntEnum
 
 import numpy as np
 
+from models.decode.protocol import GenerateRequest
+from models.decode.sampling import seed_key
+
 
 class SlotState(IntEnum):
     """What a slot is doing."""
@@ -71,6 +74,61 @@ class SlotTable:
             session_id if self._slot_of_session[session_id] == slot else None
         )
         self.state_S[slot] = SlotState.RUNNING
+
+    def start(
+        self, slot: int, request: GenerateRequest, prompt: np.ndarray, reused: int, most_tokens: int
+    ) -> None:
+        """Writes a request's tokens and rules; its first `reused` tokens are cached already."""
+        length = len(prompt)
+        self.tokens_SC[slot, :length] = prompt
+        self.context_S[slot] = length
+        self.cached_S[slot] = reused
+        self.routed_S[slot] = reused
+        self.reported_S[slot] = min(self.reported_S[slot], reused)
+        self.limit_S[slot] = min(length + request.max_new_tokens, most_tokens)
+        self.seed_keys_S[slot] = seed_key(request.seed)
+        self.temperature_S[slot] = request.temperature
+        self.top_p_S[slot] = request.top_p
+        self.is_stop_SV[slot] = False
+        self.is_stop_SV[slot, list(request.stop_token_ids)] = True
+
+    def append(
+        self, slots_B: np.ndarray, tokens_B: np.ndarray, logprobs_B: np.ndarray, version: int
+    ) -> None:
+        """Adds one sampled token to each slot; everything before it was fed."""
+        at_B = self.context_S[slots_B]
+        self.tokens_SC[slots_B, at_B] = tokens_B
+        self.logprobs_SC[slots_B, at_B] = logprobs_B
+        self.versions_SC[slots_B, at_B] = version
+        self._advance(slots_B, at_B + 1)
+
+    def append_verified(
+        self, slots_B: np.ndarray, tokens_Bm: np.ndarray, logprobs_Bm: np.ndarray, version: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Adds samples up to the first that differs from the draft already behind the context.
+
+        Returns (drafts that held, tokens gained) a slot; a stop token or the limit may cut it.
+        """
+        width = tokens_Bm.shape[1]
+        at_B, column = self.context_S[slots_B], slots_B[:, None]
+        places_Bm = at_B[:, None] + np.arange(width)
+        is_equal = self.tokens_SC[column, places_Bm[:, :-1]] == tokens_Bm[:, :-1]
+        accepted_B = np.where(is_equal.all(axis=1), width - 1, is_equal.argmin(axis=1))
+        is_stop_Bm = self.is_stop_SV[column, tokens_Bm]
+        first_stop_B = np.where(is_stop_Bm.any(axis=1), is_stop_Bm.argmax(axis=1), width)
+        gained_B = np.minimum(accepted_B, first_stop_B) + 1
+        gained_B = np.minimum(gained_B, self.limit_S[slots_B] - at_B)
+        self.tokens_SC[column, places_Bm] = tokens_Bm
+        self.logprobs_SC[column, places_Bm] = logprobs_Bm
+        self.versions_SC[column, places_Bm] = version
+        self._advance(slots_B, at_B + gained_B)
+        return accepted_B, gained_B
+
+    def _advance(self, slots_B: np.ndarray, context_B: np.ndarray) -> None:
+        """Sets the context lengths; all tokens but the last were fed."""
+        self.context_S[slots_B] = context_B
+        self.cached_S[slots_B] = context_B - 1
+        self.routed_S[slots_B] = np.maximum(self.routed_S[slots_B], context_B - 1)
 
     def release(self, slot: int) -> None:
         """Ends a request; the slot waits for the session's next turn, or is free when no session
