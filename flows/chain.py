@@ -8,11 +8,17 @@ import time
 from pathlib import Path
 
 from flows.child_task import run_stage
-from flows.drivers.requests import CheckpointEvaluationRequest, ReinforcementRequest, ReinforcementResult
+from flows.drivers.requests import (
+    CheckpointEvaluationRequest,
+    ReinforcementRequest,
+    ReinforcementResult,
+)
 from flows.drivers.speculation_config import SpeculationRequest, SpeculationResult
 from flows.recipe import Recipe
 from flows.stage import StageContext
 from infra.artifacts import ArtifactRef
+from infra.errors import ConfigError
+from infra.objects import checksum_file
 from tasks.corpus.config import CorpusRequest, CorpusResult
 from tasks.evaluation.run import EvaluationRequest, EvaluationResult
 from tasks.mtp.config import MtpRequest, MtpResult
@@ -26,17 +32,33 @@ SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
 
 def base_directory(recipe: Recipe) -> Path | None:
     """Where the base checkpoint of a recipe lies; None: random weights."""
-    return None if recipe.base_checkpoint is None else (REPOSITORY / recipe.base_checkpoint).resolve()
+    return (REPOSITORY / recipe.base_checkpoint).resolve() if recipe.base_checkpoint else None
+
+
+def base_identity(recipe: Recipe) -> str:
+    """What a base checkpoint is, wherever it lies: the checksum of its weights; empty without one."""
+    base = base_directory(recipe)
+    if base is None:
+        return ""
+    weights = base / "model.safetensors"
+    if not weights.is_file():
+        raise ConfigError(
+            f"base_checkpoint {recipe.base_checkpoint!r}: no file {weights}, wanted a checkpoint directory"
+        )
+    return checksum_file(weights)
 
 
 def build_problems(context: StageContext) -> ArtifactRef:
     """Packages -> proven problems."""
     request = ProblemsRequest(
-        config=context.recipe.problems, archives_directory=str(context.settings.cache_directory / "archives")
+        config=context.recipe.problems,
+        archives_directory=str(context.settings.cache_directory / "archives"),
     )
 
     def build(directory: Path) -> tuple[Path, dict]:
-        result = run_stage("problems", "tasks.problems.run:main", request, ProblemsResult, directory)
+        result = run_stage(
+            "problems", "tasks.problems.run:main", request, ProblemsResult, directory
+        )
         return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
 
     return context.ensure("problems", request.config, (), build)
@@ -55,13 +77,17 @@ def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
         )
         result = run_stage("corpus", "tasks.corpus.run:main", request, CorpusResult, directory)
         published = directory / "published"
-        _link_only(directory, published, ("tokenizer.json", "statistics.json", "demonstrations.safetensors", "shards"))
+        _link_only(
+            directory,
+            published,
+            ("tokenizer.json", "statistics.json", "demonstrations.safetensors", "shards"),
+        )
         return published, {SUMMARY: result.model_dump(mode="json")}
 
     identity = {
         "config": context.recipe.corpus,
         "harness": context.recipe.harness,
-        "base": context.recipe.base_checkpoint,
+        "base": base_identity(context.recipe),
     }
     return context.ensure("corpus", identity, (problems,), build)
 
@@ -78,14 +104,18 @@ def pretrain(context: StageContext, corpus: ArtifactRef) -> ArtifactRef:
             checkpoint_directory=None if base is None else str(base),
             spec=recipe.model if base is None else None,
         )
-        result = run_stage("pretraining", "tasks.pretraining.run:main", request, PretrainingResult, directory)
+        result = run_stage(
+            "pretraining", "tasks.pretraining.run:main", request, PretrainingResult, directory
+        )
         return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
 
-    identity = {"config": recipe.pretraining, "model": recipe.model, "base": recipe.base_checkpoint}
+    identity = {"config": recipe.pretraining, "model": recipe.model, "base": base_identity(recipe)}
     return context.ensure("pretrained", identity, (corpus,), build)
 
 
-def distil_draft_layers(context: StageContext, corpus: ArtifactRef, pretrained: ArtifactRef) -> ArtifactRef:
+def distil_draft_layers(
+    context: StageContext, corpus: ArtifactRef, pretrained: ArtifactRef
+) -> ArtifactRef:
     """Checkpoint -> the same trunk with draft layers that match its head."""
 
     def build(directory: Path) -> tuple[Path, dict]:
@@ -100,7 +130,9 @@ def distil_draft_layers(context: StageContext, corpus: ArtifactRef, pretrained: 
     return context.ensure("drafted", context.recipe.mtp, (corpus, pretrained), build)
 
 
-def measure_speculation(context: StageContext, corpus: ArtifactRef, checkpoint: ArtifactRef) -> ArtifactRef:
+def measure_speculation(
+    context: StageContext, corpus: ArtifactRef, checkpoint: ArtifactRef
+) -> ArtifactRef:
     """Checkpoint with draft layers -> acceptance and speed-up in the decode engine, plain and drafted in one run."""
     config = context.recipe.speculation
 
@@ -110,7 +142,9 @@ def measure_speculation(context: StageContext, corpus: ArtifactRef, checkpoint: 
             checkpoint_directory=str(context.directory_of(checkpoint)),
             corpus_directory=str(context.directory_of(corpus)),
         )
-        result = run_stage("speculation", "flows.drivers.speculation:main", request, SpeculationResult, directory)
+        result = run_stage(
+            "speculation", "flows.drivers.speculation:main", request, SpeculationResult, directory
+        )
         return _one_file(directory, "speculation.json", result.model_dump_json()), {
             SUMMARY: result.model_dump(mode="json")
         }
@@ -147,7 +181,9 @@ def reinforce(context: StageContext, problems: ArtifactRef, start: ArtifactRef) 
     return context.ensure("reinforced", identity, (problems, start), build)
 
 
-def evaluate(context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split) -> Scorecard:
+def evaluate(
+    context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split
+) -> Scorecard:
     """Checkpoint and a split of the problems -> a scorecard."""
     recipe = context.recipe
     identity = {
@@ -172,7 +208,9 @@ def evaluate(context: StageContext, problems: ArtifactRef, checkpoint: ArtifactR
             grading=recipe.grading,
         )
         name = f"evaluation of {checkpoint.kind}, {split.value}"
-        result = run_stage(name, "flows.drivers.evaluation:main", request, EvaluationResult, directory)
+        result = run_stage(
+            name, "flows.drivers.evaluation:main", request, EvaluationResult, directory
+        )
         card = result.scorecard
         context.ledger.scorecards.add(
             card.scorecard_id,
@@ -186,7 +224,9 @@ def evaluate(context: StageContext, problems: ArtifactRef, checkpoint: ArtifactR
         }
 
     ref = context.ensure("scorecard", identity, (problems, checkpoint), build)
-    return Scorecard.model_validate_json((context.directory_of(ref) / "scorecard.json").read_bytes())
+    return Scorecard.model_validate_json(
+        (context.directory_of(ref) / "scorecard.json").read_bytes()
+    )
 
 
 def evaluate_both(
@@ -217,7 +257,7 @@ def _one_file(directory: Path, name: str, text: str) -> Path:
 def _link_only(source: Path, target: Path, names: tuple[str, ...]) -> None:
     """A directory with only these files of another, by hard link."""
     for name in names:
-        paths = [path for path in (source / name).rglob("*")] if (source / name).is_dir() else [source / name]
+        paths = list((source / name).rglob("*")) if (source / name).is_dir() else [source / name]
         for path in paths:
             place = target / path.relative_to(source)
             place.parent.mkdir(parents=True, exist_ok=True)

@@ -33,4 +33,6 @@ def checkpoint_evaluation(
     card, hard = chain.evaluate_both(context, problems, checkpoint)
     decision = realtime.judge_against_champion(context, card)
     showing.show_scorecards((card, hard), decision)
-    return Completed(message=decision.reason) if decision.passed else Failed(message=decision.reason)
+    return (
+        Completed(message=decision.reason) if decision.passed else Failed(message=decision.reason)
+    )

@@ -41,19 +41,25 @@ def _may_retry(_: Task[Any, Any], __: TaskRun, state: State[Any]) -> bool:
 def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) -> dict[str, Any]:
     """Runs `entry` on the request in a child process; returns its result as JSON."""
     key = re.sub(r"[^a-z0-9]+", "-", name.lower())
-    artifact_id: Any = create_progress_artifact(0.0, key=key, description=f"{name}: {directory.name}")
+    artifact_id: Any = create_progress_artifact(
+        0.0, key=key, description=f"{name}: {directory.name}"
+    )
     with StageBar(name, partial(update_progress_artifact, artifact_id)) as bar:
 
         def relay(progress: Progress) -> None:
             bar.update(progress.done, progress.total, progress.message)
 
-        return run_child(entry, request, _AnyResult, directory=directory, on_progress=relay).model_dump(mode="json")
+        return run_child(
+            entry, request, _AnyResult, directory=directory, on_progress=relay
+        ).model_dump(mode="json")
 
 
 class _AnyResult(BaseModel, extra="allow"):
     """The result as the child wrote it; `run_stage` gives it its type."""
 
 
-def run_stage(name: str, entry: str, request: BaseModel, result_type: type[Result], directory: Path) -> Result:
+def run_stage(
+    name: str, entry: str, request: BaseModel, result_type: type[Result], directory: Path
+) -> Result:
     """Runs a stage as a Prefect task and returns its typed result."""
     return result_type.model_validate(run_stage_child(name, entry, request, directory))

@@ -17,7 +17,9 @@ from infra.errors import OstinatoError
 from infra.settings import load_settings
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-RecipeOption = Annotated[str, typer.Option(help="name of a shipped recipe, or the path of a TOML file")]
+RecipeOption = Annotated[
+    str, typer.Option(help="name of a shipped recipe, or the path of a TOML file")
+]
 SeedOption = Annotated[int | None, typer.Option(help="overrides the recipe's seed")]
 
 
@@ -29,7 +31,9 @@ def demo(recipe: RecipeOption = "nano", seed: SeedOption = None) -> None:
 
 @app.command()
 def run(
-    flow: Annotated[str, typer.Argument(help="module name in flows/, for example continued_pretraining")],
+    flow: Annotated[
+        str, typer.Argument(help="module name in flows/, for example continued_pretraining")
+    ],
     recipe: RecipeOption = "nano",
     seed: SeedOption = None,
 ) -> None:
@@ -50,7 +54,9 @@ def up(recipe: RecipeOption = "nano") -> None:
 
 
 @app.command()
-def doctor(deep: Annotated[bool, typer.Option(help="also starts Ray and runs a sandbox")] = False) -> None:
+def doctor(
+    deep: Annotated[bool, typer.Option(help="also starts Ray and runs a sandbox")] = False,
+) -> None:
     """Checks what this machine has; each line is ok, or why not and how to mend it."""
     console = Console()
     checks = run_checks(load_settings(), deep=deep)
@@ -75,7 +81,9 @@ def status() -> None:
 
 def _run_flow(flow: str, recipe: str, seed: int | None) -> None:
     if not (Path(__file__).parent / f"{flow}.py").is_file():
-        raise typer.BadParameter(f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}")
+        raise typer.BadParameter(
+            f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}"
+        )
     settings = load_settings()
     with local_prefect.server(settings, Console(stderr=True)) as environment:
         arguments = ["--recipe", recipe] + ([] if seed is None else ["--seed", str(seed)])
@@ -96,7 +104,9 @@ def main() -> None:
     try:
         app()
     except OstinatoError as error:
-        Console(stderr=True).print(f"[red]{type(error).__name__}[/]: {error}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(
+            f"[red]{type(error).__name__}[/]: {error}", highlight=False, soft_wrap=True
+        )
         sys.exit(2)
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped; the same command continues from here")

@@ -18,13 +18,25 @@ from infra.errors import ClusterError
 from infra.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-NOT_FLOWS = {"cli", "doctor", "local_prefect", "recipe", "report", "run_flow", "stage", "status_report", "__init__"}
+NOT_FLOWS = {
+    "cli",
+    "doctor",
+    "local_prefect",
+    "recipe",
+    "report",
+    "run_flow",
+    "stage",
+    "status_report",
+    "__init__",
+}
 WORK_POOL = "ostinato"
 
 
 def flow_names() -> list[str]:
     """The flows that can be run by name."""
-    return sorted(path.stem for path in (REPOSITORY / "flows").glob("*.py") if path.stem not in NOT_FLOWS)
+    return sorted(
+        path.stem for path in (REPOSITORY / "flows").glob("*.py") if path.stem not in NOT_FLOWS
+    )
 
 
 def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
@@ -53,7 +65,17 @@ def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
 def _server(settings: Settings, port: int, environment: dict[str, str]) -> Service:
     return Service(
         name="prefect-server",
-        command=[sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        command=[
+            sys.executable,
+            "-m",
+            "prefect",
+            "server",
+            "start",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ],
         log_path=settings.home / "logs" / "prefect-server.log",
         environment=environment,
         is_ready=lambda: answers(f"http://127.0.0.1:{port}/api/health"),
@@ -118,4 +140,6 @@ def _prefect(environment: dict[str, str], *arguments: str) -> None:
         check=False,
     )
     if done.returncode != 0:
-        raise ClusterError(f"`prefect {' '.join(arguments)}` ended with code {done.returncode}: {done.stderr[-800:]}")
+        raise ClusterError(
+            f"`prefect {' '.join(arguments)}` ended with code {done.returncode}: {done.stderr[-800:]}"
+        )

@@ -56,7 +56,9 @@ def judge_against_champion(context: StageContext, card: Scorecard) -> GateDecisi
     return gate_candidate(card, champion if same else None, context.recipe.cycle.gate)
 
 
-def serving_checkpoint(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) -> ArtifactRef:
+def serving_checkpoint(
+    context: StageContext, problems: ArtifactRef, trained: ArtifactRef
+) -> ArtifactRef:
     """What serves now. A freshly trained checkpoint goes before users first, through the same gate as any other."""
     desk = open_desk(context)
     offered = context.ledger.promotions.history()
@@ -112,7 +114,9 @@ def serve_simulated_users(
         cycle_number=number,
     )
     directory = context.run_directory("traffic", f"{number:06d}-{served.fingerprint}")
-    return run_stage("simulated users", "flows.drivers.traffic:main", request, SimulatedUsersReport, directory)
+    return run_stage(
+        "simulated users", "flows.drivers.traffic:main", request, SimulatedUsersReport, directory
+    )
 
 
 def open_cycle(context: StageContext, served: ArtifactRef) -> CycleRow | None:
@@ -122,7 +126,9 @@ def open_cycle(context: StageContext, served: ArtifactRef) -> CycleRow | None:
     if known is not None:
         return known
     start = cycles.last_closed_watermark()
-    until = choose_watermark(context.ledger, start, settle_seconds=feedback.settle_seconds, now=time.time())
+    until = choose_watermark(
+        context.ledger, start, settle_seconds=feedback.settle_seconds, now=time.time()
+    )
     if len(context.ledger.interactions.since(start, until)) < feedback.minimum_interactions:
         return None
     return cycles.open(
@@ -154,7 +160,9 @@ def train_candidate(
     return CycleTrainingResult.model_validate(chain.summary_of(context, candidate)), candidate
 
 
-def ship(context: StageContext, cycle: CycleRow, candidate: Scorecard, champion: Scorecard) -> PromotionReport:
+def ship(
+    context: StageContext, cycle: CycleRow, candidate: Scorecard, champion: Scorecard
+) -> PromotionReport:
     """The gate, and what it decides; never skipped, however late the cycle is."""
     desk = open_desk(context)
     decision = gate_candidate(candidate, champion, context.recipe.cycle.gate)

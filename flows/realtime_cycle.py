@@ -31,11 +31,15 @@ def realtime_cycle(
     started = time.monotonic()
     context = StageContext.open(load_recipe(recipe, seed=seed))
     problems = problems or problem_building(recipe, seed)
-    served = realtime.serving_checkpoint(context, problems, trained or reinforcement(recipe, seed, problems))
+    served = realtime.serving_checkpoint(
+        context, problems, trained or reinforcement(recipe, seed, problems)
+    )
     users = realtime.serve_simulated_users(context, problems, served)
     champion = chain.evaluate(context, problems, served, Split.HELD_OUT)
     cycle = realtime.open_cycle(context, served)
-    report = realtime.CycleReport(cycle_id="", served=str(served), users=users, champion_scorecard=champion)
+    report = realtime.CycleReport(
+        cycle_id="", served=str(served), users=users, champion_scorecard=champion
+    )
     if cycle is not None:
         training, candidate = realtime.train_candidate(context, cycle, served)
         card = chain.evaluate(context, problems, candidate, Split.HELD_OUT)

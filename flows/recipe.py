@@ -28,7 +28,12 @@ from tasks.promotion.config import PromotionConfig
 from tasks.rollout.config import RolloutConfig
 
 RECIPES = Path(__file__).parent / "recipes"
-SEEDED_SECTIONS = ("corpus", "pretraining", "mtp", "rollout")  # the recipe's seed is theirs unless they name one
+SEEDED_SECTIONS = (
+    "corpus",
+    "pretraining",
+    "mtp",
+    "rollout",
+)  # the recipe's seed is theirs unless they name one
 
 
 class Section(BaseModel):
@@ -42,10 +47,14 @@ class ReinforcementConfig(Section):
 
     max_steps: int = Field(default=60, ge=1, description="optimiser steps, at most")
     budget_seconds: float | None = Field(
-        default=None, gt=0, description="no new step starts after this much run time; None: no limit"
+        default=None,
+        gt=0,
+        description="no new step starts after this much run time; None: no limit",
     )
     engine_replicas: int = Field(default=1, ge=1, description="decode engines, one process each")
-    engine_slots: int = Field(default=64, ge=1, description="requests that one engine decodes together")
+    engine_slots: int = Field(
+        default=64, ge=1, description="requests that one engine decodes together"
+    )
     rollout_workers: int = Field(default=1, ge=1, description="processes that drive the harness")
 
 
@@ -57,10 +66,13 @@ class CycleConfig(Section):
     gate: GateConfig = GateConfig()
     learning: LearningConfig = LearningConfig()
     simulated_users: SimulatedUsersConfig | None = Field(
-        default=None, description="a seeded program that stands in for people; None: real traffic only"
+        default=None,
+        description="a seeded program that stands in for people; None: real traffic only",
     )
     budget_seconds: float = Field(
-        default=16_200, gt=0, description="a cycle that is later than this trims training, never the gate"
+        default=16_200,
+        gt=0,
+        description="a cycle that is later than this trims training, never the gate",
     )
 
 
@@ -70,9 +82,9 @@ class Recipe(Section):
     name: str = Field(description="names artifacts and run directories")
     seed: int = Field(default=0, ge=0, description="of everything that is drawn")
     description: str = ""
-    base_checkpoint: str | None = Field(
-        default=None,
-        description="directory of a checkpoint to continue from, relative to the repository; None: random weights",
+    base_checkpoint: str = Field(
+        default="",
+        description="directory of a checkpoint to continue from, relative to the repository; empty: random weights",
     )
     model: ModelSpec
     problems: ProblemsConfig = ProblemsConfig()
@@ -94,7 +106,9 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.toml"))
 
 
-def load_recipe(name_or_path: str, *, seed: int | None = None, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(
+    name_or_path: str, *, seed: int | None = None, overrides: Sequence[str] = ()
+) -> Recipe:
     """Reads a shipped recipe by name or a TOML file by path; `overrides` are `section.key=value` in TOML syntax.
 
     ConfigError names the file, the key, the value seen and the value wanted.
@@ -103,7 +117,9 @@ def load_recipe(name_or_path: str, *, seed: int | None = None, overrides: Sequen
     if not path.is_file():
         path = Path(name_or_path)
     if not path.is_file():
-        raise ConfigError(f"recipe {name_or_path!r} not found, wanted one of {recipe_names()} or the path of a TOML file")
+        raise ConfigError(
+            f"recipe {name_or_path!r} not found, wanted one of {recipe_names()} or the path of a TOML file"
+        )
     values = _read_toml(path)
     for override in overrides:
         _apply(values, override)
@@ -144,7 +160,9 @@ def _apply(values: dict[str, Any], override: str) -> None:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"override {key}: value {text!r} is not TOML ({error}); strings want quotes") from None
+        raise ConfigError(
+            f"override {key}: value {text!r} is not TOML ({error}); strings want quotes"
+        ) from None
     *sections, last = key.strip().split(".")
     for section in sections:
         values = values.setdefault(section, {})

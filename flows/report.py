@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from rich.table import Table
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402  the backend must be chosen first
+from matplotlib import pyplot
 
 
 class ReportRow(BaseModel):
@@ -50,7 +50,9 @@ def console_table(rows: Sequence[ReportRow], title: str) -> Table:
 def markdown_table(rows: Sequence[ReportRow]) -> str:
     """The rows for a Prefect artifact or a document."""
     lines = ["| stage | measure | before | after | note |", "| --- | --- | --- | --- | --- |"]
-    lines += [f"| {row.stage} | {row.measure} | {row.before} | {row.after} | {row.note} |" for row in rows]
+    lines += [
+        f"| {row.stage} | {row.measure} | {row.before} | {row.after} | {row.note} |" for row in rows
+    ]
     return "\n".join(lines)
 
 
@@ -73,12 +75,20 @@ def plot_png(curve: Curve) -> bytes:
 
 
 def write_html(
-    path: Path, title: str, rows: Sequence[ReportRow], curves: Sequence[Curve], facts: Mapping[str, str]
+    path: Path,
+    title: str,
+    rows: Sequence[ReportRow],
+    curves: Sequence[Curve],
+    facts: Mapping[str, str],
 ) -> Path:
     """Writes one self-contained page; returns its path."""
-    templates = Environment(loader=PackageLoader("flows", "templates"), autoescape=select_autoescape())
+    templates = Environment(
+        loader=PackageLoader("flows", "templates"), autoescape=select_autoescape()
+    )
     images = [base64.b64encode(plot_png(curve)).decode() for curve in curves]
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = templates.get_template("report.html").render(title=title, rows=rows, images=images, facts=facts)
+    page = templates.get_template("report.html").render(
+        title=title, rows=rows, images=images, facts=facts
+    )
     path.write_text(page)
     return path

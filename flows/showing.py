@@ -31,7 +31,9 @@ def show_problems(context: StageContext, problems: ArtifactRef) -> None:
     """Yield and operators of a problem set."""
     result = ProblemsResult.model_validate(chain.summary_of(context, problems))
     rows = [{"split": split, "problems": count} for split, count in result.split_sizes.items()]
-    create_table_artifact(rows, key="problem-splits", description=f"yield {result.yield_ratio:.0%}, {problems}")
+    create_table_artifact(
+        rows, key="problem-splits", description=f"yield {result.yield_ratio:.0%}, {problems}"
+    )
     operators = [{"operator": name, "problems": count} for name, count in result.operators.items()]
     create_table_artifact(operators, key="problem-operators", description=str(problems))
 
@@ -55,18 +57,32 @@ def show_drafting(context: StageContext, drafted: ArtifactRef, speculation: Arti
     draft = MtpResult.model_validate(chain.summary_of(context, drafted))
     measured = SpeculationResult.model_validate(chain.summary_of(context, speculation))
     rows = [
-        {"depth": depth + 1, "kl_nats_before": before, "kl_nats_after": after, "agreement_after": agreement}
+        {
+            "depth": depth + 1,
+            "kl_nats_before": before,
+            "kl_nats_after": after,
+            "agreement_after": agreement,
+        }
         for depth, (before, after, agreement) in enumerate(
             zip(draft.before.kl_nats, draft.after.kl_nats, draft.after.agreement, strict=True)
         )
     ]
     create_table_artifact(rows, key="draft-layers", description=str(drafted))
-    create_table_artifact([measured.model_dump(mode="json")], key="speculation", description=str(drafted))
+    create_table_artifact(
+        [measured.model_dump(mode="json")], key="speculation", description=str(drafted)
+    )
 
 
 def show_reinforcement(context: StageContext, reinforced: ArtifactRef) -> None:
     """The curve of an RL run."""
-    wanted = ("solve_rate", "reward_mean", "generated_tokens_mean", "turns_mean", "staleness_mean", "entropy_nats")
+    wanted = (
+        "solve_rate",
+        "reward_mean",
+        "generated_tokens_mean",
+        "turns_mean",
+        "staleness_mean",
+        "entropy_nats",
+    )
     rows = [
         {"step": row["step"]} | {name: round(float(row[name]), 4) for name in wanted if name in row}
         for row in _curve(context, reinforced)
@@ -89,7 +105,9 @@ def show_scorecards(cards: Sequence[Scorecard], decision: GateDecision) -> None:
         for card in cards
     ]
     create_table_artifact(rows, key="scorecards", description=cards[0].checkpoint)
-    create_markdown_artifact(f"## Gate: {'passed' if decision.passed else 'failed'}\n\n{decision.reason}", key="gate")
+    create_markdown_artifact(
+        f"## Gate: {'passed' if decision.passed else 'failed'}\n\n{decision.reason}", key="gate"
+    )
 
 
 def show_cycle(cycle: CycleReport) -> None:
@@ -98,7 +116,9 @@ def show_cycle(cycle: CycleReport) -> None:
     if cycle.users is not None:
         lines.append(f"**simulated users, not people**: {cycle.users.counts}")
     if cycle.training is not None:
-        lines.append(f"{cycle.training.samples} samples, mean reward {cycle.training.mean_reward:.3f}")
+        lines.append(
+            f"{cycle.training.samples} samples, mean reward {cycle.training.mean_reward:.3f}"
+        )
     if cycle.promotion is not None:
         lines.append(f"**{cycle.promotion.outcome.value}**: {cycle.promotion.reason}")
     create_markdown_artifact("\n\n".join(lines), key="cycle")
@@ -125,7 +145,9 @@ def show_run(
         "serving checkpoint": context.ledger.promotions.current().checkpoint_id,  # type: ignore[union-attr]
         "python": sys.version.split()[0],
     }
-    page = report.write_html(place / "report.html", title, rows, _curves(context, pretrained, reinforced), facts)
+    page = report.write_html(
+        place / "report.html", title, rows, _curves(context, pretrained, reinforced), facts
+    )
     create_markdown_artifact(report.markdown_table(rows), key="run-report", description=title)
     create_link_artifact(page.as_uri(), key="run-report-page", description=title)
     console = Console()
@@ -175,7 +197,10 @@ def _rows(
             f"acceptance {speculation.acceptance:.0%}",
         ),
     ]
-    for split, name in ((Split.HELD_OUT, "unseen mutations"), (Split.HELD_OUT_FUNCTION, "unseen functions")):
+    for split, name in (
+        (Split.HELD_OUT, "unseen mutations"),
+        (Split.HELD_OUT_FUNCTION, "unseen functions"),
+    ):
         before = chain.evaluate(context, problems, drafted, split)
         after = chain.evaluate(context, problems, reinforced, split)
         attempts = after.attempts_per_problem
@@ -198,7 +223,9 @@ def _rows(
 
 
 def _perplexity_rows(trained: PretrainingResult) -> list[report.ReportRow]:
-    continued_steps = sum(phase.steps for phase in trained.phases if phase.name != TRANSCRIPTS_PHASE)
+    continued_steps = sum(
+        phase.steps for phase in trained.phases if phase.name != TRANSCRIPTS_PHASE
+    )
     continued = next(item for item in trained.evaluations if item.step == continued_steps)
     return [
         report.ReportRow(
@@ -207,7 +234,9 @@ def _perplexity_rows(trained: PretrainingResult) -> list[report.ReportRow]:
             before=f"{trained.before.perplexity:.2f}",
             after=f"{continued.perplexity:.2f}",
             note="before the transcripts; "
-            + ", ".join(f"{phase.name} {phase.tokens / 1e6:.1f}M tokens" for phase in trained.phases),
+            + ", ".join(
+                f"{phase.name} {phase.tokens / 1e6:.1f}M tokens" for phase in trained.phases
+            ),
         )
     ]
 
@@ -215,7 +244,13 @@ def _perplexity_rows(trained: PretrainingResult) -> list[report.ReportRow]:
 def _cycle_rows(cycle: CycleReport) -> list[report.ReportRow]:
     if cycle.promotion is None or cycle.candidate_scorecard is None or cycle.training is None:
         return [
-            report.ReportRow(stage="cycle", measure="interactions", before="0", after="0", note="too few to train on")
+            report.ReportRow(
+                stage="cycle",
+                measure="interactions",
+                before="0",
+                after="0",
+                note="too few to train on",
+            )
         ]
     users = "" if cycle.users is None else f"simulated users: {cycle.users.counts}"
     return [
@@ -236,7 +271,9 @@ def _cycle_rows(cycle: CycleReport) -> list[report.ReportRow]:
     ]
 
 
-def _curves(context: StageContext, pretrained: ArtifactRef, reinforced: ArtifactRef) -> list[report.Curve]:
+def _curves(
+    context: StageContext, pretrained: ArtifactRef, reinforced: ArtifactRef
+) -> list[report.Curve]:
     trained = PretrainingResult.model_validate(chain.summary_of(context, pretrained))
     steps = tuple(float(item.step) for item in trained.evaluations)
     curves = [
@@ -258,7 +295,11 @@ def _curves(context: StageContext, pretrained: ArtifactRef, reinforced: Artifact
         ("RL: staleness in versions", ("staleness_mean", "staleness_max")),
         ("RL: entropy, nats a token", ("entropy_nats",)),
     ):
-        series = {name: (done, tuple(float(row[name]) for row in rows)) for name in names if rows and name in rows[0]}
+        series = {
+            name: (done, tuple(float(row[name]) for row in rows))
+            for name in names
+            if rows and name in rows[0]
+        }
         if series:
             curves.append(report.Curve(title=title, x_label="step", y_label="", series=series))
     return curves

@@ -41,11 +41,18 @@ class StageContext:
 
     def directory_of(self, ref: ArtifactRef) -> Path:
         """Verified local copy of an artifact."""
-        return self.artifacts.fetch(ref, self.settings.home / "artifacts" / ref.kind / ref.fingerprint)
+        return self.artifacts.fetch(
+            ref, self.settings.home / "artifacts" / ref.kind / ref.fingerprint
+        )
 
     def run_directory(self, kind: str, identity: str) -> Path:
         """Where a stage keeps its unfinished work; the same for the same identity, so that it resumes."""
-        return self.settings.home / "runs" / f"{self.recipe.name}-seed{self.recipe.seed}" / f"{kind}-{identity}"
+        return (
+            self.settings.home
+            / "runs"
+            / f"{self.recipe.name}-seed{self.recipe.seed}"
+            / f"{kind}-{identity}"
+        )
 
     def ensure(
         self,

@@ -12,7 +12,9 @@ from infra.settings import Settings
 def collect(settings: Settings) -> list[tuple[str, str, str, str, str, str]]:
     """Rows of run, stage, state, waits for, since, progress; newest run last."""
     rows = []
-    for directory in sorted((settings.home / "runs").glob("*/*"), key=lambda path: path.stat().st_mtime):
+    for directory in sorted(
+        (settings.home / "runs").glob("*/*"), key=lambda path: path.stat().st_mtime
+    ):
         if directory.is_dir():
             rows += _stage_rows(directory)
     return rows
@@ -31,14 +33,19 @@ def _stage_rows(directory: Path) -> list[tuple[str, str, str, str, str, str]]:
     waits = _waits(directory / "status.json")
     if not waits:
         return [(run, stage, "running", "", _ago(progress.at) if progress else "", how_far)]
-    return [(run, f"{stage} {part}", "running", what, since, how_far) for part, what, since in waits]
+    return [
+        (run, f"{stage} {part}", "running", what, since, how_far) for part, what, since in waits
+    ]
 
 
 def _waits(path: Path) -> list[tuple[str, str, str]]:
     if not path.is_file():
         return []
     status = json.loads(path.read_text())
-    return [(part, f"{wait['for']} ({wait['detail']})", _ago(wait["since"])) for part, wait in status["waits"].items()]
+    return [
+        (part, f"{wait['for']} ({wait['detail']})", _ago(wait["since"]))
+        for part, wait in status["waits"].items()
+    ]
 
 
 def _ago(instant: float) -> str:

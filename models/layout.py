@@ -1,13 +1,11 @@
 """How a model is spread over processes.
 
-Owns `ParallelLayout`: the sizes of the parallel axes and the arithmetic over them. Enters: numbers
-from a recipe. Leaves: a checked record for models/build.py. It opens no process group and moves no
-tensor.
+Owns `ParallelLayout`: the sizes of the parallel axes. Enters: numbers from a recipe. Leaves: a
+checked record for models/build.py. It opens no process group and moves no tensor. Data parallelism
+is the only axis so far: every process holds the whole model.
 """
 
-from typing import Self
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class ParallelLayout(BaseModel):
@@ -15,19 +13,7 @@ class ParallelLayout(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    data: int = Field(
-        default=1, ge=1, description="Replicas of the model; each sees other samples."
-    )
-    expert: int = Field(
-        default=1, ge=1, description="Ranks that share one set of experts; divides data."
-    )
-
-    @model_validator(mode="after")
-    def check_axes(self) -> Self:
-        """Expert parallel ranks are taken from the data parallel ones."""
-        if self.data % self.expert:
-            raise ValueError(f"expert={self.expert} must divide data={self.data}")
-        return self
+    data: int = Field(default=1, ge=1, description="replicas of the model; each sees other samples")
 
     @property
     def world_size(self) -> int:

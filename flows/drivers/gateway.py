@@ -30,7 +30,9 @@ def main() -> None:
     try:
         asyncio.run(_serve(StageContext.open(load_recipe(parser.parse_args().recipe))))
     except OstinatoError as error:
-        Console(stderr=True).print(f"[red]{type(error).__name__}[/]: {error}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(
+            f"[red]{type(error).__name__}[/]: {error}", highlight=False, soft_wrap=True
+        )
         sys.exit(2)
 
 
@@ -38,7 +40,9 @@ async def _serve(context: StageContext) -> None:
     settings = context.settings
     async with open_local_gateway(realtime.served_model(context), settings, TENANT) as (gateway, _):
         following = asyncio.create_task(
-            follow_plan(gateway, lambda: realtime.served_model(context).plan, poll_seconds=FOLLOW_SECONDS)
+            follow_plan(
+                gateway, lambda: realtime.served_model(context).plan, poll_seconds=FOLLOW_SECONDS
+            )
         )
         try:
             await serve(gateway.app, settings.host, settings.gateway_port)

@@ -18,7 +18,7 @@ from typing import Any
 
 from flows.drivers.problem_set import load_problems
 from flows.drivers.requests import ReinforcementRequest, ReinforcementResult
-from flows.drivers.rollout_worker import WorkerSetup, build_worker
+from flows.drivers.rollout_worker import WorkerSetup, build_fleet_worker
 from flows.drivers.run_state import RunState, StatusFile
 from flows.drivers.step_metrics import describe_groups
 from infra.cluster.actors import end_actor, get_or_create_actor, wait_for
@@ -104,8 +104,7 @@ class ReinforcementRun:
         self._engines = EngineFleet(replicas)
         workers = start_workers(
             [f"{request.run_id}.rollouts{index}" for index in range(request.rollout_workers)],
-            functools.partial(build_worker, self._worker_setup()),
-            list(replicas),
+            functools.partial(build_fleet_worker, self._worker_setup(), tuple(replicas)),
         )
         self._workers = RolloutFleet(workers, time.time)
         try:

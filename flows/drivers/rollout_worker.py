@@ -3,11 +3,15 @@ meet.
 """
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from flows.drivers.problem_set import load_problems, load_repositories
+from infra.cluster.actors import find_actor
+from infra.engine.fleet import EngineFleet
+from infra.errors import ClusterError
 from infra.harness.config import HarnessConfig
 from infra.telemetry import configure_logging
 from models.decode.protocol import ModelClient
@@ -28,6 +32,18 @@ class WorkerSetup(BaseModel):
     harness: HarnessConfig
     grading: GradingConfig
     concurrent_trajectories: int
+
+
+def build_fleet_worker(setup: WorkerSetup, replica_names: Sequence[str]) -> RolloutWorker:
+    """A worker over engine replicas. They are looked up by name: a process that Ray starts again
+    finds them too.
+    """
+    found = {name: find_actor(name) for name in replica_names}
+    missing = [name for name, actor in found.items() if actor is None]
+    if missing:
+        raise ClusterError(f"engine replicas {', '.join(missing)} are not registered, wanted all")
+    replicas = {name: actor for name, actor in found.items() if actor is not None}
+    return build_worker(setup, EngineFleet(replicas))
 
 
 def build_worker(setup: WorkerSetup, model: ModelClient) -> RolloutWorker:

@@ -27,7 +27,9 @@ class ServedModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     checkpoint_directory: str
-    checkpoint_id: str = Field(description="name in the ledger's promotions and in recorded interactions")
+    checkpoint_id: str = Field(
+        description="name in the ledger's promotions and in recorded interactions"
+    )
     weight_version: int = 0
     problems_directory: str = Field(description="its repositories are the ones that users may name")
     harness: HarnessConfig
@@ -39,7 +41,9 @@ class ServedModel(BaseModel):
     def plan(self) -> ServingPlan:
         """This checkpoint alone."""
         return ServingPlan(
-            ServedCheckpoint(self.checkpoint_id, Path(self.checkpoint_directory), self.weight_version)
+            ServedCheckpoint(
+                self.checkpoint_id, Path(self.checkpoint_directory), self.weight_version
+            )
         )
 
 

@@ -4,6 +4,7 @@ Leaves: acceptance a depth, tokens a forward pass, and the ratio of decode speed
 compared at temperature 0, where they must be the same tokens.
 """
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def answer_prompts(corpus_directory: Path, count: int) -> list[list[int]]:
     data = load_file(corpus_directory / "demonstrations.safetensors")
     tokens, mask, offsets = data["token_ids"], data["loss_mask"].astype(bool), data["offsets"]
     prompts: list[list[int]] = []
-    for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+    for start, end in itertools.pairwise(offsets.tolist()):
         rises = np.flatnonzero(np.diff(mask[start:end].astype(np.int8)) == 1) + 1
         if len(rises) >= 2:
             prompts.append(tokens[start : start + rises[1]].tolist())

@@ -76,7 +76,10 @@ async def _run(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersR
 
     try:
         async with (
-            open_local_gateway(request.served, workspace.settings, SIMULATED_TENANT) as (gateway, tenant),
+            open_local_gateway(request.served, workspace.settings, SIMULATED_TENANT) as (
+                gateway,
+                tenant,
+            ),
             running_server(gateway.app, workspace.settings.host, 0) as url,
             httpx.AsyncClient(
                 base_url=url,
@@ -84,7 +87,12 @@ async def _run(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersR
             ) as client,
         ):
             report = await simulate_users(
-                client, brought, _judge(servers), request.users, settled=tuple(settled), on_request=on_request
+                client,
+                brought,
+                _judge(servers),
+                request.users,
+                settled=tuple(settled),
+                on_request=on_request,
             )
     finally:
         for server in servers.values():

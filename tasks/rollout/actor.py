@@ -15,12 +15,10 @@ from typing import Any
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
-from infra.cluster.actors import end_actor, find_actor, get_or_create_actor
-from infra.engine.fleet import EngineFleet
+from infra.cluster.actors import end_actor, get_or_create_actor
 from infra.errors import ClusterError, OstinatoError
 from infra.harness.transcript import EndReason, Transcript
 from infra.telemetry import fields
-from models.decode.protocol import ModelClient
 from tasks.records import Outcome, Trajectory
 from tasks.rollout.payload import trajectory_from_bytes, trajectory_to_bytes
 from tasks.rollout.worker import UNGRADED, AttemptTicket, RolloutWorker
@@ -33,15 +31,15 @@ START_SECONDS = 180.0
 RESTARTS = 5
 MAX_CONCURRENCY = 16  # calls at a time: submits, one collect, statistics
 
-BuildWorker = Callable[[ModelClient], RolloutWorker]
+BuildWorker = Callable[[], RolloutWorker]
 Finished = tuple[str, bytes | None, OstinatoError | None]
 
 
 class RolloutActor:
     """Make it an actor with `start_workers`."""
 
-    def __init__(self, build_worker: BuildWorker, replica_names: Sequence[str]) -> None:
-        self._worker = build_worker(EngineFleet(_find_replicas(replica_names)))
+    def __init__(self, build_worker: BuildWorker) -> None:
+        self._worker = build_worker()
         self._tasks: set[asyncio.Task[None]] = set()
         self._finished: list[Finished] = []
         self._has_finished = asyncio.Event()
@@ -91,7 +89,6 @@ class RolloutActor:
 def start_workers(
     names: Sequence[str],
     build_worker: BuildWorker,
-    replica_names: Sequence[str],
     *,
     num_cpus: float = 0.0,
 ) -> dict[str, ActorHandle]:
@@ -101,24 +98,12 @@ def start_workers(
             RolloutActor,
             name,
             build_worker,
-            tuple(replica_names),
             num_cpus=num_cpus,
             max_concurrency=MAX_CONCURRENCY,
             max_restarts=RESTARTS,
         )
         for name in names
     }
-
-
-def _find_replicas(names: Sequence[str]) -> dict[str, ActorHandle]:
-    """Handles by name: a worker that Ray restarts looks them up again."""
-    found = {name: find_actor(name) for name in names}
-    missing = [name for name, actor in found.items() if actor is None]
-    if missing:
-        raise ClusterError(
-            f"engine replicas {', '.join(missing)} are not registered, wanted live ones"
-        )
-    return {name: actor for name, actor in found.items() if actor is not None}
 
 
 class RolloutFleet:

@@ -79,7 +79,9 @@ def test_pack_tool_results_behind_the_last_sampled_token_take_no_place() -> None
         "loss_mask_T": mask,
         "logprobs_T": np.where(mask, -0.5, 0.0).astype(np.float32),
         "weight_versions_T": np.where(mask, 1, -1).astype(np.int64),
-        "routed_experts_TLK": np.resize(segment.routed_experts_TLK, (40, *segment.routed_experts_TLK.shape[1:])),
+        "routed_experts_TLK": np.resize(
+            segment.routed_experts_TLK, (40, *segment.routed_experts_TLK.shape[1:])
+        ),
     }
     cut_short = sample.model_copy(update={"segment": segment.model_copy(update=longer)})
     [batch] = pack([cut_short], [1.0], config)

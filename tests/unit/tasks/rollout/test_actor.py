@@ -1,0 +1,75 @@
+"""Rollout workers in processes of their own: batches, errors, and the death of a process."""
+
+import asyncio
+import functools
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.cluster.ray_start import start_ray, stop_ray
+from infra.errors import ProblemError
+from tasks.records import Outcome, Trajectory
+from tasks.rollout.actor import RolloutFleet, start_workers
+from tasks.rollout.orchestrator import AttemptRequest
+from tasks.rollout.worker import AttemptTicket
+from tests.fakes.rollouts import make_problem, make_trajectory
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio]
+
+
+class ScriptedWorker:
+    """Solves at once; a problem called `broken` raises, one called `slow` never ends."""
+
+    def __init__(self, directory: Path) -> None:
+        (directory / f"{os.getpid()}.pid").touch()
+
+    async def attempt(self, ticket: AttemptTicket) -> Trajectory:
+        name = ticket.problem.problem_id
+        if name == "broken":
+            raise ProblemError("problem broken: no such repository")
+        await asyncio.sleep(3600.0 if name == "slow" else 0.0)
+        request = AttemptRequest(
+            ticket.trajectory_id, ticket.group_id, ticket.problem, ticket.attempt, 0, ticket.seed
+        )
+        return make_trajectory(request, versions=(1, 2))
+
+    async def close(self) -> None:
+        return None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    start_ray(num_cpus=2, object_store_bytes=100_000_000)
+    yield
+    stop_ray()
+
+
+def ticket(problem: str, attempt: int) -> AttemptTicket:
+    return AttemptTicket(f"{problem}.t{attempt}", problem, make_problem(problem), attempt, 7, 1.0)
+
+
+async def test_workers_answer_raise_and_survive_the_death_of_a_process(tmp_path: Path) -> None:
+    workers = start_workers(["worker0"], functools.partial(ScriptedWorker, tmp_path))
+    fleet = RolloutFleet(workers, time.time)
+    await fleet.open()
+    answers = await asyncio.gather(*(fleet.attempt(ticket("p0", index)) for index in range(20)))
+    assert [answer.trajectory_id for answer in answers] == [f"p0.t{index}" for index in range(20)]
+    assert answers[0].transcript.segments[0].oldest_version == 1
+
+    with pytest.raises(ProblemError, match="no such repository"):
+        await fleet.attempt(ticket("broken", 0))
+
+    slow = asyncio.create_task(fleet.attempt(ticket("slow", 0)))
+    await asyncio.sleep(0.2)
+    (first,) = (int(path.stem) for path in tmp_path.glob("*.pid"))
+    os.kill(first, signal.SIGKILL)
+    lost = await slow
+    assert lost.outcome is Outcome.SANDBOX_FAILED
+    assert "rollout worker worker0 died" in lost.reason
+    again = await fleet.attempt(ticket("p1", 0))
+    assert again.outcome is Outcome.FINISHED
+    await fleet.close()
