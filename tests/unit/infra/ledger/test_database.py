@@ -38,7 +38,7 @@ def test_closed_port_fails_at_once_without_showing_the_password() -> None:
         port = listener.getsockname()[1]
     ledger = Ledger(f"postgresql://user:hunter2@127.0.0.1:{port}/ledger")
     began = time.monotonic()
-    with pytest.raises(StorageError, match="unreachable.*OSTINATO_LEDGER_URL") as caught:
+    with pytest.raises(StorageError, match=r"unreachable.*OSTINATO_LEDGER_URL") as caught:
         ledger.migrate()
 
     assert time.monotonic() - began < 20
@@ -60,7 +60,7 @@ def test_full_disk_says_so_and_keeps_what_was_committed(url: str) -> None:
 
 def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(StorageError, match="cannot make the folder of ledger .*taken"):
+    with pytest.raises(StorageError, match=r"cannot make the folder of ledger .*taken"):
         Ledger(f"sqlite:///{tmp_path}/taken/ledger.db")
 
 
