@@ -4,7 +4,6 @@ import logging
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -80,7 +79,7 @@ def status() -> None:
 
 
 def _run_flow(flow: str, recipe: str, seed: int | None) -> None:
-    if not (Path(__file__).parent / f"{flow}.py").is_file():
+    if flow not in local_prefect.flow_names():
         raise typer.BadParameter(
             f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}"
         )

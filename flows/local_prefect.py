@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
 from rich.console import Console
 
 from infra.cluster.services import Service, ServiceGroup, answers, find_free_port, require_free_port
@@ -18,25 +19,13 @@ from infra.errors import ClusterError
 from infra.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-NOT_FLOWS = {
-    "cli",
-    "doctor",
-    "local_prefect",
-    "recipe",
-    "report",
-    "run_flow",
-    "stage",
-    "status_report",
-    "__init__",
-}
 WORK_POOL = "ostinato"
 
 
 def flow_names() -> list[str]:
-    """The flows that can be run by name."""
-    return sorted(
-        path.stem for path in (REPOSITORY / "flows").glob("*.py") if path.stem not in NOT_FLOWS
-    )
+    """The flows that can be run by name: those that prefect.yaml deploys."""
+    deployments = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
+    return sorted(Path(item["entrypoint"].partition(":")[0]).stem for item in deployments)
 
 
 def prefect_environment(settings: Settings, port: int) -> dict[str, str]:

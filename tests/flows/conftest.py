@@ -1,0 +1,33 @@
+"""One Prefect server for the flow tests of a session, and a home of their own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect.settings import (
+    PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    PREFECT_RESULTS_LOCAL_STORAGE_PATH,
+    temporary_settings,
+)
+from prefect.testing.utilities import prefect_test_harness
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    results = tmp_path_factory.mktemp("results")
+    with (
+        prefect_test_harness(server_startup_timeout=120),
+        temporary_settings(
+            {
+                PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
+                PREFECT_RESULTS_LOCAL_STORAGE_PATH: results,
+            }
+        ),
+    ):
+        yield
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    return tmp_path

@@ -1,0 +1,38 @@
+"""The whole chain at miniature size: every stage real, run once, and nothing of it twice."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.agent_training import agent_training
+from flows.recipe import load_recipe
+from flows.stage import StageContext
+
+
+@pytest.mark.timeout(600)
+def test_agent_training_run_again_repeats_nothing(prefect_server: None, home: Path) -> None:
+    page = Path(agent_training("miniature"))
+    assert "unseen mutations" in page.read_text()
+    context = StageContext.open(load_recipe("miniature"))
+    kinds = {
+        "problems",
+        "corpus",
+        "pretrained",
+        "drafted",
+        "speculation",
+        "reinforced",
+        "scorecard",
+        "candidate",
+    }
+    made = {row.kind for kind in kinds for row in context.ledger.artifacts.list(kind)}
+    assert made == kinds
+    assert context.ledger.promotions.current() is not None
+    [cycle] = context.ledger.cycles.history()
+    assert cycle.closed_at is not None
+    finished = {path: path.stat().st_mtime_ns for path in home.glob("runs/*/*/result.json")}
+
+    again = Path(agent_training("miniature"))
+
+    assert again == page
+    unchanged = {path: path.stat().st_mtime_ns for path in finished}
+    assert unchanged == finished

@@ -1,0 +1,43 @@
+"""Recipes: shipped ones load, mistakes name key, value and what is wanted."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.recipe import load_recipe, recipe_names
+from infra.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_load_recipe_every_shipped_recipe_is_complete(name: str) -> None:
+    assert load_recipe(name).name == name
+
+
+def test_load_recipe_unknown_key_names_it_and_the_close_one() -> None:
+    with pytest.raises(
+        ConfigError, match=r"rollout.group_sise: unknown key; did you mean 'group_size'"
+    ):
+        load_recipe("nano", overrides=["rollout.group_sise=3"])
+
+
+def test_load_recipe_wrong_value_is_shown() -> None:
+    with pytest.raises(ConfigError, match=r"rollout.group_size = 1: .*greater than or equal to 2"):
+        load_recipe("nano", overrides=["rollout.group_size=1"])
+
+
+def test_load_recipe_that_does_not_exist_names_the_shipped_ones() -> None:
+    with pytest.raises(ConfigError, match="nano"):
+        load_recipe("nanno")
+
+
+def test_load_recipe_broken_toml_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("name = ")
+    with pytest.raises(ConfigError, match=r"mine.toml is not TOML"):
+        load_recipe(str(path))
+
+
+def test_load_recipe_seed_reaches_every_seeded_stage() -> None:
+    recipe = load_recipe("nano", seed=7)
+    stages = (recipe.corpus, recipe.pretraining, recipe.mtp, recipe.rollout)
+    assert {stage.seed for stage in stages} == {7}
