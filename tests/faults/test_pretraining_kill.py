@@ -56,14 +56,16 @@ def kill_at_step(request: PretrainingRequest, directory: Path, step: int) -> Non
     with (directory / "first.log").open("w") as log:
         child = subprocess.Popen(command, stdout=log, stderr=log)
     deadline = time.monotonic() + LONGEST_WAIT_SECONDS
-    while time.monotonic() < deadline:
-        progress = read_record(directory / PROGRESS, Progress)
-        if progress is not None and progress.done >= step:
-            break
-        assert child.poll() is None, (directory / "first.log").read_text()[-2000:]
-        time.sleep(0.01)
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
+    try:
+        while time.monotonic() < deadline:
+            progress = read_record(directory / PROGRESS, Progress)
+            if progress is not None and progress.done >= step:
+                break
+            assert child.poll() is None, (directory / "first.log").read_text()[-2000:]
+            time.sleep(0.01)
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 @pytest.mark.timeout(180)  # three starts of a trainer
