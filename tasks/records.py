@@ -25,7 +25,9 @@ class Split(StrEnum):
     TRAIN = "train"  # RL prompts
     DEMONSTRATION = "demonstration"  # SFT transcripts are made from these
     HELD_OUT = "held_out"  # evaluation: this mutation is never trained on, its function may be
-    HELD_OUT_FUNCTION = "held_out_function"  # evaluation: no problem of this function is ever trained on
+    HELD_OUT_FUNCTION = (
+        "held_out_function"  # evaluation: no problem of this function is ever trained on
+    )
     USER = "user"  # what simulated users bring to the gateway
 
 
@@ -52,10 +54,14 @@ class Problem(Record):
     last_line: int
     prompt: str = Field(description="what the user asks, short and underspecified")
     edits: tuple[LineEdit, ...]
-    fail_to_pass: tuple[str, ...] = Field(description="test ids that fail when broken and pass when whole")
+    fail_to_pass: tuple[str, ...] = Field(
+        description="test ids that fail when broken and pass when whole"
+    )
     pass_to_pass: tuple[str, ...] = Field(description="test ids that pass in both states")
     split: Split
-    solve_rate: float | None = Field(default=None, description="measured for some policy; None: never")
+    solve_rate: float | None = Field(
+        default=None, description="measured for some policy; None: never"
+    )
 
     def break_files(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
         """The edited files in their broken state. `files`: the pristine repository by path."""
@@ -90,7 +96,9 @@ class Verdict(Record):
     passed: bool
     tests_required: int
     tests_passed: int
-    outcomes: dict[str, str] = Field(description="test id -> passed, failed, error, timeout, missing")
+    outcomes: dict[str, str] = Field(
+        description="test id -> passed, failed, error, timeout, missing"
+    )
     detail: str = ""
     wall_seconds: float = 0.0
 
@@ -112,7 +120,9 @@ class Trajectory(Record):
     seed: int
     outcome: Outcome
     reason: str
-    verdict: Verdict | None = Field(description="None only when infrastructure failed before grading")
+    verdict: Verdict | None = Field(
+        description="None only when infrastructure failed before grading"
+    )
     reward: RewardReport
     transcript: Transcript
     changed_files: dict[str, str] = Field(default_factory=dict)
@@ -133,7 +143,9 @@ class Sample(Record):
 
     sample_id: str
     trajectory_id: str
-    group_id: str = Field(default="", description="whose mean the reward was centred on; empty: a baseline's")
+    group_id: str = Field(
+        default="", description="whose mean the reward was centred on; empty: a baseline's"
+    )
     segment: Segment
     advantage: float
     reward: float
@@ -187,8 +199,6 @@ class Scorecard(Record):
     problems: tuple[ProblemScore, ...]
 
 
-
-
 class GateCheck(Record):
     """One rule of a gate with the number seen and the number wanted."""
 
@@ -208,6 +218,8 @@ class GateDecision(Record):
     champion: str | None = Field(description="None: there was no champion to compare with")
     champion_scorecard_id: str | None
     passed: bool
-    difference: Metric = Field(description="candidate minus champion; the candidate's own average without one")
+    difference: Metric = Field(
+        description="candidate minus champion; the candidate's own average without one"
+    )
     checks: tuple[GateCheck, ...]
     reason: str
