@@ -8,13 +8,15 @@ import logging
 import os
 
 import ray
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
-from infra.errors import ClusterError
+from infra.errors import ClusterError, boundary
 from infra.telemetry import fields
 
 NAMESPACE = "ostinato"
 
 _logger = logging.getLogger(__name__)
+_START_TRIALS = 3  # Ray gives its own processes 30 seconds, too few on a machine that is busy
 
 # read by Ray when it starts its processes
 _RAY_ENVIRONMENT = {
@@ -30,28 +32,34 @@ def start_ray(num_cpus: int, object_store_bytes: int, address: str | None = None
     if ray.is_initialized():
         return
     os.environ.update(_RAY_ENVIRONMENT)
-    try:
-        if address is not None:
-            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
-        else:
-            ray.init(
-                address="local",
-                namespace=NAMESPACE,
-                num_cpus=num_cpus,
-                num_gpus=None,
-                object_store_memory=object_store_bytes,
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-                _node_ip_address="127.0.0.1",
-            )
-    except (ConnectionError, TimeoutError, ValueError, RuntimeError, OSError) as error:
-        where = address or f"this machine with {num_cpus} CPUs and {object_store_bytes} bytes"
-        raise ClusterError(
-            f"Ray did not start on {where}: {type(error).__name__}: {error}; "
-            "`ostinato doctor --deep` shows what is missing"
-        ) from error
+    where = address or f"this machine with {num_cpus} CPUs and {object_store_bytes} bytes"
+    what = f"Ray did not start on {where} (`ostinato doctor --deep` shows what is missing)"
+    for trial in Retrying(
+        retry=retry_if_exception_type(ClusterError),
+        stop=stop_after_attempt(_START_TRIALS if address is None else 1),
+        after=lambda _: ray.shutdown(),
+        reraise=True,
+    ):
+        with trial, boundary(ClusterError, what):
+            _init_ray(num_cpus, object_store_bytes, address)
     _logger.info("ray is up %s", fields(cpus=num_cpus, object_store_bytes=object_store_bytes))
+
+
+def _init_ray(num_cpus: int, object_store_bytes: int, address: str | None) -> None:
+    if address is not None:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
+        return
+    ray.init(
+        address="local",
+        namespace=NAMESPACE,
+        num_cpus=num_cpus,
+        num_gpus=None,
+        object_store_memory=object_store_bytes,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        _node_ip_address="127.0.0.1",
+    )
 
 
 def stop_ray() -> None:
