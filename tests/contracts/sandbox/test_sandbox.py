@@ -227,7 +227,8 @@ def test_killed_host_takes_its_boxes_along(tmp_path):
     assert host.stdout is not None
     assert host.stdout.readline() == b"ready\n"
     inside = list(psutil.Process(host.pid).children(recursive=True))
-    assert any("987654" in " ".join(process.cmdline()) for process in inside)
+    commands = [process.as_dict(["cmdline"], ad_value=[])["cmdline"] for process in inside]
+    assert any("987654" in command for command in commands)
     host.kill()
     host.communicate()
     assert psutil.wait_procs(inside, timeout=20)[1] == []
