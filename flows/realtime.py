@@ -81,8 +81,10 @@ def champion_ref(context: StageContext) -> ArtifactRef:
 def served_model(context: StageContext) -> ServedModel:
     """The champion as the gateway wants it, with the repositories of the problems it was trained on."""
     served = champion_ref(context)
-    problems = chain.build_problems(context)
-    return _as_served(context, served, problems)
+    problems = [ref for ref in context.artifacts.lineage(served) if ref.kind == "problems"]
+    if not problems:
+        raise ConfigError(f"checkpoint {served} has no problem set among its ancestors, wanted one")
+    return _as_served(context, served, problems[0])
 
 
 def _as_served(context: StageContext, served: ArtifactRef, problems: ArtifactRef) -> ServedModel:
