@@ -8,6 +8,7 @@ from rich.console import Console
 
 from flows.recipe import load_recipe
 from infra.errors import OstinatoError
+from infra.telemetry import configure_logging
 
 
 def main(arguments: list[str]) -> int:
@@ -17,6 +18,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--recipe", default="nano")
     parser.add_argument("--seed", type=int)
     options = parser.parse_args(arguments)
+    configure_logging()
     module = importlib.import_module(f"flows.{options.flow}")
     console = Console(stderr=True)
     try:

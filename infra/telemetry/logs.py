@@ -25,5 +25,15 @@ def configure_logging(stream: TextIO | None = None, level: int = logging.INFO) -
     entry.
     """
     logging.basicConfig(stream=stream or sys.stderr, level=level, format=_FORMAT, force=True)
-    for noisy in ("botocore", "aiobotocore", "asyncio", "fsspec", "s3fs", "urllib3", "alembic"):
+    for noisy in (
+        "botocore",
+        "aiobotocore",
+        "asyncio",
+        "fsspec",
+        "s3fs",
+        "urllib3",
+        "alembic",
+        "httpx",
+        "httpcore",
+    ):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,0 +1,28 @@
+"""Numbers of a step."""
+
+import pytest
+
+from flows.drivers.step_metrics import describe_groups
+from tasks.records import Group
+from tasks.rollout.orchestrator import AttemptRequest
+from tests.fakes.rollouts import make_problem, make_trajectory
+
+
+def group(name: str, solved: tuple[bool, ...]) -> Group:
+    members = tuple(
+        make_trajectory(
+            AttemptRequest(f"{name}.t{index}", name, make_problem(name), index, 0, 1),
+            solved=good,
+            versions=(0,) * (index + 1),
+        )
+        for index, good in enumerate(solved)
+    )
+    return Group(group_id=name, problem_id=name, trajectories=members)
+
+
+def test_rates_are_over_trajectories_and_over_problems() -> None:
+    numbers = describe_groups([group("a", (True, False)), group("b", (False, False))])
+    assert numbers["solve_rate"] == pytest.approx(0.25)
+    assert numbers["problems_solved_ratio"] == pytest.approx(0.5)
+    assert numbers["generated_tokens_mean"] == pytest.approx(1.5)
+    assert numbers["broken_call_ratio"] == 0.0
