@@ -36,6 +36,7 @@ def get_or_create_actor(
     `actor_class` is a plain class or one decorated with `ray.remote`. An actor that outlives its
     driver is found again by the next one and must be ended with `end_actor`.
     """
+    _require_ray(name)
     remote_class = actor_class if hasattr(actor_class, "remote") else ray.remote(actor_class)
     options: dict[str, Any] = {
         "name": name,
@@ -54,10 +55,17 @@ def get_or_create_actor(
 
 def find_actor(name: str) -> ActorHandle | None:
     """The actor of that name, if one is registered."""
+    _require_ray(name)
     try:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
         return None
+
+
+def _require_ray(name: str) -> None:
+    # Ray would start by itself with options of its own choice
+    if not ray.is_initialized():
+        raise ClusterError(f"actor {name} needs Ray, which this process has not; call start_ray")
 
 
 def end_actor(actor: ActorHandle) -> None:

@@ -62,6 +62,7 @@ _CHILD_ENVIRONMENT = {
     "MALLOC_TOP_PAD_": "268435456",
     "PYTHONHASHSEED": "0",
     "PYTHONUNBUFFERED": "1",
+    "RAY_ENABLE_AUTO_CONNECT": "0",
 }
 
 R = TypeVar("R", bound=BaseModel)

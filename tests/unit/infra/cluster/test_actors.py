@@ -36,13 +36,21 @@ class Counter:
         os._exit(1)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _ray() -> Iterator[None]:
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[None]:
     start_ray(num_cpus=2, object_store_bytes=100 * 2**20)
     yield
     stop_ray()
 
 
+def test_actor_without_ray_is_refused_instead_of_starting_one() -> None:
+    with pytest.raises(ClusterError, match="actor early needs Ray"):
+        get_or_create_actor(Counter, "early", 0)
+    with pytest.raises(ClusterError, match="actor early needs Ray"):
+        find_actor("early")
+
+
+@pytest.mark.usefixtures("ray_here")
 def test_second_call_with_the_name_finds_the_first_actor() -> None:
     first = get_or_create_actor(Counter, "counter", 10)
     again = get_or_create_actor(Counter, "counter", 99)
@@ -54,6 +62,7 @@ def test_second_call_with_the_name_finds_the_first_actor() -> None:
     assert find_actor("counter") is None
 
 
+@pytest.mark.usefixtures("ray_here")
 def test_typed_error_of_an_actor_arrives_as_itself() -> None:
     actor = get_or_create_actor(Counter, "failing", 0)
     with pytest.raises(EngineError, match="replica 3 is gone") as caught:
@@ -63,6 +72,7 @@ def test_typed_error_of_an_actor_arrives_as_itself() -> None:
     end_actor(actor)
 
 
+@pytest.mark.usefixtures("ray_here")
 def test_death_is_a_cluster_error_and_a_restarted_actor_begins_anew() -> None:
     actor = get_or_create_actor(Counter, "mortal", 5, max_restarts=1)
     assert wait_for(actor.add.remote(), "add", 60) == 6
