@@ -16,6 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_fixed,
+)
+
 from flows.drivers.problem_set import load_problems
 from flows.drivers.requests import ReinforcementRequest, ReinforcementResult
 from flows.drivers.rollout_worker import WorkerSetup, build_fleet_worker
@@ -25,7 +33,7 @@ from infra.cluster.actors import end_actor, get_or_create_actor, wait_for
 from infra.cluster.ray_start import start_ray, stop_ray
 from infra.cluster.workspace import Workspace
 from infra.engine.fleet import EngineFleet, start_replicas
-from infra.errors import ProblemError
+from infra.errors import EngineError, ProblemError
 from infra.ledger import Ledger
 from infra.objects import ObjectStore
 from infra.telemetry import configure_logging, fields, read_metrics
@@ -52,6 +60,7 @@ logger = logging.getLogger(__name__)
 
 START_SECONDS = 180.0
 STEP_SECONDS = 3600.0
+UPDATE_SECONDS = 120.0  # a replica that died is back within 10 on an idle machine
 ENDS_STEPS = 5  # first and last steps whose solve rate is told in the result
 
 
@@ -79,8 +88,8 @@ class ReinforcementRun:
         self._state = RunState.load(workspace.directory)
         self._status = StatusFile(workspace.directory, request.run_id)
         self._chain_id = f"chain-{request.run_id}"
-        self._updates: set[asyncio.Task[None]] = set()
-        self._update_failure: BaseException | None = None
+        self._wanted_version = -1
+        self._version_changed = asyncio.Event()
         self._step_ended_at = 0.0
         self._orchestrator: Orchestrator
 
@@ -100,6 +109,7 @@ class ReinforcementRun:
             EngineConfig(slots=request.engine_slots, speculation_depth=request.speculation_depth),
             [f"{request.run_id}.engine{index}" for index in range(request.engine_replicas)],
             num_cpus=0.0,
+            chain=(self._objects, self._chain_id),
         )
         self._engines = EngineFleet(replicas)
         workers = start_workers(
@@ -114,11 +124,16 @@ class ReinforcementRun:
             versions = await self._engines.follow(self._objects, self._chain_id)
             self._orchestrator = self._make_orchestrator(status, versions)
             await self._workers.open()
-            reporting = asyncio.create_task(self._report_status())
+            beside = [
+                asyncio.create_task(self._report_status()),
+                asyncio.create_task(self._update_engines()),
+            ]
             try:
                 await self._orchestrator.run()
             finally:
-                reporting.cancel()
+                for task in beside:
+                    task.cancel()
+                await asyncio.gather(*beside, return_exceptions=True)
             return await self._finish()
         finally:
             await self._workers.close()
@@ -191,8 +206,6 @@ class ReinforcementRun:
         """One step. The journal is marked first: a crash before the checkpoint is complete restores
         the step before.
         """
-        if self._update_failure is not None:
-            raise self._update_failure
         started_at = time.monotonic()
         samples = [sample for group in step.groups for sample in make_samples(group)]
         self._journal.mark_trained([group.group_id for group in step.groups], step.step)
@@ -200,21 +213,37 @@ class ReinforcementRun:
             self._trainer.advance.remote(samples), f"step {step.step}", STEP_SECONDS
         )
         version = trained.publication.version
-        update = asyncio.create_task(self._apply(version))
-        self._updates.add(update)
-        update.add_done_callback(self._updates.discard)
+        self._wanted_version = version
+        self._version_changed.set()
         self._write_metrics(step, trained, time.monotonic() - started_at)
         return version
 
-    async def _apply(self, version: int) -> None:
-        """Lets every engine swap to a version while it generates."""
-        try:
-            await self._engines.update_to(version)
-        except Exception as error:  # supervision: the next step raises it
-            logger.exception("engines did not follow %s", fields(version=version))
-            self._update_failure = error
-            return
-        self._orchestrator.engine_applied(version)
+    async def _update_engines(self) -> None:
+        """Lets every engine follow the newest version while it generates. A replica that died is
+        started again by Ray and tried again here for a while.
+        """
+        while True:
+            await self._version_changed.wait()
+            self._version_changed.clear()
+            version = self._wanted_version
+            try:
+                async for trial in AsyncRetrying(
+                    retry=retry_if_exception_type(EngineError),
+                    wait=wait_fixed(1.0),
+                    stop=stop_after_delay(UPDATE_SECONDS),
+                    before_sleep=self._note_late_update,
+                    reraise=True,
+                ):
+                    with trial:
+                        await self._engines.update_to(version)
+            except EngineError as error:
+                self._orchestrator.fail(error)
+                return
+            self._orchestrator.engine_applied(version)
+
+    def _note_late_update(self, state: RetryCallState) -> None:
+        error = None if state.outcome is None else state.outcome.exception()
+        logger.warning("engines do not follow yet %s", fields(error=error))
 
     def _write_metrics(self, step: StepRequest, trained: TrainedStep, train_seconds: float) -> None:
         loop_now = asyncio.get_running_loop().time()
@@ -280,7 +309,6 @@ class ReinforcementRun:
 
     async def _finish(self) -> ReinforcementResult:
         """Copies the newest step checkpoint, without its optimiser state, to where it stays."""
-        await asyncio.gather(*self._updates)
         self._journal.release()
         progress = self._orchestrator.progress
         saved = Path(await self._ask(self._trainer.save.remote(), "last checkpoint", START_SECONDS))

@@ -151,6 +151,7 @@ class Orchestrator:
         self._changed = asyncio.Event()
         self._held_since: float | None = None
         self._failed_groups_in_row = 0
+        self._failure: BaseException | None = None
         self._trainer_free_since = 0.0
         self.on_group: Callable[[GroupResult], None] = lambda result: None
         self.cancelled: list[str] = []  # trajectories in flight when the run ended
@@ -158,6 +159,11 @@ class Orchestrator:
     def engine_applied(self, version: int) -> None:
         """Every replica now serves at least this version."""
         self.progress.engine_version = max(self.progress.engine_version, version)
+        self._changed.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the run with the error of a part that the orchestrator does not see itself."""
+        self._failure = error
         self._changed.set()
 
     def restore(self, group: Group, birth_version: int) -> None:
@@ -185,6 +191,8 @@ class Orchestrator:
 
     def _collect(self, now: float) -> None:
         """Takes in everything that ended; an error of any future surfaces here."""
+        if self._failure is not None:
+            raise self._failure
         for task in [task for task in self._running if task.done()]:
             request = self._running.pop(task)
             self._take_trajectory(request, task.result())

@@ -208,3 +208,16 @@ def test_status_names_what_the_trainer_waits_for() -> None:
     script = Script(lambda request: 1.0, steps=2)
     script.run()
     assert set(script.orchestrator.progress.waits) == {"trainer", "rollouts"}
+
+
+def test_failure_of_another_part_ends_a_run_that_waits_for_it() -> None:
+    script = Script(lambda request: 1.0, cap=0, steps=50)
+
+    async def train(request: StepRequest) -> int:
+        loop = asyncio.get_running_loop()
+        loop.call_later(5.0, script.orchestrator.fail, EngineError("engines do not follow"))
+        return request.trainer_version + 1
+
+    script.orchestrator._train = train
+    with pytest.raises(EngineError, match="do not follow"):
+        script.run()
