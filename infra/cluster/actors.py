@@ -9,15 +9,19 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import (
+    ActorUnavailableError,
     GetTimeoutError,
     RayActorError,
     RaySystemError,
     RayTaskError,
     WorkerCrashedError,
 )
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from infra.cluster.ray_start import NAMESPACE
 from infra.errors import ClusterError, OstinatoError
+
+_RESTART_POLL_SECONDS = 0.2
 
 
 def get_or_create_actor(
@@ -92,9 +96,17 @@ def wait_for(reference: Any, what: str, timeout_seconds: float) -> Any:
 
 
 def is_actor_alive(actor: ActorHandle, timeout_seconds: float = 10.0) -> bool:
-    """Whether the actor answers. It may be busy: choose a limit above its longest call."""
+    """Whether the actor answers within the limit, which should be above its longest call and, for
+    one that is being restarted, above its start.
+    """
+    trials = Retrying(
+        retry=retry_if_exception_type(ActorUnavailableError),
+        wait=wait_fixed(_RESTART_POLL_SECONDS),
+        stop=stop_after_delay(timeout_seconds),
+        reraise=True,
+    )
     try:
-        wait_for(actor.__ray_ready__.remote(), "actor", timeout_seconds)
-    except ClusterError:
+        trials(lambda: ray.get(actor.__ray_ready__.remote(), timeout=timeout_seconds))
+    except (GetTimeoutError, RayActorError):
         return False
     return True

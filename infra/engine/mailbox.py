@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 from infra.engine.replica import EngineReplica
 from infra.engine.wire import GenerationTuple, RequestTuple
 from infra.errors import EngineError, OstinatoError
+from infra.objects import ObjectStore
 from models.decode.engine import EngineConfig
 from models.spec import ModelSpec
 
@@ -41,8 +42,14 @@ class _Outbox:
 class MailboxReplica(EngineReplica):
     """A replica with a mailbox for each client."""
 
-    def __init__(self, replica_id: str, spec: ModelSpec, config: EngineConfig) -> None:
-        super().__init__(replica_id, spec, config)
+    def __init__(
+        self,
+        replica_id: str,
+        spec: ModelSpec,
+        config: EngineConfig,
+        chain: tuple[ObjectStore, str] | None = None,
+    ) -> None:
+        super().__init__(replica_id, spec, config, chain)
         self._outboxes: dict[str, _Outbox] = {}
         self._answering: set[asyncio.Task[None]] = set()
 

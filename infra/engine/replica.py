@@ -34,12 +34,19 @@ _logger = logging.getLogger(__name__)
 class EngineReplica:
     """Make it an actor with `ray.remote(EngineReplica).options(max_concurrency=1000)`."""
 
-    def __init__(self, replica_id: str, spec: ModelSpec, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        replica_id: str,
+        spec: ModelSpec,
+        config: EngineConfig,
+        chain: tuple[ObjectStore, str] | None = None,
+    ) -> None:
         self.replica_id = replica_id
         self._spec = spec
         self._config = config
         self._state = ReplicaState.STARTING
         self._reason = "no weights were applied yet"
+        self._chain = chain
         self._subscriber: ChainSubscriber | None = None
         self._engine: LocalEngine | None = None
         self._update_lock = asyncio.Lock()
@@ -51,7 +58,8 @@ class EngineReplica:
         that version.
         """
         async with self._update_lock:
-            self._subscriber = ChainSubscriber(objects, chain_id)
+            if self._subscriber is None or self._subscriber.chain_id != chain_id:
+                self._subscriber = ChainSubscriber(objects, chain_id)
         latest = await asyncio.to_thread(self._subscriber.latest_version)
         if latest is not None:
             await self.update_to(latest)
@@ -114,7 +122,8 @@ class EngineReplica:
 
     async def generate(self, values: RequestTuple) -> GenerationTuple:
         """Samples an answer; EngineError while the replica does not serve."""
-        return encode_generation(await self._serving_engine().generate(decode_request(values)))
+        engine = self._serving_engine()
+        return encode_generation(await engine.generate(decode_request(values)))
 
     async def generate_many(self, requests: list[RequestTuple]) -> list[GenerationTuple]:
         """Samples an answer to each request; returns when the last is done."""
@@ -124,6 +133,15 @@ class EngineReplica:
         """Lets the cache of a finished conversation go."""
         if self._engine is not None:
             await self._engine.end_session(session_id)
+
+    async def recover(self) -> dict[str, str | int]:
+        """Applies the newest version of its chain if it holds no weights; returns its health."""
+        if self._state is ReplicaState.STARTING and self._chain is not None:
+            try:
+                await self.follow(*self._chain)
+            except OstinatoError as error:
+                _logger.error("no recovery %s", fields(replica=self.replica_id, error=error))
+        return await self.health()
 
     async def health(self) -> dict[str, str | int]:
         """State, the reason when it does not serve, version served and process id."""

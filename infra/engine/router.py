@@ -24,10 +24,16 @@ class _Load:
 class RequestRouter:
     """Keeps a conversation where its cache is, unless that replica is far busier than another."""
 
-    def __init__(self, replica_ids: list[str], *, steal_margin_tokens: int = 16_384) -> None:
+    def __init__(
+        self,
+        replica_ids: list[str],
+        *,
+        state: ReplicaState = ReplicaState.SERVING,
+        steal_margin_tokens: int = 16_384,
+    ) -> None:
         if not replica_ids:
             raise EngineError("request router got 0 replicas, wanted at least 1")
-        self._loads = {replica_id: _Load(ReplicaState.SERVING) for replica_id in replica_ids}
+        self._loads = {replica_id: _Load(state) for replica_id in replica_ids}
         self._home: OrderedDict[str, str] = (
             OrderedDict()
         )  # session -> replica, least recently used first

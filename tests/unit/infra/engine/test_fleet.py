@@ -19,7 +19,7 @@ from models.decode.engine import EngineConfig
 from models.decode.protocol import GenerateRequest
 from tests.fakes.tiny_model import TINY, random_weights
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,7 +57,24 @@ async def test_a_fleet_serves_updates_and_survives_a_killed_replica(tmp_path: Pa
         await asyncio.gather(*(fleet.generate(request(index)) for index in range(20, 24)))
     for index in range(30, 34):
         assert set((await fleet.generate(request(index))).weight_versions_T.tolist()) == {1}
-    assert await fleet.refresh_states() == {
-        "replica-0": ReplicaState.DEAD,
-        "replica-1": ReplicaState.SERVING,
-    }
+    await fleet.close()
+
+
+async def test_a_killed_lone_replica_comes_back_at_the_newest_version(tmp_path: Path) -> None:
+    objects = ObjectStore.from_url(f"file://{tmp_path}/objects")
+    publisher = ChainPublisher(objects, "chain")
+    publisher.publish(0, random_weights(TINY))
+    replicas = start_replicas(
+        TINY, EngineConfig(slots=4), ["lone"], num_cpus=0.1, chain=(objects, "chain")
+    )
+    fleet = EngineFleet(replicas)
+    await fleet.generate(request(0))  # it applies version 0 by itself
+    publisher.publish(1, random_weights(TINY, seed=1))
+    process_id = (await fleet.health())["lone"]["process_id"]
+    os.kill(int(process_id), signal.SIGKILL)
+    with pytest.raises(EngineError, match="lone is gone"):
+        await asyncio.gather(*(fleet.generate(request(index)) for index in range(1, 200)))
+    generation = await fleet.generate(request(2))
+    assert set(generation.weight_versions_T.tolist()) == {1}
+    assert fleet.states() == {"lone": ReplicaState.SERVING}
+    await fleet.close()
