@@ -54,7 +54,7 @@ def up(recipe: RecipeOption = "nano") -> None:
 
 @app.command()
 def doctor(
-    deep: Annotated[bool, typer.Option(help="also starts Ray and runs a sandbox")] = False,
+    deep: Annotated[bool, typer.Option(help="also starts Ray and calls an actor")] = False,
 ) -> None:
     """Checks what this machine has; each line is ok, or why not and how to mend it."""
     console = Console()
