@@ -51,17 +51,24 @@ class MailboxReplica(EngineReplica):
     ) -> None:
         super().__init__(replica_id, spec, config, chain)
         self._outboxes: dict[str, _Outbox] = {}
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answering: dict[str, asyncio.Task[None]] = {}
 
     async def post(
-        self, client_id: str, requests: Sequence[RequestTuple], ended_sessions: Sequence[str]
+        self,
+        client_id: str,
+        requests: Sequence[RequestTuple],
+        ended_sessions: Sequence[str],
+        cancelled: Sequence[str] = (),
     ) -> None:
-        """Takes requests and lets ended sessions go; returns at once."""
+        """Takes requests, stops cancelled ones and lets ended sessions go; returns at once."""
         outbox = self._outbox(client_id)
         for values in requests:
             task = asyncio.create_task(self._answer(values, outbox))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+            self._answering[values[0]] = task
+            task.add_done_callback(lambda _, name=values[0]: self._answering.pop(name, None))
+        for request_id in cancelled:
+            if request_id in self._answering:
+                self._answering[request_id].cancel()
         for session_id in ended_sessions:
             await self.end_session(session_id)
 
@@ -100,6 +107,7 @@ class Mailbox:
         self._waiting: dict[str, asyncio.Future[GenerationTuple]] = {}
         self._requests: list[RequestTuple] = []
         self._ended_sessions: list[str] = []
+        self._cancelled: list[str] = []
         self._is_flush_planned = False
         self._pump: asyncio.Task[None] | None = None
 
@@ -113,6 +121,10 @@ class Mailbox:
             self._pump = asyncio.create_task(self._collect())
         try:
             return await future
+        except asyncio.CancelledError:
+            self._cancelled.append(values[0])
+            self._plan_flush()
+            raise
         finally:
             self._waiting.pop(values[0], None)
 
@@ -137,8 +149,9 @@ class Mailbox:
     def _flush(self) -> None:
         requests, self._requests = self._requests, []
         ended, self._ended_sessions = self._ended_sessions, []
+        cancelled, self._cancelled = self._cancelled, []
         self._is_flush_planned = False
-        self._actor.post.remote(self._client_id, requests, ended)
+        self._actor.post.remote(self._client_id, requests, ended, cancelled)
 
     async def _collect(self) -> None:
         """Delivers answers while any request waits."""
