@@ -2,7 +2,7 @@
 
 from prefect import flow
 
-from flows import chain, showing
+from flows import chain, realtime, showing
 from flows.continued_pretraining import continued_pretraining
 from flows.mtp_distillation import mtp_distillation
 from flows.problem_building import problem_building
@@ -27,5 +27,7 @@ def agent_training(recipe: str = "nano", seed: int | None = None) -> str:
     chain.evaluate_both(context, problems, drafted)
     reinforced = reinforcement(recipe, seed, problems, drafted)
     chain.evaluate_both(context, problems, reinforced)
-    cycle = realtime_cycle(recipe, seed, problems, reinforced)
+    cycle = realtime.first_cycle(
+        context, reinforced, lambda: realtime_cycle(recipe, seed, problems, reinforced)
+    )
     return str(showing.show_run(context, problems, pretrained, drafted, reinforced, cycle))

@@ -145,7 +145,7 @@ def measure_speculation(
         result = run_stage(
             "speculation", "flows.drivers.speculation:main", request, SpeculationResult, directory
         )
-        return _one_file(directory, "speculation.json", result.model_dump_json()), {
+        return one_file(directory, "speculation.json", result.model_dump_json()), {
             SUMMARY: result.model_dump(mode="json")
         }
 
@@ -219,7 +219,7 @@ def evaluate(
             payload=card.model_dump(mode="json"),
             created_at=time.time(),
         )
-        return _one_file(directory, "scorecard.json", card.model_dump_json()), {
+        return one_file(directory, "scorecard.json", card.model_dump_json()), {
             SUMMARY: {"wall_seconds": result.wall_seconds}
         }
 
@@ -247,7 +247,8 @@ def metrics_path(context: StageContext, ref: ArtifactRef) -> Path:
     return context.run_directory(ref.kind, ref.fingerprint) / "metrics.jsonl"
 
 
-def _one_file(directory: Path, name: str, text: str) -> Path:
+def one_file(directory: Path, name: str, text: str) -> Path:
+    """A directory to publish that holds this one file."""
     published = directory / "published"
     published.mkdir(parents=True, exist_ok=True)
     (published / name).write_text(text)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from typing import Annotated
@@ -97,6 +98,9 @@ def _run_flow(flow: str, recipe: str, seed: int | None) -> None:
 
 def main() -> None:
     """Console entry: a known error is one line and exit code 2, never a traceback."""
+    # a shell that starts this in the background hands down an ignored SIGINT; both signals end all services
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

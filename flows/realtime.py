@@ -5,6 +5,7 @@ The flow in flows/realtime_cycle.py only orders these.
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -85,6 +86,19 @@ def served_model(context: StageContext) -> ServedModel:
     if not problems:
         raise ConfigError(f"checkpoint {served} has no problem set among its ancestors, wanted one")
     return _as_served(context, served, problems[0])
+
+
+def first_cycle(
+    context: StageContext, trained: ArtifactRef, run_cycle: Callable[[], CycleReport]
+) -> CycleReport:
+    """The cycle that the chain runs once after training; the schedule's cycles are others and run every time."""
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        return chain.one_file(directory, "cycle.json", run_cycle().model_dump_json()), {}
+
+    ref = context.ensure("cycle", {"cycle": context.recipe.cycle}, (trained,), build)
+    report = (context.directory_of(ref) / "cycle.json").read_bytes()
+    return CycleReport.model_validate_json(report)
 
 
 def _as_served(context: StageContext, served: ArtifactRef, problems: ArtifactRef) -> ServedModel:
