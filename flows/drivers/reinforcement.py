@@ -8,6 +8,7 @@ are never trained twice. It holds no policy of its own.
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import shutil
@@ -28,7 +29,7 @@ from flows.drivers.problem_set import load_problems
 from flows.drivers.requests import ReinforcementRequest, ReinforcementResult
 from flows.drivers.rollout_worker import WorkerSetup, build_fleet_worker
 from flows.drivers.run_state import RunState, StatusFile
-from flows.drivers.step_metrics import describe_groups
+from flows.drivers.step_metrics import EngineTotals, describe_groups
 from infra.cluster.actors import end_actor, get_or_create_actor, wait_for
 from infra.cluster.ray_start import start_ray, stop_ray
 from infra.cluster.workspace import Workspace
@@ -88,6 +89,7 @@ class ReinforcementRun:
         self._state = RunState.load(workspace.directory)
         self._status = StatusFile(workspace.directory, request.run_id)
         self._chain_id = f"chain-{request.run_id}"
+        self._engine_totals = EngineTotals()
         self._wanted_version = -1
         self._version_changed = asyncio.Event()
         self._step_ended_at = 0.0
@@ -256,6 +258,7 @@ class ReinforcementRun:
             **trained.report.metrics(),
             **rows,
             **step.metrics,
+            **self._engine_totals.since_last_step(),
             "version": trained.publication.version,
             "delta_density": trained.publication.density_ratio,
             "published_bytes": trained.publication.stored_bytes,
@@ -305,6 +308,8 @@ class ReinforcementRun:
                 weight_version=progress.trainer_version,
                 outcomes=dict(self._orchestrator.table.outcomes),
             )
+            with contextlib.suppress(EngineError):  # who asks it for tokens tells of its death
+                self._engine_totals.update(await self._engines.statistics())
             await asyncio.sleep(1.0)
 
     async def _finish(self) -> ReinforcementResult:

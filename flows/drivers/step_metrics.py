@@ -4,11 +4,19 @@ Owns the metric names that reports and plots read. Enters: groups and reports. L
 dictionaries.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from infra.harness.transcript import CallStatus
 from tasks.records import Group, Trajectory
 
+ENGINE_TOTALS = (
+    "steps",
+    "busy_seconds",
+    "generated_tokens",
+    "prefill_tokens",
+    "reused_tokens",
+    "occupied_slot_steps",
+)
 MODEL_FAULTS = frozenset(
     {CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.INVALID_ARGUMENTS}
 )
@@ -38,6 +46,37 @@ def describe_groups(groups: Sequence[Group]) -> dict[str, float]:
         "trajectory_seconds_mean": sum(member.finished_at - member.started_at for member in members)
         / count,
     }
+
+
+class EngineTotals:
+    """Running totals of all replicas, as differences between steps."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, float] = {}
+        self._before: dict[str, float] = {}
+
+    def update(self, by_replica: Mapping[str, Mapping[str, float]]) -> None:
+        """Takes the newest totals."""
+        self._now = {
+            name: sum(numbers.get(name, 0.0) for numbers in by_replica.values())
+            for name in ENGINE_TOTALS
+        }
+
+    def since_last_step(self) -> dict[str, float]:
+        """What the engines did between the last two calls, up to the newest totals."""
+        gained = {
+            name: self._now.get(name, 0.0) - self._before.get(name, 0.0) for name in ENGINE_TOTALS
+        }
+        self._before = dict(self._now)
+        busy = max(1e-9, gained["busy_seconds"])
+        return {
+            "engine_busy_seconds": gained["busy_seconds"],
+            "engine_generated_tokens": gained["generated_tokens"],
+            "engine_prefill_tokens": gained["prefill_tokens"],
+            "engine_reused_tokens": gained["reused_tokens"],
+            "engine_tokens_per_busy_second": gained["generated_tokens"] / busy,
+            "engine_batch_mean": gained["occupied_slot_steps"] / max(1.0, gained["steps"]),
+        }
 
 
 def is_solved(trajectory: Trajectory) -> bool:

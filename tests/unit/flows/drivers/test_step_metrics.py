@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.drivers.step_metrics import describe_groups
+from flows.drivers.step_metrics import EngineTotals, describe_groups
 from tasks.records import Group
 from tasks.rollout.orchestrator import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
@@ -26,3 +26,17 @@ def test_rates_are_over_trajectories_and_over_problems() -> None:
     assert numbers["problems_solved_ratio"] == pytest.approx(0.5)
     assert numbers["generated_tokens_mean"] == pytest.approx(1.5)
     assert numbers["broken_call_ratio"] == 0.0
+
+
+def test_engine_totals_are_told_as_differences() -> None:
+    totals = EngineTotals()
+    first = {
+        "steps": 10.0,
+        "busy_seconds": 1.0,
+        "generated_tokens": 50.0,
+        "occupied_slot_steps": 80.0,
+    }
+    totals.update({"a": first, "b": {}})
+    assert totals.since_last_step()["engine_batch_mean"] == pytest.approx(8.0)
+    totals.update({"a": {**first, "busy_seconds": 3.0, "generated_tokens": 450.0}, "b": {}})
+    assert totals.since_last_step()["engine_tokens_per_busy_second"] == pytest.approx(200.0)
