@@ -6,8 +6,9 @@ stage and never changed by the next. Big arrays live in the object store; record
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from infra.harness.transcript import Segment, Transcript
 
@@ -40,13 +41,24 @@ class LineEdit(Record):
     broken_text: str
 
 
+class BlockEdit(Record):
+    """Consecutive lines replaced by others, usually by fewer."""
+
+    path: str
+    first_line: int = Field(description="1-based in the pristine file")
+    gold_lines: tuple[str, ...]
+    broken_lines: tuple[str, ...]
+
+
 class Problem(Record):
-    """One proven RL problem. The broken repository is the prepared repository with `edits` applied."""
+    """One proven RL problem. The broken repository is the prepared repository with `edits` and
+    `blocks` applied.
+    """
 
     problem_id: str
     repository: str = Field(description="name of the prepared repository")
     repository_fingerprint: str
-    kind: str = Field(description="mutation, feature_deletion or mined_commit")
+    kind: str = Field(description="mutation, or a kind of a problem set")
     operator: str = Field(description="which mutation operator made it")
     path: str = Field(description="the edited file, relative to the repository")
     symbol: str = Field(description="the function or method that holds the edit")
@@ -62,9 +74,49 @@ class Problem(Record):
     solve_rate: float | None = Field(
         default=None, description="measured for some policy; None: never"
     )
+    blocks: tuple[BlockEdit, ...] = Field(
+        default=(), description="edits of several lines, not overlapping; in pristine coordinates"
+    )
+    cut_tests: tuple[BlockEdit, ...] = Field(
+        default=(), description="hidden tests taken out of what the agent sees"
+    )
+    hidden_tests: tuple[str, ...] = Field(
+        default=(), description="of fail_to_pass: judged by, never shown"
+    )
+    prompts: dict[str, str] = Field(
+        default={}, description="detailed, terse and vague wording; `prompt` is one of them"
+    )
+    difficulty: float | None = Field(
+        default=None, description="estimate in 0..1 from the problem's shape; None: not made"
+    )
+
+    @model_serializer(mode="wrap")
+    def _leave_out_unused(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fields that single-line problems do not have are not written: their files stay the same."""
+        content = serialize(self)
+        for name in ("blocks", "cut_tests", "hidden_tests", "prompts", "difficulty"):
+            if not content[name] and content[name] != 0.0:
+                del content[name]
+        return content
+
+    @property
+    def visible_tests(self) -> tuple[str, ...]:
+        """The tests an agent may run."""
+        hidden = frozenset(self.hidden_tests)
+        tests = (*self.fail_to_pass, *self.pass_to_pass)
+        return tuple(test for test in tests if test not in hidden)
+
+    @property
+    def num_changed_lines(self) -> int:
+        """Lines of product code that differ between broken and whole."""
+        return len(self.edits) + sum(
+            max(len(block.gold_lines), len(block.broken_lines)) for block in self.blocks
+        )
 
     def break_files(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
-        """The edited files in their broken state. `files`: the pristine repository by path."""
+        """The changed files as the agent finds them: broken code, hidden tests cut out. `files`:
+        the pristine repository by path.
+        """
         lines_by_path: dict[str, list[str]] = {}
         for edit in self.edits:
             lines = lines_by_path.setdefault(edit.path, files[edit.path].decode().split("\n"))
@@ -74,6 +126,17 @@ class Problem(Record):
                     f"problem {self.problem_id}: {edit.path}:{edit.line_number} is {seen!r}, wanted {edit.gold_text!r}"
                 )
             lines[edit.line_number - 1] = edit.broken_text
+        blocks = (*self.blocks, *self.cut_tests)
+        # from the last line up, so that the numbers of those before stay right
+        for block in sorted(blocks, key=lambda block: (block.path, -block.first_line)):
+            lines = lines_by_path.setdefault(block.path, files[block.path].decode().split("\n"))
+            start, end = block.first_line - 1, block.first_line - 1 + len(block.gold_lines)
+            if tuple(lines[start:end]) != block.gold_lines:
+                raise ValueError(
+                    f"problem {self.problem_id}: {block.path}:{block.first_line} is "
+                    f"{lines[start:end]!r}, wanted {list(block.gold_lines)!r}"
+                )
+            lines[start:end] = block.broken_lines
         return {path: "\n".join(lines).encode() for path, lines in lines_by_path.items()}
 
 

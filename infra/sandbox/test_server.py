@@ -89,8 +89,10 @@ class TestServer:
         *,
         parallel_runs: int = 2,
         cache: VerdictCache | None = None,
+        hash_seed: int = 0,
     ) -> None:
         self.repository = repository
+        self._hash_seed = hash_seed
         self.tests: tuple[str, ...] = ()
         self.cache = cache or VerdictCache()
         self._limits = limits or SandboxLimits(memory_bytes=2 << 30)
@@ -290,6 +292,8 @@ class TestServer:
         """
         blank = str(Path(__file__).parent / "inside" / _BLANK_FILE)
         mounts = ["--ro-bind", str(self.repository.directory.resolve()), REPOSITORY_PATH]
+        if self._hash_seed:  # proofs look at a second order of sets; the box's own seed is 0
+            mounts += ["--setenv", "PYTHONHASHSEED", str(self._hash_seed)]
         for path in self.repository.files:
             if self.repository.is_editable(path):
                 mounts += ["--ro-bind", blank, f"{REPOSITORY_PATH}/{path}"]

@@ -45,6 +45,32 @@ def fetch_archive(source: RepositorySource, cache: Path) -> Path:
     return known
 
 
+def fetch_wheel(requirement: str, cache: Path) -> Path:
+    """The cached wheel of `name==version`, which a repository needs beside it; as `fetch_archive`."""
+    name, _, version = requirement.partition("==")
+    if not name or not version:
+        raise ProblemError(f"dependency {requirement!r}, wanted name==version")
+    source = RepositorySource(
+        name=name, version=version, package_paths=(), test_paths=(), mutated_paths=()
+    )
+    folder = cache / "wheels" / f"{name}-{version}"
+    if not list(folder.glob("*.whl")):
+        _download(source, folder, form="--only-binary")
+    return next(iter(sorted(folder.glob("*.whl"))))
+
+
+def read_wheel(wheel: Path) -> dict[str, bytes]:
+    """Python files and data of a wheel by path, without compiled modules, metadata and tests."""
+    return {
+        path: content
+        for path, content in _zip_members(wheel)
+        if not path.endswith((".so", ".pyd", ".pyi", ".c", ".h"))
+        and ".dist-info/" not in path
+        and ".data/" not in path
+        and "/tests/" not in path
+    }
+
+
 def read_archive(archive: Path) -> dict[str, bytes]:
     """Regular files of an archive by path below its top folder.
 
@@ -80,7 +106,7 @@ def _read_checksum(folder: Path, found: str) -> str:
     return note.read_text().strip()
 
 
-def _download(source: RepositorySource, folder: Path) -> None:
+def _download(source: RepositorySource, folder: Path, form: str = "--no-binary") -> None:
     """Download next to the final place and move, so that a killed download leaves nothing half
     done.
 
@@ -92,7 +118,7 @@ def _download(source: RepositorySource, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         command = [
             *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
-            *("--no-deps", "--no-binary", source.name, "--dest", temporary),
+            *("--no-deps", form, source.name, "--dest", temporary),
             f"{source.name}=={source.version}",
         ]
         _logger.info("package=%s version=%s fetching=source_archive", source.name, source.version)

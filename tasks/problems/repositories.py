@@ -18,11 +18,17 @@ _LICENCES = ("LICENSE", "LICENCE", "COPYING", "AUTHORS")
 
 
 def prepare_repository(
-    source: RepositorySource, files: Mapping[str, bytes], directory: Path, *, strip_text: bool
+    source: RepositorySource,
+    files: Mapping[str, bytes],
+    directory: Path,
+    *,
+    strip_text: bool,
+    beside: Mapping[str, bytes] | None = None,
 ) -> PreparedRepository:
     """Write the selected files to `directory`/files with a manifest beside them.
 
-    What was there is replaced.
+    What was there is replaced. `beside`: other projects' files that the package imports; they are
+    neither product code nor tests, so no edit of them counts.
     """
     kept = {path: content for path, content in files.items() if _is_wanted(path, source)}
     for wanted in (*source.package_paths, *source.test_paths, *source.mutated_paths):
@@ -37,6 +43,11 @@ def prepare_repository(
         place.parent.mkdir(parents=True, exist_ok=True)
         is_product = path.endswith(".py") and not _is_below(path, source.test_paths)
         place.write_bytes(strip_source(content, path) if is_product and strip_text else content)
+    for path, content in (beside or {}).items():
+        place = target / path
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(content)
     for path, content in files.items():
         if "/" not in path and path.upper().startswith(_LICENCES):
             (directory / path).write_bytes(content)
@@ -45,6 +56,17 @@ def prepare_repository(
     )
     repository.save()
     return repository
+
+
+def strip_prefix(files: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:
+    """The files as they lie on the import path: those below `prefix` move up, others stay."""
+    if not prefix:
+        return dict(files)
+    moved = {path: content for path, content in files.items() if not path.startswith(f"{prefix}/")}
+    for path, content in files.items():
+        if path.startswith(f"{prefix}/"):
+            moved[path.removeprefix(f"{prefix}/")] = content
+    return moved
 
 
 def strip_source(text: bytes, path: str) -> bytes:

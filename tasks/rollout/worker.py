@@ -106,7 +106,7 @@ class RolloutWorker:
         async with self._sandboxes.leased(boxes, broken) as sandbox:
             run_tests = make_test_runner(
                 boxes.test_server,
-                (*problem.fail_to_pass, *problem.pass_to_pass),
+                problem.visible_tests,
                 self._harness.call_time_limit_seconds,
             )
             transcript = await run_agent(
