@@ -8,6 +8,7 @@ rule about trying again. It does not log and does not retry.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 
 class OstinatoError(Exception):
@@ -25,13 +26,49 @@ class ProblemError(OstinatoError):
 class SandboxError(OstinatoError):
     """A sandbox refused or broke an operation."""
 
+    # True only where our machinery is at fault: such an end is replayed or masked, never a reward.
+    # False is the answer to what the agent did, and counts against it.
+    retryable_infrastructure: ClassVar[bool] = False
+
 
 class SandboxLost(SandboxError):
     """The sandbox process is gone; whatever ran in it must start again elsewhere."""
 
+    retryable_infrastructure = True
+
 
 class CapacityExhausted(SandboxError):
     """No sandbox could be had within the time limit."""
+
+    retryable_infrastructure = True
+
+
+class SandboxTimeout(SandboxError):
+    """What was waited for in a sandbox did not happen in time; the sandbox itself still answers."""
+
+
+class OutOfMemory(SandboxError):
+    """The sandbox went over its own memory limit and was ended by it: the fault of what ran there."""
+
+
+class OutputLimit(SandboxError):
+    """The answer is larger than the sandbox may give in one piece; ask for less."""
+
+
+class SandboxNotFound(SandboxError):
+    """No such file, session, job, snapshot or sandbox."""
+
+
+class SandboxBusy(SandboxError):
+    """Something else holds what is asked for: a session that runs a command, a snapshot in use."""
+
+
+class InvalidArgument(SandboxError):
+    """The request can never succeed: a path outside, a folder where a file is wanted, no such kind."""
+
+
+class PreconditionFailed(SandboxError):
+    """A file is not what the writer expected it to be; nothing was written."""
 
 
 class AgentError(OstinatoError):
@@ -67,6 +104,13 @@ ERROR_TYPES: dict[str, type[OstinatoError]] = {
         SandboxError,
         SandboxLost,
         CapacityExhausted,
+        SandboxTimeout,
+        OutOfMemory,
+        OutputLimit,
+        SandboxNotFound,
+        SandboxBusy,
+        InvalidArgument,
+        PreconditionFailed,
         AgentError,
         GradingError,
         EngineError,
