@@ -20,14 +20,14 @@ from collections import deque
 import pytest
 
 from infra.sandbox.inside.hot_swap import SwapIndex
-from infra.sandbox.inside.integrity import take_snapshot
+from infra.sandbox.inside.integrity import TestCodes, take_snapshot
 from infra.sandbox.inside.process import (
     kill_everything_else,
     protect_server,
     read_waited_seconds,
 )
 from infra.sandbox.inside.sources import MemoryFinder
-from infra.sandbox.inside.test_runner import Recorder, Shared, freeze_memory, run_child
+from infra.sandbox.inside.test_runner import Recorder, Sender, Shared, freeze_memory, run_child
 from infra.sandbox.inside.wire import FrameDecoder, encode_frame
 
 _ROOT = "/repo"
@@ -55,10 +55,16 @@ _UNUSED_PLUGINS = (
 
 
 class Run:
-    """One forked child."""
+    """One forked child.
 
-    def __init__(self, request: dict, process_id: int, pipe: int) -> None:
+    What it says is believed only in the order an honest run says it: `key` on every frame, a begin
+    before each result, one result a test, nothing after the end. All else is a violation.
+    """
+
+    def __init__(self, request: dict, process_id: int, pipe: int, key: str) -> None:
         self.request = request
+        self._key = key
+        self._violations: list[str] = []
         self.process_id = process_id
         self.pipe = pipe
         self.deadline = time.monotonic() + request["time_limit_seconds"]
@@ -85,14 +91,36 @@ class Run:
     def receive(self, data: bytes) -> None:
         """Take what the child reports."""
         for message, _ in self._decoder.feed(data):
-            if "begin" in message:
+            if message.get("key") != self._key:
+                self._violations.append("forged result")
+            elif self._done:
+                self._violations.append("result after the end")
+            elif "begin" in message:
                 self._begun = message["begin"]
             elif "crash" in message:
                 self._crash = message["crash"]
             elif "test" in message:
-                self._results.setdefault(message["test"], message)
+                self._note(message)
             else:
                 self._done = message
+
+    def _note(self, message: dict) -> None:
+        """One result of one test; a second one, or one of a test that did not begin, is none."""
+        test = message["test"]
+        if test in self._results:
+            self._violations.append(f"duplicate result of {test}")
+            self._results[test] = {**message, "outcome": "error"}
+            return
+        if message["outcome"] == "passed" and self._begun != test:
+            self._violations.append(f"result of {test} without its start")
+        self._results[test] = message
+
+    def _find_violations(self, outcomes: dict[str, str]) -> list[str]:
+        """What speaks against the run. One that ends before its canaries proves no pass."""
+        found = [*self._violations, *self._done.get("violations", [])]
+        if not self._done and outcomes and set(outcomes.values()) == {"passed"}:
+            found.append("ended before its canaries")
+        return found[:20]
 
     def reply(self) -> dict:
         """The answer to the host, with an outcome for every requested test."""
@@ -119,7 +147,7 @@ class Run:
             "outcomes": outcomes,
             "failure": failure,
             "route": self._done.get("route", "killed"),
-            "violations": self._done.get("violations", []),
+            "violations": self._find_violations(outcomes),
             "seconds": self._done.get("seconds", 0.0),
             "cpu_seconds": self._done.get("cpu_seconds", 0.0),
             "finished": bool(self._done),
@@ -171,7 +199,7 @@ class ForkServer:
         sys.setprofile(None)
         canaries = [item for item in session.items if str(item.path) == _CANARY]
         items = {item.nodeid: item for item in session.items if str(item.path) != _CANARY}
-        recorder = Recorder(_ROOT)
+        recorder = Recorder(_ROOT, test_codes=TestCodes(_ROOT, items))
         session.config.pluginmanager.register(recorder, "ostinato-recorder")
         shared = Shared(
             session=session,
@@ -179,7 +207,7 @@ class ForkServer:
             index=SwapIndex.build(_ROOT, self._finder.sources, self._ran_on_import),
             items=items,
             canaries=canaries,
-            snapshot=take_snapshot(),
+            snapshot=take_snapshot(session.config.pluginmanager),
             recorder=recorder,
             limits=self._opening["limits"],
         )
@@ -224,15 +252,16 @@ class ForkServer:
 
     def _fork(self, shared: Shared, request: dict, changed: dict[str, bytes | None]) -> None:
         read_end, write_end = os.pipe()
+        key = os.urandom(16).hex()
         process_id = os.fork()
         if process_id == 0:
-            self._become_child(shared, request, changed, write_end)
+            self._become_child(shared, request, changed, Sender(write_end, key))
         os.close(write_end)
-        self._runs[read_end] = Run(request, process_id, read_end)
+        self._runs[read_end] = Run(request, process_id, read_end, key)
         self._selector.register(read_end, selectors.EVENT_READ)
 
     def _become_child(
-        self, shared: Shared, request: dict, changed: dict[str, bytes | None], pipe: int
+        self, shared: Shared, request: dict, changed: dict[str, bytes | None], send: Sender
     ) -> None:
         """Never returns. The child keeps nothing that reaches the host but its own pipe."""
         try:
@@ -243,9 +272,9 @@ class ForkServer:
                 os.close(other)
             with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
                 file.write("1000")
-            run_child(shared, request, changed, pipe)
+            run_child(shared, request, changed, send)
         except BaseException:  # noqa: BLE001 - whatever ends the child, the parent must hear why
-            os.write(pipe, encode_frame({"crash": traceback.format_exc()[-1500:]}))
+            send({"crash": traceback.format_exc()[-1500:]})
         finally:
             os._exit(0)
 

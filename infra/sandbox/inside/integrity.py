@@ -1,47 +1,59 @@
-"""Notices when tested code has replaced parts of the test runner.
+"""Notices when tested code has replaced parts of the test runner, or the tests themselves.
 
-Owns a snapshot of the functions that decide a verdict (pytest's runner, unittest's assertions) and
-its comparison after the run. Runs inside the box.
+Owns a snapshot of what decides a verdict (functions of pytest's runner, of pluggy, of unittest's
+assertions, every registered hook, built-in functions) and its comparison during and after the run;
+and the check that a test about to run still has the code its pristine file gives it. Runs inside
+the box.
 """
 
 import builtins
+import operator
 import sys
 import types
 
+import pytest
+
+_DEEPEST_WRAPPING = 20
 _WATCHED = (
     "_pytest.runner",
     "_pytest.python",
+    "_pytest.fixtures",
     "_pytest.unittest",
     "_pytest.raises",
     "_pytest.outcomes",
     "_pytest.reports",
     "_pytest.skipping",
+    "_pytest._code.code",
     "pluggy._hooks",
     "pluggy._manager",
     "pluggy._callers",
     "unittest.case",
     "infra.sandbox.inside.test_runner",
+    "infra.sandbox.inside.integrity",
     "infra.sandbox.inside.wire",
 )
-_WATCHED_BUILTINS = (
-    "isinstance",
-    "bool",
-    "len",
-    "all",
-    "any",
-    "type",
-    "getattr",
-    "sum",
-    "sorted",
-    "repr",
+_WATCHED_BUILTINS = tuple(
+    name
+    for name, value in vars(builtins).items()
+    if isinstance(value, (types.BuiltinFunctionType, type))
 )
+_WATCHED_OPERATORS = ("eq", "ne", "lt", "le", "gt", "ge", "is_", "not_", "contains")
 
-Snapshot = list[tuple[str, dict[str, object] | types.MappingProxyType, str, object, object]]
+Entry = tuple[str, dict[str, object] | types.MappingProxyType, str, object, object]
 
 
-def take_snapshot() -> Snapshot:
-    """Every function of the watched modules and of their classes, with its code."""
-    entries: Snapshot = []
+class Snapshot:
+    """What was there before any tested code ran."""
+
+    def __init__(self, entries: list[Entry], manager: pytest.PytestPluginManager) -> None:
+        self.entries = entries
+        self.manager = manager
+        self.hooks = _list_hooks(manager)
+
+
+def take_snapshot(manager: pytest.PytestPluginManager) -> Snapshot:
+    """Every function of the watched modules and of their classes with its code; every hook."""
+    entries: list[Entry] = []
     for name in _WATCHED:
         module = sys.modules.get(name)
         if module is None:
@@ -54,21 +66,86 @@ def take_snapshot() -> Snapshot:
         ]
         for label, namespace in namespaces:
             for key, value in list(namespace.items()):
-                if isinstance(value, (types.FunctionType, type)):
+                if isinstance(value, _WATCHED_KINDS):
                     entries.append((label, namespace, key, value, _code_of(value)))
-    for key in _WATCHED_BUILTINS:
-        entries.append(("builtins", vars(builtins), key, vars(builtins)[key], None))
-    return entries
+    for label, module, keys in (
+        ("builtins", builtins, _WATCHED_BUILTINS),
+        ("operator", operator, _WATCHED_OPERATORS),
+    ):
+        for key in keys:
+            entries.append((label, vars(module), key, vars(module)[key], None))
+    return Snapshot(entries, manager)
 
 
 def find_changes(snapshot: Snapshot) -> list[str]:
     """Names of what is no longer as it was."""
-    return [
+    changed = [
         f"{label}.{key}"
-        for label, namespace, key, value, code in snapshot
+        for label, namespace, key, value, code in snapshot.entries
         if namespace.get(key) is not value or _code_of(value) is not code
     ]
+    hooks = _list_hooks(snapshot.manager)
+    if hooks != snapshot.hooks:
+        names = {*hooks, *snapshot.hooks}
+        changed += [
+            f"hook {name}" for name in sorted(names) if hooks.get(name) != snapshot.hooks.get(name)
+        ]
+    return changed
+
+
+class TestCodes:
+    """The code that each collected test has by its pristine file.
+
+    Tests that are functions of another file (made by a decorator, inherited) are not held to it:
+    product code may rightly change those.
+    """
+
+    __test__ = False
+
+    def __init__(self, root: str, items: dict[str, pytest.Item]) -> None:
+        self._codes: dict[str, types.CodeType] = {}
+        for test, item in items.items():
+            code = _test_code(item)
+            if code is not None and code.co_filename == f"{root}/{test.partition('::')[0]}":
+                self._codes[test] = code
+
+    def holds(self, item: pytest.Item) -> bool:
+        """Whether an item still is what was collected; equal code, since a cold run compiles
+        again.
+        """
+        wanted = self._codes.get(item.nodeid)
+        return wanted is None or _test_code(item) == wanted
+
+
+def _test_code(item: pytest.Item) -> types.CodeType | None:
+    """Code of the innermost function of a test."""
+    function = getattr(item, "obj", None)
+    function = getattr(function, "__func__", function)
+    for _ in range(_DEEPEST_WRAPPING):
+        inner = getattr(function, "__wrapped__", None)
+        if inner is None:
+            break
+        function = inner
+    return function.__code__ if isinstance(function, types.FunctionType) else None
+
+
+def _list_hooks(
+    manager: pytest.PytestPluginManager,
+) -> dict[str, list[tuple[int, object, object]]]:
+    """Each hook's implementations in order: which, what function, what code."""
+    return {
+        name: [
+            (id(implementation), implementation.function, _code_of(implementation.function))
+            for implementation in caller.get_hookimpls()
+        ]
+        for name, caller in vars(manager.hook).items()
+        if not name.startswith("_")
+    }
+
+
+_WATCHED_KINDS = (types.FunctionType, type, classmethod, staticmethod, property)
 
 
 def _code_of(value: object) -> object:
-    return value.__code__ if isinstance(value, types.FunctionType) else None
+    function = getattr(value, "__func__", value)
+    return function.__code__ if isinstance(function, types.FunctionType) else None

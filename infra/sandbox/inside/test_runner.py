@@ -47,6 +47,14 @@ class Recorder:
     fresh_codes: set[tuple[str, int, str]] = field(default_factory=set)
     outcome: str = "missing"
     failure: dict | None = None
+    test_codes: integrity.TestCodes | None = None
+    replaced_tests: list[str] = field(default_factory=list)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        """At the last moment before a test runs: is it still the test that was collected?"""
+        if self.test_codes is not None and not self.test_codes.holds(item):
+            self.replaced_tests.append(f"replaced test {item.nodeid}")
 
     @pytest.hookimpl
     def pytest_runtest_makereport(
@@ -136,11 +144,26 @@ class Shared:
     limits: dict
 
 
-def run_child(shared: Shared, request: dict, changed: dict[str, bytes | None], pipe: int) -> None:
+class Sender:
+    """Writes frames to the parent, each with the key that only this run has."""
+
+    def __init__(self, pipe: int, key: str) -> None:
+        self._pipe = pipe
+        self._key = key
+
+    def __call__(self, message: dict) -> None:
+        data = memoryview(encode_frame({**message, "key": self._key}))
+        while data:
+            data = data[os.write(self._pipe, data) :]
+
+
+def run_child(
+    shared: Shared, request: dict, changed: dict[str, bytes | None], send: Sender
+) -> None:
     """Everything the child does. Returns only when all is reported."""
     started = time.perf_counter()
     _limit_memory(shared.limits)
-    recorder, send = shared.recorder, _Sender(pipe)
+    recorder = shared.recorder
     items = [shared.items[test] for test in request["tests"] if test in shared.items]
     route = "hot"
     if changed:
@@ -156,32 +179,24 @@ def run_child(shared: Shared, request: dict, changed: dict[str, bytes | None], p
                 items = []
     shared.index.clear()
     profile = request.get("profile", False)
+    violations = integrity.find_changes(shared.snapshot)  # what importing the change has done
     loop = _TestLoop(recorder, send, shared.limits, profile)
     for item, following in zip(items, [*items[1:], None], strict=True):
         if not loop.run(item, following):
             break
-    fooled = [] if profile else _run_canaries(shared.canaries, recorder)
+        violations += integrity.find_changes(shared.snapshot) if len(violations) < 20 else []
+    violations += recorder.replaced_tests
+    violations += [] if profile else _run_canaries(shared.canaries, recorder)
+    violations += integrity.find_changes(shared.snapshot)
     send(
         {
             "done": True,
             "route": route,
-            "violations": [*fooled, *integrity.find_changes(shared.snapshot)][:20],
+            "violations": list(dict.fromkeys(violations))[:20],
             "seconds": time.perf_counter() - started,
             "cpu_seconds": time.process_time(),
         }
     )
-
-
-class _Sender:
-    """Writes frames to the parent."""
-
-    def __init__(self, pipe: int) -> None:
-        self._pipe = pipe
-
-    def __call__(self, message: dict) -> None:
-        data = memoryview(encode_frame(message))
-        while data:
-            data = data[os.write(self._pipe, data) :]
 
 
 def _apply_hot(shared: Shared, changed: dict[str, bytes | None], recorder: Recorder) -> str:
@@ -222,7 +237,7 @@ def _apply_cold(
 
 
 def _report_import_failure(
-    send: _Sender, tests: list[str], error: BaseException, recorder: Recorder
+    send: Sender, tests: list[str], error: BaseException, recorder: Recorder
 ) -> None:
     failure = {
         "error_type": type(error).__name__,
@@ -243,7 +258,7 @@ def _report_import_failure(
 class _TestLoop:
     """Runs tests one after another, each under a CPU clock: first an exception, then the kernel."""
 
-    def __init__(self, recorder: Recorder, send: _Sender, limits: dict, profile: bool) -> None:
+    def __init__(self, recorder: Recorder, send: Sender, limits: dict, profile: bool) -> None:
         self._recorder = recorder
         self._send = send
         self._seconds = limits["test_cpu_seconds"]
