@@ -91,6 +91,7 @@ async def _run(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersR
                 brought,
                 _judge(servers),
                 request.users,
+                run_name=f"{workspace.directory.parent.name}/{workspace.directory.name}",
                 settled=tuple(settled),
                 on_request=on_request,
             )

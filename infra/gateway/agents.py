@@ -65,8 +65,15 @@ class AgentService:
         )
         self.num_active = 0
 
-    async def open(self, request: AgentSessionRequest, tenant: TenantConfig) -> AgentAnswer:
-        """Opens a session and works on its first message."""
+    async def open(
+        self,
+        request: AgentSessionRequest,
+        tenant: TenantConfig,
+        idempotency_key: str | None = None,
+    ) -> AgentAnswer:
+        """Opens a session and works on its first message. With the key of an earlier try the work
+        is done again and recorded once.
+        """
         names = self._workplaces.names()
         if request.repository not in names:
             raise ApiError(
@@ -78,7 +85,9 @@ class AgentService:
             )
         files = self._uploaded(request.files)
         consent = tenant.consent and request.store is not False
-        interaction_id = new_interaction_id(consent=consent)
+        interaction_id = new_interaction_id(
+            consent=consent, tenant=tenant.name, idempotency_key=idempotency_key
+        )
         session = AgentSession(
             session_id=f"agent-{interaction_id}",
             tenant=tenant.name,
@@ -96,7 +105,11 @@ class AgentService:
         return answer
 
     async def follow_up(
-        self, session_id: str, request: AgentMessageRequest, tenant: TenantConfig
+        self,
+        session_id: str,
+        request: AgentMessageRequest,
+        tenant: TenantConfig,
+        idempotency_key: str | None = None,
     ) -> AgentAnswer:
         """Works on a further message in the state the agent left."""
         session = self._find(session_id, tenant)
@@ -108,7 +121,9 @@ class AgentService:
             )
         async with session.lock:
             session.files |= self._uploaded(request.files)
-            interaction_id = new_interaction_id(consent=session.consent)
+            interaction_id = new_interaction_id(
+                consent=session.consent, tenant=tenant.name, idempotency_key=idempotency_key
+            )
             return await self._work(session, interaction_id, request.message, request.seed)
 
     def close(self, session_id: str, tenant: TenantConfig) -> None:

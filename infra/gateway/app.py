@@ -175,17 +175,20 @@ def _add_openai_routes(
 def _add_own_routes(app: FastAPI, gateway: Gateway, tenant_of: Callable[..., TenantConfig]) -> None:
     @app.post("/v1/agent/sessions")
     async def open_session(
-        request: AgentSessionRequest, tenant: Annotated[TenantConfig, Depends(tenant_of)]
+        request: AgentSessionRequest,
+        tenant: Annotated[TenantConfig, Depends(tenant_of)],
+        idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
     ) -> AgentAnswer:
-        return await gateway.agents.open(request, tenant)
+        return await gateway.agents.open(request, tenant, idempotency_key)
 
     @app.post("/v1/agent/sessions/{session_id}/messages")
     async def follow_up(
         session_id: str,
         request: AgentMessageRequest,
         tenant: Annotated[TenantConfig, Depends(tenant_of)],
+        idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
     ) -> AgentAnswer:
-        return await gateway.agents.follow_up(session_id, request, tenant)
+        return await gateway.agents.follow_up(session_id, request, tenant, idempotency_key)
 
     @app.delete("/v1/agent/sessions/{session_id}", status_code=204)
     async def close_session(

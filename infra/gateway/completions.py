@@ -104,7 +104,7 @@ class ChatService:
         self._check(request)
         owner = f"{tenant.name}/{client_session or ''}"
         consent = tenant.consent and request.store is not False
-        interaction_id = new_interaction_id(consent=consent)
+        interaction_id = new_interaction_id(consent=consent, tenant=tenant.name)
         earlier, new_messages = self._continued(owner, request.messages)
         if earlier is not None:
             session_id = earlier.session_id

@@ -7,6 +7,7 @@ row.
 """
 
 import asyncio
+import hashlib
 import logging
 import secrets
 import uuid
@@ -52,11 +53,17 @@ class Interaction:
     is_abandoned: bool = False
 
 
-def new_interaction_id(*, consent: bool) -> str:
-    """An id that says by itself whether anything is stored under it."""
-    return (
-        f"interaction-{uuid.uuid4().hex}" if consent else f"{PRIVATE_PREFIX}{secrets.token_hex(16)}"
-    )
+def new_interaction_id(*, consent: bool, tenant: str, idempotency_key: str | None = None) -> str:
+    """An id that says by itself whether anything is stored under it.
+
+    With a key of the client it is the same at every try, so a request made again is recorded once.
+    """
+    if not consent:
+        return f"{PRIVATE_PREFIX}{secrets.token_hex(16)}"
+    if idempotency_key is None:
+        return f"interaction-{uuid.uuid4().hex}"
+    name = f"{tenant}\0{idempotency_key}"
+    return f"interaction-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
 def interaction_seed(base: int, interaction_id: str) -> int:
@@ -120,6 +127,8 @@ class Recorder:
         versions = [
             segment.oldest_version for segment in transcript.segments if segment.sampled_tokens
         ]
+        if self._ledger.interactions.get(interaction.interaction_id) is not None:
+            return  # asked again with the same idempotency key: what was kept first stands
         now = self._clock()
         key = f"interactions/{interaction.interaction_id}/transcript.safetensors"
         self._objects.put_bytes(key, transcript.to_bytes())

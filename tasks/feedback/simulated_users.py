@@ -97,6 +97,7 @@ async def simulate_users(
     judge: Judge,
     config: SimulatedUsersConfig,
     *,
+    run_name: str = "",
     settled: Sequence[SimulatedRequest] = (),
     on_request: Callable[[SimulatedRequest], None] | None = None,
 ) -> SimulatedUsersReport:
@@ -105,7 +106,8 @@ async def simulate_users(
 
     User u brings problems u, u + users, u + 2 users ...: no two users bring the same one, none is
     brought twice. `settled` are requests of a run that was cut short, as `on_request` got them:
-    they are in the report and are not made again.
+    they are in the report and are not made again. `run_name` is part of every idempotency key: what
+    was in flight when a run was cut short is asked again and recorded once.
     """
     known = {(request.user, request.problem_id): request for request in settled}
 
@@ -115,7 +117,7 @@ async def simulate_users(
         for brought in mine:
             request = known.get((user, brought.problem.problem_id))
             if request is None:
-                request = await _User(client, user, brought, judge, config).work()
+                request = await _User(client, run_name, user, brought, judge, config).work()
                 if on_request is not None:
                     on_request(request)
             done.append(request)
@@ -136,12 +138,14 @@ class _User:
     def __init__(
         self,
         client: httpx.AsyncClient,
+        run_name: str,
         user: int,
         brought: UserProblem,
         judge: Judge,
         config: SimulatedUsersConfig,
     ) -> None:
         self._client, self._user, self._brought = client, user, brought
+        self._key = f"{run_name}/{config.seed}/{user}/{brought.problem.problem_id}"
         self._judge, self._config = judge, config
         self._interactions: list[str] = []
         self._latencies: list[float] = []
@@ -172,6 +176,7 @@ class _User:
                 "problem_kind": problem.kind,
                 "seed": self._draw(0, "seed") % 2**31,
             },
+            key=f"{self._key}/0",
         )
         session = answer["session_id"]
         for turn in range(config.maximum_follow_ups + 1):
@@ -200,6 +205,7 @@ class _User:
             answer = await self._post(
                 f"/v1/agent/sessions/{session}/messages",
                 {"message": FOLLOW_UP_MESSAGE, "seed": self._draw(turn + 1, "seed") % 2**31},
+                key=f"{self._key}/{turn + 1}",
             )
         raise AssertionError("the last turn always settles")
 
@@ -212,9 +218,11 @@ class _User:
 
     async def _tell(self, interaction: str, signal: Signal, value: float = 1.0) -> None:
         body = {"interaction_id": interaction, "signal": signal.value, "value": value}
-        await self._post("/v1/feedback", body)
+        await self._post("/v1/feedback", body | {"feedback_id": signal.value})
 
-    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def _post(
+        self, path: str, body: dict[str, Any], key: str | None = None
+    ) -> dict[str, Any]:
         """Waits and tries again where the gateway says so; any other refusal raises
         HTTPStatusError.
         """
@@ -225,7 +233,10 @@ class _User:
             retry_error_callback=_last_answer,
         )
         timeout_seconds = self._config.request_timeout_seconds
-        response = await retrying(self._client.post, path, json=body, timeout=timeout_seconds)
+        headers = {"Idempotency-Key": key} if key else {}
+        response = await retrying(
+            self._client.post, path, json=body, headers=headers, timeout=timeout_seconds
+        )
         response.raise_for_status()
         return response.json()
 

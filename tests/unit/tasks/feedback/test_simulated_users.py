@@ -161,6 +161,21 @@ async def test_settled_requests_are_reported_and_not_made_again(
     assert len(toy.ledger.interactions.since(0)) == 12
 
 
+async def test_requests_in_flight_at_a_kill_are_recorded_once(make_toy: Callable[..., Toy]) -> None:
+    toy = make_toy(lambda conversation: "I would rather not.")
+    config = CERTAIN.model_copy(update={"follow_up_probability": 1.0, "maximum_follow_ups": 1})
+    async with toy.client("key-of-team") as client:
+        first = await simulate_users(client, problems(12), judge, config, run_name="one")
+        # the journal was lost: every request of the run is asked again
+        again = await simulate_users(client, problems(12), judge, config, run_name="one")
+        rows = toy.ledger.interactions.since(0)
+        assert again.requests == first.requests
+        assert len(rows) == first.counts["interactions"] == 24
+        assert all(len(row.feedback) == len({said.signal for said in row.feedback}) for row in rows)
+        await simulate_users(client, problems(12), judge, config, run_name="two")
+    assert len(toy.ledger.interactions.since(0)) == 48
+
+
 async def test_gateway_that_is_down_is_a_failed_request_not_a_crash() -> None:
     async with httpx.AsyncClient(base_url="http://127.0.0.1:9") as client:
         report = await simulate_users(client, problems(2), judge, CERTAIN)
