@@ -1,0 +1,185 @@
+"""What the scheduler knows of nodes and boxes.
+
+Owns `NodeState`, `BoxState` and `ClusterView`, which keeps sums of declared resources right as boxes
+come and go. Enters: specs, reports and boxes. It places nothing and gives no orders.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from infra.errors import SandboxError
+from infra.sandbox.fleet.records import NodeReport, NodeSpec, Resources, Template
+from infra.sandbox.fleet.start_rate import TokenBucket
+
+_IDLE = Resources(cpus=0, memory_bytes=0, disk_bytes=0)
+
+
+class BoxPhase(StrEnum):
+    """Where a box is in its life. It counts against its node in every phase."""
+
+    STARTING = "starting"
+    WARM = "warm"  # up and waiting for a lease
+    LEASED = "leased"
+    CLEANING = "cleaning"  # returned; being brought back to its template's state
+    STOPPING = "stopping"  # ordered to end, not yet confirmed
+
+
+@dataclass(slots=True)
+class BoxState:
+    """One box the scheduler knows of."""
+
+    box_id: str
+    node_id: str
+    template: Template
+    phase: BoxPhase
+    phase_since_seconds: float
+    request_id: str | None = None  # who it starts for or is lent to; None: nobody
+    was_forked: bool = False  # it does not hold its template's state, so it is not lent again
+
+
+@dataclass(slots=True)
+class NodeState:
+    """One node: declared limits, what is promised of them, and what it last reported."""
+
+    spec: NodeSpec
+    bucket: TokenBucket
+    heard_at_seconds: float
+    limit: Resources
+    used: Resources = _IDLE  # as reported
+    stall_ratio: float = 0.0  # the worst of the reported ones
+    memory_stall_ratio: float = 0.0
+    load_per_cpu: float = 0.0
+    promised_cpus: float = 0.0  # sums over all boxes here
+    promised_memory_bytes: int = 0
+    promised_disk_bytes: int = 0
+    unseen_cpus: float = 0.0  # the part of it that the last report cannot have shown
+    unseen_memory_bytes: int = 0
+    unseen_disk_bytes: int = 0
+    is_draining: bool = False
+    # dictionaries are used as ordered sets: the order of a set of strings changes from run to run
+    boxes: dict[str, None] = field(default_factory=dict)
+    warm: dict[str, dict[str, None]] = field(default_factory=dict)  # template -> box ids
+    states: dict[str, None] = field(default_factory=dict)  # saved states that can be forked here
+    templates_seen: dict[str, None] = field(default_factory=dict)
+
+
+class ClusterView:
+    """All nodes and boxes. `boxes` and `nodes` may be read by others; only its methods change them."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeState] = {}
+        self.boxes: dict[str, BoxState] = {}
+        self.by_class: dict[tuple[str, str], list[NodeState]] = {}
+        self.state_nodes: dict[str, dict[str, None]] = {}  # saved state -> nodes that hold it
+        self._idle: dict[str, dict[str, None]] = {}  # template -> boxes that serve nobody yet
+
+    def join(self, spec: NodeSpec, now_seconds: float) -> NodeState:
+        """A node that declares itself; it must not be there already."""
+        if spec.node_id in self.nodes:
+            raise SandboxError(f"node {spec.node_id} joined twice; wanted once until it is lost")
+        bucket = TokenBucket(spec.starts_per_second, spec.start_burst, now_seconds)
+        node = NodeState(spec, bucket, now_seconds, spec.limit)
+        self.nodes[spec.node_id] = node
+        for backend in spec.backends:
+            self.by_class.setdefault((spec.architecture, backend), []).append(node)
+        return node
+
+    def leave(self, node_id: str) -> list[BoxState]:
+        """Forget a node; the boxes that were on it."""
+        node = self.nodes.pop(node_id)
+        for backend in node.spec.backends:
+            self.by_class[node.spec.architecture, backend].remove(node)
+        for state_id in node.states:
+            self.state_nodes[state_id].pop(node_id, None)
+        lost = [self.boxes.pop(box_id) for box_id in node.boxes]
+        for box in lost:
+            self._idle.get(box.template.name, {}).pop(box.box_id, None)
+        return lost
+
+    def heard(self, report: NodeReport, now_seconds: float) -> NodeState:
+        """Take a report in."""
+        node = self.nodes[report.node_id]
+        pressure = report.pressure
+        node.heard_at_seconds = now_seconds
+        node.used = pressure.used
+        node.load_per_cpu = pressure.load_per_cpu
+        node.memory_stall_ratio = pressure.memory_stall_ratio or 0.0
+        stalls = (pressure.cpu_stall_ratio, pressure.memory_stall_ratio, pressure.disk_stall_ratio)
+        node.stall_ratio = max(stall or 0.0 for stall in stalls)
+        starting = [
+            self.boxes[box_id].template.declared
+            for box_id in node.boxes
+            if self.boxes[box_id].phase is BoxPhase.STARTING
+        ]
+        node.unseen_cpus = sum(declared.cpus for declared in starting)
+        node.unseen_memory_bytes = sum(declared.memory_bytes for declared in starting)
+        node.unseen_disk_bytes = sum(declared.disk_bytes for declared in starting)
+        return node
+
+    def add(self, box: BoxState) -> None:
+        """A box that is about to start on its node."""
+        node = self.nodes[box.node_id]
+        declared = box.template.declared
+        self.boxes[box.box_id] = box
+        node.boxes[box.box_id] = None
+        node.templates_seen[box.template.name] = None
+        node.promised_cpus += declared.cpus
+        node.promised_memory_bytes += declared.memory_bytes
+        node.promised_disk_bytes += declared.disk_bytes
+        node.unseen_cpus += declared.cpus
+        node.unseen_memory_bytes += declared.memory_bytes
+        node.unseen_disk_bytes += declared.disk_bytes
+        self._note_idle(box)
+
+    def remove(self, box_id: str) -> BoxState:
+        """A box that has ended."""
+        box = self.boxes.pop(box_id)
+        node = self.nodes[box.node_id]
+        declared = box.template.declared
+        del node.boxes[box_id]
+        node.warm.get(box.template.name, {}).pop(box_id, None)
+        self._idle.get(box.template.name, {}).pop(box_id, None)
+        node.promised_memory_bytes -= declared.memory_bytes
+        node.promised_disk_bytes -= declared.disk_bytes
+        # sums of floats drift; an empty node promises exactly nothing
+        node.promised_cpus = node.promised_cpus - declared.cpus if node.boxes else 0.0
+        return box
+
+    def set_phase(self, box: BoxState, phase: BoxPhase, now_seconds: float) -> None:
+        """Move a box on in its life."""
+        warm = self.nodes[box.node_id].warm.setdefault(box.template.name, {})
+        if phase is BoxPhase.WARM:
+            warm[box.box_id] = None
+        else:
+            warm.pop(box.box_id, None)
+        box.phase = phase
+        box.phase_since_seconds = now_seconds
+        self._note_idle(box)
+
+    def detach(self, box: BoxState) -> None:
+        """The box serves nobody from now on."""
+        box.request_id = None
+        self._note_idle(box)
+
+    def num_idle(self, template: Template) -> int:
+        """Boxes of a template that are warm or on their way to it."""
+        return len(self._idle.get(template.name, {}))
+
+    def save_state(self, state_id: str, node_id: str) -> None:
+        """Note that a node holds a saved state."""
+        self.state_nodes.setdefault(state_id, {})[node_id] = None
+        self.nodes[node_id].states[state_id] = None
+
+    def drop_state(self, state_id: str) -> None:
+        """Forget a saved state everywhere."""
+        for node_id in self.state_nodes.pop(state_id, {}):
+            self.nodes[node_id].states.pop(state_id, None)
+
+    def _note_idle(self, box: BoxState) -> None:
+        idle = self._idle.setdefault(box.template.name, {})
+        if box.phase in (BoxPhase.WARM, BoxPhase.CLEANING) or (
+            box.phase is BoxPhase.STARTING and box.request_id is None
+        ):
+            idle[box.box_id] = None
+        else:
+            idle.pop(box.box_id, None)
