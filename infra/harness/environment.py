@@ -1,23 +1,38 @@
 """What an attempt works in: a sandbox, the tests, the user, and what the harness remembers of the
 attempt.
 
-Owns `AgentEnvironment` and `HarnessState`. A caller makes one per attempt (or per user session, so
+Owns `AgentEnvironment`, `HarnessState` and the places where an environment differs from others
+(policy, baseline, search, who speaks for the user). A caller makes one per attempt (or per user session, so
 that a later request still knows the region read last). It runs nothing itself.
 """
 
-from collections.abc import Awaitable, Callable
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from infra.errors import SandboxError, SandboxLost
+from infra.harness.config import ToolPolicy
 from infra.harness.regions import Region
 from infra.sandbox.protocol import Sandbox, TestReport
 
 RunTests = Callable[[Sandbox], Awaitable[TestReport]]
 AskUser = Callable[[str], Awaitable[str]]
+SearchCode = Callable[[str, Sequence[str]], Awaitable[str]]
+"""Query and directories (none: everywhere) to the text the model reads."""
+UserMessages = Callable[[int], str | None]
+"""What the user says after that many turns, while the agent is at work; None: nothing."""
 
 
 class ToolFailure(Exception):
     """The environment refused a call for a reason the model should read."""
+
+
+class ToolRefusal(Exception):
+    """The policy forbids a call; it counts as the model's mistake."""
+
+
+class ToolTimeout(Exception):
+    """A command was ended for its time; the message says what it had printed."""
 
 
 @dataclass(slots=True)
@@ -27,6 +42,10 @@ class HarnessState:
     region: Region | None = None
     originals: dict[str, str | None] = field(default_factory=dict)  # None: the file is new
     todo: str = ""
+    todos: dict[str, str] = field(default_factory=dict)  # item -> its mark
+    seen: dict[str, str] = field(default_factory=dict)  # path -> hash of what was last shown
+    num_jobs: int = 0  # background commands so far
+    running_jobs: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -37,6 +56,12 @@ class AgentEnvironment:
     run_tests: RunTests | None = None
     ask_user: AskUser | None = None
     state: HarnessState = field(default_factory=HarnessState)
+    policy: ToolPolicy | None = None  # None: the config's
+    baseline: Mapping[str, bytes] | None = (
+        None  # files at the start, for lints; None: as first seen
+    )
+    search_code: SearchCode | None = None  # None: BM25 over the files of the sandbox
+    user_messages: UserMessages | None = None
 
     async def read_text(self, path: str) -> str:
         """A file's text; ToolFailure when there is none."""
@@ -73,3 +98,23 @@ class AgentEnvironment:
             raise
         except SandboxError as error:
             raise ToolFailure(f"cannot write {path}") from error
+
+    async def read_original(self, path: str) -> str | None:
+        """A file as it was when the attempt began; None when it was not there."""
+        if path in self.state.originals:
+            return self.state.originals[path]
+        if self.baseline is None:
+            return await self.read_text(path)
+        data = self.baseline.get(path)
+        return None if data is None else data.decode(errors="replace")
+
+
+def content_hash(text: str) -> str:
+    """Tells two contents of a file apart."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def scripted_messages(messages: Mapping[int, str]) -> UserMessages:
+    """A user who speaks after fixed turns (1-based), each message once."""
+    left = dict(messages)
+    return lambda turns: left.pop(turns, None)

@@ -2,39 +2,71 @@
 
 Owns the order: a call waits for the earlier calls it conflicts with (one writes what the other
 touches) and otherwise runs beside them; there is exactly one result per call, in call order,
-whatever fails. Parsed calls in, results out.
+whatever fails. What the model did wrong is a result it reads. What we did wrong is tried again and
+then raised, after the other calls have ended: the attempt is masked, not punished. Parsed calls in,
+results out.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from infra.errors import SandboxError, SandboxLost
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
+
+from infra.errors import (
+    AgentError,
+    OstinatoError,
+    SandboxError,
+    SandboxLost,
+    SandboxTimeout,
+    boundary,
+    is_retryable,
+)
+from infra.harness import full_file_tools, full_search_tools
+from infra.harness.catalogues import CATALOGUES
 from infra.harness.config import HarnessConfig
-from infra.harness.environment import AgentEnvironment, ToolFailure
+from infra.harness.definitions import covers, resources
+from infra.harness.environment import AgentEnvironment, ToolFailure, ToolRefusal, ToolTimeout
 from infra.harness.file_tools import edit_file, list_dir, read_file, read_lints, write_file
 from infra.harness.other_tools import ask_user, codebase_search, grep, run_terminal, todo_write
 from infra.harness.parse import ParsedCall
 from infra.harness.regions import RegionError
-from infra.harness.report import cut_middle
-from infra.harness.tools import TOOLS, covers, resources
+from infra.harness.report import cut_lines, cut_middle, share_out
+from infra.harness.terminal_tools import run_terminal as run_full_terminal
 from infra.harness.transcript import CallStatus, ToolCallRecord
 
 Output = str | Callable[[], str]
-Implementation = Callable[[AgentEnvironment, dict[str, str], HarnessConfig], Awaitable[Output]]
+Implementation = Callable[[AgentEnvironment, Any, HarnessConfig], Awaitable[Output]]
 
-IMPLEMENTATIONS: dict[str, Implementation] = {
-    "read_file": read_file,
-    "edit_file": edit_file,
-    "write_file": write_file,
-    "list_dir": list_dir,
-    "grep": grep,
-    "codebase_search": codebase_search,
-    "read_lints": read_lints,
-    "run_terminal": run_terminal,
-    "todo_write": todo_write,
-    "ask_user": ask_user,
+IMPLEMENTATIONS: Mapping[str, Mapping[str, Implementation]] = {
+    "compact": {
+        "read_file": read_file,
+        "edit_file": edit_file,
+        "write_file": write_file,
+        "list_dir": list_dir,
+        "grep": grep,
+        "codebase_search": codebase_search,
+        "read_lints": read_lints,
+        "run_terminal": run_terminal,
+        "todo_write": todo_write,
+        "ask_user": ask_user,
+    },
+    "full": {
+        "read_file": full_file_tools.read_file,
+        "edit_file": full_file_tools.edit_file,
+        "write_file": full_file_tools.write_file,
+        "delete_file": full_file_tools.delete_file,
+        "list_dir": full_file_tools.list_dir,
+        "read_lints": full_file_tools.read_lints,
+        "glob": full_search_tools.glob,
+        "grep": full_search_tools.grep,
+        "codebase_search": full_search_tools.codebase_search,
+        "todo_write": full_search_tools.todo_write,
+        "ask_user": full_search_tools.ask_user,
+        "run_terminal": run_full_terminal,
+    },
 }
 
 
@@ -48,49 +80,93 @@ class CallResult:
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """How one call went; `lost` when the sandbox went with it."""
+    """How one call went; `failure` when it was our fault."""
 
     status: CallStatus
     output: Output
     wall_seconds: float = 0.0
-    lost: SandboxLost | None = None
+    failure: OstinatoError | None = None
 
 
 async def execute_calls(
-    calls: Sequence[ParsedCall], environment: AgentEnvironment, config: HarnessConfig
+    calls: Sequence[ParsedCall],
+    environment: AgentEnvironment,
+    config: HarnessConfig,
+    *,
+    turn: int = 1,
 ) -> list[CallResult]:
-    """One result per call, in call order. Raises SandboxLost when the sandbox itself is gone."""
-    touched = [_touched(call) for call in calls]
+    """One result per call, in call order.
+
+    Raises the first failure of infrastructure (SandboxLost, AgentError ...) that trying again did
+    not mend.
+    """
+    calls = _with_ids(calls, turn) if config.dialect == "full" else calls
+    touched = [_touched(call, config) for call in calls]
     tasks: list[asyncio.Task[_Ran]] = []
     async with asyncio.TaskGroup() as group:
         for index, call in enumerate(calls):
             earlier = [tasks[j] for j in range(index) if _conflict(touched[j], touched[index])]
             tasks.append(group.create_task(_run_call(call, environment, config, earlier)))
-    results: list[CallResult] = []
-    for call, task in zip(calls, tasks, strict=True):
-        ran = task.result()
-        if ran.lost is not None:
-            raise ran.lost
-        text = ran.output if isinstance(ran.output, str) else ran.output()
-        text = cut_middle(text, config.result_limit_characters)
-        record = ToolCallRecord(
-            tool=call.tool,
-            arguments=call.arguments,
-            status=ran.status,
-            result_characters=len(text),
-            wall_seconds=ran.wall_seconds,
-        )
-        results.append(CallResult(text, record))
-    return results
+    done = [task.result() for task in tasks]
+    for ran in done:
+        if ran.failure is not None:
+            raise ran.failure
+    texts = _word_results(calls, done, config)
+    return [
+        CallResult(text, _record(call, ran, text))
+        for call, ran, text in zip(calls, done, texts, strict=True)
+    ]
+
+
+def _with_ids(calls: Sequence[ParsedCall], turn: int) -> list[ParsedCall]:
+    """Every call under an id of its own; a second use of one is the caller's mistake."""
+    given: set[str] = set()
+    named: list[ParsedCall] = []
+    for index, call in enumerate(calls, start=1):
+        call = replace(call, call_id=call.call_id or f"{turn}.{index}")
+        if call.call_id in given:
+            error = f"call id {call.call_id[:60]} is used twice in a turn"
+            call = replace(call, status=CallStatus.INVALID_ARGUMENTS, error=error)
+        given.add(call.call_id)
+        named.append(call)
+    return named
+
+
+def _word_results(
+    calls: Sequence[ParsedCall], done: Sequence[_Ran], config: HarnessConfig
+) -> list[str]:
+    """The results as the model reads them, each under its own limit and all under the turn's."""
+    texts = [ran.output if isinstance(ran.output, str) else ran.output() for ran in done]
+    limits = [config.result_limit_characters] * len(texts)
+    if config.turn_limit_characters is not None:
+        lengths = [min(len(text), config.result_limit_characters) for text in texts]
+        limits = share_out(config.turn_limit_characters, lengths)
+    if config.dialect == "compact":
+        return [cut_middle(text, limit) for text, limit in zip(texts, limits, strict=True)]
+    return [
+        f"[{call.call_id} {call.tool or 'call'} {ran.status}]\n{cut_lines(text, limit)}"
+        for call, ran, text, limit in zip(calls, done, texts, limits, strict=True)
+    ]
+
+
+def _record(call: ParsedCall, ran: _Ran, text: str) -> ToolCallRecord:
+    return ToolCallRecord(
+        tool=call.tool,
+        arguments=call.arguments,
+        status=ran.status,
+        result_characters=len(text),
+        wall_seconds=ran.wall_seconds,
+        call_id=call.call_id,
+    )
 
 
 Touched = tuple[frozenset[str], frozenset[str]]
 
 
-def _touched(call: ParsedCall) -> Touched:
+def _touched(call: ParsedCall, config: HarnessConfig) -> Touched:
     if call.status is not CallStatus.OK:
         return frozenset(), frozenset()
-    return resources(TOOLS[call.tool], call.arguments)
+    return resources(CATALOGUES[config.dialect][call.tool], call.arguments)
 
 
 def _conflict(first: Touched, second: Touched) -> bool:
@@ -116,19 +192,56 @@ async def _run_call(
     if call.status is not CallStatus.OK:
         return _Ran(call.status, f"error: {call.error}")
     started = time.perf_counter()
-    status, output, lost = CallStatus.OK, "", None
+    ran = await _run_implementation(call, environment, config)
+    return replace(ran, wall_seconds=time.perf_counter() - started)
+
+
+async def _run_implementation(
+    call: ParsedCall, environment: AgentEnvironment, config: HarnessConfig
+) -> _Ran:
+    """The call's outcome; whatever it raises becomes a status or a failure of ours."""
     try:
-        async with asyncio.timeout(config.call_time_limit_seconds):
-            output = await IMPLEMENTATIONS[call.tool](environment, call.arguments, config)
-    except RegionError as error:
-        status, output = CallStatus.INVALID_ARGUMENTS, f"error: {error}"
+        with boundary(AgentError, f"tool {call.tool}"):
+            async with asyncio.timeout(_limit_seconds(call, config)):
+                return await _try_implementation(call, environment, config)
+    except SandboxTimeout as error:
+        return _Ran(CallStatus.TIMEOUT, f"error: {error}")
+    except OstinatoError as error:
+        if isinstance(error.__cause__, TimeoutError):
+            limit = f"{config.call_time_limit_seconds:g} seconds"
+            return _Ran(CallStatus.TIMEOUT, f"error: {call.tool} ran longer than {limit}")
+        if is_retryable(error) or not isinstance(error, SandboxError):
+            return _Ran(CallStatus.ENVIRONMENT, "", failure=error)
+        return _Ran(CallStatus.ENVIRONMENT, f"error: {error}")
+
+
+async def _try_implementation(
+    call: ParsedCall, environment: AgentEnvironment, config: HarnessConfig
+) -> _Ran:
+    """What the model did wrong is a status; what we did wrong is tried again, then raised."""
+    implementation = IMPLEMENTATIONS[config.dialect][call.tool]
+    given = call.arguments if config.dialect == "compact" else call.values
+    retrying = AsyncRetrying(
+        retry=retry_if_exception(_may_pass),
+        stop=stop_after_attempt(1 + config.infrastructure_retries),
+        reraise=True,
+    )
+    try:
+        return _Ran(CallStatus.OK, await retrying(implementation, environment, given, config))
+    except (RegionError, ToolRefusal) as error:
+        return _Ran(CallStatus.INVALID_ARGUMENTS, f"error: {error}")
     except ToolFailure as error:
-        status, output = CallStatus.ENVIRONMENT, f"error: {error}"
-    except TimeoutError:
-        limit = config.call_time_limit_seconds
-        status, output = CallStatus.TIMEOUT, f"error: {call.tool} ran longer than {limit:g} seconds"
-    except SandboxLost as error:
-        status, lost = CallStatus.ENVIRONMENT, error
-    except SandboxError as error:
-        status, output = CallStatus.ENVIRONMENT, f"error: {error}"
-    return _Ran(status, output, time.perf_counter() - started, lost)
+        return _Ran(CallStatus.ENVIRONMENT, f"error: {error}")
+    except ToolTimeout as error:
+        return _Ran(CallStatus.TIMEOUT, f"error: {error}")
+
+
+def _may_pass(error: BaseException) -> bool:
+    """A lost sandbox does not come back; other faults of ours may be gone the next time."""
+    return is_retryable(error) and not isinstance(error, SandboxLost)
+
+
+def _limit_seconds(call: ParsedCall, config: HarnessConfig) -> float:
+    """A terminal ends its own command and keeps what it printed; the harness waits a little more."""
+    margin = 5.0 if config.dialect == "full" and call.tool == "run_terminal" else 0.0
+    return config.call_time_limit_seconds + margin

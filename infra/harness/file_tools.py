@@ -1,22 +1,15 @@
-"""The tools on files: read_file, edit_file, write_file, list_dir, read_lints.
+"""The compact dialect's tools on files: read_file, edit_file, write_file, list_dir, read_lints.
 
 Arguments and the environment in, the text for the model out; ToolFailure when the environment says
 no. Parsing, locks and limits are elsewhere.
 """
 
-import ast
-import asyncio
-import json
-from collections import Counter
-
-from ruff import find_ruff_bin
-
 from infra.harness.config import HarnessConfig
 from infra.harness.environment import AgentEnvironment, ToolFailure
+from infra.harness.lints import new_lints
 from infra.harness.regions import Region, open_region, show_lines, split_argument
 from models.rendering.vocabulary import line_tag
 
-LINT_RULES = "E9,F"  # syntax errors and everything pyflakes knows
 MAX_LISTED = 60
 
 
@@ -106,46 +99,11 @@ async def read_lints(
         raise ToolFailure("read a file before asking for its lints")
     text = await environment.read_text(path)
     original = environment.state.originals.get(path, text)
-    if original == text:
-        return "no new lints"
-    before = Counter(message for _, message in await find_lints(original or "", path))
-    new: list[str] = []
-    for line, message in await find_lints(text, path):
-        if before[message]:
-            before[message] -= 1
-        else:
-            new.append(f"{_place(region, path, line)}: {message}")
-    return "\n".join(new) or "no new lints"
+    new = await new_lints(original, text, path)
+    shown = [f"{_place(region, path, line)}: {message}" for line, message in new]
+    return "\n".join(shown) or "no new lints"
 
 
 def _place(region: Region | None, path: str, line: int) -> str:
     number = region.number_at(line) if region is not None and region.path == path else None
     return line_tag(number) if number is not None else f"{path}:{line}"
-
-
-async def find_lints(text: str, path: str) -> list[tuple[int, str]]:
-    """Line and message of each finding of ruff (syntax and pyflakes rules) in Python text."""
-    try:
-        ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        line = error.lineno if isinstance(error, SyntaxError) else None
-        message = error.msg if isinstance(error, SyntaxError) else str(error)
-        return [(line or 1, f"SyntaxError {message}")]
-    process = await asyncio.create_subprocess_exec(
-        find_ruff_bin(),
-        *("check", "--isolated", "--no-cache", "--quiet", "--output-format", "json"),
-        *("--select", LINT_RULES, "--stdin-filename", path, "-"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        output, _ = await process.communicate(text.encode())
-    finally:
-        if process.returncode is None:
-            process.kill()
-    findings = json.loads(output or b"[]")
-    return [
-        (finding["location"]["row"], f"{finding['code']} {finding['message']}")
-        for finding in findings
-    ]

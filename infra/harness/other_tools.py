@@ -1,11 +1,12 @@
-"""The tools that run, search or talk: run_terminal, grep, codebase_search, todo_write, ask_user.
+"""The compact dialect's tools that run, search or talk: run_terminal, grep, codebase_search, todo_write,
+ask_user.
 
 Arguments and the environment in, the text for the model out; ToolFailure when the environment says
 no. `pytest` goes to the environment's test runner, any other command to a shell in the sandbox.
 """
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from infra.harness.config import HarnessConfig
 from infra.harness.environment import AgentEnvironment, ToolFailure
@@ -76,12 +77,22 @@ async def codebase_search(
     environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
 ) -> str:
     """The best passages as path:first-last and their opening line."""
+    return await search_texts(environment, arguments["query"])
+
+
+async def search_texts(
+    environment: AgentEnvironment, query: str, directories: Sequence[str] = ()
+) -> str:
+    """BM25 over the text files of the sandbox, or of some directories."""
+    places = [directory.strip("./") for directory in directories]
     files: dict[str, str] = {}
     for path in await _walk(environment):
+        if places and not any(path.startswith(f"{place}/") or not place for place in places):
+            continue
         data = await environment.sandbox.read(path)
         if len(data) <= MAX_SEARCHED_FILE_BYTES:
             files[path] = data.decode(errors="replace")
-    hits = search_files(files, arguments["query"], limit=5)
+    hits = search_files(files, query, limit=5)
     return "\n".join(
         f"{hit.path}:{hit.first_line}-{hit.last_line} {hit.title}" for hit in hits
     ) or ("nothing found")

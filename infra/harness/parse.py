@@ -1,16 +1,18 @@
-"""Reads the calls out of an answer.
+"""Reads the calls of the compact dialect out of an answer.
 
-Owns the grammar: `<tool>ARGUMENTS</tool>`, where arguments are `<name>value</name>` and what is
-left over is the tool's primary argument. Text in; calls, each either well formed or with its error,
-and the prose around them out. Nothing is guessed and nothing raises: a call that breaks the grammar
-becomes a result the model can read.
+Owns `ParsedCall` and `ParsedAnswer` (of both dialects) and the grammar of the token form:
+`<tool>ARGUMENTS</tool>`, where arguments are `<name>value</name>` and what is left over is the
+tool's primary argument. Text in; calls, each either well formed or with its error, and the prose
+around them out. Nothing is guessed and nothing raises: a call that breaks the grammar becomes a
+result the model can read.
 """
 
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from infra.harness.tools import TOOLS, Tool
+from infra.harness.definitions import Tool, Value
+from infra.harness.tools import TOOLS
 from infra.harness.transcript import CallStatus
 
 _OPENING = re.compile(r"<([a-z][a-z0-9_]*)>")
@@ -24,6 +26,8 @@ class ParsedCall:
     arguments: dict[str, str] = field(default_factory=dict)
     status: CallStatus = CallStatus.OK
     error: str = ""
+    values: dict[str, Value] = field(default_factory=dict)  # typed; the full dialect's only
+    call_id: str = ""  # given by an API; empty: numbered by turn and place
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ class ToolCallRecord(Record):
     status: CallStatus
     result_characters: int
     wall_seconds: float
+    call_id: str = ""  # unique in its turn; empty in records of the compact dialect
 
 
 class TurnRecord(Record):
@@ -64,6 +65,8 @@ class TurnRecord(Record):
     text: str
     calls: tuple[ToolCallRecord, ...]
     results: tuple[str, ...] = ()
+    is_summary: bool = False  # the turn that ends a segment
+    user_message: str = ""  # what the user said after this turn, while the agent was at work
 
 
 class Segment(Record):

@@ -7,10 +7,11 @@ import pytest
 
 from infra.errors import SandboxLost
 from infra.harness.config import HarnessConfig
+from infra.harness.definitions import tool_schemas
 from infra.harness.environment import AgentEnvironment
 from infra.harness.execute import execute_calls
 from infra.harness.parse import parse_answer
-from infra.harness.tools import TOOLS, tool_schemas
+from infra.harness.tools import TOOLS
 from infra.harness.transcript import CallStatus
 from tests.fakes.memory_sandbox import MemorySandbox
 
@@ -165,7 +166,7 @@ def test_a_lost_sandbox_ends_the_turn(environment, sandbox: MemorySandbox) -> No
 
 
 def test_schemas_name_every_argument() -> None:
-    schemas = tool_schemas(TOOLS)
+    schemas = tool_schemas(TOOLS.values())
     assert len(schemas) == 10
     for schema, tool in zip(schemas, TOOLS.values(), strict=True):
         parameters = schema["function"]["parameters"]
