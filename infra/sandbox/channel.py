@@ -11,6 +11,7 @@ from typing import Any
 from infra.errors import SandboxError, SandboxLost
 from infra.sandbox.box import BoxProcess
 from infra.sandbox.inside.wire import FrameDecoder, encode_frame
+from infra.sandbox.tools import error_of_kind
 
 _READ_BYTES = 1 << 18
 
@@ -26,6 +27,11 @@ class BoxChannel:
         self._writing = asyncio.Lock()
         box.socket.setblocking(False)
         self._reader = asyncio.get_running_loop().create_task(self._read())
+
+    @property
+    def name(self) -> str:
+        """The box's name, for messages."""
+        return self._box.name
 
     @property
     def is_lost(self) -> bool:
@@ -60,7 +66,8 @@ class BoxChannel:
         finally:
             self._waiting.pop(request_id, None)
         if "error" in reply:
-            raise SandboxError(f"{operation} in box {self._box.name}: {reply['error']}")
+            message = f"{operation} in box {self._box.name}: {reply['error']}"
+            raise error_of_kind(reply.get("kind", "other"), message)
         return reply, reply_blobs
 
     async def close(self) -> None:
@@ -94,7 +101,7 @@ class BoxChannel:
                 self._fail(self._box.explain_death())
                 return
             for header, blobs in frames:
-                future = self._waiting.get(header["id"])
+                future = self._waiting.get(header.get("id"))
                 if future is not None and not future.done():
                     future.set_result((header, blobs))
 

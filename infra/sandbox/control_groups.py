@@ -39,6 +39,14 @@ class ControlGroup:
         """Files that take the id of the first process."""
         return tuple(directory / "cgroup.procs" for directory in self._directories)
 
+    def count_memory_kills(self) -> int:
+        """How often the kernel ended a process of the group for memory."""
+        for directory in self._directories:
+            for name in ("memory.events", "memory.oom_control"):
+                if (directory / name).exists():
+                    return _read_field(directory / name, "oom_kill")
+        return 0
+
     def remove(self) -> None:
         """Drop the groups.
 
@@ -73,6 +81,15 @@ def _sweep_dead() -> None:
                 maker = directory.name.partition("-")[0]
                 if directory.is_dir() and maker.isdigit() and not Path(f"/proc/{maker}").exists():
                     _drop(directory)
+
+
+def _read_field(file: Path, name: str) -> int:
+    """The number after a name in a file of `name number` lines."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)
 
 
 def _drop(directory: Path) -> bool:
