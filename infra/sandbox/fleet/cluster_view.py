@@ -58,6 +58,7 @@ class NodeState:
     is_draining: bool = False
     # dictionaries are used as ordered sets: the order of a set of strings changes from run to run
     boxes: dict[str, None] = field(default_factory=dict)
+    starting: dict[str, None] = field(default_factory=dict)
     warm: dict[str, dict[str, None]] = field(default_factory=dict)  # template -> box ids
     states: dict[str, None] = field(default_factory=dict)  # saved states that can be forked here
     templates_seen: dict[str, None] = field(default_factory=dict)
@@ -71,6 +72,7 @@ class ClusterView:
         self.boxes: dict[str, BoxState] = {}
         self.by_class: dict[tuple[str, str], list[NodeState]] = {}
         self.state_nodes: dict[str, dict[str, None]] = {}  # saved state -> nodes that hold it
+        self.warm_nodes: dict[str, dict[str, None]] = {}  # template -> nodes with a warm box
         self._idle: dict[str, dict[str, None]] = {}  # template -> boxes that serve nobody yet
 
     def join(self, spec: NodeSpec, now_seconds: float) -> NodeState:
@@ -91,6 +93,8 @@ class ClusterView:
             self.by_class[node.spec.architecture, backend].remove(node)
         for state_id in node.states:
             self.state_nodes[state_id].pop(node_id, None)
+        for template_name in node.warm:
+            self.warm_nodes[template_name].pop(node_id, None)
         lost = [self.boxes.pop(box_id) for box_id in node.boxes]
         for box in lost:
             self._idle.get(box.template.name, {}).pop(box.box_id, None)
@@ -106,22 +110,19 @@ class ClusterView:
         node.memory_stall_ratio = pressure.memory_stall_ratio or 0.0
         stalls = (pressure.cpu_stall_ratio, pressure.memory_stall_ratio, pressure.disk_stall_ratio)
         node.stall_ratio = max(stall or 0.0 for stall in stalls)
-        starting = [
-            self.boxes[box_id].template.declared
-            for box_id in node.boxes
-            if self.boxes[box_id].phase is BoxPhase.STARTING
-        ]
+        starting = [self.boxes[box_id].template.declared for box_id in node.starting]
         node.unseen_cpus = sum(declared.cpus for declared in starting)
         node.unseen_memory_bytes = sum(declared.memory_bytes for declared in starting)
         node.unseen_disk_bytes = sum(declared.disk_bytes for declared in starting)
         return node
 
     def add(self, box: BoxState) -> None:
-        """A box that is about to start on its node."""
+        """A box that is about to start on its node; its phase is STARTING."""
         node = self.nodes[box.node_id]
         declared = box.template.declared
         self.boxes[box.box_id] = box
         node.boxes[box.box_id] = None
+        node.starting[box.box_id] = None
         node.templates_seen[box.template.name] = None
         node.promised_cpus += declared.cpus
         node.promised_memory_bytes += declared.memory_bytes
@@ -137,7 +138,8 @@ class ClusterView:
         node = self.nodes[box.node_id]
         declared = box.template.declared
         del node.boxes[box_id]
-        node.warm.get(box.template.name, {}).pop(box_id, None)
+        node.starting.pop(box_id, None)
+        self._note_warm(node, box, is_warm=False)
         self._idle.get(box.template.name, {}).pop(box_id, None)
         node.promised_memory_bytes -= declared.memory_bytes
         node.promised_disk_bytes -= declared.disk_bytes
@@ -147,11 +149,9 @@ class ClusterView:
 
     def set_phase(self, box: BoxState, phase: BoxPhase, now_seconds: float) -> None:
         """Move a box on in its life."""
-        warm = self.nodes[box.node_id].warm.setdefault(box.template.name, {})
-        if phase is BoxPhase.WARM:
-            warm[box.box_id] = None
-        else:
-            warm.pop(box.box_id, None)
+        node = self.nodes[box.node_id]
+        node.starting.pop(box.box_id, None)
+        self._note_warm(node, box, is_warm=phase is BoxPhase.WARM)
         box.phase = phase
         box.phase_since_seconds = now_seconds
         self._note_idle(box)
@@ -174,6 +174,18 @@ class ClusterView:
         """Forget a saved state everywhere."""
         for node_id in self.state_nodes.pop(state_id, {}):
             self.nodes[node_id].states.pop(state_id, None)
+
+    def _note_warm(self, node: NodeState, box: BoxState, *, is_warm: bool) -> None:
+        warm = node.warm.setdefault(box.template.name, {})
+        nodes = self.warm_nodes.setdefault(box.template.name, {})
+        if is_warm:
+            warm[box.box_id] = None
+        else:
+            warm.pop(box.box_id, None)
+        if warm:
+            nodes[node.spec.node_id] = None
+        else:
+            nodes.pop(node.spec.node_id, None)
 
     def _note_idle(self, box: BoxState) -> None:
         idle = self._idle.setdefault(box.template.name, {})

@@ -139,8 +139,8 @@ def choose_start_node(
 def choose_warm_node(
     nodes: Sequence[NodeState], template: Template, policy: PlacementPolicy, *, rng: random.Random
 ) -> NodeState | None:
-    """The least loaded of a few nodes that have a warm box of the template."""
-    able = [node for node in nodes if node.warm.get(template.name) and not node.is_draining]
+    """The least loaded of a few nodes; each of `nodes` has a warm box of the template."""
+    able = [node for node in nodes if not node.is_draining]
     if len(able) > policy.num_candidates:
         able = rng.sample(able, policy.num_candidates)
     return min(able, key=lambda node: score(node, template, policy), default=None)

@@ -59,6 +59,7 @@ class FleetScheduler:
         self.view = ClusterView()
         self.queue = AdmissionQueue(self.policy.most_waiting)
         self.leases = LeaseTable()
+        self.num_warm_hits = 0  # requests served by a warm box
         self._starting: dict[str, tuple[Waiting, str]] = {}  # by request id: with its box
         self._held: dict[str, tuple[Waiting, str]] = {}  # by request id: with its box
         self._meters: dict[str, DemandMeter] = {}
@@ -96,7 +97,7 @@ class FleetScheduler:
                 f"wanted one of: {known}"
             )
         request_id = request.request_id
-        if request_id in self.queue or request_id in self._starting or request_id in self._held:
+        if self.is_live(request_id):
             return
         share = self.policy.placement.headroom[request.priority]
         nodes = self.view.by_class.get(template.place_class, [])
@@ -130,6 +131,10 @@ class FleetScheduler:
             self.release(request_id, now_seconds)
         return len(request_ids)
 
+    def is_live(self, request_id: str) -> bool:
+        """Whether a request waits, starts or has its box."""
+        return request_id in self.queue or request_id in self._starting or request_id in self._held
+
     def box_of(self, request_id: str) -> BoxState | None:
         """The box a lease has now; None while it has none."""
         held = self._held.get(request_id)
@@ -141,6 +146,10 @@ class FleetScheduler:
         if box is None:
             raise SandboxError(f"state {state_id}: lease {request_id} has no box; wanted one")
         self.view.save_state(state_id, box.node_id)
+
+    def drop_state(self, state_id: str) -> None:
+        """Note that a saved state is gone; forks of it are refused from now on."""
+        self.view.drop_state(state_id)
 
     # ---- nodes
 
@@ -275,13 +284,13 @@ class FleetScheduler:
                 if node is not None and request.fork_of not in node.states:
                     copy_from = source.spec.node_id
         else:
-            warm_node = (
-                choose_warm_node(nodes, template, policy, rng=rng)
-                if template.warm_maximum > 0
-                else None
-            )
+            warm_nodes = [
+                self.view.nodes[node_id] for node_id in self.view.warm_nodes.get(template.name, {})
+            ]
+            warm_node = choose_warm_node(warm_nodes, template, policy, rng=rng)
             if warm_node is not None:
                 self.queue.remove(request.request_id)
+                self.num_warm_hits += 1
                 box_id = next(iter(warm_node.warm[template.name]))
                 self._lend(self.view.boxes[box_id], waiting, now_seconds)
                 return True
