@@ -1,6 +1,7 @@
 """Documents read as the harness would have written them; files are told apart from their copies."""
 
 import asyncio
+import itertools
 import json
 import random
 from pathlib import Path
@@ -13,13 +14,16 @@ from infra.harness.environment import AgentEnvironment
 from infra.harness.loop import run_agent
 from infra.sandbox.protocol import Sandbox, TestFailure, TestOutcome, TestReport
 from models.rendering import Renderer, train_tokenizer
-from tasks.corpus.config import CodeSource, DemonstrationConfig
+from tasks.corpus.config import CodeSource, CorpusConfig, DemonstrationConfig
 from tasks.corpus.corruptions import corrupt_function
+from tasks.corpus.decontamination import Guard
 from tasks.corpus.deduplication import Deduplicator, Novelty
 from tasks.corpus.demonstrations import apply_edits
 from tasks.corpus.demonstrator import Demonstrator
+from tasks.corpus.documents import FunctionDraw, RepairMaker
 from tasks.corpus.functions import read_function
 from tasks.corpus.problem_sources import ProblemSource, load_problems
+from tasks.corpus.reports import ReportBook
 from tasks.corpus.sources import package_licence, read_source
 from tasks.corpus.transcripts import Course, DocumentWriter, Plan, edit_call
 from tests.fakes.memory_sandbox import MemorySandbox
@@ -122,6 +126,14 @@ def test_problems_of_other_files_are_refused(problems_directory: Path) -> None:
         load_problems(problems_directory)
     with pytest.raises(ProblemError, match=r"no problems\.jsonl"):
         load_problems(problems_directory / "nowhere")
+
+
+def test_a_rare_kind_of_bug_still_fills_its_budget() -> None:
+    calls = itertools.count(1)
+    config = CorpusConfig()
+    maker = RepairMaker("repair", WRITER, config, Guard([]), ReportBook())
+    documents = maker.make(FunctionDraw([FUNCTION]), 1000, lambda bug: next(calls) % 300 == 0)
+    assert sum(map(len, documents)) >= 1000
 
 
 def test_impossible_configs_are_refused() -> None:
