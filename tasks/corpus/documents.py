@@ -19,7 +19,7 @@ from tasks.corpus.reports import ReportBook
 from tasks.corpus.sources import SourceFile
 from tasks.corpus.transcripts import DocumentWriter
 
-MAX_DRY_DRAWS = 200  # draws in a row that gave no document, after which a kind is used up
+MAX_DRY_DRAWS = 10_000  # draws in a row that gave no document, after which a kind is used up
 HELD_OUT_REPAIR_RATIO = 0.02
 
 
