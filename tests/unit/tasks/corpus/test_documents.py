@@ -132,8 +132,8 @@ def test_a_rare_kind_of_bug_still_fills_its_budget() -> None:
     calls = itertools.count(1)
     config = CorpusConfig()
     maker = RepairMaker("repair", WRITER, config, Guard([]), ReportBook())
-    documents = maker.make(FunctionDraw([FUNCTION]), 1000, lambda bug: next(calls) % 300 == 0)
-    assert sum(map(len, documents)) >= 1000
+    documents = maker.make(FunctionDraw([FUNCTION]), 300, lambda bug: next(calls) % 300 == 0)
+    assert sum(map(len, documents)) >= 300
 
 
 def test_impossible_configs_are_refused() -> None:
