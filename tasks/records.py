@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from infra.harness.transcript import Segment, Transcript
 
@@ -89,6 +96,10 @@ class Problem(Record):
     difficulty: float | None = Field(
         default=None, description="estimate in 0..1 from the problem's shape; None: not made"
     )
+    question_warranted: bool = Field(
+        default=False,
+        description="the prompt leaves open what only the user can tell, so asking is right",
+    )
 
     @model_serializer(mode="wrap")
     def _leave_out_unused(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -97,6 +108,8 @@ class Problem(Record):
         for name in ("blocks", "cut_tests", "hidden_tests", "prompts", "difficulty"):
             if not content[name] and content[name] != 0.0:
                 del content[name]
+        if not content["question_warranted"]:
+            del content["question_warranted"]
         return content
 
     @property
@@ -164,13 +177,47 @@ class Verdict(Record):
     )
     detail: str = ""
     wall_seconds: float = 0.0
+    tampering: tuple[str, ...] = Field(
+        default=(), description="what shows that the run was not honest; any voids the verdict"
+    )
+    ignored_paths: tuple[str, ...] = Field(
+        default=(), description="changed files that count for nothing: tests, runner settings"
+    )
 
 
 class RewardReport(Record):
-    """The reward with each term shown. `total` is their weighted sum."""
+    """The reward with each term shown: a measured value times a signed weight.
+
+    `total` is the sum of `terms` in the order they stand in.
+    """
 
     total: float
-    terms: dict[str, float]
+    terms: dict[str, float] = Field(description="name -> value times weight")
+    values: dict[str, float] = Field(
+        default_factory=dict, description="name -> what was measured; empty in older reports"
+    )
+    weights: dict[str, float] = Field(
+        default_factory=dict, description="name -> signed weight; negative: taken off"
+    )
+    flags: dict[str, str] = Field(
+        default_factory=dict, description="pattern of a hack monitor -> its evidence"
+    )
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> "RewardReport":
+        if self.values.keys() != self.weights.keys() or (
+            self.values and self.values.keys() != self.terms.keys()
+        ):
+            raise ValueError(
+                f"reward report: terms {sorted(self.terms)}, values {sorted(self.values)} and "
+                f"weights {sorted(self.weights)}, wanted the same names"
+            )
+        if abs(self.total - sum(self.terms.values())) > 1e-9 * max(1.0, abs(self.total)):
+            raise ValueError(
+                f"reward report: total is {self.total}, wanted {sum(self.terms.values())}, "
+                "the sum of its terms"
+            )
+        return self
 
 
 class Trajectory(Record):

@@ -1,15 +1,19 @@
 """One attempt's verdict and reward: the interface of grading.
 
-Owns `grade` and `make_grader`. Enters: problem, transcript, changed files and the repository's test
-server. Leaves: a Verdict and a RewardReport. Infrastructure failures raise; they are never graded.
+Owns `grade` and `make_grader`: judge, scan, weigh. Enters: problem, transcript, changed files and
+the repository's test server. Leaves: a Verdict and a RewardReport. Infrastructure failures raise;
+they are never graded.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
 
 from infra.harness.transcript import Transcript
 from infra.sandbox.test_server import TestServer
+from tasks.grading.change import AttemptChange
 from tasks.grading.config import GradingConfig
-from tasks.grading.rewards import compute_reward
+from tasks.grading.monitors import scan_attempt
+from tasks.grading.rewards import Measures, compute_reward
+from tasks.grading.style import count_new_lints
 from tasks.grading.verdicts import judge
 from tasks.records import Problem, RewardReport, Verdict
 
@@ -28,12 +32,37 @@ async def grade(
 ) -> tuple[Verdict, RewardReport]:
     """Judge the changed files (against the pristine repository) and reward the attempt."""
     verdict = await judge(
-        problem, changed_files, test_server, time_limit_seconds=config.time_limit_seconds
+        problem,
+        changed_files,
+        test_server,
+        time_limit_seconds=config.time_limit_seconds,
+        second_runner=config.second_runner,
     )
-    reward = compute_reward(
-        problem, verdict, transcript, changed_files, test_server.repository, config
+    change = AttemptChange.of(problem, changed_files, test_server.repository)
+    flags = scan_attempt(change, verdict, transcript, config.scan)
+    verdict = void(verdict, [name for name in config.void_patterns if name in flags])
+    lints = await count_new_lints(change) if config.style else 0
+    measures = Measures(
+        verdict=verdict,
+        change=change,
+        transcript=transcript,
+        new_lints=lints,
+        flags={name.value: evidence for name, evidence in flags.items()},
     )
-    return verdict, reward
+    return verdict, compute_reward(measures, config)
+
+
+def void(verdict: Verdict, patterns: list[str]) -> Verdict:
+    """A pass that was got by one of these patterns is none."""
+    if not verdict.passed or not patterns:
+        return verdict
+    return verdict.model_copy(
+        update={
+            "passed": False,
+            "tampering": (*verdict.tampering, *map(str, patterns)),
+            "detail": f"void: {', '.join(map(str, patterns))}",
+        }
+    )
 
 
 def make_grader(config: GradingConfig) -> Grader:

@@ -22,6 +22,10 @@ def length_penalty(effort: float, k: float, q: float) -> float:
         )
     growth = math.log1p(k * effort)
     exponent = (1.0 - q) * growth
+    if q > 1.0:
+        # Near its bound 1 / (k (q - 1)) a product of rounded factors would fall by an ulp as the
+        # effort grows; this form does not.
+        return -math.expm1(exponent) / (k * (q - 1.0))
     # expm1(e)/e -> 1 as e -> 0, so near q = 1 nothing cancels.
     return growth / k * (math.expm1(exponent) / exponent if exponent else 1.0)
 
@@ -43,11 +47,8 @@ def measure_effort(transcript: Transcript) -> dict[str, float]:
 
 
 def total_effort(effort: dict[str, float], weights: EffortWeights) -> float:
-    """x: the weighted sum."""
-    return sum(
-        value * weight
-        for value, weight in zip(effort.values(), weights.model_dump().values(), strict=True)
-    )
+    """x: the weighted sum, in the order of EffortWeights whatever the order of `effort`."""
+    return sum(effort[name] * weight for name, weight in weights.model_dump().items())
 
 
 def _thinking_share(turn: TurnRecord) -> float:

@@ -1,69 +1,112 @@
-"""From a verdict and a transcript to a reward with named terms.
+"""From what was measured of an attempt to a reward with named terms.
 
-Owns `compute_reward`. Each term of the report is already weighted and signed, so `total` is their
-plain sum. No outcome is neutral: an attempt that breaks its calls, edits nothing or runs out of
-turns is graded like any other.
+Owns `measure` (verdict, change, transcript -> values) and `compute_reward` (values and weights ->
+report). A term is value times signed weight, `total` the sum of the terms in their fixed order. No
+outcome is neutral: an attempt that breaks its calls, edits nothing or runs out of turns is graded
+like any other. Only correctness is ever positive, so nothing but passing tests can pay.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from infra.harness.transcript import CallStatus, Transcript
-from infra.sandbox.repository import PreparedRepository
+from infra.harness.transcript import Transcript
+from infra.sandbox.protocol import TestOutcome
+from tasks.grading.change import AttemptChange
+from tasks.grading.conduct import (
+    count_broken_calls,
+    count_open_todos,
+    count_questions,
+    find_message_faults,
+    is_verified,
+)
 from tasks.grading.config import GradingConfig
 from tasks.grading.length import length_penalty, measure_effort, total_effort
 from tasks.records import Problem, RewardReport, Verdict
 
-_BROKEN = frozenset({CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.INVALID_ARGUMENTS})
-_EDIT_TOOLS = frozenset({"edit_file", "write_file"})
-_TEST_TOOL = "run_terminal"
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """What is known of one attempt once it was judged."""
+
+    verdict: Verdict
+    change: AttemptChange
+    transcript: Transcript
+    new_lints: int = 0
+    flags: Mapping[str, str] = field(default_factory=dict)
 
 
-def compute_reward(
-    problem: Problem,
-    verdict: Verdict,
-    transcript: Transcript,
-    changed_files: Mapping[str, bytes | None],
-    repository: PreparedRepository,
-    config: GradingConfig,
-) -> RewardReport:
-    """All terms, zero ones too."""
-    effort = total_effort(measure_effort(transcript), config.effort)
-    num_broken = min(count_broken_calls(transcript), config.most_broken_calls)
-    terms = {
-        "correctness": config.correctness * float(verdict.passed),
-        "length": -config.length * length_penalty(effort, config.length_k, config.length_q),
-        "broken_calls": -config.broken_call * num_broken,
-        "no_edit": -config.no_edit * float(not has_edit(problem, changed_files, repository)),
-        "unverified": -config.unverified * float(not is_verified(transcript)),
-    }
-    return RewardReport(total=sum(terms.values()), terms=terms)
-
-
-def count_broken_calls(transcript: Transcript) -> int:
-    """Calls that the harness could not run as written."""
-    return sum(call.status in _BROKEN for turn in transcript.turns for call in turn.calls)
-
-
-def has_edit(
-    problem: Problem, changed_files: Mapping[str, bytes | None], repository: PreparedRepository
-) -> bool:
-    """Whether the end state differs from the broken state the attempt began with."""
-    start = problem.break_files(repository.files)
-    end = repository.keep_editable(changed_files)
-    paths = {*start, *end}
-    return any(
-        end.get(path, repository.files.get(path)) != start.get(path, repository.files.get(path))
-        for path in paths
+def compute_reward(measures: Measures, config: GradingConfig) -> RewardReport:
+    """All terms, zero ones too, in a fixed order."""
+    values = _values(measures, config)
+    weights = term_weights(config)
+    terms = {name: weights[name] * value for name, value in values.items()}
+    return RewardReport(
+        total=sum(terms.values()),
+        terms=terms,
+        values=values,
+        weights=weights,
+        flags=dict(sorted(measures.flags.items())),
     )
 
 
-def is_verified(transcript: Transcript) -> bool:
-    """Whether a command ran in or after the turn of the last edit; true when nothing was edited."""
-    verified = True
-    for turn in transcript.turns:
-        for call in turn.calls:
-            if call.tool in _EDIT_TOOLS and call.status is CallStatus.OK:
-                verified = False
-            elif call.tool == _TEST_TOOL:
-                verified = True
-    return verified
+def term_weights(config: GradingConfig) -> dict[str, float]:
+    """The signed weight of every term; only correctness has a positive one."""
+    return {
+        "correctness": config.correctness,
+        "length": -config.length,
+        "broken_calls": -config.broken_call,
+        "no_edit": -config.no_edit,
+        "unverified": -config.unverified,
+        "style": -config.style,
+        "comments": -config.comments,
+        "communication": -config.communication,
+        "open_todos": -config.open_todo,
+        "needless_questions": -config.needless_question,
+        "missing_question": -config.missing_question,
+        "flagged": -config.flagged,
+    }
+
+
+def correctness(problem: Problem, verdict: Verdict, partial: float) -> float:
+    """1 for a pass, else `partial` times the share of fail-to-pass tests that pass, and that only
+    when nothing else broke and the run was honest.
+    """
+    if verdict.passed:
+        return 1.0
+    if partial == 0 or verdict.tampering or not problem.fail_to_pass:
+        return 0.0
+    passed = {test for test, outcome in verdict.outcomes.items() if outcome == TestOutcome.PASSED}
+    if not passed.issuperset(problem.pass_to_pass):
+        return 0.0
+    return partial * len(passed & set(problem.fail_to_pass)) / len(set(problem.fail_to_pass))
+
+
+def _values(measures: Measures, config: GradingConfig) -> dict[str, float]:
+    """What each term measures, before its weight."""
+    verdict, change, transcript = measures.verdict, measures.change, measures.transcript
+    problem = change.problem
+    effort = total_effort(measure_effort(transcript), config.effort)
+    faults = find_message_faults(
+        transcript,
+        passed=verdict.passed,
+        has_edit=change.has_edit,
+        limit_characters=config.final_limit_characters,
+    )
+    questions = count_questions(transcript)
+    # Where only the user can tell, the first question is the right thing to do.
+    needless = max(0, questions - int(problem.question_warranted))
+    is_missing = problem.question_warranted and questions == 0 and not verdict.passed
+    return {
+        "correctness": correctness(problem, verdict, config.partial),
+        "length": length_penalty(effort, config.length_k, config.length_q),
+        "broken_calls": float(min(count_broken_calls(transcript), config.most_broken_calls)),
+        "no_edit": float(not change.has_edit),
+        "unverified": float(not is_verified(transcript)),
+        "style": float(min(measures.new_lints, config.most_lints)),
+        "comments": max(0.0, change.comment_ratio - config.scan.comment_ratio),
+        "communication": float(len(faults)),
+        "open_todos": float(min(count_open_todos(transcript), config.most_open_todos)),
+        "needless_questions": float(min(needless, config.most_questions)),
+        "missing_question": float(is_missing),
+        "flagged": float(len(measures.flags)),
+    }

@@ -1,31 +1,22 @@
 """What the tests say about the end state of an attempt.
 
 Owns `judge`: the changed files, filtered by path, are laid over the pristine repository in the test
-server's box, never in the agent's; every required test must pass by name. Also owns the scan for
-constructs that attack a test runner. A failure of infrastructure travels as SandboxLost and is
+server's box, never in the agent's; every required test must pass by name, exactly once. A pass may
+have to hold under a second runner too. A failure of infrastructure travels as SandboxLost and is
 never a verdict.
 """
 
-import re
 import time
 from collections.abc import Mapping
 
 from infra.errors import GradingError
 from infra.sandbox.environment import report_to_text
-from infra.sandbox.protocol import TestOutcome
-from infra.sandbox.repository import PreparedRepository
+from infra.sandbox.plain_run import run_plainly
+from infra.sandbox.protocol import TestOutcome, TestReport
 from infra.sandbox.test_server import TestServer
+from tasks.grading.attacks import find_forbidden
+from tasks.grading.change import AttemptChange
 from tasks.records import Problem, Verdict
-
-# Words that no bug fix needs and that reach into the test run that judges it. One counts when the
-# file gains it.
-FORBIDDEN_WORDS = frozenset(
-    {
-        "pytest", "_pytest", "unittest", "PYTEST_CURRENT_TEST", "_exit", "_getframe",
-        "currentframe", "f_back", "settrace", "setprofile", "gc", "ctypes", "atexit", "linecache",
-        "__subclasses__", "__code__",
-    }
-)  # fmt: skip
 
 
 async def judge(
@@ -34,6 +25,7 @@ async def judge(
     server: TestServer,
     *,
     time_limit_seconds: float,
+    second_runner: bool = False,
 ) -> Verdict:
     """The verdict on one end state. Changes of tests and of runner files count for nothing."""
     if problem.repository_fingerprint != server.repository.fingerprint:
@@ -44,18 +36,27 @@ async def judge(
         )
     started = time.perf_counter()
     required = tuple(dict.fromkeys((*problem.fail_to_pass, *problem.pass_to_pass)))
+    ignored = AttemptChange.of(problem, changed_files, server.repository).ignored_paths
     attacks = find_forbidden(changed_files, server.repository)
-    if attacks:
+    if attacks or not required:
+        reason = f"the change brings {', '.join(attacks)} into product code"
         return Verdict(
             problem_id=problem.problem_id,
             passed=False,
             tests_required=len(required),
             tests_passed=0,
             outcomes=dict.fromkeys(required, TestOutcome.MISSING.value),
-            detail=f"refused: the change brings {', '.join(attacks)} into product code",
+            detail=f"refused: {reason if attacks else 'no test is required'}",
             wall_seconds=time.perf_counter() - started,
+            tampering=attacks,
+            ignored_paths=ignored,
         )
     report = await server.run(changed_files, required, time_limit_seconds)
+    if report.passed and second_runner:
+        report = _agree(
+            report,
+            await run_plainly(server.repository, changed_files, required, time_limit_seconds),
+        )
     return Verdict(
         problem_id=problem.problem_id,
         passed=report.passed,
@@ -64,19 +65,19 @@ async def judge(
         outcomes={test: outcome.value for test, outcome in report.outcomes.items()},
         detail=report.tampering or report_to_text(report),
         wall_seconds=time.perf_counter() - started,
+        tampering=(report.tampering,) if report.tampering else (),
+        ignored_paths=ignored,
     )
 
 
-def find_forbidden(
-    changed_files: Mapping[str, bytes | None], repository: PreparedRepository
-) -> tuple[str, ...]:
-    """Forbidden words that counted files have and their pristine versions have not."""
-    found: set[str] = set()
-    for path, content in repository.keep_editable(changed_files).items():
-        if content is not None:
-            found |= _words(content) - _words(repository.files.get(path, b""))
-    return tuple(sorted(found & FORBIDDEN_WORDS))
-
-
-def _words(text: bytes) -> set[str]:
-    return set(re.findall(r"\w+", text.decode(errors="replace")))
+def _agree(first: TestReport, second: TestReport) -> TestReport:
+    """The first report where the second agrees; the worse outcome of each test where not."""
+    if second.passed:
+        return first
+    different = [test for test in first.outcomes if test not in second.passed_ids]
+    why = second.tampering or f"runners disagree on {', '.join(different[:3])}"
+    outcomes = {
+        test: outcome if test in second.passed_ids else second.outcomes[test]
+        for test, outcome in first.outcomes.items()
+    }
+    return first.model_copy(update={"outcomes": outcomes, "tampering": why})

@@ -40,7 +40,39 @@ def test_penalty_at_one_is_the_logarithm_and_continuous_there(effort, k):
 
 @given(EFFORT, st.floats(0, 1e5), CURVE)
 def test_penalty_grows(effort, more, curve):
-    assert length_penalty(effort + more, *curve) >= length_penalty(effort, *curve)
+    rounding = 1e-15 if curve[1] <= 1 else 0.0  # unbounded there, so an ulp is no fall
+    before = length_penalty(effort, *curve)
+    assert length_penalty(effort + more, *curve) >= before * (1 - rounding)
+
+
+@given(EFFORT, CURVE)
+def test_penalty_is_at_most_the_effort_and_below_its_bound(effort, curve):
+    k, q = curve
+    penalty = length_penalty(effort, k, q)
+    assert 0 <= penalty <= effort * (1 + 1e-12)
+    if q > 1:
+        assert penalty <= 1 / (k * (q - 1)) * (1 + 1e-12)
+
+
+@given(EFFORT, st.floats(1e-4, 10), st.floats(0, 4), st.floats(0, 1))
+def test_penalty_falls_with_q(effort, k, q, more):
+    assert length_penalty(effort, k, q + more) <= length_penalty(effort, k, q) * (1 + 1e-12)
+
+
+@given(
+    st.lists(st.floats(0, 1e4), min_size=6, max_size=6),
+    st.integers(0, 5),
+    st.floats(0, 1e4),
+    st.permutations(range(6)),
+)
+def test_more_of_any_kind_of_effort_never_costs_less(kinds, which, more, order):
+    names = list(EffortWeights.model_fields)
+    effort = dict(zip(names, kinds, strict=True))
+    weights = EffortWeights()
+    grown = {**effort, names[which]: effort[names[which]] + more}
+    assert total_effort(grown, weights) >= total_effort(effort, weights)
+    shuffled = {names[index]: effort[names[index]] for index in order}
+    assert total_effort(shuffled, weights) == total_effort(effort, weights)
 
 
 @given(EFFORT, EFFORT, CURVE)

@@ -1,14 +1,33 @@
-import pytest
+"""Laws of the reward: terms add up, only passing pays, order and idle settings change nothing."""
 
-from infra.harness.transcript import CallStatus
-from tasks.grading.config import GradingConfig
-from tasks.grading.grade import grade, make_grader
-from tasks.grading.rewards import compute_reward, has_edit, is_verified
-from tasks.records import Verdict
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.harness.transcript import CallStatus, EndReason, ToolCallRecord, Transcript, TurnRecord
+from tasks.grading.change import AttemptChange
+from tasks.grading.config import GradingConfig, Pattern
+from tasks.grading.grade import grade, make_grader, void
+from tasks.grading.length import length_penalty, measure_effort, total_effort
+from tasks.grading.rewards import Measures, compute_reward, correctness, term_weights
+from tasks.records import RewardReport, Verdict
 from tests.unit.tasks.grading.conftest import PATH
 
 OK, BAD = CallStatus.OK, CallStatus.MALFORMED
 CONFIG = GradingConfig(unverified=0.1)
+EVERYTHING = GradingConfig(
+    unverified=0.1,
+    style=0.02,
+    comments=0.1,
+    communication=0.05,
+    open_todo=0.02,
+    needless_question=0.05,
+    missing_question=0.1,
+    flagged=0.2,
+)
+WEIGHT = st.floats(0, 10)
 
 
 def verdict(passed: bool) -> Verdict:
@@ -17,18 +36,109 @@ def verdict(passed: bool) -> Verdict:
         passed=passed,
         tests_required=1,
         tests_passed=int(passed),
-        outcomes={"t": "passed"},
+        outcomes={"t": "passed" if passed else "failed"},
     )
 
 
-def reward(problem, repository, transcript, passed=True, files=None, config=CONFIG):
-    return compute_reward(problem, verdict(passed), transcript, files or {}, repository, config)
+def measures(problem, repository, transcript, passed=True, files=None, **more) -> Measures:
+    change = AttemptChange.of(problem, files or {}, repository)
+    return Measures(verdict=verdict(passed), change=change, transcript=transcript, **more)
 
 
-def test_total_is_the_sum_of_the_terms(problem, repository, make_transcript):
-    report = reward(problem, repository, make_transcript(("read_file", OK), ("grep", BAD)))
-    assert report.total == pytest.approx(sum(report.terms.values()))
-    assert set(report.terms) == {"correctness", "length", "broken_calls", "no_edit", "unverified"}
+def reward(problem, repository, transcript, passed=True, files=None, config=CONFIG, **more):
+    return compute_reward(measures(problem, repository, transcript, passed, files, **more), config)
+
+
+def call(tool, status=OK, **arguments) -> ToolCallRecord:
+    return ToolCallRecord(
+        tool=tool, arguments=arguments, status=status, result_characters=1, wall_seconds=0.0
+    )
+
+
+def transcript_of(*calls, message="", end=EndReason.FINISHED) -> Transcript:
+    turns = tuple(
+        TurnRecord(generated_tokens=10, text=f"<{one.tool}>", calls=(one,), results=("ok",))
+        for one in calls
+    )
+    return Transcript(
+        segments=(), turns=turns, end_reason=end, final_message=message, wall_seconds=1.0
+    )
+
+
+def test_total_is_the_sum_of_the_terms_and_each_is_value_times_weight(
+    problem, repository, make_transcript
+):
+    report = reward(
+        problem, repository, make_transcript(("read_file", OK), ("grep", BAD)), config=EVERYTHING
+    )
+    assert report.total == sum(report.terms.values())
+    assert report.terms == {
+        name: report.weights[name] * value for name, value in report.values.items()
+    }
+    assert list(report.terms) == list(term_weights(EVERYTHING))
+
+
+def test_report_that_does_not_add_up_is_refused():
+    with pytest.raises(ValueError, match="wanted 1"):
+        RewardReport(total=2.0, terms={"correctness": 1.0})
+    with pytest.raises(ValueError, match="the same names"):
+        RewardReport(total=1.0, terms={"a": 1.0}, values={"b": 1.0}, weights={"b": 1.0})
+
+
+def test_default_settings_give_the_five_terms_of_a_plain_run(problem, repository, make_transcript):
+    broken = problem.break_files(repository.files)
+    for passed, files in ((True, {}), (False, broken)):
+        transcript = make_transcript(("read_file", OK), ("grep", BAD), ("edit_file", OK))
+        config = GradingConfig()
+        report = reward(problem, repository, transcript, passed, files, config)
+        effort = total_effort(measure_effort(transcript), config.effort)
+        penalty = -config.length * length_penalty(effort, config.length_k, config.length_q)
+        assert report.total == float(passed) + penalty - 0.02 - 0.05 * float(not passed)
+
+
+@settings(max_examples=50)
+@given(weights=st.lists(WEIGHT, min_size=11, max_size=11), passed=st.booleans())
+def test_only_passing_pays_whatever_the_weights(problem, repository, weights, passed):
+    names = (
+        "length", "broken_call", "no_edit", "unverified", "style", "comments", "communication",
+        "open_todo", "needless_question", "missing_question", "flagged",
+    )  # fmt: skip
+    config = GradingConfig(**dict(zip(names, weights, strict=True)))
+    transcript = transcript_of(
+        call("ask_user", text="which?"), call("todo_write", text="a\nb"), call("grep", BAD)
+    )
+    report = reward(
+        problem, repository, transcript, passed, config=config, new_lints=3, flags={"x": "y"}
+    )
+    assert all(value <= 0 for name, value in report.terms.items() if name != "correctness")
+    assert report.terms["correctness"] == float(passed)
+    assert report.total <= float(passed)
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**32))
+def test_order_of_files_flags_and_lists_changes_nothing(problem, repository, seed):
+    chance = random.Random(seed)
+    files = {
+        PATH: repository.files[PATH] + b"# one\n",
+        "wordkit/new.py": b"import os\n",
+        "notes.txt": b"x",
+        "tests/test_counting.py": b"",
+    }
+    flags = {pattern.value: "seen" for pattern in list(Pattern)[:5]}
+    shuffled_files = dict(chance.sample(list(files.items()), len(files)))
+    shuffled_flags = dict(chance.sample(list(flags.items()), len(flags)))
+    transcript = transcript_of(call("edit_file"))
+    first = reward(problem, repository, transcript, files=files, flags=flags, config=EVERYTHING)
+    second = reward(
+        problem,
+        repository,
+        transcript,
+        files=shuffled_files,
+        flags=shuffled_flags,
+        config=EVERYTHING,
+    )
+    assert first.model_dump_json() == second.model_dump_json()
 
 
 def test_passing_is_worth_more_than_any_economy(problem, repository, make_transcript):
@@ -68,27 +178,54 @@ def test_environment_errors_and_timeouts_are_not_broken_calls(problem, repositor
 
 def test_edit_is_measured_against_the_broken_state(problem, repository):
     broken = problem.break_files(repository.files)
-    assert not has_edit(problem, broken, repository)
-    assert not has_edit(
-        problem, {**broken, "notes.txt": b"", "tests/test_counting.py": b""}, repository
+
+    def has_edit(files):
+        return AttemptChange.of(problem, files, repository).has_edit
+
+    assert not has_edit(broken)
+    assert not has_edit({**broken, "notes.txt": b"", "tests/test_counting.py": b""})
+    assert has_edit({})
+    assert has_edit({**broken, "wordkit/new.py": b"x = 1\n"})
+    assert has_edit({PATH: None})
+
+
+def test_partial_credit_needs_every_other_test_and_an_honest_run(problem):
+    first, second = problem.fail_to_pass
+    (other,) = problem.pass_to_pass
+    half = verdict(False).model_copy(
+        update={"outcomes": {first: "passed", second: "failed", other: "passed"}}
     )
-    assert has_edit(problem, {}, repository)
-    assert has_edit(problem, {**broken, "wordkit/new.py": b"x = 1\n"}, repository)
-    assert has_edit(problem, {PATH: None}, repository)
+    assert correctness(problem, half, 0.5) == 0.25
+    assert correctness(problem, half, 0.0) == 0.0
+    broke = half.model_copy(update={"outcomes": {**half.outcomes, other: "failed"}})
+    assert correctness(problem, broke, 0.5) == 0.0
+    assert correctness(problem, half.model_copy(update={"tampering": ("x",)}), 0.5) == 0.0
+    assert correctness(problem, verdict(True), 0.5) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("calls", "verified"),
-    [
-        ([], True),
-        ([("edit_file", OK)], False),
-        ([("edit_file", OK), ("run_terminal", OK)], True),
-        ([("run_terminal", OK), ("edit_file", OK)], False),
-        ([("edit_file", BAD)], True),
-    ],
-)
-def test_verification_means_a_command_after_the_last_edit(make_transcript, calls, verified):
-    assert is_verified(make_transcript(*calls)) is verified
+def test_asking_costs_where_it_was_not_needed_and_not_where_it_was(problem, repository):
+    asks = transcript_of(call("ask_user", text="which?"))
+    again = transcript_of(call("ask_user", text="which?"), call("ask_user", text="sure?"))
+    silent = transcript_of()
+    open_problem = problem.model_copy(update={"question_warranted": True})
+
+    def cost(which, transcript, passed):
+        terms = reward(which, repository, transcript, passed, config=EVERYTHING).terms
+        return round(terms["needless_questions"] + terms["missing_question"], 6)
+
+    assert cost(problem, asks, True) == -0.05
+    assert cost(problem, silent, False) == 0.0
+    assert cost(open_problem, asks, False) == 0.0
+    assert cost(open_problem, again, True) == -0.05
+    assert cost(open_problem, silent, False) == -0.1
+    assert cost(open_problem, silent, True) == 0.0
+
+
+def test_voided_pass_is_a_failure_with_its_reason():
+    voided = void(verdict(True), ["hard_coded_tests"])
+    assert not voided.passed
+    assert voided.tampering == ("hard_coded_tests",)
+    assert void(verdict(True), []).passed
 
 
 def test_grade_and_grader_agree(runner, problem, server, make_transcript):
@@ -99,3 +236,14 @@ def test_grade_and_grader_agree(runner, problem, server, make_transcript):
     assert direct[1] == bound[1]
     assert direct[0].passed
     assert direct[1].total > 0.9
+
+
+def test_new_lints_cost_and_old_ones_do_not(runner, problem, server, repository, make_transcript):
+    transcript = make_transcript(("edit_file", OK))
+    config = GradingConfig(style=0.02)
+    clean = runner.run(grade(problem, transcript, {}, server, config))[1]
+    files = {PATH: b"import os\nimport sys\n" + repository.files[PATH]}
+    dirty = runner.run(grade(problem, transcript, files, server, config))[1]
+    assert clean.values["style"] == 0
+    assert dirty.values["style"] == 2
+    assert dirty.terms["style"] == -0.04

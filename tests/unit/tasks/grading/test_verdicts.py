@@ -3,7 +3,8 @@
 import pytest
 
 from infra.errors import GradingError
-from tasks.grading.verdicts import find_forbidden, judge
+from tasks.grading.attacks import find_forbidden
+from tasks.grading.verdicts import judge
 from tests.unit.tasks.grading.conftest import PATH
 
 TESTS = "tests/test_counting.py"

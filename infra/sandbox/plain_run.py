@@ -1,0 +1,124 @@
+"""A second opinion on a test run: plain pytest, one process a file, in a box of its own.
+
+Owns `run_plainly`. It shares neither process, nor import, nor result channel with the warm test
+server, so a trick on one does not work on the other. Every process also runs canaries made for it
+alone: tests of random names that pass or fail by the toss of a coin. Who reports anything but what
+happened is unlikely to guess them (1 in 65,536). Slow (a box and an interpreter per test file): for
+passes that matter, not for feedback.
+"""
+
+import random
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+
+from infra.sandbox.namespace import NamespaceSandbox
+from infra.sandbox.protocol import SandboxLimits, TestOutcome, TestReport
+from infra.sandbox.repository import PreparedRepository
+
+_CANARIES = 16
+_FOLDER = "/tmp/second"
+_SETTINGS = b"[pytest]\nmarkers =\n"
+_OPTIONS = (
+    f"-p no:cacheprovider -c {_FOLDER}/pytest.ini --rootdir=/repo --confcutdir=/repo "
+    "--import-mode=prepend -W ignore --tb=no -q -rA --color=no"
+)
+_OUTCOMES = {
+    "PASSED": TestOutcome.PASSED,
+    "FAILED": TestOutcome.FAILED,
+    "ERROR": TestOutcome.ERROR,
+    "XFAIL": TestOutcome.SKIPPED,
+    "XPASS": TestOutcome.SKIPPED,
+    "SKIPPED": TestOutcome.SKIPPED,
+}
+_OUTPUT_CAP_BYTES = 1 << 20
+_LINE = re.compile(rf"^({'|'.join(_OUTCOMES)}) (\S.*?)(?: - .*)?$")
+
+
+async def run_plainly(
+    repository: PreparedRepository,
+    files: Mapping[str, bytes | None],
+    test_ids: Sequence[str],
+    time_limit_seconds: float,
+    *,
+    limits: SandboxLimits | None = None,
+    chance: random.Random | None = None,
+) -> TestReport:
+    """Run tests on the pristine repository with the editable ones of `files` laid over it.
+
+    `chance` makes the canaries; the system's own unless a test wants them repeatable.
+    """
+    started = time.perf_counter()
+    chance = chance or random.SystemRandom()
+    outcomes = dict.fromkeys(test_ids, TestOutcome.MISSING)
+    violations: list[str] = []
+    sandbox = await NamespaceSandbox.open(repository, limits or SandboxLimits(memory_bytes=2 << 30))
+    try:
+        await sandbox.reset(repository.keep_editable(files))
+        for path in dict.fromkeys(test.partition("::")[0] for test in test_ids):
+            await sandbox.exec(f"mkdir -p {_FOLDER}", 10.0)
+            await sandbox.write(f"{_FOLDER}/pytest.ini", _SETTINGS)
+            wanted = _draw_canaries(chance)
+            name = f"{_FOLDER}/test_{chance.getrandbits(48):x}.py"
+            await sandbox.write(name, _canary_text(wanted, chance))
+            mine = [test for test in test_ids if test.partition("::")[0] == path]
+            command = f"python -m pytest {_OPTIONS} {' '.join(map(shlex.quote, mine))} {name}"
+            result = await sandbox.exec(command, time_limit_seconds, _OUTPUT_CAP_BYTES)
+            if result.timed_out:
+                outcomes.update(dict.fromkeys(mine, TestOutcome.TIMEOUT))
+                continue
+            seen, doubled = _read_outcomes(result.output.decode(errors="replace"))
+            violations += [f"duplicate result of {test}" for test in doubled]
+            violations += _check_canaries(wanted, seen)
+            for test in mine:
+                outcomes[test] = seen.get(test, TestOutcome.MISSING)
+    finally:
+        await sandbox.close()
+    return TestReport(
+        outcomes=outcomes,
+        tampering=", ".join(violations[:20]),
+        route="plain",
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _draw_canaries(chance: random.Random) -> dict[str, bool]:
+    """Names that say nothing -> whether the test is made to pass."""
+    return {f"test_{chance.getrandbits(64):x}": chance.random() < 0.5 for _ in range(_CANARIES)}
+
+
+def _canary_text(canaries: Mapping[str, bool], chance: random.Random) -> bytes:
+    """Sums of random numbers, right or wrong."""
+    lines: list[str] = []
+    for name, passes in canaries.items():
+        first, second = chance.randrange(10**6), chance.randrange(10**6)
+        total = first + second + (0 if passes else chance.randrange(1, 10**6))
+        lines += [f"def {name}():", f"    assert sum([{first}, {second}]) == {total}", ""]
+    return "\n".join(lines).encode()
+
+
+def _read_outcomes(output: str) -> tuple[dict[str, TestOutcome], list[str]]:
+    """Outcome by test id, and the ids with more than one line. Any bad line wins over a pass."""
+    seen: dict[str, TestOutcome] = {}
+    doubled: list[str] = []
+    for line in output.splitlines():
+        found = _LINE.match(line)
+        if found is None:
+            continue
+        outcome, test = _OUTCOMES[found[1]], found[2]
+        if test in seen:
+            doubled.append(test)
+            outcome = outcome if seen[test] is TestOutcome.PASSED else seen[test]
+        seen[test] = outcome
+    return seen, doubled
+
+
+def _check_canaries(wanted: Mapping[str, bool], seen: Mapping[str, TestOutcome]) -> list[str]:
+    by_name = {test.rpartition("::")[2]: outcome for test, outcome in seen.items()}
+    wrong = [
+        name
+        for name, passes in wanted.items()
+        if by_name.get(name) is not (TestOutcome.PASSED if passes else TestOutcome.FAILED)
+    ]
+    return [f"{len(wrong)} of {len(wanted)} blind canaries wrong"] if wrong else []

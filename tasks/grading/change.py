@@ -1,0 +1,164 @@
+"""What an attempt changed, seen from the state it began with.
+
+Owns `AttemptChange`: product files before and after, changes that count for nothing, and the text
+that was added. Enters: the problem, the pristine repository, changed files against it. Pure.
+"""
+
+import difflib
+import io
+import tokenize
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePosixPath
+
+from infra.sandbox.repository import PreparedRepository
+from tasks.records import Problem
+
+RUNNER_FILES = frozenset(
+    {
+        "conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "setup.py",
+        "pyproject.toml", "sitecustomize.py", "usercustomize.py", "noxfile.py", "pytest.toml",
+    }
+)  # fmt: skip
+_MOST_DIFF_LINES = 4000  # difflib is quadratic
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """One product file; None: absent."""
+
+    path: str
+    before: bytes | None
+    after: bytes | None
+    pristine: bytes | None
+
+
+@dataclass(frozen=True)
+class AttemptChange:
+    """The end state against the broken state."""
+
+    problem: Problem
+    counted: tuple[FileChange, ...]
+    ignored_paths: tuple[str, ...]
+    repository: PreparedRepository
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        changed_files: Mapping[str, bytes | None],
+        repository: PreparedRepository,
+    ) -> "AttemptChange":
+        """`changed_files` is against the pristine repository, where a repaired file is absent."""
+        pristine = repository.files
+        start: dict[str, bytes] = problem.break_files(pristine)
+        counted: list[FileChange] = []
+        ignored: list[str] = []
+        for path in sorted({*start, *changed_files}):
+            original = pristine.get(path)
+            before = start.get(path, original)
+            after = changed_files.get(path, original)
+            if before == after:
+                continue
+            if repository.is_editable(path):
+                counted.append(FileChange(path, before, after, original))
+            elif path in changed_files:
+                ignored.append(path)
+        return cls(problem, tuple(counted), tuple(ignored), repository)
+
+    @property
+    def has_edit(self) -> bool:
+        """Whether the end state differs from the broken one in what counts."""
+        return bool(self.counted)
+
+    @property
+    def changed_tests(self) -> tuple[str, ...]:
+        """Ignored paths that are tests."""
+        return tuple(path for path in self.ignored_paths if self.repository.is_test(path))
+
+    @property
+    def changed_runner_files(self) -> tuple[str, ...]:
+        """Ignored paths that steer a test runner or an interpreter's start."""
+        return tuple(path for path in self.ignored_paths if is_runner_file(path))
+
+    @cached_property
+    def added_lines(self) -> tuple[str, ...]:
+        """Lines of counted files that were not there before."""
+        return tuple(line for file in self.counted for line in _added(file.before, file.after))
+
+    @cached_property
+    def gold_lines(self) -> tuple[str, ...]:
+        """Lines that the reference solution adds to the broken state."""
+        pristine = self.repository.files
+        broken = self.problem.break_files(pristine)
+        return tuple(
+            line
+            for path, content in sorted(broken.items())
+            if self.repository.is_editable(path)
+            for line in _added(content, pristine.get(path))
+        )
+
+    @cached_property
+    def comment_ratio(self) -> float:
+        """Share of added non-blank characters that stand in comments; 0 when nothing was added."""
+        total = sum(len(line.strip()) for line in self.added_lines)
+        return sum(map(len, self.added_comments)) / total if total else 0.0
+
+    @cached_property
+    def added_comments(self) -> tuple[str, ...]:
+        """Comments that the change brought, without the mark."""
+        found: list[str] = []
+        for file in self.counted:
+            before = list(_comments(file.before))
+            for comment in _comments(file.after):
+                if comment in before:
+                    before.remove(comment)
+                else:
+                    found.append(comment)
+        return tuple(found)
+
+
+def is_runner_file(path: str) -> bool:
+    """Whether a file of this name is read by pytest or by the interpreter's start."""
+    pure = PurePosixPath(path)
+    return pure.name in RUNNER_FILES or pure.suffix == ".pth"
+
+
+def _added(before: bytes | None, after: bytes | None) -> list[str]:
+    old, new = _lines(before), _lines(after)
+    if max(len(old), len(new)) > _MOST_DIFF_LINES:
+        known = set(old)
+        return [line for line in new if line not in known]
+    matcher = difflib.SequenceMatcher(a=old, b=new, autojunk=False)
+    return [
+        line
+        for tag, _, _, first, last in matcher.get_opcodes()
+        if tag in ("replace", "insert")
+        for line in new[first:last]
+    ]
+
+
+def _lines(content: bytes | None) -> list[str]:
+    return [] if content is None else content.decode(errors="replace").splitlines()
+
+
+def _comments(content: bytes | None) -> list[str]:
+    """Comments and strings that stand alone, which serve as comments; text that does not tokenize
+    gives what came before the fault.
+    """
+    found: list[str] = []
+    is_alone = True
+    try:
+        for token in tokenize.tokenize(io.BytesIO(content or b"").readline):
+            if token.type == tokenize.COMMENT:
+                found.append(token.string.lstrip("#").strip())
+            elif token.type == tokenize.STRING and is_alone and token.line.strip()[:1] in "\"'rR":
+                found.append(token.string.strip("\"' \n"))
+            is_alone = token.type in (
+                tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT,
+                tokenize.ENCODING, tokenize.COMMENT,
+            )  # fmt: skip
+    except (tokenize.TokenError, SyntaxError, UnicodeDecodeError):
+        pass
+    return found

@@ -1,0 +1,110 @@
+"""How an attempt went, beside its result: broken calls, questions, to-do items, checks, what it told
+the user.
+
+Owns the reading of a transcript into counts. Pure; it weighs nothing.
+"""
+
+import re
+from dataclasses import dataclass
+
+from infra.harness.transcript import CallStatus, EndReason, ToolCallRecord, Transcript
+
+BROKEN = frozenset({CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.INVALID_ARGUMENTS})
+EDIT_TOOLS = frozenset({"edit_file", "write_file", "delete_file", "apply_patch"})
+TERMINAL_TOOL = "run_terminal"
+TODO_TOOL = "todo_write"
+QUESTION_TOOL = "ask_user"
+_MARKED = re.compile(r"^\W*\[(?P<mark>.)\]\s*(?P<text>.*)$")
+_DONE_WORD = re.compile(r"\b(done|finished|completed?|ok)\W*$|^\W*(done|finished)\b", re.I)
+_CLAIM = re.compile(
+    r"\b(fixed|solved|resolved|tests? (?:now )?pass(?:es|ed)?|all (?:tests )?pass(?:ed|ing)?)\b",
+    re.I,
+)
+_DENIAL = re.compile(r"\b(not|n't|could ?n[o']t|cannot|unable|fail(?:s|ed|ing)?|unsure)\b", re.I)
+_TEST_CLAIM = re.compile(r"\btests?\b[^.]{0,40}\bpass", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class TodoItem:
+    """One item of the list as it stood last."""
+
+    text: str
+    is_open: bool
+
+
+def all_calls(transcript: Transcript) -> list[ToolCallRecord]:
+    """Every call in order."""
+    return [call for turn in transcript.turns for call in turn.calls]
+
+
+def count_broken_calls(transcript: Transcript) -> int:
+    """Calls that the harness could not run as written."""
+    return sum(call.status in BROKEN for call in all_calls(transcript))
+
+
+def count_questions(transcript: Transcript) -> int:
+    """Questions that were put to the user, answered or not."""
+    return sum(
+        call.tool == QUESTION_TOOL and call.status not in BROKEN for call in all_calls(transcript)
+    )
+
+
+def is_verified(transcript: Transcript) -> bool:
+    """Whether a command ran in or after the turn of the last edit; true when nothing was edited."""
+    verified = True
+    for call in all_calls(transcript):
+        if call.tool in EDIT_TOOLS and call.status is CallStatus.OK:
+            verified = False
+        elif call.tool == TERMINAL_TOOL:
+            verified = True
+    return verified
+
+
+def last_todos(transcript: Transcript) -> tuple[TodoItem, ...]:
+    """The to-do list at the end. Items are one a line, `[x]` done, any other mark open; a merging
+    call changes the items it names.
+    """
+    items: dict[str, TodoItem] = {}
+    for call in all_calls(transcript):
+        if call.tool != TODO_TOOL or call.status is not CallStatus.OK:
+            continue
+        text = call.arguments.get("items") or call.arguments.get("text") or ""
+        if call.arguments.get("merge", "").strip() != "true":
+            items = {}
+        for line in text.split("\n"):
+            if line.strip():
+                item = _read_todo(line)
+                items[item.text.lower()] = item
+    return tuple(items.values())
+
+
+def count_open_todos(transcript: Transcript) -> int:
+    """Items that were written down and never ticked off."""
+    return sum(item.is_open for item in last_todos(transcript))
+
+
+def find_message_faults(
+    transcript: Transcript, *, passed: bool, has_edit: bool, limit_characters: int
+) -> tuple[str, ...]:
+    """What is wrong with the closing message, by name."""
+    message = transcript.final_message.strip()
+    if transcript.end_reason is not EndReason.FINISHED or not message:
+        return ("no_message",)
+    faults: list[str] = []
+    if len(message) > limit_characters:
+        faults.append("too_long")
+    claims = _CLAIM.search(message) is not None and _DENIAL.search(message) is None
+    if claims and not (passed and has_edit):
+        faults.append("false_claim")
+    ran_command = any(call.tool == TERMINAL_TOOL for call in all_calls(transcript))
+    if claims and _TEST_CLAIM.search(message) and not ran_command:
+        faults.append("unsupported_claim")
+    return tuple(faults)
+
+
+def _read_todo(line: str) -> TodoItem:
+    marked = _MARKED.match(line.strip())
+    if marked is not None:
+        return TodoItem(marked["text"].strip(), marked["mark"].lower() not in ("x", "\u2713", "-"))
+    text = line.strip().lstrip("-*0123456789. ")
+    return TodoItem(text, _DONE_WORD.search(text) is None)
