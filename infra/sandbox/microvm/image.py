@@ -1,0 +1,221 @@
+"""Images of the virtual machines, made from Debian packages by this script.
+
+Owns what a guest is made of: Debian's cloud kernel, a few of its modules, busybox and our static
+agent in an initial file system; the Python image adds a compressed read-only disk. Enters: a folder
+to keep images in. Leaves: an `Image`, made once and found again by the hash of its recipe. It needs
+apt-get and dpkg-deb (root is not needed: packages are unpacked, never installed) and a C compiler
+with a static C library, and it starts no machine.
+
+`python -m infra.sandbox.microvm.image FOLDER [small|python]` makes one by hand.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from infra.errors import InvalidArgument, SandboxError
+
+_GUEST = Path(__file__).parent / "guest"
+_KERNEL_PACKAGE = "linux-image-cloud-amd64"
+# In the order in which they depend on one another.
+_MODULES = {
+    "small": ("virtio_ring", "virtio", "virtio_mmio", "virtio_console", "overlay"),
+    "python": (
+        "virtio_ring",
+        "virtio",
+        "virtio_mmio",
+        "virtio_console",
+        "overlay",
+        "virtio_blk",
+        "libcrc32c",
+        "erofs",
+    ),
+}
+_DISK_PACKAGES = ("python3-minimal", "libpython3-stdlib", "git", "grep", "coreutils", "dash")
+_DISK_TOOLS = ("sed", "findutils", "diffutils", "tar", "gzip", "patch", "base-files")
+_ACCOUNTS = {
+    "etc/passwd": "root:x:0:0:root:/:/bin/sh\nagent:x:1000:1000:agent:/tmp:/bin/sh\n",
+    "etc/group": "root:x:0:\nagent:x:1000:\n",
+    "etc/hosts": "127.0.0.1 localhost\n",
+}
+_BUILD_SECONDS = 900.0
+
+
+class ImageKind(StrEnum):
+    """What a guest has around its repository."""
+
+    SMALL = "small"  # busybox only: boots in seconds without hardware help
+    PYTHON = "python"  # Debian's Python, git and the usual tools on a disk
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Files a machine boots from; none of them ever changes."""
+
+    kind: ImageKind
+    key: str
+    kernel: Path
+    initial: Path
+    disk: Path | None
+
+
+def build_image(kind: ImageKind, folder: Path) -> Image:
+    """The image, made now when `folder` has none by today's recipe."""
+    key = f"{kind}-{_hash_recipe(kind)}"
+    target = folder / key
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.is_dir():
+            partial = Path(tempfile.mkdtemp(prefix=f"{key}.partial.", dir=folder))
+            try:
+                _build(kind, partial)
+                partial.rename(target)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    disk = target / "disk.erofs"
+    return Image(kind, key, target / "kernel", target / "initial", disk if disk.is_file() else None)
+
+
+def find_kind(name: str) -> ImageKind:
+    """The image named by a spec's template."""
+    if name == "default":
+        return ImageKind.SMALL
+    if name in set(ImageKind):
+        return ImageKind(name)
+    wanted = ", ".join(("default", *ImageKind))
+    raise InvalidArgument(f"template is {name!r}, wanted one of {wanted}")
+
+
+def _hash_recipe(kind: ImageKind) -> str:
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for source in sorted(_GUEST.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    digest.update(kind.encode())
+    return digest.hexdigest()[:16]
+
+
+def _build(kind: ImageKind, target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="image-", dir=target.parent) as name:
+        scratch = Path(name)
+        kernel_package = _find_kernel_package()
+        system = _unpack(scratch, "system", (kernel_package, "busybox-static"))
+        root = scratch / "root"
+        (root / "modules").mkdir(parents=True)
+        for module in _MODULES[kind]:
+            found = next(system.glob(f"lib/modules/*/kernel/**/{module}.ko"), None)
+            if found is None:
+                raise SandboxError(f"{kernel_package} has no module {module}; it is needed to boot")
+            shutil.copy(found, root / "modules")
+        _run(
+            "cc", "-static", "-O2", "-o", str(root / "init"),
+            *map(str, sorted(_GUEST.glob("*.c"))), folder=scratch,
+        )  # fmt: skip
+        busybox = system / "bin" / "busybox"
+        _fill_root(root, busybox)
+        listing = "\n".join(sorted(str(path.relative_to(root)) for path in root.rglob("*")))
+        archive = _run(
+            str(busybox), "cpio", "-o", "-H", "newc", "-R", "0:0",
+            folder=root, given=listing.encode(),
+        )  # fmt: skip
+        (target / "initial").write_bytes(archive)
+        shutil.copy(next(system.glob("boot/vmlinuz-*")), target / "kernel")
+        if kind is ImageKind.PYTHON:
+            _build_disk(scratch, target / "disk.erofs")
+
+
+def _fill_root(root: Path, busybox: Path) -> None:
+    for folder in ("bin", "etc", "dev", "usr"):
+        (root / folder).mkdir()
+    shutil.copy(busybox, root / "bin" / "busybox")
+    (root / "usr" / "bin").symlink_to("../bin")
+    (root / "sbin").symlink_to("bin")
+    for applet in _run(str(busybox), "--list", folder=root).decode().split():
+        if applet != "busybox":
+            (root / "bin" / applet).symlink_to("busybox")
+    for path, text in _ACCOUNTS.items():
+        (root / path).write_text(text)
+
+
+def _build_disk(scratch: Path, disk: Path) -> None:
+    names = _run(
+        "apt-cache", "depends", "--recurse", "--no-recommends", "--no-suggests", "--no-conflicts",
+        "--no-breaks", "--no-replaces", "--no-enhances", *_DISK_PACKAGES, *_DISK_TOOLS,
+        folder=scratch,
+    ).decode()  # fmt: skip
+    packages = sorted(
+        {line for line in names.splitlines() if line[:1].isalnum() and not line.endswith(":i386")}
+    )
+    real = [name for name in packages if _has_candidate(name, scratch)]
+    root = _unpack(scratch, "disk", tuple(real))
+    for folder in ("proc", "sys", "dev", "repo", "pristine", "layer", "tmp"):
+        (root / folder).mkdir(exist_ok=True)
+    for path, text in _ACCOUNTS.items():
+        (root / path).parent.mkdir(exist_ok=True)
+        (root / path).write_text(text)
+    for folder in ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info"):
+        shutil.rmtree(root / folder, ignore_errors=True)
+    if not (root / "bin/sh").exists():
+        (root / "bin/sh").symlink_to("dash")
+    _run("mkfs.erofs", "-zlz4", "-T0", "--all-root", str(disk), str(root), folder=scratch)
+
+
+def _has_candidate(package: str, folder: Path) -> bool:
+    answer = _run("apt-cache", "policy", package, folder=folder).decode()
+    return "Candidate:" in answer and "Candidate: (none)" not in answer
+
+
+def _find_kernel_package() -> str:
+    answer = _run("apt-cache", "depends", _KERNEL_PACKAGE, folder=Path("/")).decode()
+    for line in answer.splitlines():
+        kind, _, name = line.strip().partition(": ")
+        if kind == "Depends" and name.startswith("linux-image-"):
+            return name
+    raise SandboxError(f"{_KERNEL_PACKAGE} names no kernel; run `apt-get update` first")
+
+
+def _unpack(scratch: Path, name: str, packages: tuple[str, ...]) -> Path:
+    """Downloads packages and unpacks them over one another."""
+    downloads, root = scratch / f"{name}-packages", scratch / name
+    downloads.mkdir()
+    root.mkdir()
+    _run("apt-get", "download", "-qq", *packages, folder=downloads)
+    for package in sorted(downloads.glob("*.deb")):
+        _run("dpkg-deb", "-x", str(package), str(root), folder=scratch)
+    return root
+
+
+def _run(program: str, *arguments: str, folder: Path, given: bytes = b"") -> bytes:
+    if shutil.which(program) is None:
+        raise SandboxError(f"{program} is not installed; the image script needs it")
+    answer = subprocess.run(
+        [program, *arguments], cwd=folder, input=given, capture_output=True, timeout=_BUILD_SECONDS
+    )
+    if answer.returncode:
+        tail = answer.stderr.decode(errors="replace").strip()[-600:]
+        raise SandboxError(
+            f"{program} {' '.join(arguments)[:200]} ended with {answer.returncode}: {tail}"
+        )
+    return answer.stdout
+
+
+def main(arguments: list[str]) -> None:
+    """Make an image and say where it is."""
+    kind = find_kind(arguments[1] if len(arguments) > 1 else "default")
+    image = build_image(kind, Path(arguments[0]))
+    sizes = {path.name: path.stat().st_size for path in (image.kernel, image.initial)}
+    if image.disk is not None:
+        sizes[image.disk.name] = image.disk.stat().st_size
+    sys.stdout.write(f"{image.key} in {image.kernel.parent}: {sizes}\n")
+
+
+if __name__ == "__main__":
+    os.umask(0o022)
+    main(sys.argv[1:])
