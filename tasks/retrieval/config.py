@@ -1,0 +1,204 @@
+"""Settings of the retrieval stage: which code teaches the encoder, how long, and what measures it.
+
+Owns RetrievalConfig and the request and result of the stage. Torch-free: the recipe composes them.
+Repositories are split by name: what measures never teaches.
+"""
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+STANDARD_LIBRARY = "standard_library"
+
+
+class Config(BaseModel):
+    """Frozen settings; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TowerConfig(Config):
+    """Size of the encoder; the fields of models/embedder.py by the same names."""
+
+    width: int = Field(default=128, ge=8)
+    num_words: int = Field(default=24_000, ge=1)
+    num_buckets: int = Field(default=8_192, ge=1)
+    query_dropout: float = Field(default=0.2, ge=0, lt=1)
+    code_dropout: float = Field(default=0.4, ge=0, lt=1)
+    forget_ratio: float = Field(default=0.1, ge=0, lt=1)
+
+
+class PairsConfig(Config):
+    """Which functions become pairs of a question and its answer."""
+
+    least_query_words: int = Field(default=3, ge=1)
+    least_body_lines: int = Field(default=3, ge=1)
+    most_body_characters: int = Field(default=6_000, ge=1)
+    most_pairs: int = Field(default=50_000, ge=1, description="drawn at random beyond these")
+    name_ratio: float = Field(
+        default=0.5,
+        ge=0,
+        description="pairs name -> body a docstring pair; they teach what short questions look like",
+    )
+
+
+class ContrastiveConfig(Config):
+    """Training on code."""
+
+    epochs: int = Field(default=4, ge=0)
+    batch_pairs: int = Field(default=512, ge=2)
+    hard_negatives: int = Field(
+        default=1, ge=0, description="wrong answers that BM25 likes, a question"
+    )
+    learning_rate: float = Field(default=2e-3, gt=0)
+
+
+class TraceConfig(Config):
+    """Training on agent trajectories."""
+
+    epochs: int = Field(default=3, ge=0)
+    batch_traces: int = Field(default=32, ge=1)
+    candidates: int = Field(
+        default=48, ge=2, description="chunks a trace is ranked over; what helped is always in"
+    )
+    edited: float = Field(default=4.0, description="helpfulness of a chunk that was edited")
+    read: float = Field(default=2.0, description="of a chunk that was read")
+    retrieved: float = Field(default=-1.0, description="of a chunk that was shown and ignored")
+    contrastive_weight: float = Field(default=0.5, ge=0, description="InfoNCE beside the KL")
+    replay_pairs: int = Field(
+        default=256,
+        ge=0,
+        description="pairs of the first stage in each batch: nothing is forgotten",
+    )
+    learning_rate: float = Field(default=5e-4, gt=0)
+
+
+class RetrievalConfig(Config):
+    """Everything that decides what the encoder becomes."""
+
+    train_packages: tuple[str, ...] = Field(
+        default=(
+            STANDARD_LIBRARY,
+            "sympy",
+            "sqlalchemy",
+            "scipy",
+            "matplotlib",
+            "prefect",
+            "ray",
+            "torch",
+            "megatron",
+            "numpy",
+            "moto",
+            "botocore",
+            "fontTools",
+            "aiohttp",
+            "hypothesis",
+            "huggingface_hub",
+            "pygments",
+            "redis",
+            "mpmath",
+            "pydantic",
+            "alembic",
+            "fastapi",
+            "pip",
+            "cyclopts",
+            "dateparser",
+            "httpx",
+            "anyio",
+            "asyncpg",
+            "psycopg",
+            "requests",
+            "urllib3",
+            "setuptools",
+        ),
+        description="import names of installed packages; standard_library is the interpreter's own",
+    )
+    validation_packages: tuple[str, ...] = Field(
+        default=("tomlkit", "grimp", "jsonschema", "docker", "apprise"),
+        description="these choose the weight of the vectors beside BM25",
+    )
+    held_out_packages: tuple[str, ...] = Field(
+        default=(
+            "networkx",
+            "click",
+            "rich",
+            "flask",
+            "werkzeug",
+            "jinja2",
+            "starlette",
+            "fsspec",
+        ),
+        description="these measure; none of their functions is ever trained on",
+    )
+    most_queries_a_package: int = Field(default=250, ge=1, description="of those that measure")
+    tower: TowerConfig = TowerConfig()
+    pairs: PairsConfig = PairsConfig()
+    contrastive: ContrastiveConfig = ContrastiveConfig()
+    traces: TraceConfig = TraceConfig()
+    held_out_trace_repositories: tuple[str, ...] = Field(
+        default=("more-itertools",), description="traces of these measure localisation"
+    )
+    seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _disjoint(self) -> "RetrievalConfig":
+        seen: dict[str, str] = {}
+        for use in ("train_packages", "validation_packages", "held_out_packages"):
+            for package in getattr(self, use):
+                if package in seen:
+                    raise ValueError(f"package {package!r} is in {seen[package]} and in {use}")
+                seen[package] = use
+        return self
+
+
+class TraceRequest(Config):
+    """Where trajectories come from."""
+
+    run_ids: tuple[str, ...] = Field(description="runs whose committed trajectories are looked at")
+    problems_directory: str
+    most_groups: int = Field(default=2_000, ge=1)
+
+
+class TraceResult(Config):
+    """What became of them: traces.jsonl in `directory`."""
+
+    directory: str
+    num_groups: int
+    num_traces: int
+    by_repository: dict[str, int]
+
+
+class RetrievalRequest(Config):
+    """What the child is asked."""
+
+    config: RetrievalConfig
+    traces_directory: str | None = Field(default=None, description="None: code only")
+    problems_directory: str | None = Field(
+        default=None, description="repositories of the traces; None: no traces"
+    )
+
+
+class RankingScores(Config):
+    """How high the right chunk stands."""
+
+    queries: int
+    mrr: float = Field(description="mean reciprocal rank")
+    recall_1: float
+    recall_10: float
+
+
+class RetrievalResult(Config):
+    """What the child made: the encoder's files in `directory`."""
+
+    directory: str
+    num_pairs: int
+    num_traces: int
+    num_parameters: int
+    dense_weight: float
+    held_out: dict[str, RankingScores] = Field(
+        description="bm25, and dense and fused: untrained, after code, after traces"
+    )
+    by_package: dict[str, dict[str, float]] = Field(description="package -> system -> MRR")
+    localisation: dict[str, RankingScores] = Field(
+        description="gold function from the failing test's text, on repositories without traces"
+    )
+    loss_nats: tuple[float, ...] = Field(description="mean contrastive loss of each epoch")
+    seconds: float

@@ -1,0 +1,158 @@
+"""How high the right chunk stands: reciprocal ranks over pools of held-out functions.
+
+Owns `Pool` (a package's functions and questions about some of them) and the scores of any system
+that rates a pool. Enters: functions, and a scorer. Leaves: RankingScores. The lexical scorer is the
+very code that serves (infra/search/segment.py).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from infra.search.chunk_cache import describe_text
+from infra.search.chunks import Chunk
+from infra.search.field_scores import BODY_ONLY, BY_FIELD, FieldRule, score_words
+from infra.search.fusion import fuse_standardised
+from infra.search.segment import Segment
+from models.code_words import CodeText, split_words
+from models.embedder import Embedder
+from tasks.retrieval.config import PairsConfig, RankingScores
+from tasks.retrieval.pairs import Function
+
+DENSE_WEIGHTS = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4)
+Scorer = Callable[["Pool"], np.ndarray]
+"""A pool -> scores [queries, codes], higher is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What is searched and what is asked."""
+
+    name: str
+    codes: tuple[CodeText, ...]
+    queries: tuple[str, ...]
+    answers: tuple[int, ...]
+    """Parallel to queries: index in codes."""
+
+
+def make_pool(
+    name: str,
+    functions: Sequence[Function],
+    config: PairsConfig,
+    most_queries: int,
+    generator: np.random.Generator,
+) -> Pool:
+    """All functions of a package, and docstring questions about at most `most_queries` of them.
+
+    A docstring that several functions share names none of them and is not asked.
+    """
+    whole = [item for item in functions if item.num_lines >= config.least_body_lines]
+    summaries: dict[str, int] = {}
+    for item in whole:
+        summaries[item.summary] = summaries.get(item.summary, 0) + 1
+    asked = [
+        index
+        for index, item in enumerate(whole)
+        if summaries[item.summary] == 1
+        and len(split_words(item.summary)) >= config.least_query_words
+    ]
+    chosen = sorted(generator.permutation(len(asked))[:most_queries])
+    answers = tuple(asked[index] for index in chosen)
+    return Pool(
+        name,
+        tuple(item.code for item in whole),
+        tuple(whole[index].summary for index in answers),
+        answers,
+    )
+
+
+def index_codes(codes: Sequence[CodeText]) -> Segment:
+    """A segment of bare pieces of code, in their order."""
+    nothing = np.zeros(0, dtype=np.float32)
+    segment = Segment(0)
+    features = [describe_text(code, nothing) for code in codes]
+    segment.add_file("pool", [Chunk("", 1, 1, "", "")] * len(codes), features)
+    return segment
+
+
+def score_lexically(pool: Pool, rules: Sequence[FieldRule] = BY_FIELD) -> np.ndarray:
+    """BM25 as it serves; with BODY_ONLY it is plain BM25."""
+    segment = index_codes(pool.codes)
+    return np.stack(
+        [
+            score_words(segment, split_words(query), [segment.statistics], rules=rules)
+            for query in pool.queries
+        ]
+    )
+
+
+def ranks_of(pool: Pool, scores: np.ndarray) -> np.ndarray:
+    """Rank of each answer, 1 for the first; a tie costs half of those it ties with."""
+    answers = scores[np.arange(len(pool.answers)), list(pool.answers)][:, None]
+    above = (scores > answers).sum(axis=1)
+    tied = (scores == answers).sum(axis=1) - 1
+    return 1.0 + above + tied / 2
+
+
+def summarise_ranks(ranks: np.ndarray) -> RankingScores:
+    """The usual three figures."""
+    return RankingScores(
+        queries=len(ranks),
+        mrr=float((1 / ranks).mean()) if len(ranks) else 0.0,
+        recall_1=float((ranks < 2).mean()) if len(ranks) else 0.0,
+        recall_10=float((ranks <= 10).mean()) if len(ranks) else 0.0,
+    )
+
+
+def measure(pools: Sequence[Pool], scorer: Scorer) -> tuple[RankingScores, dict[str, float]]:
+    """Scores over the questions of all pools, and the MRR of each pool."""
+    ranks = {pool.name: ranks_of(pool, scorer(pool)) for pool in pools}
+    by_pool = {name: float((1 / found).mean()) for name, found in ranks.items() if len(found)}
+    return summarise_ranks(np.concatenate(list(ranks.values()))), by_pool
+
+
+def score_densely(embedder: Embedder, pool: Pool) -> np.ndarray:
+    """Products of vectors."""
+    vocabulary = embedder.vocabulary
+    with torch.inference_mode():
+        query_QD = embedder.encode_queries([vocabulary.bag_of_query(q) for q in pool.queries])
+        code_CD = embedder.encode_code([vocabulary.bag_of_code(code) for code in pool.codes])
+        return (query_QD @ code_CD.T).numpy().astype(np.float64)
+
+
+def fuse_rows(lexical: np.ndarray, dense: np.ndarray, weight: float) -> np.ndarray:
+    """Standardised fusion of each question's row, as the index does it."""
+    rows = zip(lexical, dense, strict=True)
+    return np.stack([fuse_standardised(words, products, weight) for words, products in rows])
+
+
+def pick_dense_weight(embedder: Embedder, pools: Sequence[Pool]) -> float:
+    """The weight of the vectors beside BM25 that ranks these pools best."""
+    scored = [(pool, score_lexically(pool), score_densely(embedder, pool)) for pool in pools]
+
+    def reciprocal(weight: float) -> float:
+        ranks = [ranks_of(pool, fuse_rows(words, dense, weight)) for pool, words, dense in scored]
+        return float((1 / np.concatenate(ranks)).mean())
+
+    return max(DENSE_WEIGHTS, key=reciprocal)
+
+
+def measure_systems(
+    embedder: Embedder, pools: Sequence[Pool], dense_weight: float
+) -> dict[str, tuple[RankingScores, dict[str, float]]]:
+    """Plain BM25, BM25 by field, vectors alone and both fused; empty without pools."""
+    if not pools:
+        return {}
+    plain = {pool.name: score_lexically(pool, BODY_ONLY) for pool in pools}
+    words = {pool.name: score_lexically(pool) for pool in pools}
+    dense = {pool.name: score_densely(embedder, pool) for pool in pools}
+    return {
+        "bm25": measure(pools, lambda pool: plain[pool.name]),
+        "bm25 by field": measure(pools, lambda pool: words[pool.name]),
+        "vectors": measure(pools, lambda pool: dense[pool.name]),
+        "fused": measure(
+            pools, lambda pool: fuse_rows(words[pool.name], dense[pool.name], dense_weight)
+        ),
+    }

@@ -1,0 +1,164 @@
+"""Finds functions in installed packages and makes questions out of what people wrote about them.
+
+Enters: package names. Leaves: `Function`s, and `Pair`s of a question (first paragraph of the
+docstring, or the name in words) and a piece of code that no longer holds it. It trains nothing.
+"""
+
+import ast
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+
+import numpy as np
+
+from infra.errors import ConfigError
+from models.code_words import CodeText, describe_code, split_words
+from tasks.retrieval.config import STANDARD_LIBRARY, PairsConfig
+
+LARGEST_FILE_CHARACTERS = 400_000
+# tests repeat the names they test; vendored copies would carry one package into another's split
+_TESTS = ("test", "tests", "idlelib", "lib2to3", "turtledemo")
+_COPIES = ("_vendor", "_vendored", "vendored", "extern", "thirdparty_files", "site-packages")
+_SKIPPED = frozenset((*_TESTS, *_COPIES, "__pycache__"))
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One function or method as written."""
+
+    package: str
+    name: str
+    """Qualified."""
+    code: CodeText
+    """Without its docstring."""
+    summary: str
+    """First paragraph of its docstring; empty without one."""
+    num_lines: int
+    """Of `code`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A question and what answers it."""
+
+    query: str
+    code: CodeText
+
+
+def read_package(name: str) -> list[Function]:
+    """Every function of an installed package, in the order of paths and lines."""
+    functions: list[Function] = []
+    for root in _roots(name):
+        for path in sorted(root.rglob("*.py")):
+            relative = path.relative_to(root)
+            if not _SKIPPED.intersection(relative.parts[:-1]):
+                text = _read(path)
+                if text is not None:
+                    functions += functions_of(name, relative.as_posix(), text)
+    return functions
+
+
+def _roots(name: str) -> list[Path]:
+    if name == STANDARD_LIBRARY:
+        return [Path(sysconfig.get_paths()["stdlib"])]
+    spec = util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(f"retrieval package {name!r} is not installed, wanted an import name")
+    return [Path(location) for location in spec.submodule_search_locations]
+
+
+def _read(path: Path) -> str | None:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return None
+    return text if len(text) <= LARGEST_FILE_CHARACTERS else None
+
+
+def functions_of(package: str, path: str, text: str) -> list[Function]:
+    """The functions of one file; none when it is not Python of this version."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return []
+    lines = text.split("\n")
+    return [_function(package, path, name, node, lines) for name, node in _walk(tree, "")]
+
+
+def _walk(
+    scope: ast.AST, prefix: str
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for node in ast.iter_child_nodes(scope):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield prefix + node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from _walk(node, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.If | ast.Try):
+            yield from _walk(node, prefix)
+
+
+def _function(
+    package: str,
+    path: str,
+    name: str,
+    node: ast.FunctionDef | ast.AsyncFunctionDef,
+    lines: list[str],
+) -> Function:
+    first, last = node.lineno - 1, node.end_lineno or node.lineno
+    kept = lines[first:last]
+    docstring = ast.get_docstring(node)
+    if docstring is not None:
+        text = node.body[0]
+        kept = lines[first : text.lineno - 1] + lines[text.end_lineno : last]
+    summary = " ".join((docstring or "").strip().split("\n\n")[0].split())
+    return Function(package, name, describe_code(path, name, "\n".join(kept)), summary, len(kept))
+
+
+def make_pairs(
+    functions: Iterable[Function], config: PairsConfig, generator: np.random.Generator
+) -> list[Pair]:
+    """Questions from docstrings and names, at most `most_pairs`, in random order."""
+    described: list[Pair] = []
+    named: list[Pair] = []
+    for function in functions:
+        if not _is_whole(function, config):
+            continue
+        if len(split_words(function.summary)) >= config.least_query_words:
+            described.append(Pair(function.summary, function.code))
+        words = split_words(function.name)
+        if len(words) >= config.least_query_words:
+            named.append(Pair(" ".join(words), _nameless(function.code)))
+    most_named = min(len(named), round(config.name_ratio * len(described)))
+    chosen = generator.permutation(len(named))[:most_named]
+    pairs = described + [named[index] for index in chosen]
+    order = generator.permutation(len(pairs))[: config.most_pairs]
+    return [pairs[index] for index in order]
+
+
+def _is_whole(function: Function, config: PairsConfig) -> bool:
+    enough = function.num_lines >= config.least_body_lines
+    return enough and len(function.code.body) <= config.most_body_characters
+
+
+def _nameless(code: CodeText) -> CodeText:
+    """The body with the function's own name taken out."""
+    head, body = (text.replace(code.name, "_") for text in (code.head, code.body))
+    return CodeText(code.scope, "", head, body)
+
+
+def without_copies(functions: Iterable[Function], of: Iterable[Function]) -> list[Function]:
+    """`functions` whose body and whose docstring occur in none of `of`."""
+    theirs = list(of)
+    bodies = {_fingerprint(function.code.body) for function in theirs}
+    summaries = {function.summary for function in theirs if function.summary}
+    return [
+        function
+        for function in functions
+        if _fingerprint(function.code.body) not in bodies and function.summary not in summaries
+    ]
+
+
+def _fingerprint(body: str) -> int:
+    return hash("".join(body.split()))

@@ -1,0 +1,189 @@
+"""Trains the encoder: first on code, then on what helped agents.
+
+Owns `train_on_code` and `train_on_traces`. Enters: pairs, traces, a tower. Leaves: the tower,
+changed in place, and the loss of each epoch. The randomness of a run is its seed.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from infra.search.field_scores import BODY_ONLY, score_words
+from models.code_words import FIELDS, CodeText, Vocabulary, WordBag, split_words
+from models.embedder import (
+    Embedder,
+    EmbedderConfig,
+    contrastive_loss,
+    listwise_loss,
+)
+from tasks.retrieval.config import ContrastiveConfig, RetrievalConfig, TraceConfig
+from tasks.retrieval.measure import index_codes
+from tasks.retrieval.pairs import Pair
+from tasks.retrieval.traces import TraceExample
+
+Report = Callable[[int, int, float], None]
+"""Steps done, steps in all, loss in nats."""
+_MINED_WORDS = 4
+_MINED_BLOCK_PAIRS = 2_048
+_CLIP_NORM = 1.0
+
+
+def build_embedder(codes: Sequence[CodeText], config: RetrievalConfig) -> Embedder:
+    """An untrained tower: random vectors weighted by rarity, which is TF-IDF in fewer dimensions."""
+    counts: Counter[str] = Counter()
+    for code in codes:
+        counts.update({word for field in code for word in split_words(field)})
+    tower = EmbedderConfig(**config.tower.model_dump(), seed=config.seed)
+    vocabulary = Vocabulary.from_counts(counts, tower.num_words, tower.num_buckets)
+    found = np.array([counts[word] for word in vocabulary.words], dtype=np.float64)
+    rarity = np.log(1 + len(codes) / found).astype(np.float32)
+    return Embedder(tower, vocabulary, rarity)
+
+
+def mine_negatives(pairs: Sequence[Pair], per_query: int, seed: int) -> np.ndarray:
+    """For each pair, the rows of other pairs that BM25 puts high: [pairs, per_query].
+
+    Looked for among blocks of pairs and by the rarest words of a question only: the whole set would
+    cost the square, and an easier negative is no worse a teacher.
+    """
+    found = np.zeros((len(pairs), per_query), dtype=np.int64)
+    random = np.random.default_rng(seed)
+    for first in range(0, len(pairs) if per_query else 0, _MINED_BLOCK_PAIRS):
+        block = pairs[first : first + _MINED_BLOCK_PAIRS]
+        segment = index_codes([pair.code for pair in block])
+        documents = segment.statistics.documents[FIELDS.index("body")]
+        for row, pair in enumerate(block):
+            known = [word for word in set(split_words(pair.query)) if word in documents]
+            rarest = sorted(known, key=lambda word: (documents[word], word))[:_MINED_WORDS]
+            scores = score_words(segment, rarest, [segment.statistics], rules=BODY_ONLY)
+            scores[row] = -1.0
+            best = np.argsort(-scores)[: 2 * per_query]
+            # not always the very best: those are often other right answers
+            chosen = random.choice(best, per_query, replace=len(best) < per_query)
+            found[first + row] = first + chosen
+    return found
+
+
+def train_on_code(
+    embedder: Embedder, pairs: Sequence[Pair], config: ContrastiveConfig, seed: int, report: Report
+) -> list[float]:
+    """InfoNCE both ways within batches, with hard negatives; mean loss of each epoch."""
+    if len(pairs) < 2:
+        return []
+    queries, codes = _bags(embedder.vocabulary, pairs)
+    negatives = mine_negatives(pairs, config.hard_negatives, seed)
+    random = np.random.default_rng(seed)
+    generator = torch.Generator().manual_seed(seed)
+    steps_an_epoch = max(1, len(pairs) // config.batch_pairs)
+    optimizer, schedule = _optimizer(embedder, config.learning_rate, config.epochs * steps_an_epoch)
+    losses: list[float] = []
+    for epoch in range(config.epochs):
+        total = 0.0
+        order = random.permutation(len(pairs))
+        for step, rows in enumerate(np.array_split(order, steps_an_epoch)):
+            wanted = [*rows, *negatives[rows].ravel()]
+            loss = contrastive_loss(
+                embedder.encode_queries([queries[row] for row in rows], generator),
+                embedder.encode_code([codes[row] for row in wanted], generator),
+                embedder.log_temperature.exp(),
+            )
+            _step(embedder, optimizer, loss)
+            schedule.step()
+            total += float(loss.detach())
+            report(epoch * steps_an_epoch + step + 1, config.epochs * steps_an_epoch, float(loss))
+        losses.append(total / steps_an_epoch)
+    return losses
+
+
+def train_on_traces(
+    embedder: Embedder,
+    examples: Sequence[TraceExample],
+    pairs: Sequence[Pair],
+    config: TraceConfig,
+    seed: int,
+    report: Report,
+) -> list[float]:
+    """KL to the order of what helped, InfoNCE on what helped most, and replay of code pairs."""
+    if not examples or not config.epochs:
+        return []
+    queries, codes = _bags(embedder.vocabulary, pairs)
+    cache: dict[CodeText, WordBag] = {}
+    random = np.random.default_rng(seed)
+    generator = torch.Generator().manual_seed(seed)
+    steps_an_epoch = math.ceil(len(examples) / config.batch_traces)
+    optimizer, schedule = _optimizer(embedder, config.learning_rate, config.epochs * steps_an_epoch)
+    losses: list[float] = []
+    for epoch in range(config.epochs):
+        total = 0.0
+        order = random.permutation(len(examples))
+        for step, rows in enumerate(np.array_split(order, steps_an_epoch)):
+            batch = [examples[row] for row in rows]
+            loss = _trace_loss(embedder, batch, config, cache, random, generator)
+            if config.replay_pairs and len(pairs) >= 2:
+                replayed = random.choice(
+                    len(pairs), min(config.replay_pairs, len(pairs)), replace=False
+                )
+                loss = loss + contrastive_loss(
+                    embedder.encode_queries([queries[row] for row in replayed], generator),
+                    embedder.encode_code([codes[row] for row in replayed], generator),
+                    embedder.log_temperature.exp(),
+                )
+            _step(embedder, optimizer, loss)
+            schedule.step()
+            total += float(loss.detach())
+            report(epoch * steps_an_epoch + step + 1, config.epochs * steps_an_epoch, float(loss))
+        losses.append(total / steps_an_epoch)
+    return losses
+
+
+def _trace_loss(
+    embedder: Embedder,
+    batch: Sequence[TraceExample],
+    config: TraceConfig,
+    cache: dict[CodeText, WordBag],
+    random: np.random.Generator,
+    generator: torch.Generator,
+) -> Tensor:
+    queries = [embedder.vocabulary.bag_of_query(example.query) for example in batch]
+    query_BD = embedder.encode_queries(queries, generator)
+    temperature = embedder.log_temperature.exp()
+    total = torch.zeros(())
+    for row, example in enumerate(batch):
+        chosen = example.draw_candidates(config.candidates, random)
+        for code in (example.codes[index] for index in chosen):
+            if code not in cache:
+                cache[code] = embedder.vocabulary.bag_of_code(code)
+        code_CD = embedder.encode_code([cache[example.codes[index]] for index in chosen], generator)
+        scores_C = code_CD @ query_BD[row] / temperature
+        helpfulness_C = torch.tensor([example.helpfulness[index] for index in chosen])
+        best = int(helpfulness_C.argmax())
+        contrast = torch.nn.functional.cross_entropy(scores_C[None], torch.tensor([best]))
+        total = total + listwise_loss(scores_C, helpfulness_C)
+        total = total + config.contrastive_weight * contrast
+    return total / len(batch)
+
+
+def _bags(vocabulary: Vocabulary, pairs: Sequence[Pair]) -> tuple[list[WordBag], list[WordBag]]:
+    queries = [vocabulary.bag_of_query(pair.query) for pair in pairs]
+    return queries, [vocabulary.bag_of_code(pair.code) for pair in pairs]
+
+
+def _optimizer(
+    embedder: Embedder, learning_rate: float, num_steps: int
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    optimizer = torch.optim.Adam(embedder.parameters(), lr=learning_rate, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=learning_rate, total_steps=max(num_steps, 2) + 1, pct_start=0.1
+    )
+    return optimizer, schedule
+
+
+def _step(embedder: Embedder, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(embedder.parameters(), _CLIP_NORM)
+    optimizer.step()
