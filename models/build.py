@@ -25,6 +25,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from torch import Tensor
 
 from kernels.logprobs.op import token_logprobs
+from kernels.moe.precision import PrecisionName
 from models.attention import BlockCoreAttention
 from models.cpu import open_process_groups
 from models.experts import SortedMoELayer
@@ -76,8 +77,11 @@ def megatron_config(spec: ModelSpec) -> TransformerConfig:
     )
 
 
-def block_modules(spec: ModelSpec) -> TransformerBlockSubmodules:
+def block_modules(spec: ModelSpec, precision: PrecisionName = "fp32") -> TransformerBlockSubmodules:
     """Names the module of each place in the trunk: Megatron's, save core attention and experts."""
+    experts: Any = SortedMoELayer
+    if precision != "fp32":
+        experts = ModuleSpec(module=SortedMoELayer, params={"precision": precision})
     layer = ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
@@ -95,7 +99,7 @@ def block_modules(spec: ModelSpec) -> TransformerBlockSubmodules:
             ),
             self_attn_bda=get_bias_dropout_add,  # type: ignore[arg-type]
             pre_mlp_layernorm=RootMeanSquareNorm,
-            mlp=SortedMoELayer,
+            mlp=experts,
             mlp_bda=get_bias_dropout_add,  # type: ignore[arg-type]
         ),
     )
@@ -108,12 +112,12 @@ def block_modules(spec: ModelSpec) -> TransformerBlockSubmodules:
 class TrainerModel(torch.nn.Module):
     """The trunk and its draft layers, spoken to in canonical names and batch-first token ids."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, precision: PrecisionName = "fp32") -> None:
         super().__init__()
         self.spec = spec
         self.trunk = HiddenStateGPT(
             config=megatron_config(spec),
-            transformer_layer_spec=block_modules(spec),  # type: ignore[arg-type]
+            transformer_layer_spec=block_modules(spec, precision),  # type: ignore[arg-type]
             vocab_size=spec.vocab_size,
             max_sequence_length=spec.max_sequence_tokens,
             share_embeddings_and_output_weights=True,
@@ -378,10 +382,13 @@ def join_qkv(query: Tensor, key: Tensor, value: Tensor, spec: ModelSpec) -> Tens
 
 
 def build_trainer_model(
-    spec: ModelSpec, layout: ParallelLayout | None = None, seed: int = 0
+    spec: ModelSpec,
+    layout: ParallelLayout | None = None,
+    seed: int = 0,
+    precision: PrecisionName = "fp32",
 ) -> TrainerModel:
     """Builds a model with fresh weights drawn from `seed`; equal seeds give equal weights in every
-    process.
+    process. `precision` is that of the experts' products; weights are fp32 in all.
 
     Opens single-process groups where none are open; for several processes call
     `open_process_groups` first.
@@ -390,5 +397,5 @@ def build_trainer_model(
     open_process_groups(world_size=layout.world_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = TrainerModel(spec)
+        model = TrainerModel(spec, precision)
     return model.train()

@@ -5,6 +5,10 @@ hidden states, time first. Leaves: the layer's output, same shape. One process h
 its layers: Megatron's token dispatcher, which moves tokens between processes and pads or permutes
 dense maps, is left out of the path.
 
+The layer spec names the experts' precision. In fp32 one fused operation sorts, multiplies and sums;
+in any other a dispatcher lays the tokens out, rounded, and the grouped kernels multiply. The
+weights stay fp32 in every precision.
+
 Shapes: T tokens, B batch, N = T*B, E experts, D model width, F inner width of an expert, G = 2F.
 """
 
@@ -15,17 +19,22 @@ from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from kernels.moe.dispatch import LocalDispatcher
+from kernels.moe.grouped_mlp import grouped_mlp
 from kernels.moe.op import expert_mlp
+from kernels.moe.precision import PrecisionName, find_precision
 from models.routing import ReplayRouter
 
 
 class ExpertMlp(torch.nn.Module):
     """All experts' SwiGLU matrices, stacked; gate rows before up rows."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, precision: PrecisionName = "fp32") -> None:
         super().__init__()
+        self.precision: PrecisionName = precision
         num_experts, hidden = config.num_moe_experts or 0, config.hidden_size
         inner = config.moe_ffn_hidden_size or 0
+        self.dispatcher = LocalDispatcher(num_experts)
         self.gate_up_EGD = torch.nn.Parameter(torch.empty(num_experts, 2 * inner, hidden))
         self.down_EDF = torch.nn.Parameter(torch.empty(num_experts, hidden, inner))
         config.init_method(self.gate_up_EGD)  # type: ignore[misc]
@@ -33,6 +42,16 @@ class ExpertMlp(torch.nn.Module):
 
     def forward(self, tokens_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
         """Runs each token through its experts."""
+        if self.precision != "fp32":
+            return grouped_mlp(
+                tokens_ND,
+                experts_NK,
+                weights_NK,
+                self.gate_up_EGD,
+                self.down_EDF,
+                precision=find_precision(self.precision, tokens_ND.device),
+                dispatcher=self.dispatcher,
+            )
         return expert_mlp(tokens_ND, experts_NK, weights_NK, self.gate_up_EGD, self.down_EDF)
 
 
@@ -44,11 +63,12 @@ class SortedMoELayer(BaseMoELayer):
         config: TransformerConfig,
         layer_number: int | None = None,
         pg_collection: ProcessGroupCollection | None = None,
+        precision: PrecisionName = "fp32",
     ) -> None:
         groups = pg_collection or get_default_pg_collection()
         super().__init__(config, layer_number, groups)
         self.router: ReplayRouter = ReplayRouter(config=config, pg_collection=groups)
-        self.experts = ExpertMlp(config)
+        self.experts = ExpertMlp(config, precision)
 
     def forward(
         self, hidden_states: Tensor, padding_mask: Tensor | None = None

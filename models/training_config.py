@@ -103,6 +103,11 @@ class LoopConfig(TrainingRecord):
 
     phases: tuple[PhaseConfig, ...] = Field(min_length=1)
     optimizer: Literal["muon", "adamw"] = "muon"
+    precision: Literal["fp32", "bf16", "mx32", "mx128"] = Field(
+        default="fp32",
+        description="of the experts' products: mx32 and mx128 are MXFP8 in blocks of 32 and 128. "
+        "All else, weights included, is fp32",
+    )
     muon_momentum: float = Field(default=0.95, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0, description="decoupled, times the rate")
     gradient_clip_norm: float | None = Field(default=None, gt=0, description="None: not clipped")

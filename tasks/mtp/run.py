@@ -94,7 +94,8 @@ def open_model(request: MtpRequest) -> TrainerModel:
     spec = checkpoint.spec.model_copy(
         update={"mtp_depth": config.depth, "mtp_hidden_size": config.hidden_size}
     )
-    model = build_trainer_model(spec, ParallelLayout(data=config.world_size), seed=config.seed)
+    layout = ParallelLayout(data=config.world_size)
+    model = build_trainer_model(spec, layout, config.seed, config.precision)
     fresh = model.export_weights()
     kept = {
         name: weight

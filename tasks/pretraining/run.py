@@ -89,13 +89,14 @@ def train_rank(given: RankInput, rank: int) -> PretrainingResult:
 
 def open_model(request: PretrainingRequest) -> TrainerModel:
     """Builds the model, fresh or from a checkpoint; draft layers stay as they are."""
-    layout = ParallelLayout(data=request.config.world_size)
+    config = request.config
+    layout = ParallelLayout(data=config.world_size)
     if request.checkpoint_directory is not None:
         checkpoint = load_checkpoint(Path(request.checkpoint_directory))
-        model = build_trainer_model(checkpoint.spec, layout, seed=request.config.seed)
+        model = build_trainer_model(checkpoint.spec, layout, config.seed, config.precision)
         model.import_weights(checkpoint.weights)
     elif request.spec is not None:
-        model = build_trainer_model(request.spec, layout, seed=request.config.seed)
+        model = build_trainer_model(request.spec, layout, config.seed, config.precision)
     else:
         raise ConfigError("request names neither checkpoint_directory nor spec, wanted one")
     model.draft.requires_grad_(False)

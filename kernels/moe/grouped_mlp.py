@@ -1,0 +1,120 @@
+"""A mixture-of-experts layer's experts in bf16 or MXFP8, forward and backward.
+
+Owns `grouped_mlp`. Enters: tokens, their experts and weights, the stacked matrices, a precision, a
+dispatcher. Leaves: the weighted sum of the experts' outputs, in the tokens' dtype, differentiable
+in tokens, weights and matrices. It chooses no expert. kernels/moe/op.py is the same layer in fp32,
+tuned for a CPU's cache.
+
+Gradients pass straight through roundings. The routing weight is multiplied in before the second
+product, so its gradient is a row's dot product in the SwiGLU's backward. Kept for the backward pass:
+the dispatched rows (rounded), the first product in the plain dtype, the rounded weights; the
+SwiGLU's rows are computed again.
+
+Shapes: N tokens, K experts a token, E experts, D model width, F inner width, G = 2F, P rows.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.grouped_gemm.op import Operand, grouped_mm, grouped_wgrad
+from kernels.moe.dispatch import Dispatcher
+from kernels.moe.precision import Precision
+from kernels.mxfp8.formats import MxTensor
+from kernels.swiglu.op import swiglu, swiglu_backward, swiglu_quantize
+
+
+def _pack(operand: Operand) -> tuple[tuple[Tensor, ...], Any]:
+    """An operand as plain tensors, as autograd saves them, and what is needed to undo it."""
+    if isinstance(operand, MxTensor):
+        return (operand.values, operand.scales), operand.block
+    return (operand,), None
+
+
+def _unpack(tensors: list[Tensor], block: Any) -> Operand:
+    first = tensors.pop(0)
+    return first if block is None else MxTensor(first, tensors.pop(0), block)
+
+
+def _activate(inner_PG: Tensor, scale_P: Tensor, precision: Precision) -> Operand:
+    """The second product's rows, rounded."""
+    if precision.group is not None and not precision.emulated:
+        return swiglu_quantize(inner_PG, scale_P, precision.group)
+    return precision.round_rows(swiglu(inner_PG, scale_P))
+
+
+class _GroupedMlp(torch.autograd.Function):
+    """Forward and backward of `grouped_mlp`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tokens_ND: Tensor,
+        experts_NK: Tensor,
+        weights_NK: Tensor,
+        gate_up_EGD: Tensor,
+        down_EDF: Tensor,
+        precision: Precision,
+        dispatcher: Dispatcher,
+    ) -> Tensor:
+        sent = dispatcher.dispatch(tokens_ND, experts_NK, weights_NK, precision)
+        gate_up, down = precision.round_weights(gate_up_EGD), precision.round_weights(down_EDF)
+        inner_PG = grouped_mm(sent.rows, gate_up, sent.ends_E)
+        active = _activate(inner_PG, sent.scale_P, precision)
+        output_PD = grouped_mm(active, down, sent.ends_E)
+        output_ND = dispatcher.combine(output_PD, sent.plan).to(tokens_ND.dtype)
+        packed, ctx.blocks = [], []
+        for operand in (sent.rows, gate_up, down):
+            tensors, block = _pack(operand)
+            packed.extend(tensors)
+            ctx.blocks.append(block)
+        plan = sent.plan
+        ctx.save_for_backward(
+            inner_PG, sent.scale_P, plan.place_NK, plan.source_P, plan.ends_E, *packed
+        )
+        ctx.plan_type, ctx.precision, ctx.dispatcher = type(plan), precision, dispatcher
+        ctx.dtypes = (tokens_ND.dtype, gate_up_EGD.dtype, down_EDF.dtype)
+        return output_ND
+
+    @staticmethod
+    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        inner_PG, scale_P, place_NK, source_P, ends_E, *packed = ctx.saved_tensors
+        rows, gate_up, down = (_unpack(packed, block) for block in ctx.blocks)
+        precision, dispatcher = ctx.precision, ctx.dispatcher
+        plan = ctx.plan_type(place_NK, source_P, ends_E)
+        grad_PD = dispatcher.gather(grad_ND.to(precision.dtype), plan)
+        grad_row, grad_col = precision.round_both(grad_PD)
+        grad_active_PF = grouped_mm(grad_row, down, ends_E, transposed=True)
+        grad_inner_PG, grad_scale_P, active_PF = swiglu_backward(grad_active_PF, inner_PG, scale_P)
+        grad_down_EDF = grouped_wgrad(grad_col, precision.round_for_wgrad(active_PF), ends_E)
+        inner_row, inner_col = precision.round_both(grad_inner_PG)
+        rows_col = precision.recopy_for_wgrad(rows)
+        grad_gate_up_EGD = grouped_wgrad(inner_col, rows_col, ends_E)
+        grad_rows_PD = grouped_mm(inner_row, gate_up, ends_E, transposed=True)
+        tokens_dtype, gate_up_dtype, down_dtype = ctx.dtypes
+        return (
+            dispatcher.combine(grad_rows_PD, plan).to(tokens_dtype),
+            None,
+            dispatcher.combine_scales(grad_scale_P, plan),
+            grad_gate_up_EGD.to(gate_up_dtype),
+            grad_down_EDF.to(down_dtype),
+            None,
+            None,
+        )
+
+
+def grouped_mlp(
+    tokens_ND: Tensor,
+    experts_NK: Tensor,
+    weights_NK: Tensor,
+    gate_up_EGD: Tensor,
+    down_EDF: Tensor,
+    *,
+    precision: Precision,
+    dispatcher: Dispatcher,
+) -> Tensor:
+    """Runs each token through its experts (SwiGLU, gate rows first), sums results by weight."""
+    return _GroupedMlp.apply(  # type: ignore[no-any-return]
+        tokens_ND, experts_NK, weights_NK, gate_up_EGD, down_EDF, precision, dispatcher
+    )

@@ -1,0 +1,122 @@
+"""Laying token copies out by expert for grouped products, and summing them back.
+
+Owns the contracts `plan_rows`, `permute` and `unpermute`, their CPU paths and custom ops. Enters:
+each token's experts; tokens or rows. Leaves: where each copy goes; rows; tokens. It chooses no
+expert and multiplies nothing. `permute` and `unpermute` without weights are adjoint to each other,
+so each is the other's backward.
+
+An expert's rows are filled up to a multiple of `align` with rows of zeros. The number of rows is
+known before the experts are (`largest_rows`), so that nothing waits for the device; rows behind the
+last expert's belong to nobody. Copies keep token order within an expert: no atomics, the same
+layout every time.
+
+Shapes: N tokens, K experts a token, S = N*K copies, E experts, D model width, P rows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.operation import operation
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """Where token copies lie."""
+
+    place_NK: Tensor
+    """Row of each copy."""
+    source_P: Tensor
+    """Token of each row; -1 for padding."""
+    ends_E: Tensor
+    """int32: the row after each expert's last, padding included."""
+
+
+def largest_rows(num_copies: int, num_experts: int, align: int) -> int:
+    """Rows that are enough for every choice of experts."""
+    used = min(num_experts, num_copies)
+    return (num_copies + used * (align - 1)) // align * align
+
+
+def _plan_rows_shapes(
+    experts_NK: Tensor, num_experts: int, align: int, num_rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        torch.empty_like(experts_NK),
+        experts_NK.new_empty(num_rows),
+        experts_NK.new_empty(num_experts, dtype=torch.int32),
+    )
+
+
+@operation("moe_plan_rows", _plan_rows_shapes)
+def plan_rows_op(
+    experts_NK: Tensor, num_experts: int, align: int, num_rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Place, source and ends; see `RowPlan`."""
+    flat_S = experts_NK.reshape(-1)
+    sorted_S, order_S = torch.sort(flat_S, stable=True)
+    counts_E = torch.bincount(flat_S, minlength=num_experts)
+    padded_E = (counts_E + align - 1) // align * align
+    ends_E = padded_E.cumsum(0)
+    shift_E = ends_E - padded_E - (counts_E.cumsum(0) - counts_E)
+    row_S = torch.arange(flat_S.numel(), device=flat_S.device) + shift_E[sorted_S]
+    place_S = torch.empty_like(order_S)
+    place_S[order_S] = row_S
+    source_P = order_S.new_full((num_rows,), -1)
+    source_P[row_S] = torch.div(order_S, experts_NK.shape[1], rounding_mode="floor")
+    return place_S.view(experts_NK.shape), source_P, ends_E.to(torch.int32)
+
+
+def plan_rows(experts_NK: Tensor, num_experts: int, align: int) -> RowPlan:
+    """Gives every copy a row among those of its expert."""
+    num_rows = largest_rows(experts_NK.numel(), num_experts, align)
+    if experts_NK.device.type == "cpu" and not torch.compiler.is_compiling():
+        # reading the counts costs nothing here, and fewer rows are less work
+        counts_E = torch.bincount(experts_NK.reshape(-1), minlength=num_experts)
+        num_rows = int(((counts_E + align - 1) // align * align).sum())
+    return RowPlan(*plan_rows_op(experts_NK, num_experts, align, num_rows))
+
+
+def _permute_shapes(tokens_ND: Tensor, source_P: Tensor) -> Tensor:
+    return tokens_ND.new_empty(source_P.numel(), tokens_ND.shape[1])
+
+
+@operation("moe_permute", _permute_shapes)
+def permute_op(tokens_ND: Tensor, source_P: Tensor) -> Tensor:
+    """Rows by source, zeros for padding."""
+    # torch masks no fp8; zeros are zero bytes
+    flat = tokens_ND.view(torch.uint8) if tokens_ND.element_size() == 1 else tokens_ND
+    rows_PD = flat.index_select(0, source_P.clamp(min=0))
+    rows_PD[source_P < 0] = 0
+    return rows_PD.view(tokens_ND.dtype)
+
+
+def _unpermute_shapes(rows_PD: Tensor, place_NK: Tensor, weights_NK: Tensor | None) -> Tensor:
+    wide = torch.promote_types(rows_PD.dtype, torch.float32)
+    return rows_PD.new_empty(place_NK.shape[0], rows_PD.shape[1], dtype=wide)
+
+
+@operation("moe_unpermute", _unpermute_shapes)
+def unpermute_op(rows_PD: Tensor, place_NK: Tensor, weights_NK: Tensor | None) -> Tensor:
+    """Sums over K in slot order, in fp32 or better."""
+    wide = torch.promote_types(rows_PD.dtype, torch.float32)
+    total_ND = None
+    for slot, place_N in enumerate(place_NK.unbind(1)):
+        part_ND = rows_PD.index_select(0, place_N).to(wide)
+        if weights_NK is not None:
+            part_ND = part_ND * weights_NK[:, slot, None].to(wide)
+        total_ND = part_ND if total_ND is None else total_ND.add_(part_ND)
+    if total_ND is None:
+        return rows_PD.new_zeros(place_NK.shape[0], rows_PD.shape[1], dtype=wide)
+    return total_ND
+
+
+def permute(tokens_ND: Tensor, plan: RowPlan) -> Tensor:
+    """Copies each token to its rows; padding rows are zeros. Any dtype, bytes too."""
+    return permute_op(tokens_ND, plan.source_P)
+
+
+def unpermute(rows_PD: Tensor, plan: RowPlan, weights_NK: Tensor | None = None) -> Tensor:
+    """Sums each token's rows, times `weights_NK` if given, in slot order; fp32 or better."""
+    return unpermute_op(rows_PD, plan.place_NK, weights_NK)
