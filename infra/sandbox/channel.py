@@ -5,7 +5,6 @@ and blobs. Leaves: the same. It does not know what the requests mean.
 """
 
 import asyncio
-import itertools
 from typing import Any
 
 from infra.errors import SandboxError, SandboxLost
@@ -21,12 +20,15 @@ class BoxChannel:
 
     def __init__(self, box: BoxProcess) -> None:
         self._box = box
-        self._ids = itertools.count(1)
+        self.num_requests = 0
         self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], list[bytes]]]] = {}
         self._lost: SandboxError | None = None
         self._writing = asyncio.Lock()
         box.socket.setblocking(False)
-        self._reader = asyncio.get_running_loop().create_task(self._read())
+        loop = asyncio.get_running_loop()
+        self._admitted = loop.create_future()
+        loop.add_reader(box.information_pipe, self._admit)
+        self._reader = loop.create_task(self._read())
 
     @property
     def name(self) -> str:
@@ -48,13 +50,15 @@ class BoxChannel:
         """
         if self._lost is not None:
             raise type(self._lost)(str(self._lost))
-        request_id = next(self._ids)
+        self.num_requests += 1
+        request_id = self.num_requests
         loop = asyncio.get_running_loop()
         future: asyncio.Future[tuple[dict[str, Any], list[bytes]]] = loop.create_future()
         self._waiting[request_id] = future
         frame = encode_frame({"id": request_id, "operation": operation, **fields}, blobs)
         try:
             async with asyncio.timeout(answer_seconds):
+                await asyncio.shield(self._admitted)
                 async with self._writing:
                     await self._send(frame)
                 reply, reply_blobs = await future
@@ -70,12 +74,27 @@ class BoxChannel:
             raise error_of_kind(reply.get("kind", "other"), message)
         return reply, reply_blobs
 
+    def lose(self, error: SandboxError) -> None:
+        """End the box for a reason that all who wait, and all who ask later, are told."""
+        self._fail(error)
+        self._box.kill()
+
     async def close(self) -> None:
         """End the box; requests still waiting fail."""
+        if not self._admitted.done():
+            asyncio.get_running_loop().remove_reader(self._box.information_pipe)
+            self._admitted.set_result(None)
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
         self._fail(SandboxLost(f"box {self._box.name} was closed"))
         self._box.close()
+
+    def _admit(self) -> None:
+        """Bubblewrap has made the box, or failed: limits first, then requests."""
+        asyncio.get_running_loop().remove_reader(self._box.information_pipe)
+        self._box.admit()
+        if not self._admitted.done():
+            self._admitted.set_result(None)
 
     async def _send(self, frame: bytes) -> None:
         try:

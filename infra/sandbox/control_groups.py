@@ -1,9 +1,9 @@
 """Limits on memory and processes of a whole box through control groups, where this process may make
 them.
 
-Owns finding a writable hierarchy (version 2, else version 1) and one child group a box. Leaves: the
-files a process must write its id to. Where nothing is writable it leaves none, and the box keeps
-its rlimits alone.
+Owns finding a writable hierarchy (version 2, else version 1), one child group a box, and what the
+kernel counts there. Where nothing is writable there is no group, and the box keeps its rlimits
+alone.
 """
 
 import functools
@@ -14,6 +14,7 @@ from infra.sandbox.protocol import SandboxLimits
 
 _ROOT = Path("/sys/fs/cgroup")
 _GROUP = "ostinato"
+_PERIOD_MICROSECONDS = 100_000
 _closing: set[Path] = (
     set()
 )  # groups whose last processes had not quite ended when their box was closed
@@ -38,6 +39,21 @@ class ControlGroup:
     def process_files(self) -> tuple[Path, ...]:
         """Files that take the id of the first process."""
         return tuple(directory / "cgroup.procs" for directory in self._directories)
+
+    def add(self, process_id: int) -> None:
+        """Take a process in; what it starts from now on belongs to the group too."""
+        for file in self.process_files:
+            file.write_text(str(process_id))
+
+    def usage(self) -> tuple[int, float, int]:
+        """Memory in bytes, CPU seconds and processes now; zeros where no group says."""
+        memory = cpu = processes = 0
+        for directory in self._directories:
+            memory = memory or _read_number(directory, "memory.current", "memory.usage_in_bytes")
+            processes = processes or _read_number(directory, "pids.current")
+            cpu = cpu or 1000 * _read_field(directory / "cpu.stat", "usage_usec")
+            cpu = cpu or _read_number(directory, "cpuacct.usage")
+        return memory, cpu / 1e9, processes
 
     def count_memory_kills(self) -> int:
         """How often the kernel ended a process of the group for memory."""
@@ -74,13 +90,23 @@ def _sweep_dead() -> None:
     """Once a process: drop groups whose maker was killed before it could."""
     for parent in (
         _ROOT / _GROUP,
-        *(_ROOT / name / _GROUP for name in _version_1(SandboxLimits())),
+        *(_ROOT / name / _GROUP for name in ("memory", "pids", "cpuacct", "cpu")),
     ):
         if parent.is_dir():
             for directory in parent.iterdir():
                 maker = directory.name.partition("-")[0]
                 if directory.is_dir() and maker.isdigit() and not Path(f"/proc/{maker}").exists():
                     _drop(directory)
+
+
+def _read_number(directory: Path, *names: str) -> int:
+    """From the first of these files that is there."""
+    for name in names:
+        try:
+            return int((directory / name).read_text())
+        except OSError:
+            continue
+    return 0
 
 
 def _read_field(file: Path, name: str) -> int:
@@ -103,15 +129,24 @@ def _drop(directory: Path) -> bool:
 
 
 def _version_2(limits: SandboxLimits) -> dict[str, str]:
-    return {
+    values = {
         "memory.max": str(limits.memory_bytes),
         "memory.swap.max": "0",
         "pids.max": str(limits.processes),
     }
+    if limits.num_cpus is not None:
+        values["cpu.max"] = f"{int(limits.num_cpus * _PERIOD_MICROSECONDS)} {_PERIOD_MICROSECONDS}"
+    return values
 
 
 def _version_1(limits: SandboxLimits) -> dict[str, dict[str, str]]:
-    return {
+    values = {
         "memory": {"memory.limit_in_bytes": str(limits.memory_bytes)},
         "pids": {"pids.max": str(limits.processes)},
+        "cpuacct": {},
     }
+    if limits.num_cpus is not None:
+        quota = str(int(limits.num_cpus * _PERIOD_MICROSECONDS))
+        period = str(_PERIOD_MICROSECONDS)
+        values["cpu"] = {"cpu.cfs_period_us": period, "cpu.cfs_quota_us": quota}
+    return values

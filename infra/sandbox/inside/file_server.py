@@ -96,7 +96,7 @@ class FileServer:
         self._control.sendall(encode_frame(header, blobs))
 
     def _do_hello(self, request: dict, blobs: list[bytes]) -> Reply:
-        limit_resources(request["limits"])
+        limit_resources(request)
         return {"server": "python"}, []
 
     def _do_open(self, request: dict, blobs: list[bytes]) -> Reply:

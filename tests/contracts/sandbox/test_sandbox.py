@@ -14,7 +14,7 @@ from tests.contracts.sandbox.conftest import LIMITS
 from tests.fakes.repositories import WORDKIT, open_repository
 
 
-def run(runner: asyncio.Runner, box: NamespaceSandbox, command: str, seconds: float = 10.0):
+def run(runner: asyncio.Runner, box: NamespaceSandbox, command: str, seconds: float = 40.0):
     return runner.run(box.exec(command, seconds))
 
 

@@ -1,0 +1,280 @@
+"""Layers of files: what an overlay's upper folder holds, as plain data that can be hashed and moved.
+
+Owns `Entry`, reading a folder into entries and writing them back, their canonical packed form, and
+how two layers fold into one. A layer knows files, folders, links, extended attributes, removed names
+(the overlay's whiteouts) and folders that hide what is below (opaque). It mounts nothing. Folders
+are read without following links: their content is what an agent left there.
+"""
+
+import contextlib
+import hashlib
+import os
+import stat
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+from infra.errors import InvalidArgument, SandboxError
+
+OPAQUE = "user.overlay.opaque"
+_OVERLAY_PREFIX = "user.overlay."
+_MAX_LAYER_BYTES = 1 << 30
+_MAX_ENTRIES = 200_000
+_HEAD = struct.Struct(">cIIqII")  # kind, opaque, mode, modified, attributes, bytes of the path
+_LENGTH = struct.Struct(">I")
+_SIZE = struct.Struct(">Q")
+
+
+class EntryKind(StrEnum):
+    """What a path is in a layer."""
+
+    FILE = "f"
+    FOLDER = "d"
+    LINK = "l"
+    REMOVED = "w"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One path of a layer. `content` is a file's bytes or a link's target."""
+
+    kind: EntryKind
+    content: bytes = b""
+    mode: int = 0o644
+    modified_ns: int = 0
+    is_opaque: bool = False
+    attributes: tuple[tuple[str, bytes], ...] = ()
+
+
+Entries = Mapping[str, Entry]
+_FOLDER_MODE = 0o755
+
+
+def read_entries(folder: Path) -> dict[str, Entry]:
+    """Everything below a folder, by relative path. Pipes and sockets are left out.
+
+    What disappears while it is read is left out too; a file its owner closed is opened for the
+    moment.
+    """
+    entries: dict[str, Entry] = {}
+    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _read_folder(top, "", entries, [0])
+    finally:
+        os.close(top)
+    return entries
+
+
+def write_entries(entries: Entries, folder: Path) -> None:
+    """Fill an empty folder; parents that no entry names are plain folders."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folders: list[tuple[Path, Entry]] = []
+    for path in sorted(entries):
+        entry, target = entries[path], folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        match entry.kind:
+            case EntryKind.FILE:
+                with target.open("xb") as file:
+                    file.write(entry.content)
+                    os.fchmod(file.fileno(), entry.mode)
+            case EntryKind.FOLDER:
+                target.mkdir(exist_ok=True)
+                folders.append((target, entry))
+            case EntryKind.LINK:
+                target.symlink_to(os.fsdecode(entry.content))
+            case EntryKind.REMOVED:
+                os.mknod(target, stat.S_IFCHR, os.makedev(0, 0))
+        if entry.kind is EntryKind.FILE:
+            _set_attributes(target, entry)
+    for target, entry in reversed(folders):  # inner ones first, before a mode closes their parent
+        _set_attributes(target, entry)
+        target.chmod(entry.mode)
+
+
+def pack_entries(entries: Entries) -> bytes:
+    """The canonical form: equal entries give equal bytes."""
+    parts: list[bytes] = []
+    for path in sorted(entries):
+        entry = entries[path]
+        name = os.fsencode(path)
+        kind = entry.kind.value.encode()
+        head = (int(entry.is_opaque), entry.mode, entry.modified_ns, len(entry.attributes))
+        parts += (_HEAD.pack(kind, *head, len(name)), name)
+        for key, value in sorted(entry.attributes):
+            encoded = os.fsencode(key)
+            parts += (_LENGTH.pack(len(encoded)), encoded, _LENGTH.pack(len(value)), value)
+        parts += (_SIZE.pack(len(entry.content)), entry.content)
+    return b"".join(parts)
+
+
+def unpack_entries(packed: bytes) -> dict[str, Entry]:
+    """The inverse of pack_entries."""
+    entries: dict[str, Entry] = {}
+    place = 0
+
+    def take(size: int) -> bytes:
+        nonlocal place
+        if place + size > len(packed):
+            raise SandboxError(f"layer of {len(packed)} bytes ends at {place}, wanted {size} more")
+        place += size
+        return packed[place - size : place]
+
+    while place < len(packed):
+        kind, opaque, mode, modified, num_attributes, length = _HEAD.unpack(take(_HEAD.size))
+        path = os.fsdecode(take(length))
+        attributes = []
+        for _ in range(num_attributes):
+            key = os.fsdecode(take(_LENGTH.unpack(take(_LENGTH.size))[0]))
+            attributes.append((key, take(_LENGTH.unpack(take(_LENGTH.size))[0])))
+        content = take(_SIZE.unpack(take(_SIZE.size))[0])
+        entries[path] = Entry(
+            EntryKind(kind.decode()), content, mode, modified, bool(opaque), tuple(attributes)
+        )
+    return entries
+
+
+def identify_entries(entries: Entries) -> str:
+    """Hash of everything but times: the same edits made later are the same layer."""
+    timeless = {path: replace(entry, modified_ns=0) for path, entry in entries.items()}
+    return hashlib.sha256(pack_entries(timeless)).hexdigest()[:32]
+
+
+def fold_entries(lower: Entries, upper: Entries) -> dict[str, Entry]:
+    """One layer that shows what `upper` over `lower` shows, over whatever lies below both."""
+    folded = dict(lower)
+    for path in sorted(upper):
+        entry, below = upper[path], folded.get(path)
+        if entry.kind is not EntryKind.FOLDER or entry.is_opaque:
+            prefix = path + "/"
+            for inner in [name for name in folded if name.startswith(prefix)]:
+                del folded[inner]
+        if entry.kind is EntryKind.FOLDER and not entry.is_opaque and below is not None:
+            # A folder over a removed name or a file hides what lies below these, as they did.
+            hides = below.kind is not EntryKind.FOLDER or below.is_opaque
+            entry = replace(entry, is_opaque=hides)
+        folded[path] = entry
+    return folded
+
+
+def entries_of_files(
+    files: Mapping[str, bytes | None], mode_of_folder: Callable[[str], int | None]
+) -> dict[str, Entry]:
+    """A layer that lays files (None: removed) over something whose folders have these modes."""
+    entries: dict[str, Entry] = {}
+    for path, content in files.items():
+        parts = path.split("/")
+        if not path or path.startswith("/") or any(part in ("", ".", "..") for part in parts):
+            raise InvalidArgument(f"file {path!r}: wanted a relative path without . and ..")
+        for depth in range(1, len(parts)):
+            parent = "/".join(parts[:depth])
+            mode = mode_of_folder(parent)
+            entries[parent] = Entry(EntryKind.FOLDER, mode=_FOLDER_MODE if mode is None else mode)
+        if content is None:
+            entries[path] = Entry(EntryKind.REMOVED, mode=0)
+        else:
+            entries[path] = Entry(EntryKind.FILE, content)
+    return entries
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder and all below it, whatever its permissions; links are not followed."""
+    with contextlib.suppress(FileNotFoundError):
+        folder.chmod(0o700)
+        with os.scandir(folder) as found:
+            entries = list(found)
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                remove_folder(Path(entry.path))
+            else:
+                Path(entry.path).unlink()
+        folder.rmdir()
+
+
+def _read_folder(folder: int, prefix: str, entries: dict[str, Entry], size: list[int]) -> None:
+    with os.scandir(folder) as found:
+        names = [entry.name for entry in found]
+    for name in names:
+        path = prefix + name
+        if len(entries) >= _MAX_ENTRIES or size[0] > _MAX_LAYER_BYTES:
+            raise InvalidArgument(
+                f"layer has over {_MAX_ENTRIES} entries or {_MAX_LAYER_BYTES} bytes at {path}"
+            )
+        try:
+            status = os.lstat(name, dir_fd=folder)
+            kind = stat.S_IFMT(status.st_mode)
+            if kind == stat.S_IFREG:
+                entries[path] = _read_file(folder, name, status)
+                size[0] += len(entries[path].content)
+            elif kind == stat.S_IFDIR:
+                with _opened(folder, name, os.O_DIRECTORY, status) as inner:
+                    entries[path] = _folder_entry(inner, status)
+                    _read_folder(inner, path + "/", entries, size)
+            elif kind == stat.S_IFLNK:
+                target = os.readlink(os.fsencode(name), dir_fd=folder)
+                entries[path] = Entry(EntryKind.LINK, target, 0o777, status.st_mtime_ns)
+            elif kind == stat.S_IFCHR and status.st_rdev == 0:
+                entries[path] = Entry(EntryKind.REMOVED, mode=0)
+        except FileNotFoundError:
+            continue
+
+
+@contextlib.contextmanager
+def _opened(folder: int, name: str, flags: int, status: os.stat_result):  # noqa: ANN202
+    """A descriptor of something in a folder, never through a link.
+
+    Where the box took its own permission away (we are its user, not always root), it is given for
+    the moment.
+    """
+    flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(name, flags, dir_fd=folder)
+    except PermissionError:
+        os.chmod(name, status.st_mode | 0o700, dir_fd=folder)
+        try:
+            descriptor = os.open(name, flags, dir_fd=folder)
+        finally:
+            os.chmod(name, stat.S_IMODE(status.st_mode), dir_fd=folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read_file(folder: int, name: str, status: os.stat_result) -> Entry:
+    with _opened(folder, name, 0, status) as descriptor:
+        parts, left = [], status.st_size
+        while left > 0 and (data := os.read(descriptor, left)):
+            parts.append(data)
+            left -= len(data)
+        attributes = _attributes(descriptor)
+    # Never as a root-owned program that gives its rights away, should a host user find the copy.
+    mode = stat.S_IMODE(status.st_mode) & 0o777
+    return Entry(EntryKind.FILE, b"".join(parts), mode, status.st_mtime_ns, False, attributes)
+
+
+def _folder_entry(descriptor: int, status: os.stat_result) -> Entry:
+    names = os.listxattr(descriptor)
+    is_opaque = OPAQUE in names and os.getxattr(descriptor, OPAQUE) == b"y"
+    mode = stat.S_IMODE(status.st_mode) & 0o1777
+    kept = _attributes(descriptor)
+    return Entry(EntryKind.FOLDER, b"", mode, status.st_mtime_ns, is_opaque, kept)
+
+
+def _attributes(descriptor: int) -> tuple[tuple[str, bytes], ...]:
+    names = [name for name in os.listxattr(descriptor) if name.startswith("user.")]
+    return tuple(
+        (name, os.getxattr(descriptor, name))
+        for name in sorted(names)
+        if not name.startswith(_OVERLAY_PREFIX)
+    )
+
+
+def _set_attributes(target: Path, entry: Entry) -> None:
+    for name, value in entry.attributes:
+        os.setxattr(target, name, value)
+    if entry.is_opaque:
+        os.setxattr(target, OPAQUE, b"y")
+    if entry.modified_ns:
+        os.utime(target, ns=(entry.modified_ns, entry.modified_ns))

@@ -1,0 +1,233 @@
+"""What a box sees of this host: a few programs and libraries, an interpreter of its own, the servers.
+
+Owns the prepared folders (copied once per interpreter and kept in the temporary folder, so that a
+box needs few mounts and starts fast) and the list of mounts. Enters: the packages a box's runner
+needs. Leaves: bubblewrap arguments. No site-packages, no package manager, no other project's sources
+are in reach: an agent could find there what a problem removed.
+"""
+
+import compileall
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from infra.errors import SandboxError
+
+PYTHON = "/opt/python"
+SANDBOX = "/sandbox"
+SITE = f"{SANDBOX}/site"
+LIBRARY = f"{SANDBOX}/lib"
+AGENT = f"{SANDBOX}/agent"
+_FORMAT = "2"  # part of every key: raise it when what is prepared changes
+_RUNNER_PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
+# Parts of the standard library that carry other projects' code (pip's wheels, the itertools recipes
+# in CPython's own tests).
+_LEFT_OUT = (
+    "site-packages",
+    "dist-packages",
+    "ensurepip",
+    "test",
+    "idlelib",
+    "turtledemo",
+    "lib2to3",
+)
+# Of /usr/lib only these: the rest may hold whole software trees (SDKs with vendored packages).
+_LIBRARY_FOLDERS = ("git-core",)
+_COMPILERS = ("musl-gcc", "cc", "gcc", "clang")
+
+
+def system_mounts(extra_packages: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Bubblewrap arguments for everything read-only around /repo."""
+    return (*_host_mounts(), *_prepared_mounts(extra_packages))
+
+
+def has_static_agent() -> bool:
+    """Whether the server written in C could be built here; the first call builds it."""
+    return _build_agent() is not None
+
+
+def cache_root() -> Path:
+    """This user's folder for prepared parts: made when needed, closed to others."""
+    root = Path(tempfile.gettempdir()) / f"ostinato-{os.geteuid()}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    status = root.lstat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise SandboxError(
+            f"{root} has owner {status.st_uid} and mode {status.st_mode & 0o777:o}, wanted "
+            f"{os.geteuid()} and 700; remove it"
+        )
+    return root
+
+
+def inside_directory() -> Path:
+    """The sources of the servers that run in boxes."""
+    return Path(__file__).parent / "inside"
+
+
+@functools.cache
+def _host_mounts() -> tuple[str, ...]:
+    """Programs and shared libraries of the host, read-only."""
+    mounts: list[str] = ["--ro-bind", "/usr/bin", "/usr/bin"]
+    triplet = sysconfig.get_config_var("MULTIARCH") or ""
+    if triplet and Path("/usr/lib", triplet).is_dir():
+        for name in (triplet, *_LIBRARY_FOLDERS):
+            if Path("/usr/lib", name).is_dir():
+                mounts += ["--ro-bind", f"/usr/lib/{name}", f"/usr/lib/{name}"]
+    else:
+        mounts += ["--ro-bind", "/usr/lib", "/usr/lib"]
+        for folder in _folders_with_python(Path("/usr/lib")):
+            mounts += ["--tmpfs", str(folder)]
+    mounts += _mirror_links(Path("/usr/lib64"))
+    for path in ("/bin", "/lib", "/lib64", "/sbin"):
+        if Path(path).is_symlink():
+            mounts += ["--symlink", str(Path(path).readlink()), path]
+        elif Path(path).is_dir():
+            mounts += ["--ro-bind", path, path]
+    return (*mounts, "--symlink", f"{SANDBOX}/etc", "/etc")
+
+
+def _mirror_links(folder: Path) -> list[str]:
+    """A folder of nothing but links (the loader's, on Debian) is made anew: cheaper than a mount."""
+    if not folder.is_dir() or folder.is_symlink():
+        return []
+    entries = list(folder.iterdir())
+    if not all(entry.is_symlink() for entry in entries):
+        return ["--ro-bind", str(folder), str(folder)]
+    links = [("--symlink", str(entry.readlink()), str(entry)) for entry in entries]
+    return [argument for link in links for argument in link]
+
+
+def _folders_with_python(folder: Path) -> list[Path]:
+    """Folders directly below that hold Python sources anywhere."""
+    return [
+        child
+        for child in sorted(folder.iterdir())
+        if child.is_dir() and not child.is_symlink() and any(child.rglob("*.py"))
+    ]
+
+
+@functools.cache
+def _prepared_mounts(extra_packages: tuple[str, ...]) -> tuple[str, ...]:
+    python = _prepare("python", _python_key(), _copy_python)
+    packages = [_locate_package(name) for name in (*_RUNNER_PACKAGES, *extra_packages)]
+    agent = _build_agent()
+    sources = sorted(inside_directory().glob("*"))
+    parts = [str(agent), *(f"{path} {path.stat().st_mtime_ns}" for path in (*packages, *sources))]
+    sandbox = _prepare(
+        "sandbox", _key(*parts), lambda target: _copy_sandbox(target, packages, agent)
+    )
+    return ("--ro-bind", str(python), PYTHON, "--ro-bind", str(sandbox), SANDBOX)
+
+
+def _prepare(name: str, key: str, fill: Callable[[Path], None]) -> Path:
+    """The folder of a key; `fill(path)` makes it when it is not there."""
+    target = cache_root() / f"{name}-{key}"
+    if target.is_dir():
+        return target
+    partial = Path(tempfile.mkdtemp(prefix=f"{name}-partial-", dir=cache_root()))
+    partial.chmod(0o755)
+    try:
+        fill(partial)
+        partial.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _key(*parts: str) -> str:
+    return hashlib.sha256(json.dumps([_FORMAT, *parts]).encode()).hexdigest()[:16]
+
+
+def _executable() -> Path:
+    return Path(sys._base_executable).resolve()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _python_key() -> str:
+    standard_library = Path(sysconfig.get_path("stdlib"))
+    seen = [f"{path} {path.stat().st_mtime_ns}" for path in (_executable(), standard_library)]
+    return _key(sys.version, *seen)
+
+
+def _copy_python(target: Path) -> None:
+    """bin/, lib/ and the standard library as the interpreter expects them below its prefix."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    left_out = shutil.ignore_patterns(*_LEFT_OUT, "*.opt-?.pyc", "config-*", "tkinter", "*.a")
+    standard_library = Path(sysconfig.get_path("stdlib"))
+    library = target / sys.platlibdir / version
+    shutil.copytree(standard_library, library, ignore=left_out)
+    for name in _LEFT_OUT:
+        (library / name).mkdir()
+    (target / "bin").mkdir()
+    shutil.copy2(_executable(), target / "bin" / version)
+    for link in ("python", "python3"):
+        (target / "bin" / link).symlink_to(version)
+    (target / "lib").mkdir(exist_ok=True)
+    library_folder = Path(sysconfig.get_config_var("LIBDIR") or sys.base_prefix)
+    for shared in sorted(library_folder.glob(f"lib{version}*.so*")):
+        shutil.copy2(shared, target / "lib" / shared.name)
+
+
+def _copy_sandbox(target: Path, packages: list[Path], agent: Path | None) -> None:
+    """site/ (test runner), lib/ (servers), etc/, agent."""
+    for package in packages:
+        _copy(package, target / "site")
+        for metadata in package.parent.glob(f"{package.stem}-*.dist-info"):
+            _copy(metadata, target / "site")  # pytest asks pluggy's version
+    servers = target / "lib" / "infra" / "sandbox" / "inside"
+    shutil.copytree(inside_directory(), servers, ignore=shutil.ignore_patterns("__pycache__"))
+    compileall.compile_dir(str(servers), quiet=2)
+    (target / "etc").mkdir()
+    for name in ("alternatives", "ld.so.cache"):
+        if Path("/etc", name).exists():
+            _copy(Path("/etc", name), target / "etc")
+    if agent is not None:
+        shutil.copy2(agent, target / "agent")
+
+
+def _copy(source: Path, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, folder / source.name, symlinks=True)
+    else:
+        shutil.copy2(source, folder / source.name)
+
+
+def _locate_package(name: str) -> Path:
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin is None:
+        raise SandboxError(
+            f"package {name} is not installed, the sandbox needs it; install it in this environment"
+        )
+    origin = Path(found.origin)
+    return origin.parent if origin.name == "__init__.py" else origin
+
+
+@functools.cache
+def _build_agent() -> Path | None:
+    """The C server as a static program; None where there is no compiler for it."""
+    source = inside_directory() / "agent.c"
+    if not source.exists():
+        return None
+    target = cache_root() / f"agent-{_key(source.read_text())}"
+    if target.exists():
+        return target
+    compilers = [found for name in _COMPILERS if (found := shutil.which(name)) is not None]
+    for compiler in compilers:
+        partial = cache_root() / f"{target.name}.{os.getpid()}"
+        command = [compiler, "-O2", "-static", "-std=gnu11", "-o", str(partial), str(source)]
+        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+            partial.rename(target)
+            return target
+    return None
