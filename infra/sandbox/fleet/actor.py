@@ -1,0 +1,204 @@
+"""The fleet on Ray: one actor a node with its boxes, and one that schedules.
+
+Owns `SandboxNodeActor`, `FleetActor` and `start_fleet`, which makes them. Enters: templates, node
+specs and how a node makes its boxes. Leaves: a named actor that any process of the cluster may ask
+(client.py). Calls on boxes go from the holder to the node, past the fleet.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
+
+from infra.cluster.actors import get_or_create_actor
+from infra.errors import ClusterError, OstinatoError
+from infra.sandbox.fleet.boxes import BoxMaker, SavedState
+from infra.sandbox.fleet.node import NodeDaemon
+from infra.sandbox.fleet.policy import FleetPolicy
+from infra.sandbox.fleet.pressure import read_pressure
+from infra.sandbox.fleet.records import (
+    BoxRequest,
+    Granted,
+    NodeReport,
+    NodeSpec,
+    Order,
+    StartBox,
+    Template,
+)
+from infra.sandbox.fleet.service import FleetService
+
+_MAX_CONCURRENCY = 10_000  # coroutines of one actor: who waits costs nothing
+_FENCE_SECONDS = 30.0
+
+
+class SandboxNodeActor:
+    """A node's boxes in a process of their own: when it dies, they die with it."""
+
+    def __init__(self, spec: NodeSpec, make_boxes: Callable[[], BoxMaker], writable: Path) -> None:
+        self._daemon = NodeDaemon(spec, make_boxes(), lambda: read_pressure(writable))
+        self._fence: asyncio.Task[None] | None = None
+
+    async def obey(self, order: Order, state: SavedState | None = None) -> bool:
+        """As NodeDaemon.obey; a state to be copied comes with the order."""
+        if isinstance(order, StartBox) and order.state_id is not None and state is not None:
+            self._daemon.take_state(order.state_id, state)
+        return await self._daemon.obey(order)
+
+    async def report(self, counted_at_seconds: float) -> NodeReport:
+        """As NodeDaemon.report. From the first one on the fleet must not fall silent."""
+        if self._fence is None:
+            self._fence = asyncio.create_task(self._daemon.fence(_FENCE_SECONDS))
+        return await self._daemon.report(counted_at_seconds)
+
+    async def save_state(self, box_id: str, state_id: str) -> None:
+        """As NodeDaemon.save_state."""
+        await self._daemon.save_state(box_id, state_id)
+
+    async def give_state(self, state_id: str) -> SavedState:
+        """As NodeDaemon.give_state."""
+        return await self._daemon.give_state(state_id)
+
+    async def drop_state(self, state_id: str) -> None:
+        """As NodeDaemon.drop_state."""
+        await self._daemon.drop_state(state_id)
+
+    async def call(self, box_id: str, operation: str, *arguments: Any, **named: Any) -> Any:
+        """As NodeDaemon.call."""
+        return await self._daemon.call(box_id, operation, *arguments, **named)
+
+    async def close(self) -> None:
+        """End every box."""
+        await self._daemon.close()
+
+
+class RemoteNode:
+    """A `Node` in another process. Ray's errors come as ClusterError, the node's own as they are."""
+
+    def __init__(self, handle: ActorHandle) -> None:
+        self.handle = handle
+
+    async def obey(self, order: Order, source: "RemoteNode | None" = None) -> bool:
+        # a reference, not the state: the bytes go from node to node
+        state = None
+        if isinstance(order, StartBox) and source is not None:
+            state = source.handle.give_state.remote(order.state_id)
+        return await ask(self.handle.obey.remote(order, state), f"order to {order.node_id}")
+
+    async def report(self, counted_at_seconds: float) -> NodeReport:
+        return await ask(self.handle.report.remote(counted_at_seconds), "report of a node")
+
+    async def save_state(self, box_id: str, state_id: str) -> None:
+        await ask(self.handle.save_state.remote(box_id, state_id), f"state {state_id}")
+
+    async def drop_state(self, state_id: str) -> None:
+        await ask(self.handle.drop_state.remote(state_id), f"end of state {state_id}")
+
+    async def call(self, box_id: str, operation: str, *arguments: Any, **named: Any) -> Any:
+        reference = self.handle.call.remote(box_id, operation, *arguments, **named)
+        return await ask(reference, f"{operation} in {box_id}")
+
+
+class FleetActor:
+    """The fleet's service, and the leases of all holders."""
+
+    def __init__(
+        self,
+        templates: tuple[Template, ...],
+        policy: FleetPolicy,
+        nodes: Mapping[str, tuple[NodeSpec, ActorHandle]],
+        heartbeat_seconds: float,
+    ) -> None:
+        self._service = FleetService(templates, policy, heartbeat_seconds=heartbeat_seconds)
+        self._nodes = dict(nodes)
+
+    async def start(self) -> None:
+        """Begin to serve; called once, by `start_fleet`."""
+        await self._service.start()
+        for spec, handle in self._nodes.values():
+            await self._service.add_node(spec, RemoteNode(handle))
+
+    async def acquire(self, request: BoxRequest) -> tuple[Granted, ActorHandle]:
+        """The grant and the node to call. See FleetService.acquire."""
+        grant = await self._service.acquire(request)
+        return grant, self._nodes[grant.node_id][1]
+
+    async def where(self, request_id: str) -> tuple[Granted, ActorHandle]:
+        """The box a lease has now. See FleetService.where."""
+        grant = self._service.where(request_id)
+        return grant, self._nodes[grant.node_id][1]
+
+    async def renew(self, request_ids: list[str]) -> list[str]:
+        """Ids of those that are over."""
+        return self._service.renew(request_ids)
+
+    async def release(self, request_id: str) -> None:
+        """Give a box back."""
+        self._service.release(request_id)
+
+    async def save_state(self, request_id: str, state_id: str) -> None:
+        """See FleetService.save_state."""
+        await self._service.save_state(request_id, state_id)
+
+    async def count(self) -> dict[str, int]:
+        """Live leases, waiting requests, boxes and nodes."""
+        scheduler = self._service.scheduler
+        return {
+            "leases": len(scheduler.leases),
+            "waiting": len(scheduler.queue),
+            "boxes": len(scheduler.view.boxes),
+            "nodes": len(scheduler.view.nodes),
+        }
+
+
+async def ask(reference: Any, what: str) -> Any:
+    """The value of a call on an actor; the call's own typed error passes."""
+    try:
+        return await reference
+    except RayTaskError as error:
+        if isinstance(error.cause, OstinatoError):
+            raise error.cause from error
+        raise
+    except RayError as error:
+        raise ClusterError(f"{what} failed: {type(error).__name__}: {error}") from error
+
+
+async def start_fleet(
+    name: str,
+    templates: Iterable[Template],
+    nodes: Iterable[NodeSpec],
+    make_boxes: Callable[[], BoxMaker],
+    *,
+    writable: Path,
+    policy: FleetPolicy | None = None,
+    heartbeat_seconds: float = 2.0,
+) -> ActorHandle:
+    """Start (or find) a fleet and its nodes. A node whose process dies is started again, empty."""
+    handles = {
+        spec.node_id: (
+            spec,
+            get_or_create_actor(
+                SandboxNodeActor,
+                f"{name}-{spec.node_id}",
+                spec,
+                make_boxes,
+                writable,
+                max_concurrency=_MAX_CONCURRENCY,
+                max_restarts=-1,
+            ),
+        )
+        for spec in nodes
+    }
+    fleet = get_or_create_actor(
+        FleetActor,
+        name,
+        tuple(templates),
+        policy or FleetPolicy(),
+        handles,
+        heartbeat_seconds,
+        max_concurrency=_MAX_CONCURRENCY,
+    )
+    await ask(fleet.start.remote(), f"start of fleet {name}")
+    return fleet
