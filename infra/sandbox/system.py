@@ -186,7 +186,7 @@ def _copy_sandbox(target: Path, packages: list[Path], agent: Path | None) -> Non
         for metadata in package.parent.glob(f"{package.stem}-*.dist-info"):
             _copy(metadata, target / "site")  # pytest asks pluggy's version
     servers = target / "lib" / "infra" / "sandbox" / "inside"
-    shutil.copytree(inside_directory(), servers, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(inside_directory(), servers, ignore=shutil.ignore_patterns("__pycache__", "*.[ch]"))
     compileall.compile_dir(str(servers), quiet=2)
     (target / "etc").mkdir()
     for name in ("alternatives", "ld.so.cache"):
@@ -220,7 +220,8 @@ def _build_agent() -> Path | None:
     source = inside_directory() / "agent.c"
     if not source.exists():
         return None
-    target = cache_root() / f"agent-{_key(source.read_text())}"
+    parts = sorted(inside_directory().glob("agent*.[ch]"))
+    target = cache_root() / f"agent-{_key(*(part.read_text() for part in parts))}"
     if target.exists():
         return target
     compilers = [found for name in _COMPILERS if (found := shutil.which(name)) is not None]

@@ -1,0 +1,53 @@
+"""The sandbox backends that every contract and escape test runs against, and what tests do with them.
+
+A backend joins by an entry in BACKENDS; what it cannot do it says in its capabilities.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from infra.sandbox.box import STATIC_SERVER
+from infra.sandbox.layered import NamespaceBackend
+from infra.sandbox.protocol import LiveSandbox, SandboxBackend, SandboxLimits, SandboxSpec
+from infra.sandbox.system import has_static_agent
+from tests.fakes.repositories import WORDKIT, open_repository
+
+BACKENDS: dict[str, Callable[[], SandboxBackend]] = {
+    "namespace": lambda: NamespaceBackend(server="file_server")
+}
+if has_static_agent():
+    BACKENDS["namespace-static"] = lambda: NamespaceBackend(server=STATIC_SERVER)
+
+LIMITS = SandboxLimits(
+    memory_bytes=256 << 20,
+    processes=48,
+    file_bytes=16 << 20,
+    writable_bytes=32 << 20,
+    start_seconds=60.0,
+)
+COMMAND_SECONDS = 40.0  # an honest end comes far sooner; the machine may be loaded
+
+
+def wordkit_spec(
+    files: Mapping[str, bytes | None] | None = None, repository: Path | None = None
+) -> SandboxSpec:
+    """A sandbox with the tiny repository."""
+    directory = repository or open_repository(WORDKIT).directory
+    return SandboxSpec(repository=directory, files=files or {}, limits=LIMITS)
+
+
+class Bench:
+    """A backend with its event loop, for tests that are plain functions."""
+
+    def __init__(self, runner: asyncio.Runner, backend: SandboxBackend) -> None:
+        self.run = runner.run
+        self.backend = backend
+
+    def create(self, files: Mapping[str, bytes | None] | None = None) -> LiveSandbox:
+        """A fresh sandbox of the tiny repository."""
+        return self.run(self.backend.create(wordkit_spec(files)))
+
+    def shell(self, sandbox: LiveSandbox, command: str, seconds: float = COMMAND_SECONDS) -> bytes:
+        """Output of a shell command."""
+        return self.run(sandbox.exec(command, seconds)).output
