@@ -13,6 +13,7 @@ from infra.cluster.actors import find_actor
 from infra.engine.fleet import EngineFleet
 from infra.errors import ClusterError
 from infra.harness.config import HarnessConfig
+from infra.search.service import SearchService
 from infra.telemetry import configure_logging
 from models.decode.protocol import ModelClient
 from models.rendering import Renderer
@@ -32,6 +33,8 @@ class WorkerSetup(BaseModel):
     harness: HarnessConfig
     grading: GradingConfig
     concurrent_trajectories: int
+    search_directory: str | None = None
+    """A trained encoder's files; None: codebase_search ranks plain passages."""
 
 
 def build_fleet_worker(setup: WorkerSetup, replica_names: Sequence[str]) -> RolloutWorker:
@@ -62,4 +65,10 @@ def build_worker(setup: WorkerSetup, model: ModelClient) -> RolloutWorker:
         sandboxes=sandboxes,
         grade=make_grader(setup.grading),
         clock=time.time,
+        search=_open_search(setup),
     )
+
+
+def _open_search(setup: WorkerSetup) -> SearchService | None:
+    directory = setup.search_directory
+    return None if directory is None else SearchService.load(Path(directory))

@@ -15,6 +15,7 @@ from infra.harness.environment import AgentEnvironment
 from infra.harness.test_runner import make_test_runner
 from infra.sandbox.environment import RepositoryEnvironment
 from infra.sandbox.repository import PreparedRepository
+from infra.search.service import LocalSearch, SearchService
 
 Files = Mapping[str, bytes | None]
 """Path -> content that differs from the pristine repository; None: removed."""
@@ -47,12 +48,16 @@ class RepositoryWorkplaces:
         *,
         boxes_per_repository: int,
         test_limit_seconds: float,
+        search: SearchService | None = None,
     ) -> None:
+        """`search` answers codebase_search, as in training; None: plain passages."""
         self._environments = {
             repository.name: RepositoryEnvironment.create(repository, boxes_per_repository)
             for repository in repositories
         }
         self._test_limit_seconds = test_limit_seconds
+        self._search = search
+        self._num_leases = 0
 
     def names(self) -> tuple[str, ...]:
         """Repositories that users may name."""
@@ -74,11 +79,22 @@ class RepositoryWorkplaces:
             await place.test_server.start()
             test_ids = place.test_server.tests
         sandbox = await place.lease(files)
+        self._num_leases += 1
+        session_id = f"{repository}-{self._num_leases}"
         try:
             run_tests = make_test_runner(place.test_server, test_ids, self._test_limit_seconds)
-            yield AgentEnvironment(sandbox, run_tests=run_tests)
+            code_search = self._search_of(place.repository, session_id)
+            yield AgentEnvironment(sandbox, run_tests=run_tests, code_search=code_search)
         finally:
+            if self._search is not None:
+                self._search.close_session(session_id)
             await place.release(sandbox)
+
+    def _search_of(self, repository: PreparedRepository, session_id: str) -> LocalSearch | None:
+        if self._search is None:
+            return None
+        self._search.add_repository(repository.fingerprint, repository.files)
+        return LocalSearch(self._search, repository.fingerprint, session_id)
 
     async def close(self) -> None:
         """Ends every box."""

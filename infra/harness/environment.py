@@ -14,6 +14,7 @@ from infra.errors import SandboxError, SandboxLost
 from infra.harness.config import ToolPolicy
 from infra.harness.regions import Region
 from infra.sandbox.protocol import Sandbox, TestReport
+from infra.search.service import CodeSearch
 
 RunTests = Callable[[Sandbox], Awaitable[TestReport]]
 AskUser = Callable[[str], Awaitable[str]]
@@ -55,6 +56,8 @@ class AgentEnvironment:
     sandbox: Sandbox
     run_tests: RunTests | None = None
     ask_user: AskUser | None = None
+    code_search: CodeSearch | None = None
+    """Answers codebase_search; None: plain passages of the files in the sandbox."""
     state: HarnessState = field(default_factory=HarnessState)
     policy: ToolPolicy | None = None  # None: the config's
     baseline: Mapping[str, bytes] | None = (

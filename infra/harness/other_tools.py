@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from infra.harness.config import HarnessConfig
 from infra.harness.environment import AgentEnvironment, ToolFailure
 from infra.harness.report import describe_report
-from infra.search import search_files
+from infra.search import Hit, search_files
 
 MAX_MATCHES = 20
+MAX_HITS = 5
+MAX_HITS_ANYWHERE = 100  # looked through when only some directories are wanted
 MAX_SEARCHED_FILES = 400
 MAX_SEARCHED_FILE_BYTES = 200_000
 SEARCHED_SUFFIXES = (".py", ".md", ".rst", ".toml", ".txt", ".cfg")
@@ -83,19 +85,32 @@ async def codebase_search(
 async def search_texts(
     environment: AgentEnvironment, query: str, directories: Sequence[str] = ()
 ) -> str:
-    """BM25 over the text files of the sandbox, or of some directories."""
+    """The best passages of the sandbox, or of some of its directories: by the search service where
+    there is one, else by BM25 over its text files.
+    """
     places = [directory.strip("./") for directory in directories]
+    if environment.code_search is not None:
+        changes = await environment.sandbox.diff()
+        most = MAX_HITS if not places else MAX_HITS_ANYWHERE
+        hits = await environment.code_search.search(changes, query, most)
+        return _list_hits([hit for hit in hits if _is_below(hit.path, places)][:MAX_HITS])
     files: dict[str, str] = {}
     for path in await _walk(environment):
-        if places and not any(path.startswith(f"{place}/") or not place for place in places):
+        if not _is_below(path, places):
             continue
         data = await environment.sandbox.read(path)
         if len(data) <= MAX_SEARCHED_FILE_BYTES:
             files[path] = data.decode(errors="replace")
-    hits = search_files(files, query, limit=5)
-    return "\n".join(
-        f"{hit.path}:{hit.first_line}-{hit.last_line} {hit.title}" for hit in hits
-    ) or ("nothing found")
+    return _list_hits(search_files(files, query, limit=MAX_HITS))
+
+
+def _is_below(path: str, places: Sequence[str]) -> bool:
+    return not places or any(path.startswith(f"{place}/") or not place for place in places)
+
+
+def _list_hits(hits: Sequence[Hit]) -> str:
+    lines = [f"{hit.path}:{hit.first_line}-{hit.last_line} {hit.title}" for hit in hits]
+    return "\n".join(lines) or "nothing found"
 
 
 async def _walk(environment: AgentEnvironment) -> list[str]:

@@ -182,6 +182,7 @@ class RankingScores(Config):
     queries: int
     mrr: float = Field(description="mean reciprocal rank")
     recall_1: float
+    recall_5: float
     recall_10: float
 
 

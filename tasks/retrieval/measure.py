@@ -97,11 +97,12 @@ def ranks_of(pool: Pool, scores: np.ndarray) -> np.ndarray:
 
 
 def summarise_ranks(ranks: np.ndarray) -> RankingScores:
-    """The usual three figures."""
+    """The usual figures."""
     return RankingScores(
         queries=len(ranks),
         mrr=float((1 / ranks).mean()) if len(ranks) else 0.0,
         recall_1=float((ranks < 2).mean()) if len(ranks) else 0.0,
+        recall_5=float((ranks <= 5).mean()) if len(ranks) else 0.0,
         recall_10=float((ranks <= 10).mean()) if len(ranks) else 0.0,
     )
 

@@ -50,7 +50,7 @@ class Pair:
 def read_package(name: str) -> list[Function]:
     """Every function of an installed package, in the order of paths and lines."""
     functions: list[Function] = []
-    for root in _roots(name):
+    for root in package_roots(name):
         for path in sorted(root.rglob("*.py")):
             relative = path.relative_to(root)
             if not _SKIPPED.intersection(relative.parts[:-1]):
@@ -60,7 +60,8 @@ def read_package(name: str) -> list[Function]:
     return functions
 
 
-def _roots(name: str) -> list[Path]:
+def package_roots(name: str) -> list[Path]:
+    """Folders of an installed package."""
     if name == STANDARD_LIBRARY:
         return [Path(sysconfig.get_paths()["stdlib"])]
     spec = util.find_spec(name)

@@ -20,6 +20,7 @@ from infra.harness.transcript import EndReason, Transcript
 from infra.sandbox.environment import RepositoryEnvironment
 from infra.sandbox.repository import PreparedRepository
 from infra.sandbox.test_server import TestServer
+from infra.search.service import LocalSearch, SearchService
 from models.decode.protocol import ModelClient, Priority
 from models.rendering import Renderer
 from tasks.records import Outcome, Problem, RewardReport, Trajectory, Verdict
@@ -67,13 +68,16 @@ class RolloutWorker:
         sandboxes: Sandboxes,
         grade: GradeFunction,
         clock: Callable[[], float],
+        search: SearchService | None = None,
     ) -> None:
+        """`search` answers codebase_search in every box; None: plain passages."""
         self._model = model
         self._renderer = renderer
         self._harness = harness
         self._sandboxes = sandboxes
         self._grade = grade
         self._clock = clock
+        self._search = search
 
     async def attempt(self, ticket: AttemptTicket) -> Trajectory:
         """The whole attempt, graded. Raises only for faults that another attempt would meet
@@ -112,7 +116,11 @@ class RolloutWorker:
             transcript = await run_agent(
                 self._model,
                 self._renderer,
-                AgentEnvironment(sandbox, run_tests=run_tests),
+                AgentEnvironment(
+                    sandbox,
+                    run_tests=run_tests,
+                    code_search=self._search_of(boxes.repository, ticket.trajectory_id),
+                ),
                 AgentRequest(
                     prompt=problem.prompt,
                     session_id=ticket.trajectory_id,
@@ -123,6 +131,8 @@ class RolloutWorker:
                 self._harness,
                 clock=self._clock,
             )
+            if self._search is not None:
+                self._search.close_session(ticket.trajectory_id)
             if transcript.end_reason in (
                 EndReason.SANDBOX_FAILED,
                 EndReason.ENGINE_FAILED,
@@ -132,6 +142,12 @@ class RolloutWorker:
         verdict, reward = await self._grade(problem, changes, transcript, boxes.test_server)
         patches = describe_changes(boxes.repository, broken, changes)
         return self._record(ticket, transcript, started_at, verdict, reward, patches)
+
+    def _search_of(self, repository: PreparedRepository, session_id: str) -> LocalSearch | None:
+        if self._search is None:
+            return None
+        self._search.add_repository(repository.fingerprint, repository.files)
+        return LocalSearch(self._search, repository.fingerprint, session_id)
 
     def _record(
         self,

@@ -13,6 +13,7 @@ from infra.harness.execute import execute_calls
 from infra.harness.parse import parse_answer
 from infra.harness.tools import TOOLS
 from infra.harness.transcript import CallStatus
+from infra.search.service import LocalSearch, SearchService
 from tests.fakes.memory_sandbox import MemorySandbox
 
 CONFIG = HarnessConfig()
@@ -176,3 +177,15 @@ def test_schemas_name_every_argument() -> None:
 def test_unknown_tools_in_the_config_are_named() -> None:
     with pytest.raises(ValueError, match="delete_all"):
         HarnessConfig(tools=("read_file", "delete_all"))
+
+
+def test_codebase_search_asks_the_service_about_the_files_as_they_are_now() -> None:
+    box = MemorySandbox({"pkg/a.py": b"def first_true():\n    pass\n", "b.py": b"x = 1\n"})
+    service = SearchService(None)
+    service.add_repository("repo", box.files)
+    there = AgentEnvironment(box, code_search=LocalSearch(service, "repo", "session"))
+    asked = "<codebase_search>first true</codebase_search>"
+
+    assert texts(there, asked) == ["pkg/a.py:1-3 def first_true():"]
+    box.files["b.py"] = b"def first_true(value):\n    return value\n"
+    assert texts(there, asked)[0].splitlines()[0] == "b.py:1-3 def first_true(value):"

@@ -1,0 +1,79 @@
+"""The stages of search training as functions from a context and parents to artifacts.
+
+Owns what each is asked, what identifies it and what is published: traces of finished runs, and the
+encoder trained on code and on them. Flows call these; no stage knows another.
+"""
+
+from pathlib import Path
+
+from flows.chain import SUMMARY, summary_of
+from flows.child_task import run_stage
+from flows.stage import StageContext
+from infra.artifacts import ArtifactRef
+from infra.ledger.rows import JournalState
+from tasks.retrieval.config import (
+    RetrievalRequest,
+    RetrievalResult,
+    TraceRequest,
+    TraceResult,
+)
+
+
+def newest_runs(context: StageContext) -> tuple[str, ...]:
+    """The run behind the recipe's newest reinforced checkpoint; none before there is one.
+
+    A run is called after the directory it works in (flows/chain.py), which is kind and fingerprint.
+    """
+    rows = context.ledger.artifacts.list("reinforced", context.recipe.name)
+    newest = max(rows, key=lambda row: row.version, default=None)
+    return () if newest is None else (f"{newest.kind}-{newest.fingerprint}",)
+
+
+def collect_traces(
+    context: StageContext, problems: ArtifactRef, run_ids: tuple[str, ...]
+) -> ArtifactRef | None:
+    """Committed trajectories of these runs -> what agents read and edited; None without any."""
+    if not any(_num_committed(context, run_id) for run_id in run_ids):
+        return None
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = TraceRequest(
+            run_ids=run_ids, problems_directory=str(context.directory_of(problems))
+        )
+        entry = "flows.drivers.search_traces:main"
+        result = run_stage("search traces", entry, request, TraceResult, directory)
+        return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
+
+    # a run that went on has more to tell, so how far it is belongs to the identity
+    identity = {run_id: _num_committed(context, run_id) for run_id in run_ids}
+    return context.ensure("search-traces", identity, (problems,), build)
+
+
+def train_encoder(
+    context: StageContext, problems: ArtifactRef, traces: ArtifactRef | None
+) -> ArtifactRef:
+    """Installed code, and traces where there are any -> the published encoder."""
+    config = context.recipe.retrieval
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = RetrievalRequest(
+            config=config,
+            traces_directory=None if traces is None else str(context.directory_of(traces)),
+            problems_directory=None if traces is None else str(context.directory_of(problems)),
+        )
+        entry = "tasks.retrieval.run:main"
+        result = run_stage("retrieval", entry, request, RetrievalResult, directory)
+        return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
+
+    parents = () if traces is None else (problems, traces)
+    return context.ensure("search-encoder", config, parents, build)
+
+
+def encoder_result(context: StageContext, encoder: ArtifactRef) -> RetrievalResult:
+    """What the stage measured when it made the encoder."""
+    return RetrievalResult.model_validate(summary_of(context, encoder))
+
+
+def _num_committed(context: StageContext, run_id: str) -> int:
+    done = {JournalState.COMMITTED, JournalState.TRAINED}
+    return sum(row.state in done for row in context.ledger.journal.rows(run_id))

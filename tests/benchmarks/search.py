@@ -1,0 +1,256 @@
+"""Code search: ranking on held-out packages, speed, and what it is worth to an agent.
+
+    python -m tests.benchmarks.search [--quick] [--encoder DIRECTORY] [--minilm DIRECTORY]
+                                      [--problems DIRECTORY] [--traces DIRECTORY]
+
+Without --encoder the encoder is trained here (minutes on one core; --quick: less of it). --minilm
+names the weights of the peer (tests/benchmarks/search_minilm.py says how to get them). --problems
+and --traces are fetched artifacts (kinds problems and search-traces): with them the share of gold
+functions found from the failing test is measured, with search and without. What has no input is not
+measured, is null in the JSON and is listed there.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from infra.cluster.workspace import Workspace
+from infra.search.chunk_cache import ChunkCache
+from infra.search.encoder import BagEncoder
+from infra.search.index import CodeIndex
+from infra.settings import load_settings
+from models.embedder import load_embedder
+from tasks.retrieval.config import (
+    ContrastiveConfig,
+    PairsConfig,
+    RankingScores,
+    RetrievalConfig,
+    RetrievalRequest,
+)
+from tasks.retrieval.measure import Pool, measure, measure_systems
+from tasks.retrieval.pairs import package_roots
+from tasks.retrieval.run import main as train_encoder
+from tasks.retrieval.run import read_pools, read_trace_examples
+from tasks.retrieval.traces import TraceExample, pool_of_examples
+from tests.benchmarks.search_minilm import MiniLm
+
+TARGETS = {
+    "fused_mrr_over_bm25": 1.0,
+    "fused_mrr_over_minilm": 1.0,
+    "query_p50_ms": 5.0,
+    "update_one_file_p50_ms": 50.0,
+}
+READ_BUDGET = 5
+QUICK = RetrievalConfig(
+    train_packages=("standard_library", "sqlalchemy", "prefect", "hypothesis", "pydantic"),
+    pairs=PairsConfig(most_pairs=8_000),
+    contrastive=ContrastiveConfig(epochs=3, batch_pairs=256),
+)
+Figures = dict[str, float | None]
+
+
+def train(config: RetrievalConfig, directory: Path) -> Path:
+    """An encoder from installed code alone."""
+    directory.mkdir(parents=True, exist_ok=True)
+    workspace = Workspace.open(directory, load_settings())
+    return Path(train_encoder(RetrievalRequest(config=config), workspace).directory)
+
+
+def cap_pool(pool: Pool, most_codes: int, most_queries: int, seed: int) -> Pool:
+    """Fewer questions, and their answers among fewer other functions."""
+    random = np.random.default_rng(seed)
+    asked = sorted(random.permutation(len(pool.queries))[:most_queries])
+    answers = [pool.answers[index] for index in asked]
+    others = sorted(set(range(len(pool.codes))) - set(answers))
+    missing = max(0, most_codes - len(set(answers)))
+    kept = sorted({*answers, *random.permutation(others)[:missing].tolist()})
+    return replace(
+        pool,
+        codes=tuple(pool.codes[index] for index in kept),
+        queries=tuple(pool.queries[index] for index in asked),
+        answers=tuple(kept.index(index) for index in answers),
+    )
+
+
+def measure_ranking(
+    encoder: Path, pools: Sequence[Pool], minilm: Path | None
+) -> dict[str, tuple[RankingScores, dict[str, float]]]:
+    """Every system on the same pools."""
+    weight = BagEncoder(encoder).dense_weight
+    systems = measure_systems(load_embedder(encoder), pools, weight)
+    if minilm is not None:
+        peer = MiniLm(minilm)
+
+        def score(pool: Pool) -> np.ndarray:
+            # the path and signature are in the body it reads, as they are for the others
+            return peer.encode(pool.queries) @ peer.encode([code.body for code in pool.codes]).T
+
+        systems["all-MiniLM-L6-v2"] = measure(pools, score)
+    return systems
+
+
+def time_ms(action: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    started = time.perf_counter()
+    action()
+    return 1e3 * (time.perf_counter() - started)
+
+
+def measure_speed(encoder: Path, pools: Sequence[Pool], repeats: int) -> Figures:
+    """Build, query, update and fork of one index over all held-out packages."""
+    files = {
+        f"{pool.name}/{path.relative_to(root).as_posix()}": path.read_bytes()
+        for pool in pools
+        for root in package_roots(pool.name)
+        for path in sorted(root.rglob("*.py"))
+    }
+    index = CodeIndex(ChunkCache(BagEncoder(encoder)))
+    build_ms = time_ms(lambda: index.update(files))
+    queries = [query for pool in pools for query in pool.queries]
+    random = np.random.default_rng(0)
+    asked = [queries[i] for i in random.integers(len(queries), size=repeats)]
+    query_ms = [time_ms(lambda query=query: index.search(query, 10)) for query in asked]
+    fork_ms = [time_ms(index.fork) for _ in range(10)]
+    fork = index.fork()
+    paths = [sorted(files)[i] for i in random.integers(len(files), size=repeats)]
+    update_ms = []
+    for number, path in enumerate(paths):
+        edited = files[path] + b"\n\ndef edited_%d(value):\n    return value\n" % number
+        update_ms.append(time_ms(lambda path=path, edited=edited: fork.update({path: edited})))
+    forked_ms = [time_ms(lambda query=query: fork.search(query, 10)) for query in asked]
+    vector_bytes = 4 * BagEncoder(encoder).width
+    return {
+        "chunks": float(index.num_chunks),
+        "build_seconds": build_ms / 1e3,
+        "query_p50_ms": statistics.median(query_ms),
+        "query_p95_ms": float(np.quantile(query_ms, 0.95)),
+        "query_in_fork_p50_ms": statistics.median(forked_ms),
+        "fork_p50_ms": statistics.median(fork_ms),
+        "update_one_file_p50_ms": statistics.median(update_ms),
+        "update_one_file_p95_ms": float(np.quantile(update_ms, 0.95)),
+        "vector_bytes_a_chunk": float(vector_bytes),
+    }
+
+
+def without_search(pool: Pool, examples: Sequence[TraceExample]) -> np.ndarray:
+    """What an agent has that can only grep: chunks that hold most of the question's identifiers of
+    four letters or more, in the order of the files.
+    """
+    scores = np.zeros((len(examples), len(pool.codes)))
+    for row, example in enumerate(examples):
+        names = {name for name in example.query.replace("(", " ").split() if len(name) > 3}
+        for column, code in enumerate(pool.codes):
+            held = sum(name in code.body for name in names)
+            scores[row, column] = held - column * 1e-6
+    return scores
+
+
+def measure_localisation(encoder: Path, problems: Path | None, traces: Path | None) -> Figures:
+    """Share of gold functions among the first five chunks read, with search and without."""
+    figures: Figures = {"found_with_search": None, "found_without": None, "found_with_bm25": None}
+    if problems is None or traces is None:
+        return figures
+    request = RetrievalRequest(
+        config=RetrievalConfig(),
+        traces_directory=str(traces),
+        problems_directory=str(problems),
+    )
+    _, examples = read_trace_examples(request)
+    pool = pool_of_examples(examples)
+    weight = BagEncoder(encoder).dense_weight
+    systems = measure_systems(load_embedder(encoder), [pool], weight)
+    plain = measure([pool], lambda wanted: without_search(wanted, examples))[0]
+    return {
+        "localisation_questions": float(len(examples)),
+        "found_with_search": systems["fused"][0].recall_5,
+        "found_with_bm25": systems["bm25"][0].recall_5,
+        "found_without": plain.recall_5,
+    }
+
+
+def show(title: str, rows: dict[str, Sequence[str]], columns: Sequence[str]) -> None:
+    """One table."""
+    table = Table(title=title)
+    for column in ("", *columns):
+        table.add_column(column)
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
+    Console().print(table)
+
+
+def main() -> None:
+    """Print tables and one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small training, few repeats")
+    for name in ("encoder", "minilm", "problems", "traces"):
+        parser.add_argument(f"--{name}", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    config = QUICK if options.quick else RetrievalConfig()
+    with tempfile.TemporaryDirectory() as scratch:
+        encoder = options.encoder or train(config, Path(scratch))
+        pools = read_pools(config.held_out_packages, config, np.random.default_rng(config.seed))
+        size = (150, 30) if options.quick else (300, 100)
+        pools = [cap_pool(pool, *size, seed=0) for pool in pools]
+        systems = measure_ranking(encoder, pools, options.minilm)
+        speed = measure_speed(encoder, pools, 40 if options.quick else 200)
+        found = measure_localisation(encoder, options.problems, options.traces)
+    mrr = {name: scores.mrr for name, (scores, _) in systems.items()}
+    peer = mrr.get("all-MiniLM-L6-v2")
+    figures: Figures = {
+        "fused_mrr": mrr["fused"],
+        "bm25_mrr": mrr["bm25"],
+        "bm25_by_field_mrr": mrr["bm25 by field"],
+        "vectors_mrr": mrr["vectors"],
+        "minilm_mrr": peer,
+        "fused_mrr_over_bm25": mrr["fused"] / mrr["bm25"],
+        "fused_mrr_over_minilm": None if peer is None else mrr["fused"] / peer,
+        **speed,
+        **found,
+    }
+    show(
+        "ranking, held-out packages",
+        {
+            name: [
+                f"{value:.3f}"
+                for value in (
+                    scores.mrr,
+                    scores.recall_1,
+                    scores.recall_10,
+                    *(by_package[pool.name] for pool in pools),
+                )
+            ]
+            for name, (scores, by_package) in systems.items()
+        },
+        ("MRR", "R@1", "R@10", *(pool.name for pool in pools)),
+    )
+    show(
+        "figures",
+        {
+            name: ["not measured" if value is None else f"{value:.3f}"]
+            for name, value in figures.items()
+        },
+        ("value",),
+    )
+    missing = [name for name, value in figures.items() if value is None]
+    met = all(
+        value is not None and (value > target if "over" in name else value < target)
+        for name, target in TARGETS.items()
+        for value in (figures[name],)
+    )
+    answer = {"name": "search", "figures": figures, "targets": TARGETS, "met": met}
+    print(json.dumps(answer | {"not_measured": missing}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Training: a tiny run finds answers it could not find before, on code and on traces."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from models.code_words import CodeText, describe_code
+from models.embedder import Embedder
+from tasks.retrieval.config import (
+    ContrastiveConfig,
+    RetrievalConfig,
+    TowerConfig,
+    TraceConfig,
+)
+from tasks.retrieval.measure import Pool, measure, score_densely
+from tasks.retrieval.pairs import Pair
+from tasks.retrieval.traces import TraceExample
+from tasks.retrieval.training import (
+    build_embedder,
+    mine_negatives,
+    train_on_code,
+    train_on_traces,
+)
+
+# what people say and what code says, with no word in common
+MEANINGS = {
+    "remove": "del",
+    "combine": "merge",
+    "file": "path",
+    "picture": "image",
+    "number": "integer",
+    "begin": "start",
+    "text": "string",
+    "wait": "sleep",
+}
+CONFIG = RetrievalConfig(
+    tower=TowerConfig(width=16, num_words=64, num_buckets=16, query_dropout=0, code_dropout=0),
+)
+
+
+def silent(done: int, total: int, loss: float) -> None:
+    pass
+
+
+def make_pairs(count: int, seed: int) -> list[Pair]:
+    random = np.random.default_rng(seed)
+    pairs = []
+    for _ in range(count):
+        chosen = random.choice(sorted(MEANINGS), 3, replace=False)
+        body = " ".join(MEANINGS[word] for word in chosen)
+        pairs.append(Pair(" ".join(chosen), describe_code("", "", body)))
+    return pairs
+
+
+def pool_of(pairs: Sequence[Pair]) -> Pool:
+    unique = {pair.code: pair.query for pair in pairs}
+    return Pool("pool", tuple(unique), tuple(unique.values()), tuple(range(len(unique))))
+
+
+def mrr(embedder: Embedder, pool: Pool) -> float:
+    return measure([pool], lambda wanted: score_densely(embedder, wanted))[0].mrr
+
+
+def build(pairs: Sequence[Pair]) -> Embedder:
+    spoken = [CodeText("", "", "", pair.query) for pair in pairs]
+    return build_embedder([*(pair.code for pair in pairs), *spoken], CONFIG)
+
+
+def test_a_tiny_run_learns_words_that_mean_the_same() -> None:
+    pairs, pool = make_pairs(120, seed=1), pool_of(make_pairs(30, seed=2))
+    embedder = build(pairs)
+    before = mrr(embedder, pool)
+    config = ContrastiveConfig(epochs=6, batch_pairs=24, hard_negatives=1, learning_rate=0.02)
+    losses = train_on_code(embedder, pairs, config, seed=0, report=silent)
+
+    assert losses[-1] < losses[0] / 2
+    assert mrr(embedder, pool) > before + 0.2
+
+
+def test_the_same_seed_gives_the_same_encoder() -> None:
+    pairs = make_pairs(40, seed=1)
+    config = ContrastiveConfig(epochs=1, batch_pairs=20, learning_rate=0.02)
+    losses = [train_on_code(build(pairs), pairs, config, 5, silent) for _ in range(2)]
+
+    assert losses[0] == losses[1]
+
+
+def test_traces_teach_what_helped() -> None:
+    pairs = make_pairs(60, seed=1)
+    codes = tuple(pair.code for pair in pairs[:20])
+    examples = [
+        TraceExample(
+            problem_id=str(index),
+            repository="repo",
+            query=pairs[index].query,
+            codes=codes,
+            helpfulness=tuple(4.0 if other == index else 0.0 for other in range(20)),
+        )
+        for index in range(20)
+    ]
+    embedder = build(pairs)
+    pool = Pool("repo", codes, tuple(pair.query for pair in pairs[:20]), tuple(range(20)))
+    before = mrr(embedder, pool)
+    config = TraceConfig(epochs=8, batch_traces=10, candidates=20, learning_rate=0.02)
+    train_on_traces(embedder, examples, pairs, config, seed=0, report=silent)
+
+    assert mrr(embedder, pool) > before + 0.2
+
+
+def test_mined_negatives_are_never_the_answer_and_share_words_with_the_question() -> None:
+    pairs = [
+        Pair("merge path", describe_code("", "", "merge path")),
+        Pair("sleep", describe_code("", "", "sleep")),
+        Pair("start", describe_code("", "", "merge path other")),
+    ]
+    negatives = mine_negatives(pairs, per_query=1, seed=0)
+
+    assert negatives.shape == (3, 1)
+    assert all(negatives[row, 0] != row for row in range(3))
+
+
+@pytest.mark.parametrize("pairs", [[], make_pairs(1, seed=0)])
+def test_too_little_to_learn_from_changes_nothing(pairs: list[Pair]) -> None:
+    embedder = build(make_pairs(4, seed=0))
+
+    assert train_on_code(embedder, pairs, ContrastiveConfig(), 0, silent) == []
+    assert train_on_traces(embedder, [], pairs, TraceConfig(), 0, silent) == []
