@@ -24,7 +24,9 @@ from tasks.learning.config import LearningConfig
 from tasks.mtp.config import MtpConfig
 from tasks.pretraining.config import PretrainingConfig
 from tasks.problems.config import ProblemsConfig
+from tasks.problems.set_config import ProblemSetConfig
 from tasks.promotion.config import PromotionConfig
+from tasks.retrieval.config import RetrievalConfig
 from tasks.rollout.config import RolloutConfig
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -88,6 +90,9 @@ class Recipe(Section):
     )
     model: ModelSpec
     problems: ProblemsConfig = ProblemsConfig()
+    problem_set: ProblemSetConfig | None = Field(
+        default=None, description="problems of many repositories, in place of `problems`"
+    )
     corpus: CorpusConfig = CorpusConfig()
     pretraining: PretrainingConfig
     mtp: MtpConfig
@@ -99,6 +104,7 @@ class Recipe(Section):
     reinforcement: ReinforcementConfig = ReinforcementConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     cycle: CycleConfig = CycleConfig()
+    retrieval: RetrievalConfig = RetrievalConfig()
 
 
 def recipe_names() -> list[str]:
