@@ -8,6 +8,7 @@ sandboxes.
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import shutil
 import signal
@@ -33,6 +34,7 @@ _KERNEL_ARGUMENTS = (
     "tsc_early_khz=2000000 lpj=4000000 no_timer_check mitigations=off random.trust_cpu=on "
     "panic=-1 quiet"
 )
+_LAYOUT = 1  # raise it when `_describe` changes what a state holds
 _MONITOR_SECONDS = 60.0
 _STATE_SECONDS = 120.0
 _POLL_SECONDS = 0.002
@@ -96,17 +98,26 @@ class Machine:
         return cls._start(shape, memory_file, is_shared=True)
 
     @classmethod
-    async def begin(cls, shape: MachineShape, state: MachineState) -> Self:
-        """Start from a state; the guest goes on where it was."""
+    async def begin(
+        cls, shape: MachineShape, state: MachineState, *, is_shared: bool = False
+    ) -> Self:
+        """Start from a state; the guest goes on where it was.
+
+        `is_shared`: it writes to the memory file itself, to become a template.
+        """
         paused = ("-S",) if state.pages is not None or state.memory_file is None else ()
         options = (*paused, "-incoming", "defer")
         if state.pages is not None:
             options += ("-global", "migration.send-configuration=off")
         with state.devices_file.open("rb") as devices:
             machine = cls._start(
-                shape, state.memory_file, options=options, inherited=(devices.fileno(),)
+                shape,
+                state.memory_file,
+                is_shared=is_shared,
+                options=options,
+                inherited=(devices.fileno(),),
             )
-            machine.memory_file = state.memory_file
+            machine.memory_file = None if is_shared else state.memory_file
             try:
                 await machine._load(state, devices.fileno())
             except BaseException:
@@ -124,9 +135,7 @@ class Machine:
         options: tuple[str, ...] = (),
         inherited: tuple[int, ...] = (),
     ) -> Self:
-        program = shutil.which(PROGRAM)
-        if program is None:
-            raise SandboxError(f"{PROGRAM} is not installed; wanted Debian's qemu-system-x86")
+        program = find_program()
         agent, agent_end = socket.socketpair()
         control, control_end = socket.socketpair()
         command = [
@@ -165,6 +174,16 @@ class Machine:
         except psutil.Error:
             return 0.0
         return times.user + times.system
+
+    @property
+    def demanded_seconds(self) -> float:
+        """Processor time used and waited for: what stands still does not grow, however loaded."""
+        total = 0
+        for path in Path(f"/proc/{self.process_id}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):
+                run, waited, _ = path.read_text().split()
+                total += int(run) + int(waited)
+        return 1e-9 * total
 
     @property
     def is_running(self) -> bool:
@@ -218,13 +237,17 @@ class Machine:
         await self._save(devices_file)
         return MachineState(None, devices_file)
 
+    def kill(self) -> None:
+        """End the process at once; its socket then says so."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+
     def close(self) -> None:
         """End the process; nothing of the guest is left."""
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)
+        self.kill()
         self._process.wait()
         self._close_information_pipe()
         self.socket.close()
@@ -302,6 +325,21 @@ class Machine:
         if self._messages.closed:
             return "no message"
         return _read_end(self._messages.fileno()) or "no message"
+
+
+def find_program() -> str:
+    """Where QEMU is; SandboxError when it is not installed."""
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise SandboxError(f"{PROGRAM} is not installed; wanted Debian's qemu-system-x86")
+    return program
+
+
+def hash_program() -> str:
+    """A key for this QEMU and this layout of machines: states load into the same ones only."""
+    status = Path(find_program()).stat()
+    text = f"{status.st_size} {status.st_mtime_ns} {_LAYOUT} {_KERNEL_ARGUMENTS}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 _closing: set[asyncio.Task[None]] = set()

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/random.h>
+#include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysinfo.h>
@@ -57,11 +59,21 @@ static void mount_system(void) {
     mkdir("/proc", 0755);
     mkdir("/sys", 0755);
     mkdir("/dev", 0755);
-    must(mount("proc", "/proc", "proc", 0, "hidepid=invisible"), "mount /proc");
+    must(mount("proc", "/proc", "proc", 0, "hidepid=noaccess"), "mount /proc");
     must(mount("sysfs", "/sys", "sysfs", MS_RDONLY, ""), "mount /sys");
     if (mount("devtmpfs", "/dev", "devtmpfs", 0, "mode=0755") && errno != EBUSY)
         must(-1, "mount /dev");
     mkdir("/dev/shm", 01777);
+    must(chmod("/", 0755), "close the root folder");
+}
+
+static void bring_up_loopback(void) {
+    struct ifreq request = {0};
+    strcpy(request.ifr_name, "lo");
+    request.ifr_flags = IFF_UP | IFF_RUNNING;
+    int any = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (any < 0 || ioctl(any, SIOCSIFFLAGS, &request)) fprintf(stderr, "agent: no loopback\n");
+    if (any >= 0) close(any);
 }
 
 /* When the image has a disk, its file system becomes the root; writes to it stay in memory. */
@@ -104,6 +116,8 @@ void box_boot(void) {
     mkdir("/layer", 0700);
     must(mount("tmpfs", PRISTINE, "tmpfs", 0, "size=75%,mode=0755"), "mount the pristine layer");
     must(chown(PRISTINE, BOX_USER, BOX_USER), "chown the pristine layer");
+    write_text("/proc/sys/user/max_user_namespaces", "0");
+    bring_up_loopback();
 }
 
 int box_open_port(void) {

@@ -1,0 +1,67 @@
+"""Requests to the agent of one machine, and the moments when none are under way.
+
+Owns holding requests back while a machine is copied, so that a copy begins between two frames, and
+the count of processes its kernel ended for memory. It does not know what most requests mean.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from infra.errors import SandboxError
+from infra.sandbox.channel import BoxChannel
+from infra.sandbox.microvm.machine import Machine
+
+_HOLD_SECONDS = 60.0
+
+
+class MachineChannel:
+    """A machine with requests in flight. Belongs to the event loop that opened it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._channel = BoxChannel(machine)
+        self._open = asyncio.Event()
+        self._open.set()
+        self.num_memory_kills = 0
+
+    @property
+    def name(self) -> str:
+        """The machine's name, for messages."""
+        return self._channel.name
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the machine is gone."""
+        return self._channel.is_lost
+
+    async def request(
+        self, operation: str, answer_seconds: float, blobs: tuple[bytes, ...] = (), **fields: Any
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """Send one request and wait for its reply; while requests are held back, wait first."""
+        await self._open.wait()
+        reply, reply_blobs = await self._channel.request(
+            operation, answer_seconds, blobs=blobs, **fields
+        )
+        self.num_memory_kills = max(self.num_memory_kills, reply.get("memory_kills", 0))
+        return reply, reply_blobs
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Nothing travels in this block: sent replies have arrived, later ones wait in the guest."""
+        await self._open.wait()
+        self._open.clear()
+        try:
+            await self._channel.request("hold", _HOLD_SECONDS)
+            yield
+            await self._channel.request("refresh", _HOLD_SECONDS)
+        finally:
+            self._open.set()
+
+    def lose(self, error: SandboxError) -> None:
+        """Give the machine up for this reason; all who wait are told."""
+        self._channel.lose(error)
+
+    async def close(self) -> None:
+        """End the machine; requests still waiting fail."""
+        await self._channel.close()

@@ -1,0 +1,323 @@
+"""Machines that have booted once, frozen for all others to start from.
+
+Owns choosing the accelerator by really booting under it, boots with limits and retries, and one
+frozen machine per image, memory size and repository. Leaves: a `Template`. Its memory is a file that
+all its copies share; every boot is paid once. It runs no commands of anybody.
+"""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
+
+from infra.errors import InvalidArgument, SandboxError, SandboxLost
+from infra.sandbox.microvm.changes import Changes, hash_folder, read_folder
+from infra.sandbox.microvm.channel import MachineChannel
+from infra.sandbox.microvm.image import ImageKind, build_image
+from infra.sandbox.microvm.machine import (
+    Accelerator,
+    Machine,
+    MachineShape,
+    MachineState,
+    hash_program,
+)
+
+_SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "ostinato-microvm-"
+_MIN_MEMORY_BYTES = 128 << 20
+_MEBIBYTE = 1 << 20
+_BATCH_BYTES = 8 << 20
+_BATCH_ENTRIES = 2000
+_PUT_SECONDS = 300.0
+_WATCH_SECONDS = 0.05
+_DEMAND_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class BootLimits:
+    """When a boot is given up, and how often it is tried.
+
+    Processor time tells a hang from a loaded host: a guest that spins uses it up, one that stands
+    still neither uses it nor waits for it, and one that is only slow does neither.
+    """
+
+    cpu_seconds: float = 30.0
+    idle_seconds: float = 20.0  # in which it wanted less than a tenth of a second
+    wall_seconds: float = 600.0
+    attempts: int = 3
+
+
+KVM_PROBE = BootLimits(cpu_seconds=10.0, idle_seconds=5.0, wall_seconds=15.0, attempts=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A frozen machine and what its repository holds."""
+
+    shape: MachineShape
+    state: MachineState
+    repository: Path | None
+
+    def read_pristine(self, path: str) -> bytes | None:
+        """A regular file of the repository on the host; None: there is none."""
+        if self.repository is None:
+            return None
+        file = self.repository / path
+        is_file = file.is_file() and not file.is_symlink()
+        return file.read_bytes() if is_file else None
+
+
+class TemplateStore:
+    """Templates of this host. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        image_folder: Path,
+        *,
+        accelerator: Accelerator | None = None,
+        boot_limits: BootLimits | None = None,
+        memory_folder: Path | None = None,
+    ) -> None:
+        """`accelerator` None: KVM where a machine boots under it. `memory_folder` None: in memory."""
+        self.boots: list[float] = []  # processor seconds of each boot that worked
+        self.num_failed_boots = 0
+        self._image_folder = image_folder
+        self._accelerator = accelerator
+        self._boot_limits = boot_limits or BootLimits()
+        if memory_folder is None:
+            memory_folder = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else image_folder
+            _remove_leftovers(memory_folder)
+        memory_folder.mkdir(parents=True, exist_ok=True)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=memory_folder))
+        self._making: dict[tuple[ImageKind, int, str], asyncio.Task[Template]] = {}
+        self._repository_keys: dict[Path, str] = {}
+
+    async def get(self, kind: ImageKind, memory_bytes: int, repository: Path | None) -> Template:
+        """The template, made now when there is none; a failed making is tried anew."""
+        size = max(_MIN_MEMORY_BYTES, -(-memory_bytes // _MEBIBYTE) * _MEBIBYTE)
+        name = "" if repository is None else await self._repository_key(repository)
+        key = (kind, size, name)
+        task = self._making.get(key)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            making = self._boot(kind, size) if repository is None else self._fill(key, repository)
+            task = self._making[key] = asyncio.create_task(making)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Free all memory; machines that still run keep what they have mapped."""
+        for task in self._making.values():
+            task.cancel()
+        await asyncio.gather(*self._making.values(), return_exceptions=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def _boot(self, kind: ImageKind, memory_bytes: int) -> Template:
+        image = await asyncio.to_thread(build_image, kind, self._image_folder)
+        for accelerator in self._candidates():
+            shape = MachineShape(image, accelerator, memory_bytes)
+            kept = await asyncio.to_thread(self._find_kept, shape)
+            if kept is not None:
+                self._accelerator = accelerator
+                return kept
+            is_probe = accelerator is Accelerator.KVM and self._accelerator is None
+            try:
+                template = await self._boot_with_retries(
+                    shape, KVM_PROBE if is_probe else self._boot_limits
+                )
+            except SandboxLost:
+                if not is_probe:
+                    raise
+                _kvm_refusal(self._image_folder).touch()
+                continue
+            self._accelerator = accelerator
+            await asyncio.to_thread(self._keep, template)
+            return template
+        raise SandboxError(f"no accelerator boots image {image.key}")
+
+    def _candidates(self) -> Iterator[Accelerator]:
+        if self._accelerator is not None:
+            yield self._accelerator
+            return
+        # A device that answers proves little: nested hosts may lack what a kernel needs to boot.
+        if (
+            os.access("/dev/kvm", os.R_OK | os.W_OK)
+            and not _kvm_refusal(self._image_folder).exists()
+        ):
+            yield Accelerator.KVM
+        yield Accelerator.TCG
+
+    def _keep(self, template: Template) -> None:
+        """Put a booted machine beside the images, for later processes of this host."""
+        target = self._kept_folder(template.shape)
+        assert template.state.memory_file is not None
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f"{target.name}.partial.", dir=target.parent))
+        _copy_sparse(template.state.memory_file, partial / "memory")
+        _copy_sparse(template.state.devices_file, partial / "devices")
+        try:
+            partial.rename(target)
+        except OSError:  # another process was faster
+            shutil.rmtree(partial)
+
+    def _find_kept(self, shape: MachineShape) -> Template | None:
+        source = self._kept_folder(shape)
+        if not source.is_dir():
+            return None
+        state = self._state_for(shape)
+        assert state.memory_file is not None
+        _copy_sparse(source / "memory", state.memory_file)
+        _copy_sparse(source / "devices", state.devices_file)
+        return Template(shape, state, None)
+
+    def _kept_folder(self, shape: MachineShape) -> Path:
+        """A state belongs to one QEMU; under KVM also to one boot of the host."""
+        parts = [hash_program()]
+        if shape.accelerator is Accelerator.KVM:
+            parts.append(_read_boot_id())
+        return self._image_folder / "booted" / "-".join((_name_shape(shape), *parts))
+
+    def _state_for(self, shape: MachineShape) -> MachineState:
+        stem = self.folder / _name_shape(shape)
+        return MachineState(stem.with_suffix(".memory"), stem.with_suffix(".devices"))
+
+    async def _boot_with_retries(self, shape: MachineShape, limits: BootLimits) -> Template:
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(limits.attempts),
+            retry=retry_if_exception_type(SandboxLost),
+            reraise=True,
+        )
+        async for attempt in retrying:
+            with attempt:
+                return await self._boot_once(shape, limits)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _boot_once(self, shape: MachineShape, limits: BootLimits) -> Template:
+        state = self._state_for(shape)
+        assert state.memory_file is not None
+        state.memory_file.unlink(missing_ok=True)
+        machine = Machine.boot(shape, state.memory_file)
+        channel = MachineChannel(machine)
+        try:
+            await _wait_for_hello(machine, channel, limits)
+            self.boots.append(machine.cpu_seconds)
+            await machine.save_template(state.devices_file)
+        except SandboxLost:
+            self.num_failed_boots += 1
+            raise
+        finally:
+            await channel.close()
+        return Template(shape, state, None)
+
+    async def _fill(self, key: tuple[ImageKind, int, str], repository: Path) -> Template:
+        """A template whose pristine repository is a host's folder: a copy, filled and frozen."""
+        base = await self.get(key[0], key[1], None)
+        assert base.state.memory_file is not None
+        name = f"{base.state.memory_file.stem}-{key[2]}"
+        memory_file = self.folder / f"{name}.memory"
+        await asyncio.to_thread(_copy_sparse, base.state.memory_file, memory_file)
+        content = await asyncio.to_thread(read_folder, repository)
+        state = MachineState(memory_file, base.state.devices_file)
+        machine = await Machine.begin(base.shape, state, is_shared=True)
+        channel = MachineChannel(machine)
+        try:
+            for batch in _split(content):
+                fields, blobs = batch.to_request()
+                await channel.request("put", _PUT_SECONDS, blobs=blobs, **fields)
+            devices_file = self.folder / f"{name}.devices"
+            await machine.save_template(devices_file)
+        finally:
+            await channel.close()
+        return Template(base.shape, MachineState(memory_file, devices_file), repository)
+
+    async def _repository_key(self, repository: Path) -> str:
+        if repository not in self._repository_keys:
+            if not repository.is_dir():
+                raise InvalidArgument(f"repository {repository} is no folder of this host")
+            self._repository_keys[repository] = await asyncio.to_thread(hash_folder, repository)
+        return self._repository_keys[repository]
+
+
+async def _wait_for_hello(machine: Machine, channel: MachineChannel, limits: BootLimits) -> None:
+    """Until the agent answers; SandboxLost by the first limit that is passed."""
+    loop = asyncio.get_running_loop()
+    started = marked_at = loop.time()
+    marked_demand = 0.0
+    hello = asyncio.create_task(channel.request("hello", limits.wall_seconds + 1.0))
+    while not (await asyncio.wait({hello}, timeout=_WATCH_SECONDS))[0]:
+        cpu, now = machine.cpu_seconds, loop.time()
+        demand = machine.demanded_seconds
+        if demand - marked_demand >= _DEMAND_SECONDS:
+            marked_demand, marked_at = demand, now
+        over = (
+            cpu > limits.cpu_seconds
+            or now - marked_at > limits.idle_seconds
+            or now - started > limits.wall_seconds
+        )
+        if over:
+            channel.lose(
+                SandboxLost(
+                    f"{machine.name}: no answer from the guest after {now - started:.1f} s and "
+                    f"{cpu:.1f} s of processor time, still for {now - marked_at:.1f} s; {limits}"
+                )
+            )
+            break
+    await hello
+
+
+def _split(content: Changes) -> Iterator[Changes]:
+    """Pieces that a guest takes at once."""
+    batch, num_bytes = {}, 0
+    for path, entry in content.entries.items():
+        if batch and (
+            num_bytes + len(entry.content) > _BATCH_BYTES or len(batch) >= _BATCH_ENTRIES
+        ):
+            yield Changes(batch)
+            batch, num_bytes = {}, 0
+        batch[path] = entry
+        num_bytes += len(entry.content)
+    if batch:
+        yield Changes(batch)
+
+
+def _copy_sparse(source: Path, target: Path) -> None:
+    """Copy a file without its holes, which are most of an idle guest's memory."""
+    with source.open("rb") as reading, target.open("wb") as writing:
+        size = os.fstat(reading.fileno()).st_size
+        os.ftruncate(writing.fileno(), size)
+        place = 0
+        while place < size:
+            try:
+                place = os.lseek(reading.fileno(), place, os.SEEK_DATA)
+            except OSError:  # only holes are left
+                return
+            end = os.lseek(reading.fileno(), place, os.SEEK_HOLE)
+            os.lseek(writing.fileno(), place, os.SEEK_SET)
+            while place < end:
+                done = os.sendfile(writing.fileno(), reading.fileno(), place, end - place)
+                place += done
+
+
+def _kvm_refusal(image_folder: Path) -> Path:
+    """Exists when this boot of the host was found unable to run a machine under KVM."""
+    return image_folder / f"no-kvm-{_read_boot_id()}"
+
+
+def _read_boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _name_shape(shape: MachineShape) -> str:
+    return f"{shape.image.key}-{shape.accelerator}-{shape.memory_bytes >> 20}"
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Memory of processes that were killed before they could free it."""
+    for path in folder.glob(f"{_PREFIX}*"):
+        owner = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(path, ignore_errors=True)
