@@ -1,29 +1,41 @@
 """The agent loop: one attempt from prompt to transcript.
 
-Owns `run_agent`. A model client, the renderer, an environment, a request and limits in; a
-`Transcript` out. Tokens in, tokens out: what the model sampled is appended as sampled, the template
-only appends around it. Failures of the engine, the sandbox or the clock end the attempt with a
-reason; they do not raise. It grades nothing.
+Owns `run_agent` (over a model client, in tokens) and `run_conversation` (over any conversation). A
+model, an environment, a request and limits in; a `Transcript` out. Failures of the engine, the
+sandbox or the clock end the attempt with a reason; they do not raise. It grades nothing.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from infra.errors import EngineError, SandboxError
+from infra.errors import AgentError, EngineError, OstinatoError, SandboxError, is_retryable
+from infra.harness.catalogues import enabled_tools
 from infra.harness.config import AgentRequest, HarnessConfig
+from infra.harness.conversation import Answer, Conversation, TokenConversation, call_reader
 from infra.harness.environment import AgentEnvironment
 from infra.harness.execute import CallResult, execute_calls
-from infra.harness.parse import ParsedAnswer, ParsedCall, parse_answer
-from infra.harness.segments import SegmentBuilder
-from infra.harness.transcript import CallStatus, EndReason, Segment, Transcript, TurnRecord
-from models.decode.protocol import GenerateRequest, Generation, ModelClient, StopReason
+from infra.harness.full_file_tools import policy_of
+from infra.harness.parse import ParsedAnswer
+from infra.harness.prompts import (
+    SUMMARY_REQUEST,
+    budget_note,
+    summary_request,
+    write_continuation,
+    write_first_message,
+    write_system_prompt,
+)
+from infra.harness.transcript import CallStatus, EndReason, Transcript, TurnRecord
+from models.decode.protocol import ModelClient
 from models.rendering import Renderer
 
-SUMMARY_REQUEST = "Summarise what was done and what remains."
+__all__ = ["MODEL_FAULTS", "SUMMARY_REQUEST", "OnTurn", "run_agent", "run_conversation"]
+
 MODEL_FAULTS = (CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.INVALID_ARGUMENTS)
+SUMMARY_MARGIN_TOKENS = 96  # the request for a summary and its header
 OnTurn = Callable[[TurnRecord], Awaitable[None]]
+Ending = tuple[EndReason, str]
 
 
 async def run_agent(
@@ -37,8 +49,49 @@ async def run_agent(
     on_turn: OnTurn | None = None,
 ) -> Transcript:
     """Runs the attempt to its end. `on_turn` hears of each turn as it completes."""
+    conversation = open_conversation(model, renderer, environment, request, config)
+    try:
+        return await run_conversation(
+            conversation, environment, request.prompt, config, clock=clock, on_turn=on_turn
+        )
+    finally:
+        await conversation.close()
+
+
+def open_conversation(
+    model: ModelClient,
+    renderer: Renderer,
+    environment: AgentEnvironment,
+    request: AgentRequest,
+    config: HarnessConfig,
+) -> TokenConversation:
+    """The attempt's conversation in tokens, opened with the dialect's prompts."""
+    policy = policy_of(environment, config)
+    tools = enabled_tools(config, policy)
+    system, prompt = request.system_prompt, request.prompt
+    if config.dialect == "full":
+        if system is None:
+            system = write_system_prompt(tools.values(), config, policy, request.facts)
+        prompt = write_first_message(prompt, request.facts)
+    return TokenConversation(
+        model, renderer, request, call_reader(config, tools), prompt=prompt, system_prompt=system
+    )
+
+
+async def run_conversation(
+    conversation: Conversation,
+    environment: AgentEnvironment,
+    prompt: str,
+    config: HarnessConfig,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    on_turn: OnTurn | None = None,
+) -> Transcript:
+    """Takes turns until something ends the attempt. `prompt`: what a segment after a summary begins
+    with; the conversation has been told already.
+    """
     started = clock()
-    attempt = _Attempt(model, renderer, environment, request, config, on_turn)
+    attempt = _Attempt(conversation, environment, prompt, config, on_turn)
     detail = ""
     try:
         async with asyncio.timeout(config.attempt_time_limit_seconds):
@@ -48,12 +101,14 @@ async def run_agent(
         detail = f"attempt ran longer than {config.attempt_time_limit_seconds:g} seconds"
     except EngineError as error:
         end_reason, detail = EndReason.ENGINE_FAILED, str(error)
-    except SandboxError as error:
+    except (SandboxError, AgentError) as error:
         end_reason, detail = EndReason.SANDBOX_FAILED, str(error)
-    finally:
-        await model.end_session(attempt.session_id)
+    except OstinatoError as error:
+        if not is_retryable(error):
+            raise
+        end_reason, detail = EndReason.SANDBOX_FAILED, f"{type(error).__name__}: {error}"
     return Transcript(
-        segments=(*attempt.finished_segments, attempt.builder.build()),
+        segments=conversation.segments(),
         turns=tuple(attempt.turns),
         end_reason=end_reason,
         final_message=attempt.final_message,
@@ -66,148 +121,168 @@ async def run_agent(
 class _Attempt:
     """The running state of one attempt."""
 
-    model: ModelClient
-    renderer: Renderer
+    conversation: Conversation
     environment: AgentEnvironment
-    request: AgentRequest
+    prompt: str
     config: HarnessConfig
     on_turn: OnTurn | None
-    builder: SegmentBuilder = field(init=False)
-    finished_segments: list[Segment] = field(default_factory=list)
     turns: list[TurnRecord] = field(default_factory=list)
     final_message: str = ""
     generated_tokens: int = 0
     broken_turns: int = 0
-    num_requests: int = 0
+    num_summaries: int = 0
 
-    def __post_init__(self) -> None:
-        request = self.request
-        if request.earlier_token_ids:
-            prompt = [*request.earlier_token_ids, *self.renderer.append_user(request.prompt)]
-        else:
-            prompt = self.renderer.start(request.prompt, request.system_prompt)
-        self.builder = SegmentBuilder(prompt)
-
-    @property
-    def session_id(self) -> str:
-        """Each segment is a conversation of its own to the engine."""
-        suffix = f"#{len(self.finished_segments)}" if self.finished_segments else ""
-        return self.request.session_id + suffix
-
-    async def run(self) -> tuple[EndReason, str]:
+    async def run(self) -> Ending:
         """Takes turns until something ends the attempt; the reason and its detail."""
         while True:
-            generation = await self._generate()
-            if generation is None:
+            answer = await self._answer()
+            if answer is None:
                 return EndReason.TOKEN_LIMIT, ""
-            text = self._answer_text(generation)
-            if generation.stop_reason is StopReason.CANCELLED:
-                raise EngineError(f"generation {generation.request_id} was cancelled")
-            if generation.stop_reason is not StopReason.STOP_TOKEN:
-                await self._record(generation, text, [])
-                return EndReason.TOKEN_LIMIT, f"answer cut: {generation.stop_reason}"
-            answer = parse_answer(text, self.config.tools)
-            if not answer.calls:
-                self.final_message = answer.prose
-                await self._record(generation, text, [])
+            if not answer.is_whole:
+                await self._record(answer, [])
+                return EndReason.TOKEN_LIMIT, f"answer cut: {answer.cut_reason}"
+            results = await self._execute(answer.parsed) if answer.parsed.calls else []
+            said = self._user_message()
+            await self._record(answer, results, said)
+            if not answer.parsed.calls and said is None:
+                self.final_message = answer.parsed.prose
                 return EndReason.FINISHED, ""
-            results = await self._execute(answer)
-            await self._record(generation, text, results)
             ending = self._check_progress()
             if ending is not None:
                 return ending
-            self.builder.append_unsampled(
-                self.renderer.append_results([result.text for result in results])
-            )
-            await self._summarise_if_due()
+            self._tell(results, said)
+            ending = await self._summarise_if_due()
+            if ending is not None:
+                return ending
 
-    async def _generate(self) -> Generation | None:
+    async def _answer(self, limit_tokens: int | None = None) -> Answer | None:
         """The next answer; None when no token may be sampled any more."""
-        context_left = self.config.context_tokens - len(self.builder.token_ids)
+        context_left = self.config.context_tokens - self.conversation.num_tokens
+        if limit_tokens is None:
+            context_left -= self._reserve_tokens()
         budget = min(context_left, self.config.max_generated_tokens - self.generated_tokens)
         if budget <= 0:
             return None
-        request = self.request
-        generation = await self.model.generate(
-            GenerateRequest(
-                request_id=f"{request.session_id}/{self.num_requests}",
-                session_id=self.session_id,
-                token_ids=tuple(self.builder.token_ids),
-                max_new_tokens=budget,
-                stop_token_ids=self.renderer.stop_token_ids,
-                temperature=request.temperature,
-                top_p=request.top_p,
-                seed=request.seed + self.num_requests,
-                priority=request.priority,
-                return_routes=request.return_routes,
-            )
-        )
-        self.num_requests += 1
-        self.generated_tokens += len(generation.token_ids)
-        self.builder.append_generation(generation)
-        return generation
+        answer = await self.conversation.answer(min(budget, limit_tokens or budget))
+        self.generated_tokens += answer.generated_tokens
+        return answer
 
-    def _answer_text(self, generation: Generation) -> str:
-        ids = generation.token_ids
-        if ids and ids[-1] in self.renderer.stop_token_ids:
-            ids = ids[:-1]
-        return self.renderer.decode(ids)
+    def _reserve_tokens(self) -> int:
+        """Context kept free so that a summary can always be asked for and written."""
+        config = self.config
+        if config.summarise_at_tokens is None or self.num_summaries >= config.max_summaries:
+            return 0
+        if config.summary_limit_tokens is None:
+            return 0
+        return config.summary_limit_tokens + SUMMARY_MARGIN_TOKENS
+
+    def _user_message(self) -> str | None:
+        """What the user says after the turn under way."""
+        ask = self.environment.user_messages
+        return ask(len(self.turns) + 1) if ask is not None else None
+
+    def _tell(self, results: list[CallResult], said: str | None) -> None:
+        """Shows the results, and after them what the user said meanwhile."""
+        config = self.config
+        note, room = None, None
+        if config.announce_turns or config.announce_tokens:
+            left = config.max_generated_tokens - self.generated_tokens
+            note = budget_note(config, config.max_turns - len(self.turns), left)
+        if config.summarise_at_tokens is not None:
+            room = config.context_tokens - self.conversation.num_tokens - self._reserve_tokens()
+        if results:
+            self.conversation.append_results([result.text for result in results], note, room)
+        if said is not None:
+            self.conversation.append_user(said)
 
     async def _execute(self, answer: ParsedAnswer) -> list[CallResult]:
         limit = self.config.max_calls_per_turn
         refused = [
-            ParsedCall(
-                call.tool,
-                call.arguments,
-                CallStatus.INVALID_ARGUMENTS,
-                f"more than {limit} calls in a turn",
+            replace(
+                call,
+                status=CallStatus.INVALID_ARGUMENTS,
+                error=f"more than {limit} calls in a turn",
             )
             for call in answer.calls[limit:]
         ]
-        return await execute_calls([*answer.calls[:limit], *refused], self.environment, self.config)
+        return await execute_calls(
+            [*answer.calls[:limit], *refused],
+            self.environment,
+            self.config,
+            turn=len(self.turns) + 1,
+        )
 
-    async def _record(self, generation: Generation, text: str, results: list[CallResult]) -> None:
+    async def _record(
+        self,
+        answer: Answer,
+        results: list[CallResult],
+        said: str | None = None,
+        *,
+        is_summary: bool = False,
+    ) -> None:
         turn = TurnRecord(
-            generated_tokens=len(generation.token_ids),
-            text=text,
+            generated_tokens=answer.generated_tokens,
+            text=answer.text.strip() if is_summary else answer.text,
             calls=tuple(result.record for result in results),
             results=tuple(result.text for result in results),
+            is_summary=is_summary,
+            user_message=said or "",
         )
         self.turns.append(turn)
         if self.on_turn is not None:
             await self.on_turn(turn)
 
-    def _check_progress(self) -> tuple[EndReason, str] | None:
+    def _check_progress(self) -> Ending | None:
         """Ends attempts that only break calls, repeat themselves or are out of turns."""
         turn = self.turns[-1]
-        is_broken = all(call.status in MODEL_FAULTS for call in turn.calls)
+        is_broken = bool(turn.calls) and all(call.status in MODEL_FAULTS for call in turn.calls)
         self.broken_turns = self.broken_turns + 1 if is_broken else 0
         if self.broken_turns >= self.config.max_broken_turns:
             return EndReason.BROKEN_CALLS, f"{self.broken_turns} turns of broken calls in a row"
-        if len(self.turns) > 1:
+        if len(self.turns) > 1 and turn.calls and not turn.user_message:
             previous = self.turns[-2]
-            if turn.text == previous.text and turn.results == previous.results:
+            if turn.text == previous.text and _same_results(turn, previous):
                 return EndReason.BROKEN_CALLS, "the same turn twice with the same results"
         if len(self.turns) >= self.config.max_turns:
             return EndReason.TURN_LIMIT, ""
         return None
 
-    async def _summarise_if_due(self) -> None:
-        """Past the trigger, the model writes a summary and the next segment starts from it."""
-        trigger = self.config.summarise_at_tokens
-        if trigger is None or len(self.builder.token_ids) < trigger:
-            return
-        if len(self.finished_segments) >= self.config.max_summaries:
-            return
-        self.builder.drop_answer_header()  # no engine has seen it yet
-        self.builder.append_unsampled(self.renderer.append_user(SUMMARY_REQUEST))
-        generation = await self._generate()
-        if generation is None or generation.stop_reason is not StopReason.STOP_TOKEN:
-            return
-        summary = self._answer_text(generation).strip()
-        await self._record(generation, summary, [])
-        old_session_id = self.session_id
-        self.finished_segments.append(self.builder.build())
-        await self.model.end_session(old_session_id)
-        prompt = f"{self.request.prompt}\n\n{summary}"
-        self.builder = SegmentBuilder(self.renderer.start(prompt, self.request.system_prompt))
+    async def _summarise_if_due(self) -> Ending | None:
+        """Past the trigger, the model writes a summary and the next segment starts from it.
+
+        Bounded three times: by max_summaries, by the turn that each summary counts as, and by the
+        tokens that it is sampled from.
+        """
+        config = self.config
+        trigger = config.summarise_at_tokens
+        if trigger is None or self.conversation.num_tokens < trigger:
+            return None
+        if self.num_summaries >= config.max_summaries:
+            return None
+        self.conversation.append_user(summary_request(config))
+        limit = config.summary_limit_tokens
+        answer = await self._answer(limit or config.context_tokens)
+        if answer is None:
+            return EndReason.TOKEN_LIMIT, "no room for a summary"
+        await self._record(answer, [], is_summary=True)
+        is_long = limit is not None and answer.generated_tokens >= limit
+        if not answer.is_whole and not is_long:
+            return EndReason.TOKEN_LIMIT, f"summary cut: {answer.cut_reason}"
+        self.num_summaries += 1
+        state = self.environment.state
+        await self.conversation.restart(
+            write_continuation(self.prompt, answer.text.strip(), state, self.num_summaries, config)
+        )
+        return None
+
+
+def _same_results(turn: TurnRecord, previous: TurnRecord) -> bool:
+    """Whether two turns read the same; the ids in front of results do not count."""
+
+    def bodies(record: TurnRecord) -> list[str]:
+        return [
+            result.partition("\n")[2] if call.call_id else result
+            for call, result in zip(record.calls, record.results, strict=True)
+        ]
+
+    return bodies(turn) == bodies(previous)

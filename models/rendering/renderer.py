@@ -103,11 +103,15 @@ class Renderer:
         """A further user message and the header of the answer to it."""
         return [SPECIAL_IDS[USER], *self.encode_content(text), self.end_id, self.assistant_id]
 
-    def append_results(self, results: Sequence[str]) -> list[int]:
-        """The tool results of a turn in call order and the header of the next answer."""
+    def append_results(self, results: Sequence[str], note: str | None = None) -> list[int]:
+        """The tool results of a turn in call order, a note of the harness if any, and the header of
+        the next answer. The note is a system message: no result can look like it.
+        """
         ids: list[int] = []
         for result in results:
             ids += [SPECIAL_IDS[TOOL], *self.encode_content(result, tags="lines"), self.end_id]
+        if note is not None:
+            ids += [SPECIAL_IDS[SYSTEM], *self.encode_content(note), self.end_id]
         ids.append(self.assistant_id)
         return ids
 
