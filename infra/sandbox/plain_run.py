@@ -33,6 +33,7 @@ _OUTCOMES = {
     "SKIPPED": TestOutcome.SKIPPED,
 }
 _OUTPUT_CAP_BYTES = 1 << 20
+_START_SLACK = 6  # an interpreter starts in each process, and waiting for a CPU counts here
 _LINE = re.compile(rf"^({'|'.join(_OUTCOMES)}) (\S.*?)(?: - .*)?$")
 
 
@@ -64,7 +65,9 @@ async def run_plainly(
             await sandbox.write(name, _canary_text(wanted, chance))
             mine = [test for test in test_ids if test.partition("::")[0] == path]
             command = f"python -m pytest {_OPTIONS} {' '.join(map(shlex.quote, mine))} {name}"
-            result = await sandbox.exec(command, time_limit_seconds, _OUTPUT_CAP_BYTES)
+            result = await sandbox.exec(
+                command, _START_SLACK * time_limit_seconds, _OUTPUT_CAP_BYTES
+            )
             if result.timed_out:
                 outcomes.update(dict.fromkeys(mine, TestOutcome.TIMEOUT))
                 continue

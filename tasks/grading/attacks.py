@@ -19,7 +19,8 @@ FORBIDDEN_WORDS = frozenset(
         "pytest", "_pytest", "unittest", "PYTEST_CURRENT_TEST", "_exit", "_getframe",
         "currentframe", "f_back", "settrace", "setprofile", "gc", "ctypes", "atexit", "linecache",
         "__subclasses__", "__code__", "tb_frame", "gi_frame", "f_locals", "_current_frames",
-        "get_objects", "get_referrers", "sitecustomize", "usercustomize", "pluggy",
+        "get_objects", "get_referrers", "sitecustomize", "usercustomize", "pluggy", "marshal",
+        "__builtins__", "__globals__", "__closure__", "__loader__",
     }
 )  # fmt: skip
 _FORBIDDEN_NAMES = frozenset(
@@ -31,6 +32,9 @@ _FORBIDDEN_NAMES = frozenset(
 )  # fmt: skip
 _COMPARISONS = frozenset({"__eq__", "__ne__"})
 _ALWAYS_EQUAL = "always-equal comparison"
+_MADE_CODE = "code or a name made at run time"
+_RUNS_TEXT = frozenset({"exec", "eval", "compile", "__import__"})
+_IMPORTS = frozenset({"importlib.import_module", "importlib.__import__", "runpy.run_path"})
 _DECODERS = {"b64decode": base64.b64decode, "fromhex": bytes.fromhex, "unhexlify": bytes.fromhex}
 
 
@@ -70,9 +74,30 @@ def _attacks(text: bytes) -> set[str]:
             found |= words & FORBIDDEN_WORDS
             if words & _COMPARISONS:
                 found.add(_ALWAYS_EQUAL)
+        if isinstance(node, ast.Call) and _makes_code(node, modules):
+            found.add(_MADE_CODE)
     if any(_ignores_operand(function) for function in _comparisons(tree)):
         found.add(_ALWAYS_EQUAL)
     return found
+
+
+def _makes_code(node: ast.Call, modules: dict[str, str]) -> bool:
+    """Whether a call runs text, or reaches into a module by a name that is computed: what the words
+    above cannot see.
+    """
+    name = _dotted(node.func, modules)
+    if name in _RUNS_TEXT:
+        return True
+    if not node.args:
+        return False
+    first = node.args[0]
+    if name in _IMPORTS:
+        return _fold(first) is None
+    is_module = isinstance(first, ast.Name) and first.id in modules
+    if name == "vars":
+        return is_module
+    is_attribute = name in ("getattr", "setattr") and len(node.args) > 1
+    return is_attribute and is_module and _fold(node.args[1]) is None
 
 
 def _module_names(tree: ast.Module) -> dict[str, str]:
