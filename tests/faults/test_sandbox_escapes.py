@@ -1,0 +1,390 @@
+"""What an agent tries in order to get out of its sandbox, to break it, or to find the answer."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.errors import InvalidArgument, OutOfMemory, SandboxError
+from infra.sandbox.layered import NamespaceBackend
+from infra.sandbox.protocol import LiveSandbox, ReadRequest, SandboxSpec, TestOutcome, WriteRequest
+from infra.sandbox.test_server import TestServer
+from tests.contracts.sandbox_backends import BACKENDS, COMMAND_SECONDS, LIMITS, Bench
+from tests.fakes.repositories import WORDKIT, open_repository
+
+# Distributions that other projects vendor, and that problems are made from.
+PACKAGES = (
+    *("more_itertools", "jaraco", "tomli", "pyparsing", "packaging", "rich", "requests", "urllib3"),
+    *("attr", "jinja2", "toolz", "networkx", "sympy", "numpy", "yaml", "click", "marshmallow"),
+    *("sortedcontainers", "setuptools", "pip"),
+)
+
+
+@pytest.fixture(scope="module", params=list(BACKENDS))
+def bench(request) -> Iterator[Bench]:
+    with asyncio.Runner() as runner:
+
+        async def open_backend():
+            return BACKENDS[request.param]()
+
+        backend = runner.run(open_backend())
+        yield Bench(runner, backend)
+        runner.run(backend.close())
+
+
+@pytest.fixture(scope="module")
+def shared(bench) -> LiveSandbox:
+    return bench.create()
+
+
+@pytest.fixture
+def fresh(bench) -> Iterator[LiveSandbox]:
+    sandbox = bench.create()
+    yield sandbox
+    bench.run(sandbox.close())
+
+
+def is_usable(bench: Bench, sandbox: LiveSandbox) -> bool:
+    """Whether a command still runs and a file is still written."""
+    bench.run(sandbox.write("/tmp/probe", b"ok"))
+    return bench.shell(sandbox, "cat /tmp/probe") == b"ok"
+
+
+def test_host_files_are_not_there(bench, shared, tmp_path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("host secret")
+    looked = f"cat {secret}; ls {tmp_path} {Path.home()} /root /home /var /work /mnt /opt /srv; "
+    looked += "cat /etc/passwd /etc/shadow /etc/hostname; find / -name secret.txt 2>/dev/null"
+    seen = bench.run(shared.exec(looked, COMMAND_SECONDS, separate_stderr=True)).output
+    assert seen.replace(b"/opt:\npython\n", b"").strip() == b""
+
+
+def test_environment_of_the_host_is_not_there(bench, shared, monkeypatch):
+    monkeypatch.setenv("HOST_TOKEN", "t0ken")
+    sandbox = bench.create()
+    assert b"t0ken" not in bench.shell(sandbox, "env; cat /proc/*/environ 2>/dev/null")
+    bench.run(sandbox.close())
+
+
+def test_system_is_read_only(bench, shared):
+    tries = ["/usr/bin/x", "/opt/python/lib/x", "/sandbox/site/x", "/etc/x", "/x", "/proc/sys/x"]
+    command = "; ".join(f"(echo x > {path}) 2>/dev/null && echo wrote {path}" for path in tries)
+    assert b"wrote /usr" not in (seen := bench.shell(shared, command))
+    assert all(f"wrote {path}".encode() not in seen for path in tries if path != "/x")
+    assert bench.shell(shared, "mount -o remount,rw /usr && echo again") != b"again\n"
+
+
+def test_network_does_not_leave_the_box(bench, shared):
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    script = (
+        "import socket\n"
+        f"for place in (('127.0.0.1', {port}), ('1.1.1.1', 53), ('169.254.169.254', 80)):\n"
+        "    try: socket.create_connection(place, timeout=3); print('open', place)\n"
+        "    except OSError: print('closed')\n"
+        "for family in (socket.AF_PACKET, socket.AF_NETLINK):\n"
+        "    try: socket.socket(family, socket.SOCK_RAW); print('raw', family)\n"
+        "    except OSError: print('closed')\n"
+    )
+    bench.run(shared.write("/tmp/net.py", script.encode()))
+    seen = bench.shell(shared, "python3 /tmp/net.py; cat /proc/net/dev | tail -n +3")
+    listener.close()
+    assert b"open" not in seen
+    assert b"AF_PACKET" not in seen
+    assert seen.splitlines()[-1].strip().startswith(b"lo:")
+
+
+def test_abstract_sockets_of_the_host_are_not_reached(bench, shared):
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("\0ostinato-escape-test")
+    listener.listen()
+    script = (
+        "import socket\ntry: socket.socket(socket.AF_UNIX).connect('\\0ostinato-escape-test')\n"
+        "except OSError: print('closed')\n"
+    )
+    assert bench.run(shared.exec(["python3", "-c", script], COMMAND_SECONDS)).output == b"closed\n"
+    listener.close()
+
+
+def test_fork_bomb_is_stopped_and_the_box_goes_on(bench, fresh):
+    bench.run(fresh.exec("bomb() { bomb | bomb & }; bomb; sleep 0.3", 3.0))
+    bench.shell(fresh, "kill -9 -1")  # the bomb's own user may end it; process 1 stays
+    assert is_usable(bench, fresh)
+    assert bench.run(fresh.stats()).num_processes <= LIMITS.processes
+
+
+def test_memory_hogs_end_and_the_box_goes_on(bench, fresh):
+    hog = "x = []\nwhile True: x.append(bytearray(8 << 20))"
+    result = bench.run(fresh.exec(["python3", "-c", hog], COMMAND_SECONDS))
+    assert result.exit_code != 0
+    many = f"for i in 1 2 3 4 5 6; do python3 -c '{hog.replace(chr(10), chr(10))}' & done; wait"
+    bench.run(fresh.exec(many, COMMAND_SECONDS))
+    assert is_usable(bench, fresh)
+
+
+def test_disk_fill_ends_the_box_that_fills_and_is_its_own_fault(bench):
+    sandbox = bench.create()
+    fill = "while :; do n=$((n+1)); head -c 4000000 /dev/zero > fill$n || exit 9; sleep 0.01; done"
+    with pytest.raises(OutOfMemory) as caught:
+        for _ in range(20):
+            bench.run(sandbox.exec(fill, COMMAND_SECONDS))
+    assert not caught.value.retryable_infrastructure
+    bench.run(sandbox.close())
+
+
+def test_one_file_and_scratch_space_are_limited(bench, shared):
+    assert bench.run(shared.exec("head -c 40000000 /dev/zero > big", COMMAND_SECONDS)).exit_code
+    fill = "for i in 1 2 3 4 5; do head -c 9000000 /dev/zero > {}/$i || exit 9; done"
+    for folder in ("/tmp", "/dev/shm"):
+        result = bench.run(shared.exec(fill.format(folder), COMMAND_SECONDS))
+        assert result.exit_code == 9
+    bench.shell(shared, "rm -f big /tmp/? /dev/shm/?")
+
+
+def test_server_is_closed_to_inspection_and_signals(bench, shared):
+    script = (
+        "import ctypes\nlibrary = ctypes.CDLL(None, use_errno=True)\n"
+        "print(library.ptrace(16, 1, 0, 0), ctypes.get_errno())\n"
+        "try: open('/proc/1/mem', 'r+b'); print('opened')\n"
+        "except OSError as error: print(type(error).__name__)\n"
+    )
+    seen = bench.run(shared.exec(["python3", "-c", script], COMMAND_SECONDS)).output
+    assert seen.splitlines()[0].startswith(b"-1")
+    assert b"opened" not in seen
+    command = (
+        "cat /proc/1/environ /proc/1/maps; ls -l /proc/1/fd/; kill -9 1; kill -15 1; kill -2 1"
+    )
+    assert bench.run(shared.exec(command, COMMAND_SECONDS)).exit_code is not None
+    assert b"socket" not in bench.shell(shared, "ls -l /proc/1/fd/ /proc/self/fd/")
+    assert is_usable(bench, shared)
+
+
+def test_control_channel_is_not_inherited(bench, shared):
+    script = (
+        "import os\nfor n in range(3, 256):\n try: os.fstat(n); print(n)\n except OSError: pass"
+    )
+    assert bench.run(shared.exec(["python3", "-c", script], COMMAND_SECONDS)).output == b""
+    session = bench.run(shared.open_session())
+    inside = bench.run(shared.run_in_session(session, f'python3 -c "{script}"', COMMAND_SECONDS))
+    assert inside.output == b""
+
+
+def test_privileges_are_not_gained(bench, shared):
+    command = (
+        "unshare --user true && echo userns; unshare --net true && echo netns; "
+        "mount -t tmpfs none /tmp && echo mounted; chroot / true && echo chroot; "
+        "mknod /tmp/sda b 8 0 && echo device; grep -c . /proc/kallsyms > /dev/null; "
+        "grep NoNewPrivs /proc/self/status; grep CapEff /proc/self/status; id -u"
+    )
+    seen = bench.run(shared.exec(command, COMMAND_SECONDS, separate_stderr=True)).output.split()
+    assert seen == [b"NoNewPrivs:", b"1", b"CapEff:", b"0000000000000000", b"1000"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../../../etc/passwd",
+        "/proc/1/environ",
+        "/proc/self/maps",
+        "/tmp/../etc/ld.so.cache",
+        "/opt/python/bin/python3",
+        "out/python/bin/python3",
+        "loop/loop/loop",
+        "server/maps",
+        "/dev/shm/../null",
+        "wordkit/../../sandbox/site/pytest/__init__.py",
+    ],
+)
+def test_links_and_dots_lead_no_tool_outside(bench, shared, path):
+    bench.shell(
+        shared, "ln -sfn /opt out; ln -sfn loop loop; ln -sfn /proc/1 server; ln -sfn /proc/self me"
+    )
+
+    async def use_every_tool():
+        outcomes = [
+            *await shared.read_files([ReadRequest(path=path)]),
+            *await shared.write_files([WriteRequest(path=path, content=b"escaped")]),
+            *await shared.remove([path]),
+        ]
+        for call in (shared.stat([path]), shared.list_files(path), shared.list_files(path + "/..")):
+            try:
+                outcomes.append(await call)
+            except SandboxError as error:
+                outcomes.append(error)
+        return outcomes
+
+    read, written, removed, status, *listed = bench.run(use_every_tool())
+    assert isinstance(read, SandboxError)
+    assert isinstance(written, SandboxError)
+    assert isinstance(removed, SandboxError)
+    assert isinstance(status, SandboxError) or status == (None,) or path.startswith("loop")
+    assert isinstance(listed[0], SandboxError)
+
+
+def test_links_swapped_while_a_tool_reads_lead_nowhere(bench, fresh):
+    bench.shell(fresh, "mkdir real trap; echo fine > real/maps; ln -s /proc/1 trap/fake")
+    swap = "while :; do ln -sfn real turn; ln -sfn /proc/self turn; done"
+
+    async def race():
+        job = await fresh.start_job(swap)
+        answers = []
+        for _ in range(200):
+            answers += await fresh.read_files([ReadRequest(path="turn/maps")])
+        await fresh.kill_job(job)
+        return answers
+
+    answers = bench.run(race())
+    assert {answer for answer in answers if isinstance(answer, bytes)} <= {b"fine\n"}
+
+
+def test_snapshots_do_not_follow_what_the_box_planted(bench, fresh, tmp_path):
+    (tmp_path / "secret").write_text("host secret")
+    bench.shell(
+        fresh,
+        f"ln -s {tmp_path}/secret stolen; ln -s {tmp_path} folder; mkfifo pipe; "
+        "python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('s')\"; "
+        "echo x > closed; chmod 000 closed; mkdir shut; echo y > shut/in; chmod 000 shut",
+    )
+    changes = bench.run(fresh.diff())
+    assert changes == {"closed": b"x\n", "shut/in": b"y\n"}
+    (child,) = bench.run(bench.backend.fork(fresh))
+    assert bench.shell(
+        child, "readlink stolen; cat stolen 2>/dev/null; stat -c %a closed shut"
+    ) == (f"{tmp_path}/secret\n0\n0\n".encode())
+    bench.run(child.close())
+
+
+def test_daemons_end_with_the_box(bench):
+    sandbox = bench.create()
+    mark = f"98{os.getpid()}"
+    bench.shell(
+        sandbox,
+        f"setsid nohup sh -c 'trap \"\" TERM HUP INT; sleep {mark}' > /dev/null 2>&1 & "
+        f"(setsid sleep {mark} &) ; sleep 0.2",
+    )
+    assert mark.encode() in bench.shell(sandbox, "cat /proc/*/cmdline")
+    bench.run(sandbox.close())
+    bench.run(asyncio.sleep(0.5))
+    running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(mark.encode() in command.split(b"\0") for command in running)
+
+
+def test_daemon_that_holds_the_output_delays_no_answer(bench, shared):
+    result = bench.run(shared.exec("setsid sleep 300 & echo started", COMMAND_SECONDS))
+    assert (result.output, result.timed_out) == (b"started\n", False)
+
+
+def test_output_floods_cost_bounded_memory(bench, shared):
+    flood = "timeout 0.5 sh -c 'yes | head -c 100000000; yes >&2'"
+    result = bench.run(shared.exec(flood, COMMAND_SECONDS, output_cap_bytes=2000))
+    assert result.truncated
+    assert len(result.output) < 2200
+
+    async def job():
+        number = await shared.start_job("head -c 50000000 /dev/zero")
+        return await shared.wait_job(number, COMMAND_SECONDS)
+
+    assert len(bench.run(job()).data) <= 1 << 20
+    assert is_usable(bench, shared)
+
+
+def test_names_that_break_tools_are_only_names(bench, fresh):
+    bench.shell(
+        fresh, "touch -- '-rf' '$(id)' 'a\nb' \"q'q\" 'back\\slash' '\"' \"$(printf '\\377')\""
+    )
+    names = {item.path for item in bench.run(fresh.list_files("."))}
+    assert {"-rf", "$(id)", "a\nb", "q'q", "back\\slash", '"'} <= names
+    assert len(bench.run(fresh.diff())) == 7
+
+
+def test_tampered_tests_change_no_verdict(bench, fresh):
+    broken = b"def count_words(text):\n    return -1\n"
+    original = bench.run(fresh.read("wordkit/counting.py"))
+    bench.run(fresh.write("wordkit/counting.py", original.replace(b"total = 0", b"total = 99")))
+    bench.run(fresh.write("tests/test_counting.py", b"def test_nothing(): pass\n"))
+    hook = b"import pytest\ndef pytest_runtest_makereport(item, call): pass\n"
+    for path in ("conftest.py", "tests/conftest.py", "sitecustomize.py", "wordkit/conftest.py"):
+        bench.run(fresh.write(path, hook))
+    bench.run(fresh.write("pytest.ini", b"[pytest]\naddopts = --co -q\n"))
+    bench.run(fresh.write("x.pth", b"import os; os._exit(0)\n"))
+    changes = bench.run(fresh.diff())
+    assert broken not in changes.values()
+
+    async def judge():
+        server = TestServer(
+            open_repository(WORDKIT), LIMITS.model_copy(update={"memory_bytes": 1 << 30})
+        )
+        try:
+            await server.start()
+            tests = [test for test in server.tests if "test_counting" in test]
+            return await server.run(changes, tests, COMMAND_SECONDS)
+        finally:
+            await server.close()
+
+    report = bench.run(judge())
+    assert not report.passed
+    assert TestOutcome.FAILED in report.outcomes.values()
+
+
+def test_answer_keys_are_out_of_reach(bench, tmp_path):
+    repository = tmp_path / "project"
+    (repository / "kit" / "__pycache__").mkdir(parents=True)
+    (repository / "kit" / "work.py").write_text("def gone(): ...\n")
+    answer = b"THE_ANSWER_42"
+    for path in (
+        "kit/__pycache__/work.cpython-311.pyc",
+        ".git/objects/pack",
+        ".mypy_cache/3.11/work.json",
+        ".pytest_cache/v",
+        "kit.egg-info/SOURCES.txt",
+        "kit/work.py.orig",
+        ".hypothesis/x",
+        ".venv/lib/work.py",
+    ):
+        (repository / path).parent.mkdir(parents=True, exist_ok=True)
+        (repository / path).write_bytes(answer)
+    sandbox = bench.run(bench.backend.create(SandboxSpec(repository=repository, limits=LIMITS)))
+    assert bench.shell(sandbox, "grep -rl THE_ANSWER . ; find . -name '.git*'; ls") == b"kit\n"
+    assert bench.run(sandbox.diff()) == {}
+    bench.run(sandbox.close())
+
+
+def test_no_vendored_package_lies_in_the_system(bench, shared):
+    found = bench.shell(
+        shared,
+        "find / -xdev \\( -path /proc -o -path /repo \\) -prune -o -name '*.whl' -print "
+        "-o -name '*.py' -print 2>/dev/null | grep -v ^/sandbox/lib | head -100000",
+        COMMAND_SECONDS,
+    )
+    folders = {part.decode() for line in found.splitlines() for part in line.split(b"/")[:-1]}
+    assert not [path for path in found.splitlines() if path.endswith(b".whl")]
+    assert folders.intersection(PACKAGES) <= {"packaging"}  # the test runner itself needs that one
+    probe = f"import importlib.util as u; print([n for n in {list(PACKAGES)} if u.find_spec(n)])"
+    seen = bench.run(shared.exec(["python3", "-c", probe], COMMAND_SECONDS)).output
+    assert seen == b"['packaging']\n"
+
+
+def test_repository_of_another_user_is_refused_with_the_reason(tmp_path):
+    async def create():
+        backend = NamespaceBackend(server="file_server")
+        try:
+            await backend.create(SandboxSpec(repository=Path("/proc/sys/kernel"), limits=LIMITS))
+        finally:
+            await backend.close()
+
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 12345, 12345)
+
+        async def create_from_other():
+            backend = NamespaceBackend(server="file_server")
+            try:
+                await backend.create(SandboxSpec(repository=tmp_path, limits=LIMITS))
+            finally:
+                await backend.close()
+
+        create = create_from_other
+    with pytest.raises(InvalidArgument, match="belongs to user"):
+        asyncio.run(create())
