@@ -15,12 +15,13 @@ from megatron.core import parallel_state
 from megatron.core.transformer.moe import moe_utils
 from torch._C._distributed_c10d import FileStore, HashStore
 
+from kernels.accelerator import load_gpu_kernels
 from kernels.fp32_products import choose_fp32_products
 
 
 def prepare_cpu() -> None:
     """Installs the stand-ins once a process; does nothing where CUDA works."""
-    if torch.cuda.is_available():
+    if load_gpu_kernels():
         return
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment]
     # Megatron reads this name although only Transformer Engine defines it.

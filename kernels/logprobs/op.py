@@ -2,7 +2,8 @@
 
 Owns the contract and the CPU path of `token_logprobs`, with a hand-written backward. Enters: hidden
 states, the output matrix and target ids. Leaves: log-probabilities (differentiable) and entropies
-(not differentiable), in nats. The logits live only a block of tokens at a time.
+(not differentiable), in nats. The logits live only a block of tokens at a time. On a GPU, and when
+compiled, `fused.py` does the work.
 
 Shapes: N tokens, D model width, V vocabulary, C tokens of a block.
 """
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from kernels.logprobs.fused import fused_token_logprobs
 
 # Row counts are filled up to a multiple of it: oneDNN compiles a product for each new shape.
 ROW_QUANTUM = 64
@@ -60,6 +63,8 @@ def token_logprobs(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, *, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Returns log-probabilities of `targets_N` and entropies (zeros unless asked for)."""
+    if hidden_ND.is_cuda or torch.compiler.is_compiling():
+        return fused_token_logprobs(hidden_ND, head_VD, targets_N)
     num_rows = targets_N.numel()
     missing = -num_rows % ROW_QUANTUM
     if missing:

@@ -1,0 +1,16 @@
+"""Loads the GPU kernels where there is a GPU.
+
+Owns the one guarded import of Triton. A process that sees no CUDA device never loads it.
+"""
+
+import importlib
+
+import torch
+
+
+def load_gpu_kernels() -> bool:
+    """Gives every operation its CUDA path; returns whether there is a device to run it."""
+    if not torch.cuda.is_available():
+        return False
+    importlib.import_module("kernels.triton_backend")
+    return True

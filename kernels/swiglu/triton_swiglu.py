@@ -1,0 +1,348 @@
+"""The weighted SwiGLU in Triton, forward and backward, with and without quantizing.
+
+Owns the kernels behind kernels/swiglu/op.py and their registration for CUDA. Bound by memory: 5.03
+bytes an element forward with quantizing, 10.1 backward with both copies of both gradients. A
+program of the backward pass walks all columns of its rows, so that the routing weight's gradient is
+one sum in one order.
+
+Shapes: P rows, F inner width, G elements of a block.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.mxfp8.formats import FP8
+from kernels.mxfp8.triton_quantize import load_tile, quantize_tile, store_tile
+from kernels.swiglu.op import (
+    swiglu_backward_op,
+    swiglu_backward_quantize_op,
+    swiglu_op,
+    swiglu_quantize_op,
+)
+
+FORWARD_TILE = (16, 128)
+PLAIN_TILE = (16, 128)
+BOTH_TILE = {32: (32, 64), 128: (128, 128)}
+BOTH_WARPS = {32: 4, 128: 16}
+
+
+@triton.jit
+def silu(gate):
+    """gate / (1 + exp(-gate)), as torch computes it."""
+    return gate / (1.0 + tl.exp(-gate))
+
+
+@triton.jit
+def load_halves(inner_ptr, row, column, num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Gate and up tiles, in fp32; zeros outside."""
+    rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
+    offsets = rows.to(tl.int64)[:, None] * (2 * width) + columns[None, :]
+    mask = (rows < num_rows)[:, None] & (columns < width)[None, :]
+    gate = tl.load(inner_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(inner_ptr + width + offsets, mask=mask, other=0.0).to(tl.float32)
+    return gate, up
+
+
+@triton.jit
+def store_plain(
+    out_ptr, tile, row, column, num_rows, limit, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Stores a tile into rows of `stride` elements, up to column `limit`."""
+    rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
+    offsets = rows.to(tl.int64)[:, None] * stride + columns[None, :]
+    mask = (rows < num_rows)[:, None] & (columns < limit)[None, :]
+    tl.store(out_ptr + offsets, tile.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def swiglu_kernel(
+    inner_ptr,
+    scale_ptr,
+    out_ptr,
+    scales_ptr,
+    num_rows,
+    width,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    G: tl.constexpr,
+):
+    """One tile of the result: in the inner dtype where G is 0, else quantized."""
+    column, row = tl.program_id(0) * COLUMNS, tl.program_id(1) * ROWS
+    gate, up = load_halves(inner_ptr, row, column, num_rows, width, ROWS, COLUMNS)
+    rows = row + tl.arange(0, ROWS)
+    scale = tl.load(scale_ptr + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
+    active = (silu(gate) * up * scale[:, None]).to(inner_ptr.dtype.element_ty)
+    if G == 0:
+        store_plain(out_ptr, active, row, column, num_rows, width, width, ROWS, COLUMNS)
+    else:
+        values, scales = quantize_tile(active.to(tl.float32), ROWS, COLUMNS, 1, G, True)
+        store_tile(
+            values, scales, out_ptr, scales_ptr, row, column, num_rows, width, ROWS, COLUMNS, 1, G
+        )
+
+
+@triton.jit
+def gradients(grad, gate, up, scale, DTYPE: tl.constexpr):
+    """Gradients of gate and up, the row again, and each row's part of the weight's gradient."""
+    sigmoid = 1.0 / (1.0 + tl.exp(-gate))
+    smooth = silu(gate)
+    part = tl.sum(grad * (smooth * up), 1)
+    active = (smooth * up * scale[:, None]).to(DTYPE)
+    grad = grad * scale[:, None]
+    grad_up = (smooth * grad).to(DTYPE)
+    grad_gate = (grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))).to(DTYPE)
+    return grad_gate, grad_up, active, part
+
+
+@triton.jit
+def swiglu_backward_kernel(
+    grad_ptr,
+    inner_ptr,
+    scale_ptr,
+    grad_inner_ptr,
+    grad_scale_ptr,
+    active_ptr,
+    num_rows,
+    width,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """All columns of some rows; results in the inner dtype."""
+    row = tl.program_id(0) * ROWS
+    rows = row + tl.arange(0, ROWS)
+    scale = tl.load(scale_ptr + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    for column in range(0, width, COLUMNS):
+        gate, up = load_halves(inner_ptr, row, column, num_rows, width, ROWS, COLUMNS)
+        grad = load_tile(grad_ptr, row, column, num_rows, width, ROWS, COLUMNS)
+        grad_gate, grad_up, active, part = gradients(
+            grad, gate, up, scale, inner_ptr.dtype.element_ty
+        )
+        total += part
+        store_plain(
+            grad_inner_ptr, grad_gate, row, column, num_rows, width, 2 * width, ROWS, COLUMNS
+        )
+        store_plain(
+            grad_inner_ptr + width, grad_up, row, column, num_rows, width, 2 * width, ROWS, COLUMNS
+        )
+        store_plain(active_ptr, active, row, column, num_rows, width, width, ROWS, COLUMNS)
+    tl.store(grad_scale_ptr + rows, total, mask=rows < num_rows)
+
+
+@triton.jit
+def store_both(
+    tile,
+    values_ptr,
+    scales_ptr,
+    values_t_ptr,
+    scales_t_ptr,
+    row,
+    column,
+    num_rows,
+    num_columns,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    G: tl.constexpr,
+):
+    """The row copy of a tile and that of its transpose."""
+    wide = tile.to(tl.float32)
+    values, scales = quantize_tile(wide, ROWS, COLUMNS, 1, G, True)
+    store_tile(
+        values,
+        scales,
+        values_ptr,
+        scales_ptr,
+        row,
+        column,
+        num_rows,
+        num_columns,
+        ROWS,
+        COLUMNS,
+        1,
+        G,
+    )
+    store_transposed(
+        tile, values_t_ptr, scales_t_ptr, row, column, num_rows, num_columns, ROWS, COLUMNS, G
+    )
+
+
+@triton.jit
+def store_transposed(
+    tile,
+    values_t_ptr,
+    scales_t_ptr,
+    row,
+    column,
+    num_rows,
+    num_columns,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    G: tl.constexpr,
+):
+    """The row copy of a tile's transpose."""
+    values, scales = quantize_tile(tile.to(tl.float32), ROWS, COLUMNS, G, 1, True)
+    store_tile(
+        tl.trans(values),
+        tl.trans(scales),
+        values_t_ptr,
+        scales_t_ptr,
+        column,
+        row,
+        num_columns,
+        num_rows,
+        COLUMNS,
+        ROWS,
+        1,
+        G,
+    )
+
+
+@triton.jit
+def swiglu_backward_quantize_kernel(
+    grad_ptr,
+    inner_ptr,
+    scale_ptr,
+    values_ptr,
+    scales_ptr,
+    values_t_ptr,
+    scales_t_ptr,
+    grad_scale_ptr,
+    active_t_ptr,
+    active_scales_ptr,
+    num_rows,
+    width,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    G: tl.constexpr,
+):
+    """All columns of some rows; both copies of the gradients, the transposed copy of the rows. The
+    width is a multiple of the tile's, so that gate and up share no block.
+    """
+    row = tl.program_id(0) * ROWS
+    rows = row + tl.arange(0, ROWS)
+    scale = tl.load(scale_ptr + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    for column in range(0, width, COLUMNS):
+        gate, up = load_halves(inner_ptr, row, column, num_rows, width, ROWS, COLUMNS)
+        grad = load_tile(grad_ptr, row, column, num_rows, width, ROWS, COLUMNS)
+        grad_gate, grad_up, active, part = gradients(
+            grad, gate, up, scale, inner_ptr.dtype.element_ty
+        )
+        total += part
+        store_both(
+            grad_gate,
+            values_ptr,
+            scales_ptr,
+            values_t_ptr,
+            scales_t_ptr,
+            row,
+            column,
+            num_rows,
+            2 * width,
+            ROWS,
+            COLUMNS,
+            G,
+        )
+        store_both(
+            grad_up,
+            values_ptr,
+            scales_ptr,
+            values_t_ptr,
+            scales_t_ptr,
+            row,
+            width + column,
+            num_rows,
+            2 * width,
+            ROWS,
+            COLUMNS,
+            G,
+        )
+        store_transposed(
+            active, active_t_ptr, active_scales_ptr, row, column, num_rows, width, ROWS, COLUMNS, G
+        )
+    tl.store(grad_scale_ptr + rows, total, mask=rows < num_rows)
+
+
+def _launch_forward(
+    inner_PG: Tensor, scale_P: Tensor, out: Tensor, scales: Tensor, group: int
+) -> None:
+    rows, width = inner_PG.shape[0], inner_PG.shape[1] // 2
+    tile_rows, tile_columns = FORWARD_TILE
+    grid = (triton.cdiv(width, tile_columns), triton.cdiv(rows, tile_rows))
+    swiglu_kernel[grid](
+        inner_PG.contiguous(),
+        scale_P,
+        out,
+        scales,
+        rows,
+        width,
+        tile_rows,
+        tile_columns,
+        group,
+        num_warps=4,
+    )
+
+
+@swiglu_op.register_cuda
+def swiglu_triton(inner_PG: Tensor, scale_P: Tensor) -> Tensor:
+    """Scale * silu(gate) * up."""
+    out = inner_PG.new_empty(inner_PG.shape[0], inner_PG.shape[1] // 2)
+    _launch_forward(inner_PG, scale_P, out, out, 0)
+    return out
+
+
+@swiglu_quantize_op.register_cuda
+def swiglu_quantize_triton(inner_PG: Tensor, scale_P: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """The row copy of scale * silu(gate) * up."""
+    rows, width = inner_PG.shape[0], inner_PG.shape[1] // 2
+    values = inner_PG.new_empty((rows, width), dtype=FP8)
+    scales = inner_PG.new_empty((rows, triton.cdiv(width, group)), dtype=torch.uint8)
+    _launch_forward(inner_PG, scale_P, values, scales, group)
+    return values, scales
+
+
+@swiglu_backward_op.register_cuda
+def swiglu_backward_triton(
+    grad_PF: Tensor, inner_PG: Tensor, scale_P: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of inner and scale, and the rows again."""
+    rows, width = grad_PF.shape
+    grad_inner, active = torch.empty_like(inner_PG), torch.empty_like(grad_PF)
+    grad_scale = torch.empty_like(scale_P)
+    swiglu_backward_kernel[(triton.cdiv(rows, PLAIN_TILE[0]),)](
+        grad_PF.contiguous(), inner_PG.contiguous(), scale_P, grad_inner, grad_scale, active, rows,
+        width, *PLAIN_TILE, num_warps=4,
+    )  # fmt: skip
+    return grad_inner, grad_scale, active
+
+
+@swiglu_backward_quantize_op.register_cuda
+def swiglu_backward_quantize_triton(
+    grad_PF: Tensor, inner_PG: Tensor, scale_P: Tensor, group: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Both copies of the inner gradient, the scale's gradient, the transposed copy of the rows."""
+    rows, width = grad_PF.shape
+    tile = BOTH_TILE[group]
+    if width % tile[1]:
+        raise ValueError(f"inner width is {width}, wanted a multiple of {tile[1]}")
+    along_rows = triton.cdiv(rows, group)
+
+    def empty(*shape: int, dtype: torch.dtype = FP8) -> Tensor:
+        return inner_PG.new_empty(shape, dtype=dtype)
+
+    outputs = (
+        empty(rows, 2 * width),
+        empty(rows, 2 * width // group, dtype=torch.uint8),
+        empty(2 * width, rows),
+        empty(2 * width, along_rows, dtype=torch.uint8),
+        torch.empty_like(scale_P),
+        empty(width, rows),
+        empty(width, along_rows, dtype=torch.uint8),
+    )
+    swiglu_backward_quantize_kernel[(triton.cdiv(rows, tile[0]),)](
+        grad_PF.contiguous(), inner_PG.contiguous(), scale_P, *outputs, rows, width, *tile, group,
+        num_warps=BOTH_WARPS[group],
+    )  # fmt: skip
+    return outputs

@@ -1,0 +1,22 @@
+"""Loads the Triton kernels and so gives every operation its CUDA path.
+
+Owns nothing but the list. Importing it needs Triton; on a machine with a GPU models/cpu.py imports
+it once. With TRITON_INTERPRET=1 the same functions run on CPU tensors.
+"""
+
+from kernels.grouped_gemm import triton_bf16, triton_mx128
+from kernels.logprobs import triton_head
+from kernels.mxfp8 import triton_quantize
+from kernels.permutation import triton_permute
+from kernels.router import triton_topk
+from kernels.swiglu import triton_swiglu
+
+__all__ = [
+    "triton_bf16",
+    "triton_head",
+    "triton_mx128",
+    "triton_permute",
+    "triton_quantize",
+    "triton_swiglu",
+    "triton_topk",
+]

@@ -1,0 +1,258 @@
+"""Every kernel's CPU path against the plain torch way of the same work.
+
+Run: python -m tests.benchmarks.kernels_cpu [--quick]. One thread, nano's shapes, milliseconds of
+the process's own CPU time (steady on a busy machine), best of several. `plain` is the formula
+written with ordinary torch calls, and its autograd where a backward pass is part of the work.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from time import process_time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.attention.op import causal_attention
+from kernels.grouped_gemm.op import grouped_mm, grouped_wgrad
+from kernels.logprobs.op import token_logprobs
+from kernels.logprobs.reference import token_logprobs_reference
+from kernels.moe.dispatch import LocalDispatcher
+from kernels.moe.grouped_mlp import grouped_mlp
+from kernels.moe.op import expert_mlp
+from kernels.moe.precision import PrecisionName, find_precision
+from kernels.mxfp8.op import dequantize, fake_quantize, quantize
+from kernels.mxfp8.reference import dequantize_reference, quantize_reference
+from kernels.permutation.op import permute, plan_rows, unpermute
+from kernels.rms_norm.op import rms_norm
+from kernels.rms_norm.reference import rms_norm_reference
+from kernels.router.op import router_topk
+from kernels.swiglu.op import swiglu, swiglu_backward
+from kernels.swiglu.reference import swiglu_reference
+from models.cpu import prepare_cpu
+from models.presets import NANO
+
+TOKENS = 2048
+EXPERTS, TOP_K = NANO.num_experts, NANO.experts_per_token
+WIDTH, INNER = NANO.hidden_size, NANO.expert_hidden_size
+GENERATOR = torch.Generator().manual_seed(0)
+# plain time over ours; below 1 the kernel would not be worth having
+TARGET_RATIO = 1.0
+Work = Callable[[], Any]
+
+
+def best_milliseconds(work: Work, tries: int) -> float:
+    """Fewest CPU milliseconds of one call."""
+    work()
+    times = []
+    for _ in range(tries):
+        started = process_time()
+        work()
+        times.append(process_time() - started)
+    return min(times) * 1e3
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=GENERATOR).to(dtype)
+
+
+def with_backward(function: Callable[..., Any], *inputs: Tensor) -> Work:
+    """The function's first result and the gradients of its floating inputs."""
+    leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+
+    def work() -> None:
+        result = function(*leaves)
+        first = result[0] if isinstance(result, tuple) else result
+        torch.autograd.grad(first, wanted, torch.ones_like(first))
+
+    return work
+
+
+def plain_experts(
+    tokens: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor
+) -> Tensor:
+    """The usual loop: each expert takes its tokens by index and adds its results."""
+    output = torch.zeros_like(tokens)
+    for expert in range(EXPERTS):
+        token, slot = torch.where(experts == expert)
+        gate, up = functional.linear(tokens[token], gate_up[expert]).chunk(2, dim=-1)
+        result = functional.linear(functional.silu(gate) * up, down[expert])
+        output = output.index_add(0, token, result * weights[token, slot, None])
+    return output
+
+
+def plain_grouped(rows: Tensor, weights: Tensor, ends: list[int]) -> Tensor:
+    starts = [0, *ends[:-1]]
+    parts = [rows[a:b] @ w.T for a, b, w in zip(starts, ends, weights, strict=True)]
+    return torch.cat(parts)
+
+
+def plain_wgrad(grads: Tensor, rows: Tensor, ends: list[int]) -> Tensor:
+    starts = [0, *ends[:-1]]
+    return torch.stack([grads[a:b].T @ rows[a:b] for a, b in zip(starts, ends, strict=True)])
+
+
+def plain_router(logits: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    """With the dense one-hot map for the balancing counts."""
+    scores = torch.sigmoid(logits)
+    experts = torch.topk(scores + bias, TOP_K).indices
+    chosen = scores.gather(-1, experts)
+    counts = functional.one_hot(experts, EXPERTS).sum((0, 1))
+    return chosen / chosen.sum(-1, keepdim=True), experts, counts, scores.sum(0)
+
+
+def plain_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(
+        query, key[:, None], value[:, None], is_causal=True, enable_gqa=False
+    )
+
+
+def quantizing_cases() -> dict[str, tuple[Work, Work]]:
+    """(plain, ours) of the MXFP8 operations."""
+    matrix = normal(2 * TOKENS, WIDTH, dtype=torch.bfloat16)
+    cases: dict[str, tuple[Work, Work]] = {}
+    for label, block in (("row 32", (1, 32)), ("column 32", (32, 1)), ("square 128", (128, 128))):
+        mx = quantize(matrix, block)
+        cases[f"quantize {label}"] = (
+            lambda b=block: quantize_reference(matrix, b),
+            lambda b=block: quantize(matrix, b),
+        )
+        cases[f"dequantize {label}"] = (
+            lambda m=mx: dequantize_reference(m.values, m.scales, m.block),
+            lambda m=mx: dequantize(m),
+        )
+        cases[f"fake quantize {label}"] = (
+            lambda b=block: dequantize_reference(*quantize_reference(matrix, b), b),
+            lambda b=block: fake_quantize(matrix, b),
+        )
+    return cases
+
+
+def moving_cases(experts: Tensor, weights: Tensor) -> dict[str, tuple[Work, Work]]:
+    """(plain, ours) of the routing and moving operations."""
+    plan = plan_rows(experts, EXPERTS, 64)
+    tokens = normal(TOKENS, WIDTH, dtype=torch.bfloat16)
+    rows = permute(tokens, plan)
+    is_token = (plan.source_P >= 0)[:, None]
+    places = plan.place_NK.flatten()
+    sources = torch.arange(TOKENS).repeat_interleave(TOP_K)
+    logits, bias = normal(TOKENS, EXPERTS), normal(EXPERTS) * 0.01
+    inner, scale = normal(rows.shape[0], 2 * INNER, dtype=torch.bfloat16), normal(rows.shape[0])
+    grad = normal(rows.shape[0], INNER, dtype=torch.bfloat16)
+
+    def plain_swiglu_backward() -> None:
+        leaves = (inner.float().requires_grad_(), scale.clone().requires_grad_())
+        torch.autograd.grad(swiglu_reference(*leaves), leaves, grad.float())[0].bfloat16()
+
+    return {
+        "permute": (
+            lambda: torch.where(is_token, tokens[plan.source_P.clamp(min=0)], 0),
+            lambda: permute(tokens, plan),
+        ),
+        "unpermute": (
+            lambda: torch.zeros(TOKENS, WIDTH).index_add(0, sources, rows[places].float()),
+            lambda: unpermute(rows, plan),
+        ),
+        "router top-k": (
+            lambda: plain_router(logits, bias),
+            lambda: router_topk(logits, bias, TOP_K),
+        ),
+        "swiglu": (
+            lambda: swiglu_reference(inner.float(), scale).bfloat16(),
+            lambda: swiglu(inner, scale),
+        ),
+        "swiglu backward": (plain_swiglu_backward, lambda: swiglu_backward(grad, inner, scale)),
+    }
+
+
+def product_cases(experts: Tensor) -> dict[str, tuple[Work, Work]]:
+    """(plain, ours) of the grouped products in bf16; plain in fp32 is the line after."""
+    plan = plan_rows(experts, EXPERTS, 64)
+    ends, num_rows = plan.ends_E.tolist(), plan.source_P.numel()
+    cases: dict[str, tuple[Work, Work]] = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        rows, weights, grads = (
+            normal(*shape, dtype=dtype)
+            for shape in ((num_rows, WIDTH), (EXPERTS, 2 * INNER, WIDTH), (num_rows, 2 * INNER))
+        )
+        name = str(dtype).removeprefix("torch.")
+        cases[f"grouped product {name}"] = (
+            lambda r=rows, w=weights: plain_grouped(r, w, ends),
+            lambda r=rows, w=weights: grouped_mm(r, w, plan.ends_E),
+        )
+        cases[f"grouped weight gradient {name}"] = (
+            lambda g=grads, r=rows: plain_wgrad(g, r, ends),
+            lambda g=grads, r=rows: grouped_wgrad(g, r, plan.ends_E),
+        )
+    return cases
+
+
+def layer_cases(experts: Tensor, weights: Tensor) -> dict[str, tuple[Work, Work]]:
+    """(plain fp32, ours) of whole layers, forward and backward."""
+    inputs = (
+        normal(TOKENS, WIDTH),
+        experts,
+        weights,
+        normal(EXPERTS, 2 * INNER, WIDTH) / WIDTH**0.5,
+        normal(EXPERTS, WIDTH, INNER) / INNER**0.5,
+    )
+    plain = with_backward(plain_experts, *inputs)
+    cases: dict[str, tuple[Work, Work]] = {
+        "experts fp32": (plain, with_backward(expert_mlp, *inputs))
+    }
+    names: tuple[PrecisionName, ...] = ("bf16", "mx32", "mx128")
+    for name in names:
+        options = {
+            "precision": find_precision(name, torch.device("cpu")),
+            "dispatcher": LocalDispatcher(EXPERTS),
+        }
+        cases[f"experts {name} (plain: fp32)"] = (
+            plain,
+            with_backward(lambda *x, o=options: grouped_mlp(*x, **o), *inputs),
+        )
+    hidden, head = normal(TOKENS, WIDTH), normal(NANO.vocab_size, WIDTH) / WIDTH**0.5
+    targets = torch.randint(0, NANO.vocab_size, (TOKENS,), generator=GENERATOR)
+    cases["head, log-prob, entropy"] = (
+        with_backward(lambda h, w: token_logprobs_reference(h, w, targets), hidden, head),
+        with_backward(lambda h, w: token_logprobs(h, w, targets, with_entropy=True), hidden, head),
+    )
+    gain = normal(WIDTH)
+    cases["rms norm"] = (
+        with_backward(lambda h, g: rms_norm_reference(h, g, 1e-6), hidden, gain),
+        with_backward(lambda h, g: rms_norm(h, g, 1e-6), hidden, gain),
+    )
+    heads = (normal(16, 2, 256, 32), normal(16, 256, 32), normal(16, 256, 32))
+    cases["causal attention"] = (
+        with_backward(plain_attention, *heads),
+        with_backward(causal_attention, *heads),
+    )
+    return cases
+
+
+def main() -> None:
+    tries = 5 if "--quick" in sys.argv else 20
+    prepare_cpu()
+    scores = torch.rand(TOKENS, EXPERTS, generator=GENERATOR)
+    weights, experts = scores.topk(TOP_K)
+    cases = (
+        quantizing_cases()
+        | moving_cases(experts, weights)
+        | product_cases(experts)
+        | layer_cases(experts, weights)
+    )
+    figures = {}
+    print(f"{'kernel':36s} {'plain ms':>9s} {'ours ms':>9s} {'ratio':>6s}")
+    for name, (plain, ours) in cases.items():
+        plain_ms, our_ms = best_milliseconds(plain, tries), best_milliseconds(ours, tries)
+        figures[name] = round(plain_ms / our_ms, 2)
+        print(f"{name:36s} {plain_ms:9.3f} {our_ms:9.3f} {figures[name]:6.2f}")
+    targets = dict.fromkeys(figures, TARGET_RATIO)
+    met = all(figures[name] >= target for name, target in targets.items())
+    print(json.dumps({"name": "kernels_cpu", "figures": figures, "targets": targets, "met": met}))
+
+
+if __name__ == "__main__":
+    main()

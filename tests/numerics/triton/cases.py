@@ -1,0 +1,249 @@
+"""Every Triton kernel against its reference, interpreted. Run by test_interpreted.py in a process
+of its own: whether Triton interprets is decided when it is first imported.
+"""
+
+import pytest
+import torch
+import triton.runtime.interpreter as interpreter
+from torch import Tensor
+
+from kernels.grouped_gemm.reference import grouped_mm_reference, grouped_wgrad_reference
+from kernels.logprobs.reference import token_logprobs_reference
+from kernels.mxfp8.op import dequantize, quantize, quantize_row_col
+from kernels.mxfp8.reference import dequantize_reference, quantize_reference
+from kernels.permutation.op import largest_rows, plan_rows_op
+from kernels.permutation.reference import permute_reference, unpermute_reference
+from kernels.router.reference import router_topk_reference
+from kernels.swiglu.op import swiglu_backward_op, swiglu_op
+from kernels.triton_backend import (
+    triton_bf16,
+    triton_head,
+    triton_mx128,
+    triton_permute,
+    triton_quantize,
+    triton_swiglu,
+    triton_topk,
+)
+from tests.numerics.triton import exact_interpreter
+
+BLOCKS = [(1, 32), (32, 1), (1, 128), (128, 1), (128, 128), (32, 32)]
+ENDS = torch.tensor([128, 128, 384], dtype=torch.int32)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def exact() -> None:
+    exact_interpreter.install()
+
+
+def draw(*shape: int, seed: int = 0, spread: float = 2.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    scale = torch.exp(spread * torch.randn(*shape[:-1], 1, generator=generator))
+    return (torch.randn(*shape, generator=generator) * scale).bfloat16()
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
+
+
+def relative_error(value: Tensor, wanted: Tensor) -> float:
+    return ((value.double() - wanted.double()).norm() / wanted.double().norm()).item()
+
+
+def test_triton_still_has_what_the_exact_casts_replace() -> None:
+    assert all(name in vars(interpreter) for name in exact_interpreter.REPLACED)
+    assert "create_dot" in vars(interpreter.InterpreterBuilder)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("rounding", ["rceil", "floor"])
+def test_quantize_is_exact(block: tuple[int, int], rounding: str) -> None:
+    matrix = draw(2, 130, 288)
+    matrix[0, 3, 5], matrix[1, 129, 287] = float("nan"), float("inf")
+    matrix[0, 64:128, :128] = -0.0
+    values, scales = triton_quantize.quantize_triton(matrix, *block, rounding)
+    wanted = quantize_reference(matrix, block, rounding)  # type: ignore[arg-type]
+    assert same_bits(values, wanted[0])
+    assert torch.equal(scales, wanted[1])
+
+
+@pytest.mark.parametrize("block", [(1, 32), (128, 128)])
+def test_dequantize_is_exact_for_every_code_and_scale(block: tuple[int, int]) -> None:
+    codes = torch.arange(256).to(torch.uint8).repeat(128, 1).view(torch.float8_e4m3fn)
+    shape = (128 // block[0], 256 // block[1])
+    scales = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0))
+    scales.view(-1)[:3] = torch.tensor([0, 254, 255])
+    scales = scales.to(torch.uint8)
+    for dtype in (torch.bfloat16, torch.float32):
+        out = triton_quantize.dequantize_triton(codes, scales, *block, dtype)
+        wanted = dequantize_reference(codes, scales, block, dtype)
+        torch.testing.assert_close(out, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_row_and_column_copies_are_exact(group: int) -> None:
+    matrix = draw(160, 272)
+    outputs = triton_quantize.quantize_row_col_triton(matrix, group)
+    wanted = quantize_row_col(matrix, group)
+    for value, expected in zip(
+        outputs,
+        (wanted[0].values, wanted[0].scales, wanted[1].values, wanted[1].scales),
+        strict=True,
+    ):
+        assert same_bits(value, expected)
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_swiglu_quantize_equals_unfused(group: int) -> None:
+    inner, scale = normal(40, 512).bfloat16(), normal(40, seed=1)
+    values, scales = triton_swiglu.swiglu_quantize_triton(inner, scale, group)
+    plain = triton_swiglu.swiglu_triton(inner, scale)
+    assert same_bits(values, quantize_reference(plain, (1, group))[0])
+    assert torch.equal(scales, quantize_reference(plain, (1, group))[1])
+    # exp of two libraries differs in the last fp32 bit, which moves few bf16 roundings
+    wanted = swiglu_op(inner, scale)
+    assert relative_error(plain, wanted) < 1e-3
+    assert (plain != wanted).float().mean() < 0.01
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_swiglu_backward_quantize_equals_unfused(group: int) -> None:
+    grad, inner, scale = (
+        normal(160, 256).bfloat16(),
+        normal(160, 512, seed=1).bfloat16(),
+        normal(160, seed=2),
+    )
+    grad_inner, grad_scale, active = triton_swiglu.swiglu_backward_triton(grad, inner, scale)
+    wanted = swiglu_backward_op(grad, inner, scale)
+    for value, expected in zip((grad_inner, grad_scale, active), wanted, strict=True):
+        assert relative_error(value, expected) < 1e-3
+    fused = triton_swiglu.swiglu_backward_quantize_triton(grad, inner, scale, group)
+    row, column = quantize_row_col(grad_inner, group)
+    active_t = quantize(active.T.contiguous(), (1, group))
+    for value, expected in zip(
+        fused,
+        (
+            row.values,
+            row.scales,
+            column.values,
+            column.scales,
+            grad_scale,
+            active_t.values,
+            active_t.scales,
+        ),
+        strict=True,
+    ):
+        if value.dtype == torch.float32:
+            torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
+        else:
+            assert same_bits(value, expected)
+
+
+@pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), [(100, 6, 2), (300, 32, 4)])
+def test_plan_permute_and_unpermute_are_exact(
+    num_tokens: int, num_experts: int, top_k: int
+) -> None:
+    scores = torch.rand(num_tokens, num_experts, generator=torch.Generator().manual_seed(0))
+    experts = scores.topk(top_k).indices
+    bound = largest_rows(experts.numel(), num_experts, 32)
+    place, source, ends = triton_permute.plan_rows_triton(experts, num_experts, 32, bound)
+    wanted = plan_rows_op(experts, num_experts, 32, bound)
+    assert torch.equal(place, wanted[0])
+    assert torch.equal(source, wanted[1])
+    assert torch.equal(ends, wanted[2])
+    tokens = draw(num_tokens, 96)
+    rows = triton_permute.permute_triton(tokens, source)
+    assert torch.equal(rows, permute_reference(tokens, source))
+    mx = quantize(tokens, (1, 32))
+    assert same_bits(
+        triton_permute.permute_triton(mx.values, source), quantize(rows, (1, 32)).values
+    )
+    for weights in (None, normal(num_tokens, top_k)):
+        total = triton_permute.unpermute_triton(rows, place, weights)
+        assert torch.equal(total, unpermute_reference(rows, place, weights))
+
+
+@pytest.mark.parametrize(
+    ("score", "num_experts", "top_k", "groups"),
+    [("sigmoid", 12, 2, (1, 1)), ("softmax", 32, 4, (1, 1)), ("sigmoid", 32, 4, (8, 3))],
+)
+def test_router_makes_the_same_choice(
+    score: str, num_experts: int, top_k: int, groups: tuple[int, int]
+) -> None:
+    logits, bias = normal(50, num_experts), 0.1 * normal(num_experts, seed=1)
+    logits[7] = 0.0  # equals: the first win
+    got = triton_topk.router_topk_triton(logits, bias, top_k, score, *groups)
+    wanted = router_topk_reference(logits, bias, top_k, score, *groups)  # type: ignore[arg-type]
+    assert torch.equal(got[1], wanted[1])
+    assert torch.equal(got[2], wanted[2])
+    torch.testing.assert_close(got[0], wanted[0])
+    torch.testing.assert_close(got[3], wanted[3])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_grouped_product(transposed: bool) -> None:
+    weights = draw(3, 160, 192, spread=0.0)
+    rows = draw(400, 160 if transposed else 192, seed=1, spread=0.0)
+    out = triton_bf16.grouped_mm_triton(rows, weights, ENDS, transposed)
+    right = weights.transpose(1, 2) if transposed else weights
+    wanted = grouped_mm_reference(rows, right, ENDS)
+    # half a unit of bf16's last place, on average over signs 1.7e-3
+    assert relative_error(out[:384], wanted[:384]) < 4e-3
+
+
+def test_grouped_product_with_ragged_experts() -> None:
+    ends = torch.tensor([32, 32, 192, 224], dtype=torch.int32)
+    weights, rows = draw(4, 64, 96, spread=0.0), draw(224, 96, seed=1, spread=0.0)
+    out = triton_bf16.grouped_mm_triton(rows, weights, ends, False)
+    assert relative_error(out, grouped_mm_reference(rows, weights, ends)) < 4e-3
+
+
+def test_grouped_weight_gradient() -> None:
+    grads, rows = draw(400, 160, spread=0.0), draw(400, 192, seed=1, spread=0.0)
+    out = triton_bf16.grouped_wgrad_triton(grads, rows, ENDS)
+    assert relative_error(out, grouped_wgrad_reference(grads, rows, ENDS)) < 4e-3
+    assert not out[1].any()
+
+
+def test_mx128_product_equals_the_dequantized_one() -> None:
+    rows, weights = quantize(draw(384, 256), (1, 128)), quantize(draw(3, 128, 256), (128, 128))
+    out = triton_mx128.grouped_mm_mx128_triton(
+        rows.values, rows.scales, weights.values, weights.scales, ENDS
+    )
+    wanted = grouped_mm_reference(dequantize(rows), dequantize(weights), ENDS)
+    assert relative_error(out, wanted) < 4e-3
+
+
+def test_mx128_weight_gradient_equals_the_dequantized_one() -> None:
+    grads, rows = draw(384, 128), draw(384, 256, seed=1)
+    grads_t, rows_t = quantize_row_col(grads, 128)[1], quantize_row_col(rows, 128)[1]
+    out = triton_mx128.grouped_wgrad_mx128_triton(
+        grads_t.values, grads_t.scales, rows_t.values, rows_t.scales, ENDS
+    )
+    wanted = grouped_wgrad_reference(dequantize(grads_t).T, dequantize(rows_t).T, ENDS)
+    assert relative_error(out, wanted) < 4e-3
+    assert not out[1].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_head_scores_and_gradients(dtype: torch.dtype) -> None:
+    hidden = normal(150, 96).to(dtype).requires_grad_()
+    head = (normal(1300, 96, seed=1) / 8).to(dtype).requires_grad_()
+    targets = torch.randint(0, 1300, (150,), generator=torch.Generator().manual_seed(2))
+    logprobs, entropy, normalizer = triton_head.head_scores_triton(
+        hidden.detach(), head.detach(), targets
+    )
+    wanted = token_logprobs_reference(hidden.double(), head.double(), targets)
+    torch.testing.assert_close(logprobs.double(), wanted[0], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(entropy.double(), wanted[1], rtol=1e-5, atol=1e-4)
+    grad = normal(150, seed=3)
+    expected = torch.autograd.grad(wanted[0], (hidden, head), grad.double())
+    got = triton_head.head_gradient_triton(
+        hidden.detach(), head.detach(), targets, normalizer, grad
+    )
+    limit = 1e-5 if dtype == torch.float32 else 5e-3
+    for value, gradient in zip(got, expected, strict=True):
+        assert relative_error(value, gradient) < limit
