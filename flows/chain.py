@@ -4,6 +4,7 @@ Owns what each stage is asked (its request), what identifies it, and what is pub
 most once (flows/stage.py). No arithmetic on tensors happens here and no stage knows another.
 """
 
+import json
 import time
 from pathlib import Path
 
@@ -24,10 +25,12 @@ from tasks.evaluation.run import EvaluationRequest, EvaluationResult
 from tasks.mtp.config import MtpRequest, MtpResult
 from tasks.pretraining.config import PretrainingRequest, PretrainingResult
 from tasks.problems.config import ProblemsRequest, ProblemsResult
+from tasks.problems.set_config import YIELD_FILE, ProblemSetConfig, ProblemSetRequest
 from tasks.records import Scorecard, Split
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
+YIELD = "yield_table"  # key of a problem set's metadata: a row a package and kind
 
 
 def base_directory(recipe: Recipe) -> Path | None:
@@ -50,6 +53,8 @@ def base_identity(recipe: Recipe) -> str:
 
 def build_problems(context: StageContext) -> ArtifactRef:
     """Packages -> proven problems."""
+    if context.recipe.problem_set is not None:
+        return _build_problem_set(context, context.recipe.problem_set)
     request = ProblemsRequest(
         config=context.recipe.problems,
         archives_directory=str(context.settings.cache_directory / "archives"),
@@ -62,6 +67,26 @@ def build_problems(context: StageContext) -> ArtifactRef:
         return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
 
     return context.ensure("problems", request.config, (), build)
+
+
+def _build_problem_set(context: StageContext, config: ProblemSetConfig) -> ArtifactRef:
+    """Many packages -> proven problems, on Ray."""
+    request = ProblemSetRequest(
+        config=config,
+        archives_directory=context.settings.cache_directory / "archives",
+    )
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        result = run_stage(
+            "problems", "tasks.problems.set_run:main", request, ProblemsResult, directory
+        )
+        made = Path(result.directory)
+        return made, {
+            SUMMARY: result.model_dump(mode="json"),
+            YIELD: json.loads((made / YIELD_FILE).read_text()),
+        }
+
+    return context.ensure("problems", config, (), build)
 
 
 def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:

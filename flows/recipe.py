@@ -35,6 +35,7 @@ SEEDED_SECTIONS = (
     "pretraining",
     "mtp",
     "rollout",
+    "retrieval",
 )  # the recipe's seed is theirs unless they name one
 
 

@@ -36,6 +36,9 @@ def show_problems(context: StageContext, problems: ArtifactRef) -> None:
     )
     operators = [{"operator": name, "problems": count} for name, count in result.operators.items()]
     create_table_artifact(operators, key="problem-operators", description=str(problems))
+    table = context.artifacts.metadata(problems).get(chain.YIELD)
+    if table:
+        create_table_artifact(table, key="problem-yield", description=f"yield of {problems}")
 
 
 def show_pretraining(context: StageContext, corpus: ArtifactRef, pretrained: ArtifactRef) -> None:

@@ -12,6 +12,8 @@ from pydantic import Field, model_validator
 from tasks.problems.config import Config, RepositorySource
 from tasks.records import Split
 
+YIELD_FILE = "yield_table.json"  # beside the problems: a row a package and kind
+
 
 class Kind(StrEnum):
     """How a problem was made."""
@@ -146,4 +148,6 @@ class ProblemSetRequest(Config):
 
     config: ProblemSetConfig
     archives_directory: Path
-    workers: int = Field(default=1, ge=0, description="Ray actors; 0: in this process")
+    workers: int | None = Field(
+        default=None, ge=0, description="Ray actors; 0: in this process; None: the settings' limit"
+    )

@@ -1,0 +1,139 @@
+"""What the tests of a whole repository do: three runs, of which one is shuffled with another hash
+seed.
+
+Owns `Baseline` and measuring it. Enters: two test servers of one repository. Leaves: the tests that
+passed all three times under the same id and are cheap, and the functions each calls. A test whose
+id, outcome or existence changes between runs takes no part.
+"""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+
+from pydantic import Field
+
+from infra.errors import ProblemError
+from infra.sandbox.protocol import TestOutcome
+from infra.sandbox.test_server import TestProbe, TestServer
+from tasks.problems.config import Config
+from tasks.problems.definitions import CallKey, Definition
+from tasks.problems.set_config import ValidityRules
+
+_ROUNDS = 40  # a run ends at the first test that hangs; this many of those are put aside
+
+
+class Baseline(Config):
+    """The stable tests of a repository; arrays are parallel to `tests`."""
+
+    repository: str
+    fingerprint: str
+    tests: tuple[str, ...]
+    seconds: tuple[float, ...] = Field(description="of each test, when nothing measured it")
+    num_calls: tuple[int, ...]
+    num_collected: int = Field(description="test ids seen in either order")
+    num_unstable: int = Field(description="ids or outcomes that changed between the runs")
+    num_not_passing: int = Field(description="failed, skipped or timed out in every run")
+    callers: dict[str, tuple[int, ...]] = Field(
+        description="function -> positions of the tests that call it"
+    )
+
+    def covering(self, keys: Iterable[CallKey]) -> list[int]:
+        """Positions of the tests that call any of the functions."""
+        found: set[int] = set()
+        for key in keys:
+            found.update(self.callers.get(_text(key), ()))
+        return sorted(found)
+
+    def speaking_of(self, keys: Iterable[CallKey], files: Sequence[str]) -> list[int]:
+        """Positions of the tests that call any of the functions or lie in any of the files."""
+        wanted = frozenset(files)
+        inside = [n for n, test in enumerate(self.tests) if test.partition("::")[0] in wanted]
+        return sorted({*self.covering(keys), *inside})
+
+    def telling(self, definitions: Iterable[Definition], each: int) -> tuple[str, ...]:
+        """For every function the tests that call it and the fewest others."""
+        found: set[int] = set()
+        for definition in definitions:
+            calling = self.callers.get(_text(definition.call_key), ())
+            found.update(sorted(calling, key=lambda position: self.num_calls[position])[:each])
+        return tuple(self.tests[position] for position in sorted(found))
+
+
+async def measure_baseline(
+    server: TestServer, shuffled: TestServer, rules: ValidityRules, seed: int
+) -> Baseline:
+    """Run everything plain, profiled, and shuffled on the server with the other hash seed."""
+    await server.start()
+    await shuffled.start()
+    if server.collection_errors:
+        name, errors = server.repository.name, server.collection_errors
+        raise ProblemError(
+            f"repository {name}: {len(errors)} test files cannot be imported, wanted 0; drop or "
+            f"repair them: {errors[0][-600:]}"
+        )
+    same_ids = [test for test in server.tests if test in frozenset(shuffled.tests)]
+    plain = await _probe(server, same_ids, rules)
+    first = _passed(plain)
+    profiled = await _probe(server, first, rules, profile=True)
+    second = _passed(profiled)
+    mixed = list(second)
+    random.Random(f"{seed} {server.repository.fingerprint}").shuffle(mixed)
+    third = frozenset(_passed(await _probe(shuffled, mixed, rules)))
+    stable = [
+        test
+        for test in second
+        if test in third
+        and profiled[test].num_calls <= rules.max_test_calls
+        and plain[test].idle_seconds <= rules.max_idle_seconds
+    ]
+    if not stable:
+        raise ProblemError(
+            f"repository {server.repository.name}: none of {len(server.tests)} tests passes three "
+            f"times; first outcome {next(iter(plain.values()), None)}"
+        )
+    num_collected = len({*server.tests, *shuffled.tests})
+    return Baseline(
+        repository=server.repository.name,
+        fingerprint=server.repository.fingerprint,
+        tests=tuple(stable),
+        seconds=tuple(plain[test].seconds for test in stable),
+        num_calls=tuple(profiled[test].num_calls for test in stable),
+        num_collected=num_collected,
+        num_unstable=num_collected - len(same_ids) + len(first) - len(set(first) & third),
+        num_not_passing=len(same_ids) - len(first),
+        callers=_invert(stable, profiled),
+    )
+
+
+def _passed(probes: Mapping[str, TestProbe]) -> list[str]:
+    return [test for test, probe in probes.items() if probe.outcome is TestOutcome.PASSED]
+
+
+def _invert(stable: Sequence[str], probes: Mapping[str, TestProbe]) -> dict[str, tuple[int, ...]]:
+    callers: dict[str, list[int]] = {}
+    for position, test in enumerate(stable):
+        for key in probes[test].called:
+            callers.setdefault(_text(key), []).append(position)
+    return {key: tuple(positions) for key, positions in sorted(callers.items())}
+
+
+async def _probe(
+    server: TestServer, tests: Sequence[str], rules: ValidityRules, *, profile: bool = False
+) -> dict[str, TestProbe]:
+    """Outcomes of all tests, begun again behind every one that hangs or ends the process."""
+    found: dict[str, TestProbe] = {}
+    waiting = list(tests)
+    for _ in range(_ROUNDS):
+        if not waiting:
+            break
+        seen = await server.probe(waiting, 20 * rules.time_limit_seconds, profile=profile)
+        found |= seen
+        known = [position for position, test in enumerate(waiting) if test in seen]
+        # a test that ended the process reported nothing: it is the one after the last that did
+        is_cut = not known or seen[waiting[known[-1]]].outcome is not TestOutcome.TIMEOUT
+        behind = known[-1] + 1 if known else 0
+        waiting = waiting[behind + (1 if is_cut else 0) :]
+    return found
+
+
+def _text(key: CallKey) -> str:
+    return f"{key[0]}:{key[1]}:{key[2]}"

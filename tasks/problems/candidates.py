@@ -1,0 +1,162 @@
+"""A possible problem before it is proven, and how its files look when it is applied.
+
+Owns `Candidate`, its identity, and `LinePlan`, which turns changes of single lines into edits. It
+decides nothing: generators make candidates, validity.py judges them.
+"""
+
+import ast
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from pydantic import Field
+
+from tasks.problems.config import Config
+from tasks.problems.definitions import CallKey
+from tasks.problems.set_config import Kind
+from tasks.records import BlockEdit, LineEdit, Problem, Split
+
+
+class Candidate(Config):
+    """A broken state of one repository."""
+
+    candidate_id: str
+    repository: str
+    kind: Kind
+    operator: str
+    path: str = Field(description="file of the main symbol")
+    symbol: str
+    first_line: int
+    last_line: int
+    edits: tuple[LineEdit, ...] = ()
+    blocks: tuple[BlockEdit, ...] = ()
+    touched: tuple[CallKey, ...] = Field(description="functions whose tests speak of it")
+    test_files: tuple[str, ...] = Field(
+        default=(), description="files whose tests all speak of it, beside those that call it"
+    )
+    parts: tuple[str, ...] = Field(default=(), description="proven candidates that it combines")
+    docstring_kept: bool = True
+    message: str = Field(default="", description="of the commit it was mined from")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Files it changes."""
+        return tuple(sorted({edit.path for edit in (*self.edits, *self.blocks)}))
+
+    def draft(self, fingerprint: str) -> Problem:
+        """The record without tests, prompt and split."""
+        return Problem(
+            problem_id=self.candidate_id,
+            repository=self.repository,
+            repository_fingerprint=fingerprint,
+            kind=self.kind.value,
+            operator=self.operator,
+            path=self.path,
+            symbol=self.symbol,
+            first_line=self.first_line,
+            last_line=self.last_line,
+            prompt="",
+            edits=self.edits,
+            blocks=self.blocks,
+            fail_to_pass=(),
+            pass_to_pass=(),
+            split=Split.TRAIN,
+        )
+
+    def broken_files(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
+        """The changed files in their broken state."""
+        return self.draft("").break_files(files)
+
+
+def make_id(repository: str, symbol: str, kind: Kind, operator: str, content: Iterable[str]) -> str:
+    """Identity by content: stable over runs and machines."""
+    digest = hashlib.sha256("\0".join((repository, symbol, *content)).encode()).hexdigest()[:10]
+    name = symbol.rpartition(".")[2].strip("_") or "code"
+    label = operator if kind is Kind.MUTATION else f"{kind.value}-{operator}"
+    return f"{repository}-{name}-{label}-{digest}"
+
+
+def edit_texts(edits: Iterable[LineEdit], blocks: Iterable[BlockEdit]) -> list[str]:
+    """What identifies edits."""
+    texts = [f"{e.path}:{e.line_number}:{e.gold_text}:{e.broken_text}" for e in edits]
+    for block in blocks:
+        gold, broken = "\n".join(block.gold_lines), "\n".join(block.broken_lines)
+        texts.append(f"{block.path}:{block.first_line}:{gold}:{broken}")
+    return texts
+
+
+class LinePlan:
+    """Changes of a repository's files line by line; later ones of the same line win."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = files
+        self._lines: dict[str, list[str]] = {}
+        self._changes: dict[str, dict[int, tuple[str, ...]]] = {}
+
+    def lines_of(self, path: str) -> list[str]:
+        """The pristine lines."""
+        if path not in self._lines:
+            self._lines[path] = self._files[path].decode().split("\n")
+        return self._lines[path]
+
+    def replace(self, path: str, first: int, last: int, new_lines: Iterable[str] = ()) -> None:
+        """Lines first to last, 1-based and inclusive, become `new_lines`."""
+        changes = self._changes.setdefault(path, {})
+        for number in range(first, last + 1):
+            changes[number] = ()
+        changes[first] = tuple(new_lines)
+
+    def remove_with_space(self, path: str, first: int, last: int) -> None:
+        """Remove lines and the blank lines before them."""
+        lines = self.lines_of(path)
+        while first > 1 and not lines[first - 2].strip():
+            first -= 1
+        self.replace(path, first, last)
+
+    def is_gone(self, path: str, number: int) -> bool:
+        """Whether a line is planned to change."""
+        return number in self._changes.get(path, {})
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Files with changes."""
+        return tuple(sorted(self._changes))
+
+    def text_of(self, path: str) -> str:
+        """The file with its changes."""
+        changes = self._changes.get(path, {})
+        lines: list[str] = []
+        for number, line in enumerate(self.lines_of(path), 1):
+            lines += changes.get(number, (line,))
+        return "\n".join(lines)
+
+    def parses(self) -> bool:
+        """Whether every changed file is still Python."""
+        try:
+            for path in self._changes:
+                ast.parse(self.text_of(path))
+        except SyntaxError:
+            return False
+        return True
+
+    def blocks(self) -> tuple[BlockEdit, ...]:
+        """The changes as edits, neighbouring lines in one."""
+        blocks: list[BlockEdit] = []
+        for path in sorted(self._changes):
+            changes = self._changes[path]
+            run: list[int] = []
+            for number in sorted(changes):
+                if run and number != run[-1] + 1:
+                    blocks.append(self._block(path, run))
+                    run = []
+                run.append(number)
+            blocks.append(self._block(path, run))
+        return tuple(block for block in blocks if block.gold_lines != block.broken_lines)
+
+    def _block(self, path: str, run: list[int]) -> BlockEdit:
+        lines = self.lines_of(path)
+        return BlockEdit(
+            path=path,
+            first_line=run[0],
+            gold_lines=tuple(lines[run[0] - 1 : run[-1]]),
+            broken_lines=tuple(line for number in run for line in self._changes[path][number]),
+        )

@@ -1,0 +1,246 @@
+"""Problems from the history of a git repository: product code as it was before a commit, tests as
+they are after it.
+
+Owns the filters and the split of a commit into source and tests. Enters: a repository on this
+machine. Leaves: prepared repositories without history, each with one candidate. Only git's reading
+commands run; no code of the repository does.
+"""
+
+import difflib
+import io
+import re
+import subprocess
+import tarfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infra.errors import ProblemError
+from infra.sandbox.repository import PreparedRepository
+from tasks.problems.candidates import Candidate, edit_texts, make_id
+from tasks.problems.config import RepositorySource
+from tasks.problems.definitions import find_definitions
+from tasks.problems.repositories import prepare_repository
+from tasks.problems.set_config import GitSource, Kind
+from tasks.records import BlockEdit
+
+_SECONDS = 120
+_MIN_SUBJECT = 12
+_BOT = re.compile(r"\[bot\]|dependabot|renovate|pre-commit-ci|github-actions", re.IGNORECASE)
+_NO_CHANGE = re.compile(
+    r"^(docs?|chore|ci|style|build|release|bump|typo|revert|wip|merge|version)\b", re.IGNORECASE
+)
+_SIGNAL = re.compile(
+    r"\b(fix\w*|bug\w*|error|crash\w*|wrong|incorrect|fail\w*|broken|handle\w*|add\w*|support\w*|"
+    r"implement\w*|allow\w*|avoid\w*|correct\w*|raise\w*|return\w*|regression|issue)\b",
+    re.IGNORECASE,
+)
+_NEW_TEST = re.compile(r"^\s*(?:async )?def (test_?\w*)", re.MULTILINE)
+_NOISE = (
+    re.compile(r"^(signed-off-by|co-authored-by|reviewed-by|change-id):.*$", re.I | re.M),
+    re.compile(r"https?://\S+"),
+    re.compile(r"\(?\b(?:fix(?:e[sd])?|close[sd]?|resolve[sd]?|refs?|see|gh-?)?:?\s*#\d+\)?", re.I),
+    re.compile(r"\b[0-9a-f]{7,40}\b"),
+    re.compile(r"^(fix(e[sd])?|bug ?fix|feat(ure)?|perf|refactor)(\([^)]*\))?\s*:\s*", re.I | re.M),
+)
+
+
+@dataclass(frozen=True)
+class MinedCommit:
+    """One commit as a repository of its own with its candidate."""
+
+    repository: PreparedRepository
+    candidate: Candidate
+
+
+@dataclass
+class Mining:
+    """What a history gave, and why the rest did not."""
+
+    found: list[MinedCommit] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+def mine_commits(source: GitSource, directory: Path) -> Mining:
+    """Commits of the first parents' line, newest first, that change code and bring a test.
+
+    Each usable one is prepared below `directory`/NAME-COMMIT.
+    """
+    mining = Mining()
+    form = "%H%x1f%P%x1f%an <%ae>%x1f%B%x1e"
+    log = _git(
+        source, "log", "--first-parent", f"--max-count={source.max_commits}", f"--format={form}",
+        source.revision,
+    ).decode(errors="replace")  # fmt: skip
+    for entry in log.split("\x1e"):
+        if not entry.strip():
+            continue
+        commit, parents, author, message = entry.strip("\n").split("\x1f")
+        if len(mining.found) >= source.max_problems:
+            break
+        reason = _refuse(parents.split(), author, message)
+        made = None if reason else _make(source, commit, parents.strip(), message, directory)
+        if isinstance(made, MinedCommit):
+            mining.found.append(made)
+        else:
+            mining.refused[reason or str(made)] += 1
+    return mining
+
+
+def clean_message(message: str) -> str:
+    """What a user could have said: no identifiers, links or numbers that lead to the fix."""
+    for pattern in _NOISE:
+        message = pattern.sub("", message)
+    lines = [" ".join(line.split()) for line in message.strip().split("\n")]
+    text = "\n".join(lines).strip()
+    return text[:1].upper() + text[1:]
+
+
+def _refuse(parents: Sequence[str], author: str, message: str) -> str:
+    subject = message.strip().split("\n")[0]
+    if len(parents) != 1:
+        return "merge" if parents else "first_commit"
+    if _BOT.search(author):
+        return "bot"
+    if len(subject) < _MIN_SUBJECT:
+        return "short_message"
+    if _NO_CHANGE.search(subject):
+        return "not_a_change"
+    return "" if _SIGNAL.search(message) else "no_signal"
+
+
+def _make(
+    source: GitSource, commit: str, parent: str, message: str, directory: Path
+) -> MinedCommit | str:
+    """The commit as a problem, or why it is none."""
+    changes = _changed(source, parent, commit)
+    product = {p: s for p, s in changes.items() if _is_product(p, source) and p.endswith(".py")}
+    tests = [p for p in changes if _is_below(p, source.test_paths) and p.endswith(".py")]
+    if not product:
+        return "no_source"
+    if set(product.values()) != {"M"}:
+        return "adds_or_removes_files"
+    files = _read_tree(source, commit)
+    before = {path: _git(source, "show", f"{parent}:{path}") for path in product}
+    if not any(_new_tests(source, parent, path, files) for path in tests):
+        return "no_new_test"
+    blocks = diff_blocks({path: files[path] for path in product}, before)
+    size = sum(max(len(block.gold_lines), len(block.broken_lines)) for block in blocks)
+    if not 1 <= size <= source.max_changed_lines:
+        return "wrong_size"
+    name = f"{source.name}-{commit[:8]}"
+    described = RepositorySource(
+        name=name,
+        version=commit,
+        package_paths=source.package_paths,
+        test_paths=source.test_paths,
+        mutated_paths=(),
+    )
+    repository = prepare_repository(described, files, directory / name, strip_text=False)
+    return MinedCommit(repository, _candidate(name, blocks, files, tests, message))
+
+
+def diff_blocks(gold: Mapping[str, bytes], broken: Mapping[str, bytes]) -> tuple[BlockEdit, ...]:
+    """The edits that turn one state into the other."""
+    blocks: list[BlockEdit] = []
+    for path in sorted(gold):
+        new, old = gold[path].decode().split("\n"), broken[path].decode().split("\n")
+        matcher = difflib.SequenceMatcher(None, new, old, autojunk=False)
+        blocks += [
+            BlockEdit(
+                path=path,
+                first_line=start + 1,
+                gold_lines=tuple(new[start:end]),
+                broken_lines=tuple(old[other_start:other_end]),
+            )
+            for kind, start, end, other_start, other_end in matcher.get_opcodes()
+            if kind != "equal"
+        ]
+    return tuple(blocks)
+
+
+def _candidate(
+    name: str,
+    blocks: tuple[BlockEdit, ...],
+    files: Mapping[str, bytes],
+    tests: Sequence[str],
+    message: str,
+) -> Candidate:
+    changed = {
+        (block.path, line)
+        for block in blocks
+        for line in range(block.first_line, block.first_line + max(1, len(block.gold_lines)))
+    }
+    touched = [
+        item
+        for path in sorted({block.path for block in blocks})
+        for item in find_definitions(path, files[path].decode())
+        if not item.is_class and any(p == path and item.contains(line) for p, line in changed)
+    ]
+    main = touched[0] if touched else None
+    path = main.path if main else blocks[0].path
+    symbol = main.qualified_name if main else path.rpartition("/")[2].removesuffix(".py")
+    return Candidate(
+        candidate_id=make_id(name, symbol, Kind.MINED_COMMIT, "reverted", edit_texts((), blocks)),
+        repository=name,
+        kind=Kind.MINED_COMMIT,
+        operator="reverted",
+        path=path,
+        symbol=symbol,
+        first_line=main.decorator_line if main else blocks[0].first_line,
+        last_line=main.last_line if main else blocks[0].first_line + len(blocks[0].gold_lines),
+        blocks=blocks,
+        touched=tuple(item.call_key for item in touched),
+        test_files=tuple(sorted(tests)),
+        message=clean_message(message),
+    )
+
+
+def _new_tests(
+    source: GitSource, parent: str, path: str, files: Mapping[str, bytes]
+) -> frozenset[str]:
+    after = frozenset(_NEW_TEST.findall(files.get(path, b"").decode(errors="replace")))
+    try:
+        before = _git(source, "show", f"{parent}:{path}").decode(errors="replace")
+    except ProblemError:
+        return after  # the file is new
+    return after - frozenset(_NEW_TEST.findall(before))
+
+
+def _changed(source: GitSource, parent: str, commit: str) -> dict[str, str]:
+    """Status letter by path."""
+    text = _git(source, "diff", "--name-status", "--no-renames", "-z", parent, commit).decode()
+    fields = text.rstrip("\0").split("\0")
+    return dict(zip(fields[1::2], fields[0::2], strict=True)) if text else {}
+
+
+def _read_tree(source: GitSource, commit: str) -> dict[str, bytes]:
+    archive = _git(source, "archive", "--format=tar", commit)
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        opened = [(item.name, tar.extractfile(item)) for item in tar.getmembers() if item.isreg()]
+        return {name: file.read() for name, file in opened if file is not None}
+
+
+def _git(source: GitSource, *arguments: str) -> bytes:
+    command = ["git", "-c", f"safe.directory={Path(source.path).resolve()}", "-C", source.path]
+    try:
+        done = subprocess.run([*command, *arguments], capture_output=True, timeout=_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ProblemError(
+            f"git {arguments[0]} of {source.name} at {source.path}: {error}"
+        ) from error
+    if done.returncode != 0:
+        raise ProblemError(
+            f"git {arguments[0]} of {source.name} at {source.path} ended with "
+            f"{done.returncode}: {done.stderr.decode(errors='replace').strip()[-300:]}"
+        )
+    return done.stdout
+
+
+def _is_product(path: str, source: GitSource) -> bool:
+    return _is_below(path, source.package_paths) and not _is_below(path, source.test_paths)
+
+
+def _is_below(path: str, roots: Sequence[str]) -> bool:
+    return any(path == root or path.startswith(f"{root}/") for root in roots)

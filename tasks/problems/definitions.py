@@ -1,0 +1,234 @@
+"""The functions, methods and classes of a repository's product code, with their lines and users.
+
+Owns `Definition`, finding them and the name graph over them. Enters: source texts. Leaves:
+definitions in file order. It runs no code, so a name stands for everything of that name.
+"""
+
+import ast
+import io
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tasks.problems.functions import Function
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+CallKey = tuple[str, int, str]  # path, first line with decorators, qualified name
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One function, method or class. Lines are 1-based in the file and inclusive."""
+
+    path: str
+    qualified_name: str
+    is_class: bool
+    decorator_line: int  # of the first decorator; equal to first_line without one
+    first_line: int  # of `def` or `class`
+    docstring_line: int  # first line of the docstring; 0 without one
+    body_line: int  # first line after signature and docstring; 0: only a docstring
+    last_line: int
+    indent: int  # columns before `def`
+    body_indent: int
+    is_one_liner: bool  # the body stands on the line of the signature
+    parameters: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The last part of the qualified name."""
+        return self.qualified_name.rpartition(".")[2]
+
+    @property
+    def is_method(self) -> bool:
+        """Whether it lies in a class."""
+        return "." in self.qualified_name
+
+    @property
+    def is_public(self) -> bool:
+        """Whether no part of its name begins with an underscore."""
+        return not any(part.startswith("_") for part in self.qualified_name.split("."))
+
+    @property
+    def num_lines(self) -> int:
+        """Lines of the definition, decorators included."""
+        return self.last_line - self.decorator_line + 1
+
+    @property
+    def call_key(self) -> CallKey:
+        """How a profiled test names this function."""
+        return (self.path, self.decorator_line, self.qualified_name)
+
+    def contains(self, line_number: int) -> bool:
+        """Whether a line belongs to it."""
+        return self.decorator_line <= line_number <= self.last_line
+
+
+def find_definitions(path: str, text: str) -> list[Definition]:
+    """Definitions of a module, those inside functions left out, in file order."""
+    found: list[Definition] = []
+    _collect(path, ast.parse(text).body, "", found)
+    return found
+
+
+def _collect(path: str, body: Sequence[ast.stmt], outer: str, found: list[Definition]) -> None:
+    for node in body:
+        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            found.append(_define(path, node, outer))
+            if isinstance(node, ast.ClassDef):
+                _collect(path, node.body, f"{outer}{node.name}.", found)
+        elif isinstance(node, (ast.If, ast.Try)):
+            _collect(path, node.body, outer, found)
+            _collect(path, node.orelse, outer, found)
+
+
+def _define(
+    path: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, outer: str
+) -> Definition:
+    first, *rest = node.body
+    has_docstring = (
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    )
+    last_line = node.end_lineno or node.lineno
+    body: ast.stmt | None = (rest[0] if rest else None) if has_docstring else first
+    body_line = 0 if body is None else _first_line(body)
+    if has_docstring and body_line:  # comments before the first statement are part of the body
+        body_line = (first.end_lineno or first.lineno) + 1
+    arguments = () if isinstance(node, ast.ClassDef) else _parameters(node.args)
+    return Definition(
+        path=path,
+        qualified_name=f"{outer}{node.name}",
+        is_class=isinstance(node, ast.ClassDef),
+        decorator_line=_first_line(node),
+        first_line=node.lineno,
+        docstring_line=first.lineno if has_docstring else 0,
+        body_line=body_line,
+        last_line=last_line,
+        indent=node.col_offset,
+        body_indent=first.col_offset,
+        is_one_liner=first.lineno == node.lineno,
+        parameters=arguments,
+    )
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def _parameters(arguments: ast.arguments) -> tuple[str, ...]:
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    every += [item for item in (arguments.vararg, arguments.kwarg) if item is not None]
+    return tuple(item.arg for item in every)
+
+
+def as_function(repository: str, definition: Definition, lines: Sequence[str]) -> Function | None:
+    """The definition moved to the left margin, as mutation operators want it.
+
+    None for classes, coroutines and texts that cannot be moved line by line.
+    """
+    own = lines[definition.first_line - 1 : definition.last_line]
+    margin = " " * definition.indent
+    if definition.is_class or not own[0].startswith(f"{margin}def "):
+        return None
+    if any(line.strip() and not line.startswith(margin) for line in own):
+        return None  # a string of several lines that begins at the left margin
+    return Function(
+        repository,
+        definition.path,
+        definition.qualified_name,
+        definition.first_line,
+        definition.last_line,
+        tuple(line.removeprefix(margin) for line in own),
+    )
+
+
+class NameGraph:
+    """Where names occur in product code, and which definitions only serve others."""
+
+    def __init__(
+        self, files: Mapping[str, bytes], definitions: Mapping[str, Sequence[Definition]]
+    ) -> None:
+        self._places: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        self.exports: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        self._by_name: dict[str, list[Definition]] = defaultdict(list)
+        for found in definitions.values():
+            for definition in found:
+                self._by_name[definition.name].append(definition)
+        for path in sorted(files):
+            text = files[path].decode(errors="replace")
+            exported = _export_lines(text)
+            for name, line in read_names(text):
+                target = self.exports if line in exported else self._places
+                target[name].append((path, line))
+
+    def helpers_of(self, roots: Iterable[Definition], spoken: frozenset[str]) -> list[Definition]:
+        """Definitions used by nothing but `roots` and one another, and not named in `spoken`."""
+        group = list(roots)
+        grows = True
+        while grows:
+            grows = False
+            for definition in self._used_by(group):
+                if definition not in group and self._is_only_used_by(definition, group, spoken):
+                    group.append(definition)
+                    grows = True
+        return [item for item in group if not _is_inside_another(item, group)]
+
+    def users_of(self, name: str, outside: Sequence[Definition]) -> list[tuple[str, int]]:
+        """Places that name it outside of some definitions."""
+        return [
+            (path, line)
+            for path, line in self._places.get(name, [])
+            if not any(item.path == path and item.contains(line) for item in outside)
+        ]
+
+    def _used_by(self, group: Sequence[Definition]) -> list[Definition]:
+        used: dict[Definition, None] = {}
+        for name, candidates in self._by_name.items():
+            for path, line in self._places.get(name, []):
+                if any(item.path == path and item.contains(line) for item in group):
+                    used.update(dict.fromkeys(candidates))
+        return list(used)
+
+    def _is_only_used_by(
+        self, definition: Definition, group: Sequence[Definition], spoken: frozenset[str]
+    ) -> bool:
+        name = definition.name
+        is_plain = not (name.startswith("__") and name.endswith("__"))
+        if not is_plain or name in spoken or len(self._by_name[name]) > 1:
+            return False
+        return not self.users_of(name, [*group, definition])
+
+
+def _is_inside_another(definition: Definition, group: Sequence[Definition]) -> bool:
+    return any(
+        other is not definition
+        and other.path == definition.path
+        and other.is_class
+        and other.contains(definition.first_line)
+        for other in group
+    )
+
+
+def read_names(text: str) -> list[tuple[str, int]]:
+    """Every name of a source text with its line; names inside strings are not seen."""
+    try:
+        return [
+            (token.string, token.start[0])
+            for token in tokenize.generate_tokens(io.StringIO(text).readline)
+            if token.type == tokenize.NAME
+        ]
+    except (tokenize.TokenError, SyntaxError):
+        return []
+
+
+def _export_lines(text: str) -> frozenset[int]:
+    """Lines of top-level imports and of `__all__`: they pass a name on and do not use it."""
+    lines: set[int] = set()
+    for node in ast.parse(text).body:
+        is_all = isinstance(node, (ast.Assign, ast.AugAssign)) and "__all__" in ast.unparse(node)
+        if is_all or isinstance(node, (ast.Import, ast.ImportFrom)):
+            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return frozenset(lines)

@@ -1,0 +1,257 @@
+"""Deleted functions and deleted features: working code taken out so that the rest still imports.
+
+Owns both generators. Enters: sources, definitions and the name graph. Leaves: candidates in a fixed
+order. Whether the rest of the tests still pass is for validity.py to say.
+
+A function goes at three levels of what remains: `body` keeps signature and docstring, `signature`
+keeps the signature, `everything` keeps nothing, not even the imports only it used. A feature is a
+public symbol with the helpers that served only it; where tests import the symbol by name a stub of
+it stays, or no test file could be collected.
+"""
+
+import ast
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from tasks.problems.candidates import Candidate, LinePlan, edit_texts, make_id
+from tasks.problems.definitions import CallKey, Definition, NameGraph, read_names
+from tasks.problems.set_config import Kind
+
+LEVELS = ("body", "signature", "everything")
+_PLACEHOLDER = "raise NotImplementedError"
+_MIN_BODY_LINES = 2
+_MIN_FEATURE_LINES = 12
+
+
+class DeletionMaker:
+    """Makes the candidates of one repository."""
+
+    def __init__(
+        self,
+        repository: str,
+        files: Mapping[str, bytes],
+        definitions: Mapping[str, Sequence[Definition]],
+        tests: Mapping[str, bytes],
+    ) -> None:
+        """`files`: product code that may be broken; `tests`: what may import it by name."""
+        self._repository = repository
+        self._files = files
+        self._definitions = definitions
+        self._graph = NameGraph(files, definitions)
+        texts = [content.decode(errors="replace") for content in tests.values()]
+        self._spoken = frozenset(name for text in texts for name, _ in read_names(text))
+        self._imported = frozenset(name for text in texts for name in _imported_names(text))
+
+    def functions(self) -> list[Candidate]:
+        """Every function that is large enough, at every level."""
+        found: list[Candidate] = []
+        for path in sorted(self._definitions):
+            for definition in self._definitions[path]:
+                if not definition.is_class and self._body_lines(definition) >= _MIN_BODY_LINES:
+                    made = (self._delete(definition, level) for level in LEVELS)
+                    found += [candidate for candidate in made if candidate is not None]
+        return found
+
+    def features(self) -> list[Candidate]:
+        """Every public symbol with its own helpers."""
+        found: list[Candidate] = []
+        for path in sorted(self._definitions):
+            for definition in self._definitions[path]:
+                if definition.is_public:
+                    candidate = self._delete_feature(definition)
+                    if candidate is not None:
+                        found.append(candidate)
+        return found
+
+    def _body_lines(self, definition: Definition) -> int:
+        if definition.is_one_liner or not definition.body_line:
+            return 0
+        lines = self._files[definition.path].decode().split("\n")
+        body = lines[definition.body_line - 1 : definition.last_line]
+        return sum(1 for line in body if line.strip() and not line.strip().startswith("#"))
+
+    def _delete(self, definition: Definition, level: str) -> Candidate | None:
+        plan = LinePlan(self._files)
+        if level == "everything":
+            is_used = bool(self._graph.users_of(definition.name, [definition]))
+            is_imported = not definition.is_method and definition.name in self._imported
+            if is_used or is_imported:
+                return None  # would break an import or code that is no part of the problem
+            self._remove(plan, [definition])
+        elif level == "signature" and not definition.docstring_line:
+            return None  # the same as `body`
+        else:
+            _stub(plan, definition, keep_docstring=level == "body")
+        return self._finish(plan, Kind.DELETED_FUNCTION, level, definition, [definition])
+
+    def _delete_feature(self, root: Definition) -> Candidate | None:
+        helpers = [item for item in self._graph.helpers_of([root], self._spoken) if item != root]
+        group = [root, *helpers]
+        if sum(item.num_lines for item in group) < _MIN_FEATURE_LINES:
+            return None
+        if not helpers and not root.is_class:
+            return None  # that is a deleted function
+        plan = LinePlan(self._files)
+        must_stay = root.name in self._imported or self._graph.users_of(root.name, group)
+        if must_stay:
+            for definition in self._members(root):
+                if not definition.is_one_liner and definition.body_line:
+                    _stub(plan, definition, keep_docstring=True)
+            self._remove(plan, helpers)
+        else:
+            self._remove(plan, group)
+        return self._finish(
+            plan, Kind.DELETED_FEATURE, "stub" if must_stay else "whole", root, group
+        )
+
+    def _members(self, root: Definition) -> list[Definition]:
+        """The functions of a class, or the function itself."""
+        if not root.is_class:
+            return [root]
+        inside = f"{root.qualified_name}."
+        return [
+            item
+            for item in self._definitions[root.path]
+            if item.qualified_name.startswith(inside) and not item.is_class
+        ]
+
+    def _remove(self, plan: LinePlan, group: Sequence[Definition]) -> None:
+        for definition in group:
+            plan.remove_with_space(definition.path, definition.decorator_line, definition.last_line)
+        names = frozenset(item.name for item in group if not item.is_method)
+        for path in sorted(self._files):
+            _remove_exports(plan, path, names)
+        for path in sorted({item.path for item in group}):
+            _remove_unused_imports(plan, path)
+
+    def _finish(
+        self,
+        plan: LinePlan,
+        kind: Kind,
+        operator: str,
+        root: Definition,
+        group: Sequence[Definition],
+    ) -> Candidate | None:
+        blocks = plan.blocks()
+        if not blocks or not plan.parses():
+            return None
+        touched: dict[CallKey, None] = {}
+        for definition in group:
+            for member in self._members(definition):
+                touched.setdefault(member.call_key)
+        symbol = root.qualified_name
+        return Candidate(
+            candidate_id=make_id(self._repository, symbol, kind, operator, edit_texts((), blocks)),
+            repository=self._repository,
+            kind=kind,
+            operator=operator,
+            path=root.path,
+            symbol=symbol,
+            first_line=root.decorator_line,
+            last_line=root.last_line,
+            blocks=blocks,
+            touched=tuple(touched),
+            docstring_kept=operator in ("body", "stub") and bool(root.docstring_line),
+        )
+
+
+def _stub(plan: LinePlan, definition: Definition, *, keep_docstring: bool) -> None:
+    first = definition.body_line
+    if not keep_docstring and definition.docstring_line:
+        first = definition.docstring_line
+    text = " " * definition.body_indent + _PLACEHOLDER
+    plan.replace(definition.path, first, definition.last_line, (text,))
+
+
+def _imported_names(text: str) -> set[str]:
+    """Names that a file takes from other modules when it is imported."""
+    return {
+        alias.name
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def _remove_exports(plan: LinePlan, path: str, names: frozenset[str]) -> None:
+    """Take names out of top-level imports and `__all__`."""
+    text = "\n".join(plan.lines_of(path))
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom):
+            gone = [alias for alias in node.names if alias.name in names]
+            _remove_elements(plan, path, node, gone, len(node.names))
+        elif isinstance(node, (ast.Assign, ast.AugAssign)) and _assigns_all(node):
+            value = node.value
+            if isinstance(value, (ast.List, ast.Tuple)):
+                gone = [
+                    item
+                    for item in value.elts
+                    if isinstance(item, ast.Constant) and item.value in names
+                ]
+                _remove_elements(plan, path, node, gone, 0)
+
+
+def _assigns_all(node: ast.Assign | ast.AugAssign) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets)
+
+
+def _remove_elements(
+    plan: LinePlan,
+    path: str,
+    node: ast.stmt,
+    gone: Sequence[ast.alias | ast.expr],
+    num_elements: int,
+) -> None:
+    """Remove elements of a statement: whole lines where each has its own, else the statement is
+    written anew. `num_elements`: as many gone as this remove the statement.
+    """
+    if not gone:
+        return
+    last = node.end_lineno or node.lineno
+    if len(gone) == num_elements:
+        plan.replace(path, node.lineno, last)
+        return
+    lines = plan.lines_of(path)
+    have_own_lines = all(
+        item.lineno == item.end_lineno
+        and lines[item.lineno - 1].strip().rstrip(",")
+        == lines[item.lineno - 1][item.col_offset : item.end_col_offset]
+        for item in gone
+    )
+    if have_own_lines:
+        for item in gone:
+            plan.replace(path, item.lineno, item.lineno)
+        return
+    if isinstance(node, ast.ImportFrom):
+        node.names = [alias for alias in node.names if alias not in gone]
+    elif isinstance(node, (ast.Assign, ast.AugAssign)) and isinstance(
+        node.value, (ast.List, ast.Tuple)
+    ):
+        node.value.elts = [item for item in node.value.elts if item not in gone]
+    plan.replace(path, node.lineno, last, ast.unparse(node).split("\n"))
+
+
+def _remove_unused_imports(plan: LinePlan, path: str) -> None:
+    """Imports that only removed lines used would tell what was there."""
+    if path.endswith("__init__.py") or not plan.parses():
+        return
+    text = "\n".join(plan.lines_of(path))
+    before = Counter(name for name, _ in read_names(text))
+    after = Counter(name for name, _ in read_names(plan.text_of(path)))
+    for node in ast.parse(text).body:
+        if not isinstance(node, (ast.Import, ast.ImportFrom)) or plan.is_gone(path, node.lineno):
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            continue
+        gone = [
+            alias
+            for alias in node.names
+            if after[_bound_name(alias)] == 1 < before[_bound_name(alias)]
+        ]
+        if isinstance(node, ast.ImportFrom) or len(gone) == len(node.names):
+            _remove_elements(plan, path, node, gone, len(node.names))
+
+
+def _bound_name(alias: ast.alias) -> str:
+    return alias.asname or alias.name.partition(".")[0]

@@ -1,0 +1,70 @@
+"""Which failing tests the agent never sees, and how they are cut out of the test files.
+
+Owns the choice and the cuts. Enters: test ids and test files. Leaves: hidden ids and edits. The
+verifier has the pristine tests, so what is cut here still judges.
+"""
+
+import ast
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from tasks.problems.candidates import LinePlan
+from tasks.records import BlockEdit
+
+
+def hide_tests(
+    failing: Sequence[str], files: Mapping[str, bytes], share: float, seed: str
+) -> tuple[tuple[str, ...], tuple[BlockEdit, ...]]:
+    """A share of the failing test functions, drawn by the seed, rounded up: ids and cuts.
+
+    Functions that are made while the file is imported cannot be cut out and stay.
+    """
+    by_function: dict[str, list[str]] = defaultdict(list)
+    for test in failing:
+        by_function[test.partition("[")[0]].append(test)
+    places = {name: _find(name, files) for name in by_function}
+    can_hide = sorted(name for name, place in places.items() if place is not None)
+    random.Random(seed).shuffle(can_hide)
+    chosen = can_hide[: -(-int(share * 1000 * len(by_function)) // 1000)]
+    plan = LinePlan(files)
+    hidden: list[str] = []
+    for name in chosen:
+        place = places[name]
+        assert place is not None
+        path, node = place
+        first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
+        plan.replace(path, first, node.end_lineno or node.lineno, _filling(path, node, files))
+        hidden += by_function[name]
+    if not plan.parses():
+        return (), ()
+    return tuple(test for test in failing if test in frozenset(hidden)), plan.blocks()
+
+
+def function_names(tests: Sequence[str]) -> frozenset[str]:
+    """Names of the test functions of ids."""
+    return frozenset(test.partition("[")[0].rpartition("::")[2] for test in tests)
+
+
+def _find(name: str, files: Mapping[str, bytes]) -> tuple[str, ast.FunctionDef] | None:
+    path, *parts = name.split("::")
+    if path not in files:
+        return None
+    body: Sequence[ast.stmt] = ast.parse(files[path]).body
+    for part in parts[:-1]:
+        classes = [node for node in body if isinstance(node, ast.ClassDef) and node.name == part]
+        if len(classes) != 1:
+            return None
+        body = classes[0].body
+    found = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == parts[-1]]
+    return (path, found[0]) if len(found) == 1 else None
+
+
+def _filling(path: str, node: ast.FunctionDef, files: Mapping[str, bytes]) -> tuple[str, ...]:
+    """A class that would be left empty keeps a `pass`."""
+    for outer in ast.walk(ast.parse(files[path])):
+        if isinstance(outer, ast.ClassDef) and any(
+            isinstance(item, ast.FunctionDef) and item.lineno == node.lineno for item in outer.body
+        ):
+            return (" " * node.col_offset + "pass",)
+    return ()

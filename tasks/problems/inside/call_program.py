@@ -1,0 +1,217 @@
+"""Runs in a box as a program: notes the arguments that functions are called with while tests run, or
+calls functions with given arguments and notes what comes back.
+
+Owns the JSON form of values. Enters: a request file and the name of the answer file, one JSON line
+an entry. Only literals, containers of them and importable callables have a form; a call with
+anything else is left out. Standard library and pytest only. What this writes is read as data by the
+host, which alone knows the results wanted.
+"""
+
+import builtins
+import contextlib
+import importlib
+import json
+import math
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+_MAX_TEXT = 4_000
+_MAX_ITEMS = 200
+_MAX_DEPTH = 8
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+_CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_NAMES = {kind: name for name, kind in _CONTAINERS.items()}
+
+
+class NoForm(Exception):
+    """A value that cannot be written down."""
+
+
+class CallTimeout(BaseException):
+    """A call used more CPU time than it may."""
+
+
+def encode(value: Any, depth: int = 0) -> Any:
+    """The JSON form of a value; NoForm when there is none."""
+    kind = type(value)
+    if depth > _MAX_DEPTH:
+        raise NoForm
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return {"float": value.hex() if math.isfinite(value) else repr(value)}
+    if kind is bytes:
+        return {"bytes": value.hex()}
+    if kind in _NAMES:
+        items = [encode(item, depth + 1) for item in value]
+        if kind in (set, frozenset):
+            items.sort(key=json.dumps)
+        return {_NAMES[kind]: items}
+    if kind is dict:
+        return {"dict": [[encode(k, depth + 1), encode(v, depth + 1)] for k, v in value.items()]}
+    if callable(value):
+        return {"name": _name_of(value)}
+    raise NoForm
+
+
+def decode(form: Any) -> Any:
+    """The value of a form."""
+    if not isinstance(form, dict):
+        return form
+    ((kind, content),) = form.items()
+    if kind == "float":
+        return float(content) if content in ("inf", "-inf", "nan") else float.fromhex(content)
+    if kind == "bytes":
+        return bytes.fromhex(content)
+    if kind == "dict":
+        return {decode(key): decode(value) for key, value in content}
+    if kind == "name":
+        return _find(content)
+    return _CONTAINERS[kind](decode(item) for item in content)
+
+
+def _name_of(value: Any) -> str:
+    try:
+        name = f"{value.__module__ or 'builtins'}:{value.__qualname__}"
+        if _find(name) is value:
+            return name
+    except (AttributeError, ImportError, TypeError, ValueError):
+        pass
+    raise NoForm
+
+
+def _find(name: str) -> Any:
+    module, _, path = name.partition(":")
+    found: Any = builtins if module == "builtins" else importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def describe(call: Callable[[], Any]) -> Any:
+    """What a call does, as a form: its value, the items of its iterator, or its exception's type."""
+    try:
+        value = call()
+        if isinstance(value, Iterator):
+            items = [item for item, _ in zip(value, range(_MAX_ITEMS), strict=False)]
+            return {"iterates": [_describe_value(item) for item in items]}
+        return {"returns": _describe_value(value)}
+    except CallTimeout:
+        return {"timeout": True}
+    except Exception as error:  # noqa: BLE001 - code under test raises anything
+        return {"raises": type(error).__name__}
+
+
+def _describe_value(value: Any) -> Any:
+    try:
+        form = encode(value)
+        return form if len(json.dumps(form)) <= 10 * _MAX_TEXT else {"text": "long"}
+    except (NoForm, RecursionError):
+        text = _ADDRESS.sub("0x", repr(value))[:_MAX_TEXT]
+        return {"type": type(value).__name__, "text": text}
+
+
+class Notes:
+    """Collects calls of wanted functions through the interpreter's profile hook."""
+
+    def __init__(self, request: dict) -> None:
+        self.calls: dict[str, list[str]] = {}
+        self._root = request["root"] + "/"
+        self._most = request["most"]
+        self._wanted = {(path, line, name) for path, line, name in request["functions"]}
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> None:
+        """The profile hook."""
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(self._root):
+            return
+        key = (code.co_filename[len(self._root) :], code.co_firstlineno, code.co_qualname)
+        if key not in self._wanted:
+            return
+        name = f"{key[0]}:{key[2]}"
+        known = self.calls.setdefault(name, [])
+        if len(known) >= self._most:
+            return
+        with contextlib.suppress(NoForm, RecursionError, TypeError):
+            text = json.dumps(_arguments(frame))
+            if len(text) <= _MAX_TEXT and text not in known:
+                known.append(text)
+
+
+def _arguments(frame: Any) -> dict:
+    code, values = frame.f_code, frame.f_locals
+    num_plain = code.co_argcount
+    num_named = num_plain + code.co_kwonlyargcount
+    names = list(code.co_varnames[:num_named])
+    extra = code.co_varnames[num_named : num_named + bool(code.co_flags & 4)]
+    rest_at = num_named + len(extra)
+    keywords = code.co_varnames[rest_at : rest_at + bool(code.co_flags & 8)]
+    if set(values) - {*names, *extra, *keywords}:
+        raise NoForm  # a generator that goes on
+    plain = [encode(values[name]) for name in names[:num_plain]]
+    plain += [encode(item) for name in extra for item in values[name]]
+    named = {name: encode(values[name]) for name in names[num_plain:]}
+    named |= {key: encode(item) for name in keywords for key, item in values[name].items()}
+    return {"plain": plain, "named": named}
+
+
+def record(request: dict, answer: str) -> None:
+    """Run tests and write, function by function, the calls seen."""
+    import pytest  # noqa: PLC0415 - not needed, and not there, when calls are made
+
+    notes = Notes(request)
+    quiet = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore"]
+    place = [f"--rootdir={request['root']}", "-c", os.devnull]
+    sys.setprofile(notes)
+    try:
+        pytest.main([*quiet, *place, *request["tests"]])
+    finally:
+        sys.setprofile(None)
+    with Path(answer).open("w") as file:
+        for name, calls in sorted(notes.calls.items()):
+            file.write(json.dumps({"function": name, "calls": calls}) + "\n")
+
+
+def make_calls(request: dict, answer: str) -> None:
+    """Call functions and write each result at once: a call that ends the process loses only later
+    ones.
+    """
+
+    def expire(number: int, frame: Any) -> None:
+        raise CallTimeout
+
+    signal.signal(signal.SIGVTALRM, expire)
+    with Path(answer).open("w") as file:
+        for entry in request["calls"]:
+            signal.setitimer(signal.ITIMER_VIRTUAL, request["call_seconds"])
+            try:
+                result = describe(lambda entry=entry: _call(entry))
+            except CallTimeout:
+                result = {"timeout": True}
+            finally:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            file.write(json.dumps(result) + "\n")
+            file.flush()
+
+
+def _call(entry: dict) -> Any:
+    arguments = json.loads(entry["arguments"])
+    function = _find(entry["function"])
+    plain = [decode(form) for form in arguments["plain"]]
+    return function(*plain, **{name: decode(form) for name, form in arguments["named"].items()})
+
+
+def main(mode: str, request_file: str, answer: str) -> None:
+    """Record or call, as the first word says."""
+    request = json.loads(Path(request_file).read_text())
+    sys.path.insert(0, request["root"])
+    {"record": record, "call": make_calls}[mode](request, answer)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

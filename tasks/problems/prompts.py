@@ -1,0 +1,166 @@
+"""What the user says: three wordings of every problem, none of which tells the fix.
+
+Owns the templates. Enters: a candidate, its judgement and, where there is one, a call with the
+original's result. Leaves: texts by level. Detailed names the place, the symptom and an example;
+terse has at most 390 characters; vague leaves the place to be found. No text names a hidden test or
+quotes the removed code.
+"""
+
+import random
+from collections.abc import Mapping
+
+from tasks.problems.candidates import Candidate
+from tasks.problems.oracle import FunctionOracle, format_call, format_result
+from tasks.problems.set_config import Kind, PromptLevel
+from tasks.problems.validity import Judgement
+
+TERSE_CHARACTERS = 390
+_EXAMPLE_CHARACTERS = 300
+_MESSAGE_CHARACTERS = 160
+_DETAILED: dict[Kind, tuple[str, ...]] = {
+    Kind.MUTATION: (
+        "`{symbol}` in {path} of {repository} misbehaves. {symptom} {example}\n\nFind the cause in "
+        "the code, correct it, and leave everything else as it is. The tests stay unchanged.",
+        "There is a bug in {path}: {symbol} no longer does what it should. {symptom} {example}\n\n"
+        "Please repair it without touching tests or the public interface.",
+    ),
+    Kind.COMBINED: (
+        "Several things are wrong in {repository}; one of them shows in `{symbol}` ({path}). "
+        "{symptom} {example}\n\nThere is more than one cause. Correct all of them and leave the "
+        "tests unchanged.",
+    ),
+    Kind.DELETED_FUNCTION: (
+        "`{symbol}` in {path} of {repository} is not implemented. {purpose} {example}\n\nImplement "
+        "it so that its callers work again; signature and behaviour must be what the rest of the "
+        "package and its tests expect.",
+    ),
+    Kind.DELETED_FEATURE: (
+        "The feature around `{symbol}` ({path}) is missing from {repository}. {purpose} {example}"
+        "\n\nBuild it again, with whatever helpers it needs, and export it where users of the "
+        "package look for it.",
+    ),
+    Kind.MINED_COMMIT: (
+        "{message}\n\nThe change belongs in {repository}, most of it in {path}. {symptom} Existing "
+        "behaviour must stay.",
+    ),
+}
+_TERSE: dict[Kind, tuple[str, ...]] = {
+    Kind.MUTATION: (
+        "{symbol} in {path} is broken. {symptom}",
+        "{symbol} gives wrong results, see {path}. {symptom}",
+        "Fix {symbol}. {symptom}",
+    ),
+    Kind.COMBINED: (
+        "{symbol} and something near it broke at once. {symptom}",
+        "A few tests of {symbol} and others fail, more than one cause. {symptom}",
+    ),
+    Kind.DELETED_FUNCTION: (
+        "Implement {symbol} in {path}. {purpose}",
+        "{symbol} raises NotImplementedError, fill it in. {purpose}",
+    ),
+    Kind.DELETED_FEATURE: (
+        "Bring back {symbol} in {path}, helpers included. {purpose}",
+        "{repository} needs {symbol} again. {purpose}",
+    ),
+    Kind.MINED_COMMIT: ("{message}", "{message} ({path})"),
+}
+_VAGUE: dict[Kind, tuple[str, ...]] = {
+    Kind.MUTATION: (
+        "Something around {topic} in {repository} is off since yesterday, can you look?",
+        "Users say {topic} gives strange results. Please fix.",
+        "{repository}: {topic} broke, no idea where.",
+    ),
+    Kind.COMBINED: (
+        "{repository} is acting up in more than one place, {topic} among them. Please sort it out.",
+    ),
+    Kind.DELETED_FUNCTION: (
+        "{topic} does not work in {repository}, I think nobody ever finished it.",
+        "We need {topic} working in {repository}.",
+    ),
+    Kind.DELETED_FEATURE: (
+        "We want {topic} in {repository} like it used to be.",
+        "Somebody took {topic} out of {repository}; we need it.",
+    ),
+    Kind.MINED_COMMIT: ("{topic} in {repository} needs work, see what the tests say.",),
+}
+
+
+def write_prompts(
+    candidate: Candidate,
+    judgement: Judgement,
+    oracle: FunctionOracle | None,
+    docstring: str,
+    seed: int,
+) -> dict[PromptLevel, str]:
+    """All three wordings; the same inputs give the same texts."""
+    rng = random.Random(f"prompt {seed} {candidate.candidate_id}")
+    words = {
+        "symbol": candidate.symbol,
+        "path": candidate.path,
+        "repository": candidate.repository,
+        "topic": _topic(candidate),
+        "symptom": _symptom(judgement),
+        "purpose": _purpose(docstring),
+        "example": _example(oracle),
+        "message": candidate.message,
+    }
+    kind = candidate.kind
+    terse = _fill(rng.choice(_TERSE[kind]), words)
+    if len(terse) > TERSE_CHARACTERS:
+        terse = terse[: TERSE_CHARACTERS - 3].rsplit(" ", 1)[0] + "..."
+    return {
+        PromptLevel.DETAILED: _fill(rng.choice(_DETAILED[kind]), words),
+        PromptLevel.TERSE: terse,
+        PromptLevel.VAGUE: _fill(rng.choice(_VAGUE[kind]), words),
+    }
+
+
+def choose_level(
+    shares: Mapping[PromptLevel, float], candidate: Candidate, seed: int
+) -> PromptLevel:
+    """The wording this problem is asked in."""
+    rng = random.Random(f"level {seed} {candidate.candidate_id}")
+    levels = sorted(shares)
+    return rng.choices(levels, [shares[level] for level in levels])[0]
+
+
+def _fill(template: str, words: Mapping[str, str]) -> str:
+    text = template.format(**words)
+    lines = [" ".join(line.split()) for line in text.split("\n")]
+    return "\n".join(lines).strip()
+
+
+def _topic(candidate: Candidate) -> str:
+    """Words of the symbol, or of its file, without naming either."""
+    name = candidate.symbol.rpartition(".")[2].strip("_")
+    owner = candidate.symbol.rpartition(".")[0].rpartition(".")[2]
+    words = [word for word in f"{owner}_{name}".split("_") if len(word) > 2]
+    return " ".join(words).lower() or candidate.path.rpartition("/")[2].removesuffix(".py")
+
+
+def _symptom(judgement: Judgement) -> str:
+    message = " ".join(judgement.error_message.split())[:_MESSAGE_CHARACTERS]
+    if judgement.error_type in ("", "AssertionError") and not message:
+        return "It runs, but the result is wrong."
+    if judgement.error_type == "AssertionError":
+        return f"A check says: {message}."
+    told = f": {message}" if message else ""
+    return f"It ends in {judgement.error_type}{told}."
+
+
+def _purpose(docstring: str) -> str:
+    """The first sentence of what its author wrote about it."""
+    first = " ".join(docstring.strip().split("\n\n")[0].split())
+    sentence, dot, _ = first.partition(". ")
+    return (sentence + dot).strip()[:_EXAMPLE_CHARACTERS]
+
+
+def _example(oracle: FunctionOracle | None) -> str:
+    if oracle is None:
+        return ""
+    for call in oracle.visible:
+        result = format_result(call.result)
+        text = f"For example {format_call(oracle.symbol, call.arguments)} should give {result}."
+        if result and len(text) <= _EXAMPLE_CHARACTERS:
+            return text
+    return ""

@@ -1,0 +1,234 @@
+"""When a broken state is a problem: named tests fail with it in two runs, others pass in both, and
+what cheats gets nothing.
+
+Owns `Finding`, the reasons for refusal and the runs on one candidate. Enters: a candidate, the
+baseline and two test servers of its repository. Leaves: a finding. The whole state was proven by
+the baseline: only tests that passed it three times are used. The second run is made in another box,
+in another order, with another hash seed.
+
+Only tests that call a changed function are run where swapping code was possible: then nothing ran
+on import, and no other test can notice. Where it was not, one test of every test file is run too,
+so that a broken import is seen.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pydantic import Field
+
+from infra.sandbox.protocol import TestOutcome, TestReport
+from infra.sandbox.test_server import TestServer
+from tasks.problems.baseline import Baseline
+from tasks.problems.candidates import Candidate
+from tasks.problems.config import Config
+from tasks.problems.set_config import ValidityRules
+
+_SKIP_EVERYTHING = b"import pytest\npytest.skip('nothing to see', allow_module_level=True)\n"
+
+
+class Finding(StrEnum):
+    """What became of a candidate."""
+
+    PROVEN = "proven"
+    UNTESTED = "untested"  # no stable test calls what it changes
+    SURVIVED = "survived"  # no test notices it
+    TOO_BROAD = "too_broad"  # too large a share of all tests fails
+    NOTHING_PASSES = "nothing_passes"  # no covering or neighbouring test is left to guard the rest
+    TIMEOUT = "timeout"  # a test hangs or ends the process
+    BREAKS_IMPORT = "breaks_import"  # a test file cannot be collected
+    UNSTABLE = "unstable"  # the second run differed
+    LEAKED = "leaked"  # what it removes can be read elsewhere
+    WRONG_SIZE = "wrong_size"  # outside the window of changed lines
+    CHEATED = "cheated"  # a patch that skips or deletes tests was not judged a failure
+
+
+class Judgement(Config):
+    """One candidate's result; one line of the journal."""
+
+    candidate_id: str
+    finding: Finding
+    fail_to_pass: tuple[str, ...] = ()
+    pass_to_pass: tuple[str, ...] = ()
+    num_failing: int = Field(default=0, description="estimate over all stable tests")
+    error_type: str = Field(default="", description="exception of the first failing test")
+    error_message: str = ""
+    failing_test: str = Field(default="", description="the one that message is from")
+    seconds: float = Field(default=0.0, description="of test runs in the box")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What judging candidates of one repository needs."""
+
+    baseline: Baseline
+    server: TestServer
+    second: TestServer  # another box with another hash seed
+    rules: ValidityRules
+
+
+async def judge_candidate(candidate: Candidate, bench: Bench) -> Judgement:
+    """All runs on one candidate."""
+    rules, baseline = bench.rules, bench.baseline
+    name = candidate.candidate_id
+    size = candidate.draft("").num_changed_lines
+    if not rules.min_changed_lines <= size <= rules.max_changed_lines:
+        return Judgement(candidate_id=name, finding=Finding.WRONG_SIZE)
+    covering = baseline.speaking_of(candidate.touched, candidate.test_files)
+    if not covering:
+        return Judgement(candidate_id=name, finding=Finding.UNTESTED)
+    chosen = _choose(candidate, covering, bench)
+    guards = _guards(candidate, covering, baseline)
+    files = candidate.broken_files(bench.server.repository.files)
+    tests = tuple(baseline.tests[position] for position in (*chosen, *guards))
+    report = await bench.server.run(files, tests, rules.time_limit_seconds)
+    refusal = _refuse(report)
+    if refusal is None and report.route != "hot":
+        refusal = await _check_imports(files, baseline, bench)
+    if refusal is not None:
+        return Judgement(candidate_id=name, finding=refusal, seconds=report.cpu_seconds)
+    failing = [position for position in chosen if baseline.tests[position] not in report.passed_ids]
+    num_failing = round(len(failing) / len(chosen) * len(covering))
+    passing = [position for position in (*chosen, *guards) if position not in frozenset(failing)]
+    if not failing:
+        return Judgement(candidate_id=name, finding=Finding.SURVIVED, seconds=report.cpu_seconds)
+    if num_failing > max(1, rules.max_failing_ratio * len(baseline.tests)):
+        return Judgement(candidate_id=name, finding=Finding.TOO_BROAD, seconds=report.cpu_seconds)
+    if not passing:
+        return Judgement(candidate_id=name, finding=Finding.NOTHING_PASSES)
+    fail_to_pass = tuple(baseline.tests[p] for p in failing[: rules.max_fail_to_pass])
+    pass_to_pass = tuple(baseline.tests[p] for p in passing[: rules.max_pass_to_pass])
+    finding = await _second_run(candidate, files, fail_to_pass, pass_to_pass, bench)
+    if finding is Finding.PROVEN:
+        finding = await _try_cheats(candidate, files, fail_to_pass, bench)
+    failure = report.first_failure
+    return Judgement(
+        candidate_id=name,
+        finding=finding,
+        fail_to_pass=fail_to_pass if finding is Finding.PROVEN else (),
+        pass_to_pass=pass_to_pass if finding is Finding.PROVEN else (),
+        num_failing=num_failing,
+        error_type=failure.error_type if failure else "",
+        error_message=failure.message if failure else "",
+        failing_test=failure.test_id if failure else "",
+        seconds=report.cpu_seconds,
+    )
+
+
+def _choose(candidate: Candidate, covering: Sequence[int], bench: Bench) -> list[int]:
+    """Covering tests, those named after the symbol and those that call little first."""
+    baseline = bench.baseline
+    word = candidate.symbol.rpartition(".")[2].strip("_").lower().replace("_", "")
+
+    def rank(position: int) -> tuple[bool, int, str]:
+        test = baseline.tests[position]
+        plain = test.partition("::")[2].lower().replace("_", "")
+        return (not word or word not in plain, baseline.num_calls[position], test)
+
+    ordered = sorted(covering, key=rank)
+    most = bench.rules.max_tests_first_run
+    if len(ordered) <= most:
+        return ordered
+    rest = ordered[most // 2 :]
+    drawn = random.Random(candidate.candidate_id).sample(rest, most - most // 2)
+    return [*ordered[: most // 2], *drawn]
+
+
+def _guards(candidate: Candidate, covering: Sequence[int], baseline: Baseline) -> list[int]:
+    """Cheap tests of the same files that do not call the symbol."""
+    files = {baseline.tests[position].partition("::")[0] for position in covering}
+    known = frozenset(covering)
+    outside = [position for position in range(len(baseline.tests)) if position not in known]
+    near = [p for p in outside if baseline.tests[p].partition("::")[0] in files]
+    others = near or outside
+    others.sort(key=lambda position: (baseline.num_calls[position], baseline.tests[position]))
+    cheap = others[: max(8, len(others) // 2)]
+    return sorted(random.Random(candidate.candidate_id).sample(cheap, min(4, len(cheap))))
+
+
+async def _check_imports(
+    files: dict[str, bytes], baseline: Baseline, bench: Bench
+) -> Finding | None:
+    """One cheap test of every test file on a fresh import: a file that no longer imports is
+    seen.
+    """
+    cheapest: dict[str, int] = {}
+    for position, test in enumerate(baseline.tests):
+        file = test.partition("::")[0]
+        best = cheapest.get(file)
+        if best is None or baseline.num_calls[position] < baseline.num_calls[best]:
+            cheapest[file] = position
+    tests = tuple(baseline.tests[position] for position in cheapest.values())
+    report = await bench.server.run(files, tests, bench.rules.time_limit_seconds)
+    outcomes = set(report.outcomes.values())
+    is_broken = TestOutcome.ERROR in outcomes or TestOutcome.MISSING in outcomes
+    return Finding.BREAKS_IMPORT if is_broken else None
+
+
+async def _second_run(
+    candidate: Candidate,
+    files: dict[str, bytes],
+    fail_to_pass: Sequence[str],
+    pass_to_pass: Sequence[str],
+    bench: Bench,
+) -> Finding:
+    tests = [*fail_to_pass, *pass_to_pass]
+    random.Random(f"second {candidate.candidate_id}").shuffle(tests)
+    is_cold = _is_drawn(candidate, "cold", bench.rules.cold_share)
+    report = await _run_anew(bench.second, files, tests, bench.rules, cold=is_cold)
+    is_same = report.passed_ids == frozenset(pass_to_pass) and not report.tampering
+    return Finding.PROVEN if is_same and _refuse(report) is None else Finding.UNSTABLE
+
+
+async def _try_cheats(
+    candidate: Candidate, files: dict[str, bytes], fail_to_pass: Sequence[str], bench: Bench
+) -> Finding:
+    """Deleting the tests must change nothing; skipping everything must pass nothing."""
+    repository = bench.server.repository
+    without_tests: dict[str, bytes | None] = {**files}
+    without_tests.update(dict.fromkeys(path for path in repository.files if _is_test(path, bench)))
+    if repository.keep_editable(without_tests) != repository.keep_editable(files):
+        return Finding.CHEATED
+    if not _is_drawn(candidate, "cheat", bench.rules.cheater_share):
+        return Finding.PROVEN
+    skipping = {path: _SKIP_EVERYTHING + content for path, content in files.items()}
+    report = await _run_anew(bench.server, skipping, fail_to_pass, bench.rules, cold=True)
+    return Finding.CHEATED if report.passed_ids else Finding.PROVEN
+
+
+async def _run_anew(
+    server: TestServer,
+    files: Mapping[str, bytes],
+    tests: Sequence[str],
+    rules: ValidityRules,
+    *,
+    cold: bool,
+) -> TestReport:
+    """A run that no earlier one answers. A conftest.py may hold objects of the package, so there a
+    fresh import needs a fresh box, which `run` takes by itself.
+    """
+    if any(path.rpartition("/")[2] == "conftest.py" for path in server.repository.files):
+        return await server.run(files, tests, rules.time_limit_seconds)
+    return await server.run_again(files, tests, rules.time_limit_seconds, cold=cold)
+
+
+def _is_test(path: str, bench: Bench) -> bool:
+    return bench.server.repository.is_test(path)
+
+
+def _is_drawn(candidate: Candidate, purpose: str, share: float) -> bool:
+    return random.Random(f"{purpose} {candidate.candidate_id}").random() < share
+
+
+def _refuse(report: TestReport) -> Finding | None:
+    outcomes = list(report.outcomes.values())
+    if TestOutcome.TIMEOUT in outcomes:
+        return Finding.TIMEOUT
+    if TestOutcome.MISSING in outcomes:
+        return Finding.BREAKS_IMPORT if report.route != "hot" else Finding.TIMEOUT
+    if report.tampering:
+        return Finding.BREAKS_IMPORT
+    if all(outcome is TestOutcome.ERROR for outcome in outcomes):
+        return Finding.BREAKS_IMPORT
+    return None

@@ -1,0 +1,77 @@
+"""A planted answer is found wherever it lies; a clean deletion has none."""
+
+import pytest
+
+from tasks.problems.candidates import Candidate, LinePlan
+from tasks.problems.deletions import DeletionMaker
+from tasks.problems.generation import Sources
+from tasks.problems.leaks import CodeNames, ReadableTree, find_leaks
+from tasks.problems.set_config import Kind
+from tests.fakes.repositories import WORDKIT, open_repository
+
+PATH = "wordkit/shaping.py"
+
+
+@pytest.fixture(scope="module")
+def deletion():
+    sources = Sources.read(open_repository(WORDKIT))
+    maker = DeletionMaker("wordkit", sources.files, sources.definitions, sources.tests)
+    found = [item for item in maker.functions() if item.symbol == "wrap_words"]
+    return sources.repository.files, next(item for item in found if item.operator == "body")
+
+
+def leaks_with(deletion, planted):
+    files, candidate = deletion
+    everything = {**files, **planted}
+    tree, names = ReadableTree(everything), CodeNames(files)
+    return {leak.path for leak in find_leaks(candidate.draft("x"), files, tree, names)}
+
+
+def test_clean_deletion_leaks_nothing(deletion):
+    assert leaks_with(deletion, {}) == set()
+
+
+def test_removed_lines_in_a_backup_are_found(deletion):
+    files, _ = deletion
+    assert leaks_with(deletion, {"notes/shaping.py.orig": files[PATH]}) == {"notes/shaping.py.orig"}
+
+
+def test_names_in_bytecode_and_caches_are_found():
+    text = b"def outer():\n    return helper_of_outer()\n\n\ndef helper_of_outer():\n    return 1\n"
+    files = {"kit/a.py": text}
+    plan = LinePlan(files)
+    plan.replace("kit/a.py", 2, 6, ("    raise NotImplementedError",))
+    draft = make_draft(plan)
+    cache = {".mypy_cache/a.json": b'{"helper_of_outer": "def () -> int"}'}
+    tree = ReadableTree({**files, **cache})
+    leaks = find_leaks(draft, files, tree, CodeNames(files))
+    assert [(leak.what, leak.path) for leak in leaks] == [
+        ("name helper_of_outer", ".mypy_cache/a.json")
+    ]
+    assert find_leaks(draft, files, ReadableTree(files), CodeNames(files)) == ()
+
+
+def test_hidden_test_that_is_still_named_is_found():
+    files = {"kit/a.py": b"x = 1\n", "tests/test_a.py": b"def test_secret_thing():\n    pass\n"}
+    plan = LinePlan(files)
+    plan.replace("kit/a.py", 1, 1, ("x = 2",))
+    hidden = make_draft(plan).model_copy(
+        update={"hidden_tests": ("tests/test_a.py::test_secret_thing",)}
+    )
+    leaks = find_leaks(hidden, files, ReadableTree(files), CodeNames(files))
+    assert [leak.path for leak in leaks] == ["tests/test_a.py"]
+
+
+def make_draft(plan):
+    return Candidate(
+        candidate_id="c",
+        repository="kit",
+        kind=Kind.DELETED_FEATURE,
+        operator="stub",
+        path="kit/a.py",
+        symbol="outer",
+        first_line=1,
+        last_line=2,
+        blocks=plan.blocks(),
+        touched=(),
+    ).draft("x")

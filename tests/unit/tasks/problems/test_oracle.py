@@ -1,0 +1,73 @@
+"""The oracle passes the original, and not an answer that only knows the arguments of the tests."""
+
+import pytest
+
+from infra.sandbox import NamespaceSandbox
+from tasks.problems.definitions import find_definitions
+from tasks.problems.oracle import (
+    build_oracles,
+    derive_arguments,
+    format_call,
+    judge_by_oracle,
+    record_calls,
+)
+from tasks.problems.set_config import OracleConfig
+from tests.fakes.repositories import WORDKIT, open_repository
+
+PATH = "wordkit/shaping.py"
+CONFIG = OracleConfig(max_calls_derived=12)
+
+
+async def learn(sandbox, repository):
+    definitions = find_definitions(PATH, repository.files[PATH].decode())
+    recorded = await record_calls(sandbox, definitions, ["tests"], CONFIG)
+    return {item.symbol: item for item in await build_oracles(sandbox, recorded, CONFIG, 0)}
+
+
+def hard_coded(oracle, text):
+    """A module whose function answers the visible calls from a table."""
+    table = {call.arguments: call.result for call in oracle.visible}
+    return text + (
+        f"\n\n_TABLE = {table!r}\n\n"
+        f"def {oracle.symbol}(text, width, fill=' '):\n"
+        "    import json\n"
+        "    key = json.dumps({'plain': [text, width, fill], 'named': {}})\n"
+        "    return json.loads(_TABLE[key])['returns'] if key in _TABLE else ''\n"
+    )
+
+
+async def test_original_agrees_and_hard_coding_does_not():
+    repository = open_repository(WORDKIT)
+    sandbox = await NamespaceSandbox.open(repository)
+    try:
+        oracle = (await learn(sandbox, repository))["pad_center"]
+        shown = {call.arguments for call in oracle.visible}
+        assert shown
+        assert not shown & {call.arguments for call in oracle.held_out}
+        assert (await judge_by_oracle(sandbox, oracle, CONFIG)).passed
+        text = repository.files[PATH].decode()
+        await sandbox.write(PATH, hard_coded(oracle, text).encode())
+        visible = oracle.model_copy(update={"held_out": oracle.visible})
+        assert (await judge_by_oracle(sandbox, visible, CONFIG)).passed
+        verdict = await judge_by_oracle(sandbox, oracle, CONFIG)
+        assert not verdict.passed
+        assert verdict.num_agreeing < verdict.num_calls == len(oracle.held_out)
+        assert verdict.first_difference.startswith("pad_center(")
+        await sandbox.write(PATH, b"import os\nos._exit(0)\n")
+        assert (await judge_by_oracle(sandbox, oracle, CONFIG)).num_agreeing == 0
+    finally:
+        await sandbox.close()
+
+
+@pytest.mark.parametrize("seed", ["a", "b"])
+def test_derived_arguments_are_new_and_repeatable(seed):
+    calls = ['{"plain": ["abc", 5], "named": {"fill": "*"}}', '{"plain": ["x", 9], "named": {}}']
+    derived = derive_arguments(calls, 10, seed)
+    assert derived == derive_arguments(calls, 10, seed)
+    assert len(set(derived)) == len(derived) == 10
+    assert not set(derived) & set(calls)
+
+
+def test_calls_read_as_python():
+    arguments = '{"plain": [{"tuple": [1]}, {"dict": [["a", null]]}], "named": {"key": "x"}}'
+    assert format_call("f", arguments) == "f((1,), {'a': None}, key='x')"

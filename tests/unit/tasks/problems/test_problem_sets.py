@@ -1,0 +1,172 @@
+"""A set over two tiny repositories: gold passes, broken fails, splits by repository, and a killed
+build that ends in the same set.
+"""
+
+import asyncio
+import json
+
+import pytest
+
+from infra.cluster.workspace import Workspace
+from infra.sandbox import PreparedRepository, TestServer
+from infra.settings import Settings
+from tasks.problems import set_run
+from tasks.problems.oracle import FunctionOracle
+from tasks.problems.set_config import (
+    YIELD_FILE,
+    Kind,
+    PackageSource,
+    ProblemSetConfig,
+    ProblemSetRequest,
+    PromptLevel,
+    Quotas,
+    ValidityRules,
+)
+from tasks.records import Problem, Split
+from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
+
+
+def as_package(source, split):
+    fields = source.model_dump() | {"mutated_paths": (), "split": split}
+    return PackageSource(**fields)
+
+
+CONFIG = ProblemSetConfig(
+    packages=(as_package(WORDKIT, Split.TRAIN), as_package(LEDGERKIT, Split.HELD_OUT)),
+    quotas=Quotas(mutation=6, deleted_function=4, deleted_feature=2, combined=2),
+    rules=ValidityRules(max_failing_ratio=0.6, cheater_share=0.5),
+)
+
+
+def build(tmp_path, name="run"):
+    cache = tmp_path / "archives"
+    for source in (WORDKIT, LEDGERKIT):
+        write_archive(source, cache)
+    directory = tmp_path / name
+    directory.mkdir(exist_ok=True)
+    workspace = Workspace.open(directory, Settings(home=tmp_path / "home"))
+    request = ProblemSetRequest(config=CONFIG, archives_directory=cache, workers=0)
+    result = set_run.main(request, workspace)
+    lines = (directory / "problems" / "problems.jsonl").read_text().splitlines()
+    return result, [Problem.model_validate_json(line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("sets")
+    result, problems = build(tmp_path)
+    return tmp_path, result, problems
+
+
+def load(tmp_path, name):
+    return PreparedRepository.load(tmp_path / "run" / "problems" / "repositories" / name)
+
+
+def test_every_kind_is_published(built):
+    kinds = {problem.kind for problem in built[2]}
+    assert kinds == {kind.value for kind in Kind} - {Kind.MINED_COMMIT.value}
+    assert len({problem.problem_id for problem in built[2]}) == built[1].num_problems
+
+
+def test_whole_passes_broken_fails_the_named_tests_and_cheats_get_nothing(built):
+    tmp_path, result, problems = built
+    repositories = {name: load(tmp_path, name) for name in result.repositories}
+
+    async def check():
+        servers = {name: TestServer(repository) for name, repository in repositories.items()}
+        try:
+            for problem in problems:
+                server = servers[problem.repository]
+                tests = (*problem.fail_to_pass, *problem.pass_to_pass)
+                assert (await server.run({}, tests)).passed
+                broken = problem.break_files(server.repository.files)
+                report = await server.run(broken, tests)
+                assert report.passed_ids == set(problem.pass_to_pass), problem.problem_id
+                skipping = {
+                    path: b"import pytest\npytest.skip('', allow_module_level=True)\n" + text
+                    for path, text in broken.items()
+                }
+                without_tests = broken | dict.fromkeys(
+                    path for path in server.repository.files if server.repository.is_test(path)
+                )
+                assert not (await server.run(skipping, problem.fail_to_pass)).passed_ids
+                assert not (await server.run(without_tests, problem.fail_to_pass)).passed_ids
+        finally:
+            for server in servers.values():
+                await server.close()
+
+    asyncio.run(check())
+
+
+def test_splits_share_no_repository(built):
+    splits = {}
+    for problem in built[2]:
+        splits.setdefault(problem.repository, set()).add(problem.split)
+    assert splits == {"wordkit": {Split.TRAIN}, "ledgerkit": {Split.HELD_OUT}}
+
+
+def test_hidden_tests_judge_but_are_not_in_what_the_agent_sees(built):
+    tmp_path, _, problems = built
+    hiding = [problem for problem in problems if problem.hidden_tests]
+    assert hiding
+    for problem in hiding:
+        repository = load(tmp_path, problem.repository)
+        seen = {**repository.files, **problem.break_files(repository.files)}
+        assert set(problem.hidden_tests) <= set(problem.fail_to_pass)
+        assert not set(problem.hidden_tests) & set(problem.visible_tests)
+        for test in problem.hidden_tests:
+            path, _, name = test.partition("[")[0].partition("::")
+            assert f"def {name}(".encode() not in seen[path]
+
+
+def test_prompts_have_three_levels_and_do_not_tell(built):
+    for problem in built[2]:
+        assert set(problem.prompts) == {level.value for level in PromptLevel}
+        assert problem.prompt in problem.prompts.values()
+        assert len(problem.prompts["terse"]) <= 390
+        for text in problem.prompts.values():
+            assert not any(test.rpartition("::")[2] in text for test in problem.hidden_tests)
+            gold = [edit.gold_text.strip() for edit in problem.edits]
+            assert not any(line in text for line in gold if len(line) > 12)
+
+
+def test_difficulty_grows_with_what_is_missing(built):
+    means = {}
+    for problem in built[2]:
+        assert 0.0 <= problem.difficulty <= 1.0
+        means.setdefault(problem.kind, []).append(problem.difficulty)
+    means = {kind: sum(values) / len(values) for kind, values in means.items()}
+    assert means["mutation"] < means["deleted_function"] < means["deleted_feature"]
+
+
+def test_statistics_and_yield_table_agree_with_the_problems(built):
+    tmp_path, result, problems = built
+    made = tmp_path / "run" / "problems"
+    figures = json.loads((made / "statistics.json").read_text())
+    rows = json.loads((made / YIELD_FILE).read_text())
+    assert sum(row["published"] for row in rows) == figures["num_problems"] == len(problems)
+    assert sum(row["tried"] for row in rows) == result.num_candidates
+    lines = sorted(problem.num_changed_lines for problem in problems)
+    assert figures["changed_lines"]["maximum"] == lines[-1]
+    assert sum(figures["changed_lines"]["bins"].values()) == len(lines)
+    oracles = [json.loads(line) for line in (made / "oracles.jsonl").read_text().splitlines()]
+    names = {item.pop("repository") for item in oracles}
+    assert "wordkit" in names
+    assert all(FunctionOracle.model_validate(item).held_out for item in oracles)
+
+
+def test_killed_build_continues_with_the_same_set(built):
+    tmp_path, _, problems = built
+    half = tmp_path / "half"
+    for kind in ("judged", "baselines", "oracles"):
+        (half / kind).mkdir(parents=True)
+    for name in ("wordkit", "ledgerkit"):
+        baseline = (tmp_path / "run" / "baselines" / f"{name}.json").read_text()
+        (half / "baselines" / f"{name}.json").write_text(baseline)
+    lines = (tmp_path / "run" / "judged" / "wordkit.jsonl").read_text().splitlines(keepends=True)
+    cut = "".join(lines[: len(lines) // 2]) + lines[-1][:30]
+    (half / "judged" / "wordkit.jsonl").write_text(cut)
+    _, resumed = build(tmp_path, name="half")
+    assert resumed == problems
+    redone = (half / "judged" / "wordkit.jsonl").read_text().splitlines()
+    assert len(redone) == len(lines)
