@@ -8,6 +8,7 @@ line a trajectory, in the order of the journal. It judges nothing: tasks/retriev
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from flows.drivers.problem_set import load_problems, load_repositories
@@ -15,7 +16,7 @@ from infra.cluster.workspace import Workspace
 from infra.harness.transcript import CallStatus, ToolCallRecord, Transcript
 from infra.ledger import Ledger
 from infra.objects import ObjectStore
-from infra.search.chunks import cut_chunks
+from infra.search.chunks import Chunk, cut_chunks
 from tasks.records import Problem, Trajectory
 from tasks.retrieval.config import TraceRequest, TraceResult
 from tasks.retrieval.traces import TRACES_FILE, LineRange, TraceRecord
@@ -78,7 +79,9 @@ def describe_trajectory(
         trajectory_id=trajectory.trajectory_id,
         problem_id=problem.problem_id,
         repository=problem.repository,
-        failing_tests=problem.fail_to_pass,
+        failing_tests=tuple(
+            test for test in problem.fail_to_pass if test not in problem.hidden_tests
+        ),
         report=next((result for call, result in calls if call.tool == "run_terminal"), ""),
         reads=tuple(_unique(_reads(calls, broken))),
         edits=tuple(_unique(_edits(trajectory.changed_files))),
@@ -105,9 +108,15 @@ def _reads(
             continue
         if not symbol:
             yield path, 1, _WHOLE_FILE_LINES
-        for chunk in cut_chunks(path, files[path].decode(errors="replace")) if symbol else ():
+        for chunk in _chunks(path, files[path]) if symbol else ():
             if chunk.name == symbol or chunk.name.startswith(f"{symbol}."):
                 yield path, chunk.first_line, chunk.last_line
+
+
+@lru_cache(maxsize=64)
+def _chunks(path: str, content: bytes) -> list[Chunk]:
+    """The attempts of a group begin with the same file."""
+    return cut_chunks(path, content.decode(errors="replace"))
 
 
 def _edits(changed_files: Mapping[str, str]) -> Iterator[LineRange]:

@@ -21,6 +21,7 @@ from models.embedder import Embedder
 from tasks.retrieval.config import PairsConfig, RankingScores
 from tasks.retrieval.pairs import Function
 
+UNMEASURED_DENSE_WEIGHT = 0.5
 DENSE_WEIGHTS = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4)
 Scorer = Callable[["Pool"], np.ndarray]
 """A pool -> scores [queries, codes], higher is better."""
@@ -131,6 +132,8 @@ def fuse_rows(lexical: np.ndarray, dense: np.ndarray, weight: float) -> np.ndarr
 
 def pick_dense_weight(embedder: Embedder, pools: Sequence[Pool]) -> float:
     """The weight of the vectors beside BM25 that ranks these pools best."""
+    if not pools:
+        return UNMEASURED_DENSE_WEIGHT
     scored = [(pool, score_lexically(pool), score_densely(embedder, pool)) for pool in pools]
 
     def reciprocal(weight: float) -> float:

@@ -104,9 +104,10 @@ def _train(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
 def read_pools(
     packages: Sequence[str], config: RetrievalConfig, random: np.random.Generator
 ) -> list[Pool]:
-    """One pool a package."""
+    """One pool a package that has something to ask."""
     most = config.most_queries_a_package
-    return [make_pool(name, read_package(name), config.pairs, most, random) for name in packages]
+    pools = [make_pool(name, read_package(name), config.pairs, most, random) for name in packages]
+    return [pool for pool in pools if pool.queries]
 
 
 def read_training_functions(config: RetrievalConfig) -> list[Function]:

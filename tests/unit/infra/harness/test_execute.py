@@ -188,4 +188,4 @@ def test_codebase_search_asks_the_service_about_the_files_as_they_are_now() -> N
 
     assert texts(there, asked) == ["pkg/a.py:1-3 def first_true():"]
     box.files["b.py"] = b"def first_true(value):\n    return value\n"
-    assert texts(there, asked)[0].splitlines()[0] == "b.py:1-3 def first_true(value):"
+    assert "b.py:1-3 def first_true(value):" in texts(there, asked)[0].splitlines()
