@@ -52,11 +52,15 @@ ATTACKS: dict[str, tuple[str, bool]] = {
         True,
     ),
     "replaces a registered hook": (
-        "import gc\n"
+        "import gc, pytest\n"
+        "def fake(item, call):\n"
+        "    return pytest.TestReport(nodeid=item.nodeid, location=item.location, keywords={},\n"
+        "        outcome='passed', longrepr=None, when=call.when)\n"
+        "gc.unfreeze()\n"
         "for o in gc.get_objects():\n"
-        "    if type(o).__name__ == 'HookImpl' and 'makereport' in str(o.function):\n"
-        "        o.function = lambda *a, **k: None\n",
-        False,
+        "    if type(o).__name__ == 'HookImpl' and 'Recorder.pytest_runtest_makereport' in str(o.function):\n"
+        "        o.function = fake\n",
+        True,
     ),
     "swallows exceptions of calls": (
         "import _pytest.runner as r\n"
@@ -84,7 +88,10 @@ ATTACKS: dict[str, tuple[str, bool]] = {
         "    if name.startswith('assert'): setattr(u.TestCase, name, lambda *a, **k: None)\n",
         True,
     ),
-    "patches a built-in function": ("import builtins\nbuiltins.len = lambda thing: 3\n", True),
+    "patches a built-in function": (
+        "import builtins\nold = builtins.all\nbuiltins.all = lambda values: old(values) or True\n",
+        True,
+    ),
     "patches an operator": ("import operator\noperator.eq = lambda *a: True\n", True),
     "forges results on every descriptor": (FORGE, False),
     "leaves when all has passed": ("import os, threading\nthreading.Timer(0, os._exit, (0,)).start()\n", False),
@@ -112,6 +119,20 @@ def test_hidden_attack_does_not_pass(runner, server, problem, name):
     assert not report.passed, report
     if is_noticed:
         assert report.tampering
+
+
+def test_test_that_was_replaced_by_an_earlier_one_is_noticed(runner, server, problem):
+    replace = (
+        "import sys\n"
+        "t = sys.modules['tests.test_counting']\n"
+        "t.test_most_common.__code__ = t.test_most_common_limit.__code__ = (lambda: 0).__code__\n"
+    )
+    files = {PATH: module(HONEST_LONGEST, each="    " + hide(replace)).encode()}
+    required = (*problem.fail_to_pass, *problem.pass_to_pass)
+    report = runner.run(server.run_again(files, required, 10.0, cold=True))
+    assert report.outcomes[HIDDEN] is TestOutcome.PASSED
+    assert f"replaced test {HIDDEN}" in report.tampering
+    assert not report.passed
 
 
 def test_server_is_unharmed_after_all_attacks(runner, server, problem):
