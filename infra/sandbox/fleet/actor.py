@@ -6,6 +6,7 @@ specs and how a node makes its boxes. Leaves: a named actor that any process of 
 """
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,10 @@ class SandboxNodeActor:
     async def call(self, box_id: str, operation: str, *arguments: Any, **named: Any) -> Any:
         """As NodeDaemon.call."""
         return await self._daemon.call(box_id, operation, *arguments, **named)
+
+    async def process_id(self) -> int:
+        """The process whose end is the end of its boxes."""
+        return os.getpid()
 
     async def close(self) -> None:
         """End every box."""

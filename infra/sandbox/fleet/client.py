@@ -62,9 +62,13 @@ class LeasedBox:
         """Back to the template with `files` laid over it; every process in the box ends."""
         await self._call("reset", files)
 
-    async def _call(self, operation: str, *arguments: Any) -> Any:
+    async def call(self, operation: str, *arguments: Any, **named: Any) -> Any:
+        """Any operation of the node's kind of box, such as `run_in_session` or `write_files`."""
+        return await self._call(operation, *arguments, **named)
+
+    async def _call(self, operation: str, *arguments: Any, **named: Any) -> Any:
         try:
-            return await self._node.call(self.box_id, operation, *arguments)
+            return await self._node.call(self.box_id, operation, *arguments, **named)
         except SandboxLost:
             self.is_lost = True
             raise

@@ -26,7 +26,15 @@ from infra.telemetry import fields
 
 _logger = logging.getLogger(__name__)
 
-BOX_OPERATIONS = ("exec", "read", "write", "list", "diff", "reset")
+# what a holder may call on its box: all that a sandbox offers, but its end
+BOX_OPERATIONS = frozenset(
+    (
+        *("exec", "read", "write", "list", "diff", "reset", "stats"),
+        *("open_session", "run_in_session", "signal_session", "close_session"),
+        *("start_job", "read_job_logs", "wait_job", "kill_job"),
+        *("read_files", "write_files", "list_files", "stat", "remove"),
+    )
+)
 
 
 class Node(Protocol):
@@ -54,7 +62,6 @@ class NodeDaemon:
         self._read_pressure = read_pressure
         self._boxes: dict[str, tuple[str, FleetBox]] = {}  # box id -> template, box
         self._starting: dict[str, asyncio.Task[bool]] = {}
-        self._states: dict[str, SavedState] = {}
         self._num_reports = 0
 
     async def obey(self, order: Order, source: "NodeDaemon | None" = None) -> bool:
@@ -93,29 +100,26 @@ class NodeDaemon:
         """Pass an operation on to a box. SandboxLost when it is not here."""
         if operation not in BOX_OPERATIONS:
             raise SandboxError(
-                f"{operation} on box {box_id}: wanted one of {', '.join(BOX_OPERATIONS)}"
+                f"{operation} on box {box_id}: wanted one of {', '.join(sorted(BOX_OPERATIONS))}"
             )
         return await getattr(self._find(box_id)[1], operation)(*arguments, **named)
 
     async def save_state(self, box_id: str, state_id: str) -> None:
         """Keep what the box holds now, to be forked here or given to another node."""
         template, box = self._find(box_id)
-        self._states[state_id] = await self._maker.save(template, box)
+        await self._maker.save(state_id, template, box)
 
     async def give_state(self, state_id: str) -> SavedState:
         """A state for another node."""
-        state = self._states.get(state_id)
-        if state is None:
-            raise SandboxError(f"state {state_id} is not on node {self.spec.node_id}")
-        return state
+        return await self._maker.give(state_id)
 
     def take_state(self, state_id: str, state: SavedState) -> None:
         """Keep a state that came from another node."""
-        self._states[state_id] = state
+        self._maker.take(state_id, state)
 
     async def drop_state(self, state_id: str) -> None:
         """Free a state; forks that run go on."""
-        self._states.pop(state_id, None)
+        await self._maker.drop(state_id)
 
     @property
     def num_boxes(self) -> int:
@@ -146,9 +150,9 @@ class NodeDaemon:
             if order.state_id is None:
                 box = await self._maker.make(order.template)
             else:
-                if order.state_id not in self._states and source is not None:
+                if source is not None and not self._maker.has_state(order.state_id):
                     self.take_state(order.state_id, await source.give_state(order.state_id))
-                box = await self._maker.fork(await self.give_state(order.state_id))
+                box = await self._maker.fork(order.state_id)
         except SandboxError as error:
             _logger.warning(
                 "box did not start %s",
@@ -160,7 +164,8 @@ class NodeDaemon:
 
     async def _clean(self, box_id: str) -> bool:
         try:
-            await self._find(box_id)[1].reset()
+            template, box = self._find(box_id)
+            self._boxes[box_id] = (template, await self._maker.clean(template, box))
         except SandboxError:
             await self._stop(box_id)
             return False

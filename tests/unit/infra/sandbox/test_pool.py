@@ -2,8 +2,9 @@ import asyncio
 
 import pytest
 
-from infra.errors import CapacityExhausted, SandboxError
+from infra.errors import CapacityExhausted, SandboxError, SandboxLost
 from infra.sandbox import SandboxPool
+from infra.sandbox.fleet.records import Priority
 
 
 def test_released_box_is_reused_clean(runner, wordkit):
@@ -54,3 +55,48 @@ def test_lost_box_is_replaced(runner, wordkit):
             await pool.close()
 
     assert runner.run(lose()) == (True, b"ok\n")
+
+
+def test_silent_lease_is_reaped_once_and_its_box_ends(runner, wordkit):
+    now = [0.0]
+
+    async def reap():
+        pool = SandboxPool(wordkit, 2, lease_seconds=100.0, clock=lambda: now[0])
+        try:
+            silent, alive = await pool.lease(), await pool.lease()
+            now[0] = 60.0
+            pool.renew(alive)
+            now[0] = 120.0
+            counts = [await pool.reap(), await pool.reap()]
+            with pytest.raises(SandboxLost, match="this lease is over"):
+                pool.renew(silent)
+            await pool.release(silent)  # gives nothing back: it is ended already
+            async with pool.leased() as other:
+                return counts, silent.is_lost, alive.is_lost, other not in (silent, alive)
+        finally:
+            await pool.close()
+
+    assert runner.run(reap()) == ([1, 0], True, False, True)
+
+
+def test_box_that_comes_free_goes_to_the_highest_priority(runner, wordkit):
+    async def compete():
+        pool = SandboxPool(wordkit, 1)
+        served = []
+
+        async def use(priority):
+            box = await pool.lease(priority=priority)
+            served.append(priority)
+            await pool.release(box)
+
+        try:
+            first = await pool.lease()
+            uses = [asyncio.create_task(use(priority)) for priority in Priority]
+            await asyncio.sleep(0)
+            await pool.release(first)
+            await asyncio.gather(*uses)
+            return served
+        finally:
+            await pool.close()
+
+    assert runner.run(compete()) == sorted(Priority, reverse=True)
