@@ -5,20 +5,36 @@ and blobs. Leaves: the same. It does not know what the requests mean.
 """
 
 import asyncio
-from typing import Any
+import socket
+from typing import Any, Protocol
 
 from infra.errors import SandboxError, SandboxLost
-from infra.sandbox.box import BoxProcess
 from infra.sandbox.inside.wire import FrameDecoder, encode_frame
 from infra.sandbox.tools import error_of_kind
 
 _READ_BYTES = 1 << 18
 
 
+class Connected(Protocol):
+    """What a channel needs of a box, whatever runs it."""
+
+    name: str
+    socket: socket.socket
+    information_pipe: int
+
+    def admit(self) -> None: ...
+
+    def explain_death(self) -> SandboxError: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class BoxChannel:
     """A box with requests in flight. Belongs to the event loop that opened it."""
 
-    def __init__(self, box: BoxProcess) -> None:
+    def __init__(self, box: Connected) -> None:
         self._box = box
         self.num_requests = 0
         self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], list[bytes]]]] = {}
@@ -120,7 +136,7 @@ class BoxChannel:
                 self._fail(self._box.explain_death())
                 return
             for header, blobs in frames:
-                future = self._waiting.get(header.get("id"))
+                future = self._waiting.get(header.get("id", 0))
                 if future is not None and not future.done():
                     future.set_result((header, blobs))
 

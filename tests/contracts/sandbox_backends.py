@@ -7,10 +7,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
+
 from infra.sandbox.box import STATIC_SERVER
 from infra.sandbox.layered import NamespaceBackend
+from infra.sandbox.microvm import MicroVmBackend
 from infra.sandbox.protocol import LiveSandbox, SandboxBackend, SandboxLimits, SandboxSpec
 from infra.sandbox.system import has_static_agent
+from infra.settings import load_settings
 from tests.fakes.repositories import WORDKIT, open_repository
 
 BACKENDS: dict[str, Callable[[], SandboxBackend]] = {
@@ -18,6 +22,11 @@ BACKENDS: dict[str, Callable[[], SandboxBackend]] = {
 }
 if has_static_agent():
     BACKENDS["namespace-static"] = lambda: NamespaceBackend(server=STATIC_SERVER)
+# Images and booted machines are kept beside other downloads, so only the first run pays for them.
+BACKENDS["microvm"] = lambda: MicroVmBackend(load_settings().cache_directory / "microvm")
+MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
+    "microvm": (pytest.mark.microvm, pytest.mark.timeout(600))
+}
 
 LIMITS = SandboxLimits(
     memory_bytes=256 << 20,
@@ -35,6 +44,11 @@ def wordkit_spec(
     """A sandbox with the tiny repository."""
     directory = repository or open_repository(WORDKIT).directory
     return SandboxSpec(repository=directory, files=files or {}, limits=LIMITS)
+
+
+def backend_parameters() -> list:
+    """Names for a parametrised fixture, with the marks of each."""
+    return [pytest.param(name, marks=MARKS.get(name, ())) for name in BACKENDS]
 
 
 class Bench:

@@ -79,6 +79,7 @@ class MicroVmSandbox(BoxTools):
         self.sandbox_id = sandbox_id
         self.origin = origin
         self.pause_seconds = 0.0  # how long the latest copy made the guest stand still
+        self.copied_bytes = 0  # of memory, in the latest copy; 0: all of it, through the monitor
         self.hello_seconds = 0.0  # from the start of QEMU to the guest's first answer
         self.machine = machine
         self._machine_channel = channel
@@ -151,6 +152,7 @@ class MicroVmSandbox(BoxTools):
             finally:
                 await self.machine.resume()
                 self.pause_seconds = time.perf_counter() - started
+        self.copied_bytes = 0 if state.pages is None else len(state.pages.content)
         return state
 
     async def snapshot(self, kind: SnapshotKind = SnapshotKind.FILES) -> Snapshot:

@@ -53,7 +53,7 @@ class BootLimits:
     attempts: int = 3
 
 
-KVM_PROBE = BootLimits(cpu_seconds=10.0, idle_seconds=5.0, wall_seconds=15.0, attempts=1)
+KVM_PROBE = BootLimits(cpu_seconds=4.0, idle_seconds=5.0, wall_seconds=15.0, attempts=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,11 @@ class TemplateStore:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=memory_folder))
         self._making: dict[tuple[ImageKind, int, str], asyncio.Task[Template]] = {}
         self._repository_keys: dict[Path, str] = {}
+
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """The one given or found to work; None: nothing has booted yet."""
+        return self._accelerator
 
     async def get(self, kind: ImageKind, memory_bytes: int, repository: Path | None) -> Template:
         """The template, made now when there is none; a failed making is tried anew."""

@@ -1,0 +1,203 @@
+"""What only virtual machines can do: branch while they run, start anew after a hung boot."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from infra.errors import SandboxError, SandboxLost
+from infra.sandbox.microvm import Accelerator, BootLimits, MicroVmBackend
+from infra.sandbox.microvm.image import ImageKind, build_image
+from infra.sandbox.microvm.machine import PROGRAM, Machine
+from infra.sandbox.microvm.templates import TemplateStore
+from infra.sandbox.protocol import SandboxLimits, SandboxSpec, SnapshotKind
+from infra.settings import load_settings
+
+pytestmark = [pytest.mark.microvm, pytest.mark.timeout(600)]
+
+IMAGES = load_settings().cache_directory / "microvm"
+LIMITS = SandboxLimits(memory_bytes=256 << 20, writable_bytes=32 << 20)
+SECONDS = 300.0  # a command takes milliseconds; the host may be loaded and the guest is translated
+COUNT = "n=0; while :; do n=$((n+1)); echo $n; done"
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def backend(runner) -> Iterator[MicroVmBackend]:
+    async def make() -> MicroVmBackend:
+        return MicroVmBackend(IMAGES, accelerator=Accelerator.TCG)
+
+    backend = runner.run(make())
+    yield backend
+    runner.run(backend.close())
+
+
+@pytest.fixture
+def source(runner, backend):
+    sandbox = runner.run(backend.create(SandboxSpec(limits=LIMITS)))
+    yield sandbox
+    runner.run(sandbox.close())
+
+
+async def wait_for_growth(sandbox, job: str) -> None:
+    start = (await sandbox.read_job_logs(job)).next_offset_bytes
+    while (await sandbox.read_job_logs(job)).next_offset_bytes == start:
+        await asyncio.sleep(0.01)
+
+
+def test_branch_goes_on_in_both_and_shares_nothing_after(runner, backend, source):
+    async def use():
+        await source.write("before", b"both")
+        session = await source.open_session()
+        await source.run_in_session(session, "kept=yes", SECONDS)
+        job = await source.start_job(COUNT)
+        await wait_for_growth(source, job)
+        (branch,) = await backend.fork(source)
+        first = (await source.read_job_logs(job)).data.split()[:3]
+        for sandbox in (source, branch):
+            await wait_for_growth(sandbox, job)
+        await source.write("left", b"")
+        await branch.write("right", b"")
+        names = await source.list(), await branch.list()
+        kept = await branch.run_in_session(session, "echo $kept; hostname", SECONDS)
+        again = (await branch.read_job_logs(job)).data.split()[:3]
+        identities = [await item.exec("cat /etc/machine-id", SECONDS) for item in (source, branch)]
+        await branch.close()
+        return names, kept.output, first == again, identities, branch.sandbox_id
+
+    names, kept, same_start, identities, name = runner.run(use())
+    assert names == (("before", "left"), ("before", "right"))
+    assert kept == f"yes\n{name}\n".encode()
+    assert same_start
+    assert identities[0].output != identities[1].output
+    # The pause grows with what is copied, and that is what the guest wrote, not what it has.
+    assert 0 < source.copied_bytes < LIMITS.memory_bytes // 4
+
+
+def test_random_numbers_and_clock_are_its_own_after_a_branch(runner, backend, source):
+    async def use():
+        branches = await backend.fork(source, 2)
+        before = int(time.time())
+        seen = [
+            (await item.exec("cat /proc/sys/kernel/random/uuid; date +%s", SECONDS)).output.split()
+            for item in (source, *branches)
+        ]
+        after = int(time.time())
+        for item in branches:
+            await item.close()
+        return before, seen, after
+
+    before, seen, after = runner.run(use())
+    assert len({random for random, _ in seen}) == 3
+    assert all(before - 1 <= int(clock) <= after + 1 for _, clock in seen)
+
+
+def test_memory_snapshot_brings_processes_back_after_their_machine_is_gone(runner, backend):
+    async def use():
+        sandbox = await backend.create(SandboxSpec(limits=LIMITS))
+        job = await sandbox.start_job(COUNT)
+        await wait_for_growth(sandbox, job)
+        snapshot = await sandbox.snapshot(SnapshotKind.MEMORY)
+        await sandbox.close()
+        first, second = await backend.fork(snapshot, 2)
+        for item in (first, second):
+            await wait_for_growth(item, job)
+        difference = await first.diff()
+        for item in (first, second):
+            await item.close()
+        await backend.remove_snapshot(snapshot)
+        return difference
+
+    assert runner.run(use()) == {}
+
+
+def test_branch_falls_back_to_the_whole_memory(runner, backend, source, monkeypatch):
+    async def refuse(machine, command, arguments=None):
+        if command == "xen-save-devices-state":
+            raise SandboxError("this QEMU has no such command")
+        return await run(machine, command, arguments)
+
+    run = Machine._run
+    monkeypatch.setattr(Machine, "_run", refuse)
+
+    async def use():
+        await source.write("/tmp/kept", b"whole")
+        (branch,) = await backend.fork(source)
+        kept = await branch.read("/tmp/kept"), await source.read("/tmp/kept")
+        await branch.close()
+        return kept
+
+    assert runner.run(use()) == (b"whole", b"whole")
+    assert source.copied_bytes == 0
+
+
+def test_machine_that_dies_is_lost_and_says_so(runner, backend):
+    async def use():
+        sandbox = await backend.create(SandboxSpec(limits=LIMITS))
+        job = asyncio.create_task(sandbox.exec("while :; do :; done", SECONDS))
+        await sandbox.stat(["."])
+        psutil.Process(sandbox.machine.process_id).kill()
+        with pytest.raises(SandboxLost, match="ended with code -9"):
+            await job
+        assert sandbox.is_lost
+        return sandbox.sandbox_id, await backend.reap()
+
+    lost, reaped = runner.run(use())
+    assert lost in reaped
+
+
+def test_hung_boot_is_ended_and_tried_again(runner, tmp_path):
+    """The first machine is stopped while it boots: it then neither answers nor asks for time."""
+    image = build_image(ImageKind.SMALL, IMAGES)
+    (tmp_path / image.key).symlink_to(image.kernel.parent)
+    limits = BootLimits(idle_seconds=3.0, attempts=2)
+
+    async def stop_first() -> int:
+        while True:
+            for process in psutil.Process().children(recursive=True):
+                if process.name().startswith(PROGRAM[:15]):
+                    process.suspend()
+                    return process.pid
+            await asyncio.sleep(0.01)
+
+    async def use():
+        store = TemplateStore(tmp_path, accelerator=Accelerator.TCG, boot_limits=limits)
+        stopping = asyncio.create_task(stop_first())
+        try:
+            template = await store.get(ImageKind.SMALL, 128 << 20, None)
+            return (
+                store.num_failed_boots,
+                len(store.boots),
+                template,
+                psutil.pid_exists(await stopping),
+            )
+        finally:
+            await store.close()
+
+    failed, booted, template, is_left = runner.run(use())
+    assert (failed, booted) == (1, 1)
+    assert template.shape.memory_bytes == 128 << 20
+    assert not is_left
+
+
+def test_a_guest_that_only_spins_is_ended_by_its_processor_time(runner, tmp_path):
+    image = build_image(ImageKind.SMALL, IMAGES)
+    (tmp_path / image.key).symlink_to(image.kernel.parent)
+    limits = BootLimits(cpu_seconds=0.3, attempts=1)
+
+    async def use():
+        store = TemplateStore(tmp_path, accelerator=Accelerator.TCG, boot_limits=limits)
+        try:
+            await store.get(ImageKind.SMALL, 128 << 20, None)
+        finally:
+            await store.close()
+
+    with pytest.raises(SandboxLost, match="no answer from the guest"):
+        runner.run(use())
