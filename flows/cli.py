@@ -69,6 +69,17 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def chat(context: typer.Context) -> None:
+    """A terminal agent on a repository: `chat --repo PATH [--gateway URL | --checkpoint REF]`."""
+    # a process of its own: the other commands need not wait for torch to load
+    quiet = ["-W", "ignore::UserWarning"]  # Megatron names each optional library it lacks
+    os.execv(sys.executable, [sys.executable, *quiet, "-m", "flows.chat", *context.args])
+
+
 @app.command()
 def status() -> None:
     """Says what runs, what waits, for what, and since when."""

@@ -145,6 +145,8 @@ def _add_openai_routes(
             "object": "model",
             "created": 0,
             "owned_by": "ostinato",
+            # what a client that runs the tools itself must do as training did
+            "harness": context.config.harness.model_dump(mode="json"),
         }
         return {"object": "list", "data": [model]}
 

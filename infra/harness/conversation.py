@@ -20,6 +20,7 @@ from models.decode.protocol import GenerateRequest, ModelClient, StopReason
 from models.rendering import Renderer
 
 SHORTEST_CUT_CHARACTERS = 40
+INTERRUPTED = "error: stopped by the user before it ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class TokenConversation:
     finished_segments: list[Segment] = field(default_factory=list)
     num_requests: int = 0
     has_header: bool = True  # the tokens end with the opening of the next answer
+    num_unanswered: int = 0  # calls of the last answer that have no result yet
 
     def __post_init__(self) -> None:
         if self.request.earlier_token_ids:
@@ -131,6 +133,7 @@ class TokenConversation:
         text = self.renderer.decode(ids)
         is_whole = generation.stop_reason is StopReason.STOP_TOKEN
         parsed = self.read_calls(text) if is_whole else ParsedAnswer((), text)
+        self.num_unanswered = len(parsed.calls)
         return Answer(
             text,
             parsed,
@@ -152,10 +155,14 @@ class TokenConversation:
             texts[longest] = cut_to_fit(texts[longest], len(texts[longest]) // 2)
             tokens = self.renderer.append_results(texts, note)
         self.builder.append_unsampled(tokens)
-        self.has_header = True
+        self.has_header, self.num_unanswered = True, 0
 
     def append_user(self, text: str) -> None:
-        """Adds a user message in place of the header, which no engine has seen yet."""
+        """Adds a user message in place of the header, which no engine has seen yet. Calls that were
+        interrupted are answered first: no call is left without a result.
+        """
+        if self.num_unanswered:
+            self.append_results([INTERRUPTED] * self.num_unanswered, None, None)
         if self.has_header:
             self.builder.drop_answer_header()
         elif self.builder.token_ids[-1] != self.renderer.end_id:
@@ -169,7 +176,7 @@ class TokenConversation:
         self.finished_segments.append(self.builder.build())
         await self.model.end_session(old_session_id)
         self.builder = SegmentBuilder(self.renderer.start(prompt, self.system_prompt))
-        self.has_header = True
+        self.has_header, self.num_unanswered = True, 0
 
     def segments(self) -> tuple[Segment, ...]:
         """Every segment so far, the present one last."""

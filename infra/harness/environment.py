@@ -65,6 +65,7 @@ class AgentEnvironment:
     )
     search_code: SearchCode | None = None  # None: BM25 over the files of the sandbox
     user_messages: UserMessages | None = None
+    ask_limit_seconds: float | None = None  # how long a user may think; None: as long as a call
 
     async def read_text(self, path: str) -> str:
         """A file's text; ToolFailure when there is none."""

@@ -37,6 +37,7 @@ from infra.harness.report import cut_lines, cut_middle, share_out
 from infra.harness.terminal_tools import run_terminal as run_full_terminal
 from infra.harness.transcript import CallStatus, ToolCallRecord
 
+TERMINAL_MARGIN_SECONDS = 5.0
 Output = str | Callable[[], str]
 Implementation = Callable[[AgentEnvironment, Any, HarnessConfig], Awaitable[Output]]
 
@@ -202,7 +203,7 @@ async def _run_implementation(
     """The call's outcome; whatever it raises becomes a status or a failure of ours."""
     try:
         with boundary(AgentError, f"tool {call.tool}"):
-            async with asyncio.timeout(_limit_seconds(call, config)):
+            async with asyncio.timeout(_limit_seconds(call, environment, config)):
                 return await _try_implementation(call, environment, config)
     except SandboxTimeout as error:
         return _Ran(CallStatus.TIMEOUT, f"error: {error}")
@@ -241,7 +242,9 @@ def _may_pass(error: BaseException) -> bool:
     return is_retryable(error) and not isinstance(error, SandboxLost)
 
 
-def _limit_seconds(call: ParsedCall, config: HarnessConfig) -> float:
+def _limit_seconds(call: ParsedCall, environment: AgentEnvironment, config: HarnessConfig) -> float:
     """A terminal ends its own command and keeps what it printed; the harness waits a little more."""
-    margin = 5.0 if config.dialect == "full" and call.tool == "run_terminal" else 0.0
-    return config.call_time_limit_seconds + margin
+    if call.tool == "ask_user" and environment.ask_limit_seconds is not None:
+        return environment.ask_limit_seconds
+    margin = TERMINAL_MARGIN_SECONDS if call.tool == "run_terminal" else 0.0
+    return config.call_time_limit_seconds + (margin if config.dialect == "full" else 0.0)

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from infra.errors import ConfigError, EngineError
-from infra.harness.conversation import Answer, cut_to_fit
+from infra.harness.conversation import INTERRUPTED, Answer, cut_to_fit
 from infra.harness.definitions import Tool, tool_schemas
 from infra.harness.full_calls import call_from_json
 from infra.harness.parse import ParsedAnswer, ParsedCall
@@ -22,6 +22,7 @@ from infra.harness.transcript import Segment
 CHARACTERS_PER_TOKEN = 3.5  # of results the server has not counted yet
 INTERACTION_HEADER = "x-ostinato-interaction"
 SESSION_HEADER = "x-ostinato-session"
+CONTEXT_FULL = "context_length_exceeded"
 
 
 @dataclass(slots=True)
@@ -66,6 +67,8 @@ class MessageConversation:
             "max_tokens": max_new_tokens,
         }
         reply = await self._post(body)
+        if reply is None:
+            return Answer("", ParsedAnswer((), ""), 0, is_whole=False, cut_reason="context")
         choice = reply["choices"][0]
         message = choice["message"]
         usage = reply.get("usage") or {}
@@ -105,7 +108,9 @@ class MessageConversation:
         self._pending_ids = []
 
     def append_user(self, text: str) -> None:
-        """A further message of the user."""
+        """A further message of the user; calls that were interrupted are answered first."""
+        if self._pending_ids:
+            self.append_results([INTERRUPTED] * len(self._pending_ids), None, None)
         self._append({"role": "user", "content": text})
 
     async def restart(self, prompt: str) -> None:
@@ -142,7 +147,8 @@ class MessageConversation:
             function["name"], function.get("arguments") or "{}", self.tools, call["id"]
         )
 
-    async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def _post(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        """The reply; None when the messages are longer than the server's context."""
         headers = {SESSION_HEADER: self.session_id} if self.session_id else {}
         try:
             response = await self.client.post("/chat/completions", json=body, headers=headers)

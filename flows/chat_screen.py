@@ -1,0 +1,112 @@
+"""What a person sees of `ostinato chat`: calls with their outcome, diffs, questions.
+
+Owns the look, on a rich console. Enters: turns as they complete, diffs, how an attempt ended.
+Leaves: lines on the terminal and what the person typed. It decides nothing.
+"""
+
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.text import Text
+
+from infra.harness.transcript import CallStatus, EndReason, ToolCallRecord, Transcript, TurnRecord
+
+MAX_RESULT_LINES = 8
+MAX_LINE_CHARACTERS = 110
+MAX_DIFF_LINES = 400
+ENDINGS = {
+    EndReason.TURN_LIMIT: "stopped: no turns left",
+    EndReason.TOKEN_LIMIT: "stopped: no tokens left",
+    EndReason.BROKEN_CALLS: "stopped: the model repeats calls that cannot run",
+    EndReason.TIMED_OUT: "stopped: out of time",
+    EndReason.SANDBOX_FAILED: "the sandbox failed",
+    EndReason.ENGINE_FAILED: "the model could not answer",
+}
+
+
+class ChatScreen:
+    """One terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def show_opening(self, root: str, model: str, dialect: str, num_files: int, tests: str) -> None:
+        """What was opened."""
+        self.say(f"model       {model}")
+        self.say(f"repository  {root} ({num_files} files, copied into a sandbox)")
+        self.say(f"tools       {dialect} dialect; tests: {tests}")
+        self.say("Your files stay as they are until you agree. /help names the commands.")
+
+    def show_turn(self, turn: TurnRecord) -> None:
+        """Prose, then each call with its outcome."""
+        if turn.is_summary:
+            self.say("context full: the model went on from its own summary", "dim")
+            return
+        if not turn.calls:
+            return
+        for call, result in zip(turn.calls, turn.results, strict=True):
+            mark, style = ("●", "green") if call.status is CallStatus.OK else ("✗", "red")
+            line = Text(f"{mark} ", style=style)
+            line.append(call.tool or "call", style="bold")
+            line.append(f" {_short(describe_arguments(call))}")
+            if call.status is not CallStatus.OK:
+                line.append(f"  {call.status.value}", style="red")
+            self.console.print(line, highlight=False)
+            self._show_result(call, result)
+
+    def show_ending(self, transcript: Transcript) -> None:
+        """The final message, or why there is none."""
+        ending = ENDINGS.get(transcript.end_reason)
+        if ending is not None:
+            detail = f" ({transcript.detail})" if transcript.detail else ""
+            self.say(f"{ending}{detail}", "yellow")
+        if transcript.final_message:
+            self.say(transcript.final_message, "bold")
+        tokens = sum(turn.generated_tokens for turn in transcript.turns)
+        calls = sum(len(turn.calls) for turn in transcript.turns)
+        self.say(
+            f"{len(transcript.turns)} turns, {calls} calls, {tokens} tokens, "
+            f"{transcript.wall_seconds:.1f} s",
+            "dim",
+        )
+
+    def show_diff(self, diff: str) -> None:
+        """A unified diff in colour."""
+        lines = diff.splitlines()
+        shown = "\n".join(lines[:MAX_DIFF_LINES])
+        if self.console.is_terminal:
+            self.console.print(Syntax(shown, "diff", background_color="default", word_wrap=True))
+        else:
+            self.console.print(shown, markup=False, highlight=False, soft_wrap=True)
+        if len(lines) > MAX_DIFF_LINES:
+            self.say(f"[{len(lines) - MAX_DIFF_LINES} more lines]", "dim")
+
+    def say(self, text: str, style: str = "") -> None:
+        """One plain line."""
+        self.console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
+
+    def ask(self, question: str) -> str:
+        """A line from the person; EOFError at the end of the input."""
+        return self.console.input(Text(question, style="bold cyan")).strip()
+
+    def _show_result(self, call: ToolCallRecord, result: str) -> None:
+        lines = result.split("\n")
+        if call.call_id and lines and lines[0].startswith("["):
+            lines = lines[1:]  # the header repeats what the mark says
+        for line in lines[:MAX_RESULT_LINES]:
+            self.say(f"    {_short(line)}", "dim")
+        if len(lines) > MAX_RESULT_LINES:
+            self.say(f"    ({len(lines) - MAX_RESULT_LINES} more lines)", "dim")
+
+
+def describe_arguments(call: ToolCallRecord) -> str:
+    """A call's arguments on one line."""
+    shown = [
+        value if name in ("path", "command", "query", "pattern") else f"{name}={value!r}"
+        for name, value in call.arguments.items()
+    ]
+    return " ".join(shown)
+
+
+def _short(text: str) -> str:
+    text = text.replace("\n", "⏎")
+    return text if len(text) <= MAX_LINE_CHARACTERS else text[: MAX_LINE_CHARACTERS - 1] + "…"

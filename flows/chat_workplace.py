@@ -1,0 +1,224 @@
+"""Where `ostinato chat` works: a sandbox over a copy of the user's repository.
+
+Owns the copy (tracked and untracked files, nothing ignored), the guess of what is code and what is
+tests, and bringing edits back: only what the agent changed, only where the user's file is still what
+was copied. It asks nobody; the decision to write comes from outside.
+"""
+
+import contextlib
+import difflib
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+import pathspec
+
+from infra.errors import ConfigError
+from infra.harness.environment import AgentEnvironment
+from infra.harness.test_runner import make_test_runner
+from infra.sandbox.environment import RepositoryEnvironment
+from infra.sandbox.repository import PreparedRepository
+
+MAX_FILES = 20_000
+MAX_FILE_BYTES = 4 << 20
+MAX_TOTAL_BYTES = 200 << 20
+ALWAYS_IGNORED = (
+    *(".git/", "__pycache__/", ".venv/", "venv/", "node_modules/", ".mypy_cache/", "*.egg-info/"),
+    *(".pytest_cache/", ".ruff_cache/", ".tox/", ".nox/", "*.pyc"),
+)
+TEST_FOLDERS = frozenset({"tests", "test"})
+NO_PACKAGE = frozenset({"docs", "doc", "examples", "scripts", "benchmarks"})
+Files = Mapping[str, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which paths hold product code and which hold tests."""
+
+    package_paths: tuple[str, ...]
+    test_paths: tuple[str, ...]
+
+
+def list_files(root: Path) -> list[str]:
+    """Files that belong to the repository, sorted: git's own list, else all that .gitignore leaves."""
+    if (root / ".git").exists() and shutil.which("git"):
+        command = ["git", "-C", str(root), "ls-files", "-coz", "--exclude-standard"]
+        done = subprocess.run(command, capture_output=True, check=False)
+        if done.returncode == 0:
+            names = {os.fsdecode(name) for name in done.stdout.split(b"\0") if name}
+            return sorted(name for name in names if _is_plain(root / name))
+    ignore = root / ".gitignore"
+    own = ignore.read_text(errors="replace").splitlines() if ignore.is_file() else []
+    spec = pathspec.GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *own])
+    found = spec.match_tree_files(root, negate=True)
+    return sorted(name for name in found if _is_plain(root / name))
+
+
+def copy_repository(root: Path, target: Path) -> dict[str, bytes]:
+    """Copies the repository's files below `target`; their content by path. ConfigError when there is
+    too much of it. Files of more than 4 MiB stay behind.
+    """
+    names = list_files(root)
+    if len(names) > MAX_FILES:
+        raise ConfigError(f"{root} has {len(names)} files, wanted at most {MAX_FILES}")
+    files: dict[str, bytes] = {}
+    total = 0
+    for name in names:
+        path = root / name
+        if path.stat().st_size > MAX_FILE_BYTES:
+            continue
+        files[name] = path.read_bytes()
+        total += len(files[name])
+        if total > MAX_TOTAL_BYTES:
+            raise ConfigError(f"{root} has more than {MAX_TOTAL_BYTES >> 20} MiB of files")
+        copy = target / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(files[name])
+    if not files:
+        raise ConfigError(f"{root} has no files, wanted a repository")
+    return files
+
+
+def guess_layout(paths: Iterable[str]) -> Layout:
+    """Tests are folders named tests or test and files named test_*.py; code is the other Python."""
+    tests: set[str] = set()
+    packages: set[str] = set()
+    for path in paths:
+        pure = PurePosixPath(path)
+        if pure.suffix != ".py":
+            continue
+        folders = pure.parts[:-1]
+        depth = next((i for i, part in enumerate(folders) if part in TEST_FOLDERS), None)
+        if depth is not None:
+            tests.add("/".join(folders[: depth + 1]))
+        elif pure.name.startswith("test_") or pure.name == "conftest.py":
+            tests.add(path)
+        elif not folders:
+            if pure.name != "setup.py":
+                packages.add(path)
+        elif folders[0] not in NO_PACKAGE:
+            packages.add("/".join(folders[: 2 if folders[0] == "src" else 1]))
+    return Layout(tuple(sorted(packages)), tuple(sorted(tests)))
+
+
+@dataclass(slots=True)
+class Workplace:
+    """The user's repository, the copy as it was made, and the sandbox over it."""
+
+    root: Path
+    files: dict[str, bytes]
+    layout: Layout
+    environment: AgentEnvironment
+    place: RepositoryEnvironment
+    kept: dict[str, bytes | None] = field(default_factory=dict)  # already in the repository
+
+    async def pending(self) -> dict[str, bytes | None]:
+        """What the agent changed and the repository does not have yet."""
+        changed = await self.environment.sandbox.diff()
+        everything = {**dict.fromkeys(self.kept), **changed}
+        now = {path: changed.get(path, self.files.get(path)) for path in everything}
+        return {
+            path: content
+            for path, content in sorted(now.items())
+            if content != self.known(path) and not _is_rubbish(path)
+        }
+
+    def known(self, path: str) -> bytes | None:
+        """A file as this chat last saw it in the repository."""
+        return self.kept[path] if path in self.kept else self.files.get(path)
+
+    def conflicts(self, changes: Files) -> list[str]:
+        """Changed files that somebody else has changed in the repository meanwhile."""
+        return [path for path in changes if self._on_disk(path) != self.known(path)]
+
+    def keep(self, changes: Files) -> None:
+        """Writes changes into the repository, each file atomically."""
+        for path, content in changes.items():
+            target = self._target(path)
+            if content is None:
+                target.unlink(missing_ok=True)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                partial = target.with_name(f".{target.name}.ostinato")
+                partial.write_bytes(content)
+                if target.exists():
+                    shutil.copymode(target, partial)
+                partial.replace(target)
+            self.kept[path] = content
+
+    async def revert(self) -> None:
+        """Puts the sandbox back to what the repository has."""
+        await self.environment.sandbox.reset(self.kept)
+        self.environment.state.region = None
+        self.environment.state.seen.clear()
+
+    def describe(self, changes: Files) -> str:
+        """The changes as a unified diff."""
+        return "".join(
+            describe_change(path, self.known(path), content) for path, content in changes.items()
+        )
+
+    def _on_disk(self, path: str) -> bytes | None:
+        target = self._target(path)
+        return target.read_bytes() if target.is_file() else None
+
+    def _target(self, path: str) -> Path:
+        target = self.root / path
+        if ".." in PurePosixPath(path).parts or not target.resolve().is_relative_to(self.root):
+            raise ConfigError(f"path is {path!r}, wanted one inside {self.root}")
+        return target
+
+
+@contextlib.asynccontextmanager
+async def open_workplace(
+    root: Path, copy: Path, *, warm_tests: bool, test_limit_seconds: float
+) -> AsyncIterator[Workplace]:
+    """A sandbox over a copy of `root` made below `copy`, for the length of the block. With
+    `warm_tests`, `pytest` runs every collected test in a warm box; else it is a command like others.
+    """
+    root = root.resolve()
+    files = copy_repository(root, copy)
+    layout = guess_layout(files)
+    repository = PreparedRepository.from_directory(
+        "chat", copy, layout.package_paths, layout.test_paths
+    )
+    place = RepositoryEnvironment.create(repository, boxes=1)
+    sandbox = await place.lease()
+    try:
+        run_tests = None
+        if warm_tests and layout.test_paths:
+            await place.test_server.start()
+            if place.test_server.tests:
+                run_tests = make_test_runner(
+                    place.test_server, place.test_server.tests, test_limit_seconds
+                )
+        environment = AgentEnvironment(sandbox, run_tests=run_tests, baseline=files)
+        yield Workplace(root, files, layout, environment, place)
+    finally:
+        await place.release(sandbox)
+        await place.close()
+
+
+def describe_change(path: str, before: bytes | None, after: bytes | None) -> str:
+    """One file's change as a unified diff; what is not text is only named."""
+    try:
+        old, new = (before or b"").decode(), (after or b"").decode()
+    except UnicodeDecodeError:
+        return f"Binary file {path} changed\n"
+    names = (
+        "/dev/null" if before is None else f"a/{path}",
+        "/dev/null" if after is None else f"b/{path}",
+    )
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), *names, lineterm="")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _is_rubbish(path: str) -> bool:
+    return pathspec.GitIgnoreSpec.from_lines(ALWAYS_IGNORED).match_file(path)

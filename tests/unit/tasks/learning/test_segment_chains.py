@@ -1,0 +1,107 @@
+"""A trajectory of several segments: one reward for the whole chain, every sampled token trained,
+summaries included.
+"""
+
+import asyncio
+
+import pytest
+
+from infra.harness.config import AgentRequest, HarnessConfig
+from infra.harness.environment import AgentEnvironment
+from infra.harness.loop import run_agent
+from infra.harness.transcript import Transcript
+from models.rendering import Renderer, train_tokenizer
+from tasks.learning.advantages import make_samples, penalize_divergence
+from tasks.learning.config import PackingConfig
+from tasks.learning.packing import pack
+from tasks.records import Group, RewardReport
+from tasks.rollout.orchestrator import AttemptRequest
+from tests.fakes.memory_sandbox import MemorySandbox
+from tests.fakes.rollouts import make_problem, make_trajectory
+from tests.fakes.scripted_model import ScriptedModel
+
+CONFIG = HarnessConfig(
+    max_turns=20, context_tokens=400, max_generated_tokens=2000, summarise_at_tokens=90
+)
+READ = "<read_file>a.py</read_file>"
+SUMMARY = "a.py holds one line"
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return Renderer(train_tokenizer(["x = 1\n"], vocab_size=400))
+
+
+def chain(renderer: Renderer, num_summaries: int) -> Transcript:
+    sandbox = MemorySandbox({"a.py": b"x = 1\n" * 30})
+    answers = [f"{index}{READ}" for index in range(num_summaries)]
+    answers = [text for read in answers for text in (read, SUMMARY)]
+    model = ScriptedModel(renderer, [*answers, "Done."])
+    request = AgentRequest(prompt="Fix a.py", session_id="s")
+    return asyncio.run(run_agent(model, renderer, AgentEnvironment(sandbox), request, CONFIG))
+
+
+@pytest.fixture(scope="module")
+def group(renderer: Renderer) -> Group:
+    trajectories = []
+    for index, (num_summaries, reward) in enumerate([(2, 1.0), (0, 0.0), (1, 0.0), (0, 0.0)]):
+        request = AttemptRequest(f"t{index}", "g", make_problem("p"), index, retry=0, seed=index)
+        graded = make_trajectory(request)
+        changes = {
+            "transcript": chain(renderer, num_summaries),
+            "reward": RewardReport(total=reward, terms={}),
+        }
+        trajectories.append(graded.model_copy(update=changes))
+    return Group(group_id="g", problem_id="p", trajectories=tuple(trajectories))
+
+
+def test_every_segment_is_a_sample_under_the_reward_of_the_whole_chain(group: Group) -> None:
+    samples = make_samples(group)
+    by_trajectory = {name: [s for s in samples if s.trajectory_id == name] for name in ("t0", "t2")}
+    assert [len(each) for each in by_trajectory.values()] == [3, 2]
+    assert {sample.advantage for sample in by_trajectory["t0"]} == {0.75}
+    assert {sample.advantage for sample in by_trajectory["t2"]} == {-0.25}
+    assert len({sample.sample_id for sample in samples}) == len(samples) == 7
+
+
+def test_summaries_are_trained_like_any_other_token(group: Group, renderer: Renderer) -> None:
+    first, second, last = make_samples(group)[:3]
+    for sample in (first, second):
+        segment = sample.segment
+        sampled = renderer.decode(segment.token_ids_T[segment.loss_mask_T].tolist())
+        assert sampled.endswith(f"{READ}<|end|>{SUMMARY}<|end|>")
+    shown = renderer.decode(second.segment.token_ids_T[~second.segment.loss_mask_T].tolist())
+    assert shown.startswith(f"<|user|>Fix a.py\n\n{SUMMARY}<|end|>")
+    assert last.segment.sampled_tokens > 0
+
+
+def test_segments_make_up_all_the_transcript_generated(group: Group) -> None:
+    for trajectory in group.trajectories:
+        transcript = trajectory.transcript
+        copy = Transcript.from_bytes(transcript.to_bytes())
+        assert len(copy.segments) == len(transcript.segments)
+        assert sum(segment.sampled_tokens for segment in copy.segments) == sum(
+            turn.generated_tokens for turn in copy.turns
+        )
+
+
+def test_the_penalty_for_divergence_is_one_for_the_chain(group: Group) -> None:
+    samples = make_samples(group)
+    penalty = penalize_divergence(samples, [0.3, 0.0, 0.1, 0.2, 0.0, 0.4, 0.0], 0.1)
+    assert len(set(penalty.advantages[:3])) == 1
+    assert sum(penalty.advantages[index] for index in (0, 3, 4, 6)) == pytest.approx(0.0)
+
+
+def test_each_segment_gets_its_row_with_its_advantage(group: Group) -> None:
+    samples = make_samples(group)
+    advantages = [sample.advantage for sample in samples]
+    batches = pack(samples, advantages, PackingConfig())
+    rows = [
+        (int(index), float(advantage))
+        for batch in batches
+        for index, advantage in zip(batch.sample_indices_B, batch.advantages_B, strict=True)
+    ]
+    assert sorted(rows) == list(enumerate(advantages))
+    assert sum(int(batch.loss_mask_BT.sum()) for batch in batches) == sum(
+        sample.segment.sampled_tokens for sample in samples
+    )
