@@ -152,14 +152,15 @@ def _nameless(code: CodeText) -> CodeText:
 def without_copies(functions: Iterable[Function], of: Iterable[Function]) -> list[Function]:
     """`functions` whose body and whose docstring occur in none of `of`."""
     theirs = list(of)
-    bodies = {_fingerprint(function.code.body) for function in theirs}
+    bodies = {_fingerprint(function.code) for function in theirs}
     summaries = {function.summary for function in theirs if function.summary}
     return [
         function
         for function in functions
-        if _fingerprint(function.code.body) not in bodies and function.summary not in summaries
+        if _fingerprint(function.code) not in bodies and function.summary not in summaries
     ]
 
 
-def _fingerprint(body: str) -> int:
-    return hash("".join(body.split()))
+def _fingerprint(code: CodeText) -> int:
+    """Of the text without its spacing; the path, which stands in the first line, may differ."""
+    return hash("".join(code.body.partition("\n")[2].split()))

@@ -93,8 +93,8 @@ def train_on_code(
             )
             _step(embedder, optimizer, loss)
             schedule.step()
-            total += float(loss.detach())
-            report(epoch * steps_an_epoch + step + 1, config.epochs * steps_an_epoch, float(loss))
+            total += loss.item()
+            report(epoch * steps_an_epoch + step + 1, config.epochs * steps_an_epoch, loss.item())
         losses.append(total / steps_an_epoch)
     return losses
 
@@ -134,8 +134,8 @@ def train_on_traces(
                 )
             _step(embedder, optimizer, loss)
             schedule.step()
-            total += float(loss.detach())
-            report(epoch * steps_an_epoch + step + 1, config.epochs * steps_an_epoch, float(loss))
+            total += loss.item()
+            report(epoch * steps_an_epoch + step + 1, config.epochs * steps_an_epoch, loss.item())
         losses.append(total / steps_an_epoch)
     return losses
 

@@ -68,7 +68,7 @@ def trajectory(turns: tuple[TurnRecord, ...], patch: str) -> Trajectory:
         outcome=Outcome.FINISHED,
         reason="finished",
         verdict=verdict,
-        reward=RewardReport(total=1.0, terms={}),
+        reward=RewardReport(total=0.0, terms={}),
         transcript=transcript,
         changed_files={"pkg/a.py": patch},
         started_at=0.0,

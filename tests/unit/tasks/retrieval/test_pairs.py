@@ -38,9 +38,9 @@ def test_pairs_of_names_hide_the_name() -> None:
     pairs = make_pairs(functions_of("pkg", "a.py", SOURCE), config, np.random.default_rng(0))
     by_query = {pair.query: pair.code for pair in pairs}
 
-    assert set(by_query) == {"Cut a sequence into two.", "split in half"}
+    assert set(by_query) == {"Cut a sequence into two.", "box split in half"}
     assert "split_in_half" in by_query["Cut a sequence into two."].body
-    assert "split_in_half" not in "".join(by_query["split in half"])
+    assert "split_in_half" not in "".join(by_query["box split in half"])
 
 
 def test_copies_of_what_measures_are_not_taught() -> None:
