@@ -50,16 +50,29 @@ class _Repository:
 class SearchService:
     """Indexes of a node. Belongs to one event loop or thread."""
 
-    def __init__(self, encoder: TextEncoder | None, most_sessions: int = MOST_SESSIONS) -> None:
+    def __init__(
+        self,
+        encoder: TextEncoder | None,
+        *,
+        most_sessions: int = MOST_SESSIONS,
+        vectors_path: Path | None = None,
+    ) -> None:
+        """`vectors_path` keeps the vectors of pristine repositories across restarts."""
         self.cache = ChunkCache(encoder)
+        self._vectors_path = vectors_path
+        if vectors_path is not None and vectors_path.is_file():
+            self.cache.load(vectors_path)
         self._repositories: dict[str, _Repository] = {}
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._most_sessions = most_sessions
 
     @classmethod
-    def load(cls, encoder_directory: Path | None) -> "SearchService":
+    def load(
+        cls, encoder_directory: Path | None, vectors_path: Path | None = None
+    ) -> "SearchService":
         """With a trained encoder's files; None: BM25 by field alone."""
-        return cls(None if encoder_directory is None else BagEncoder(encoder_directory))
+        encoder = None if encoder_directory is None else BagEncoder(encoder_directory)
+        return cls(encoder, vectors_path=vectors_path)
 
     def add_repository(self, repository_id: str, files: Mapping[str, bytes]) -> None:
         """Indexes a pristine repository; a known id is not indexed again."""
@@ -69,6 +82,8 @@ class SearchService:
         index = CodeIndex.build(self.cache, kept)
         # the whole index is made before anyone can see it
         self._repositories[repository_id] = _Repository(kept, index)
+        if self._vectors_path is not None:
+            self.cache.save(self._vectors_path)
 
     def knows(self, repository_id: str) -> bool:
         """Whether the repository is indexed."""

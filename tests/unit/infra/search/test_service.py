@@ -58,6 +58,13 @@ def test_a_forgotten_session_starts_from_the_pristine_files() -> None:
     assert names(service, "one", {}, "send receipt") == ["def send_receipt(address, cart):"]
 
 
+def test_a_restarted_service_encodes_nothing_again(tmp_path: Path) -> None:
+    for wanted in (7, 0):
+        service = SearchService(HashedEncoder(), vectors_path=tmp_path / "vectors.safetensors")
+        service.add_repository("shop", LEDGER)
+        assert service.cache.num_encoded == wanted
+
+
 def test_an_unknown_repository_is_named() -> None:
     with pytest.raises(ConfigError, match="'bakery' is not indexed, known: shop"):
         new_service().search("one", "bakery", {}, "bread", 1)
