@@ -1,0 +1,102 @@
+"""Commit mining on a small history: only a change of code with a new test becomes a problem, and it
+is proven like any other.
+"""
+
+import asyncio
+import subprocess
+
+import pytest
+
+from infra.errors import ProblemError
+from infra.sandbox import TestServer
+from tasks.problems.baseline import measure_baseline
+from tasks.problems.commits import clean_message, mine_commits
+from tasks.problems.set_config import GitSource, ValidityRules
+from tasks.problems.validity import Bench, Finding, judge_candidate
+
+BROKEN = 'def half(number):\n    """Half of a number."""\n    return number // 2\n'
+WHOLE = BROKEN.replace("//", "/")
+DOUBLE = "\n\ndef double(number):\n    return number * 2\n"
+TEST = "from kit.core import half\n\n\ndef test_half_even():\n    assert half(4) == 2\n"
+NEW_TEST = TEST + "\n\ndef test_half_odd():\n    assert half(3) == 1.5\n"
+STEPS = [
+    ("First version of the kit", {"kit/core.py": BROKEN + DOUBLE, "tests/test_core.py": TEST}),
+    ("docs: say what the kit does", {"README.md": "kit"}),
+    ("Fix rounding of odd numbers (#12)\n\nfixes #11, see https://example.org/x",
+     {"kit/core.py": WHOLE + DOUBLE, "tests/test_core.py": NEW_TEST}),
+    ("Fix the name of a variable in core", {"kit/core.py": WHOLE + DOUBLE + "\nKIT = 1\n"}),
+    ("Add a module for later use", {"kit/later.py": "x = 1\n", "tests/test_later.py": TEST}),
+    ("tidy", {"kit/core.py": WHOLE + DOUBLE}),
+]  # fmt: skip
+
+
+@pytest.fixture
+def history(tmp_path):
+    folder = tmp_path / "kit"
+    folder.mkdir()
+
+    def git(*arguments):
+        identity = ["-c", "user.name=A Person", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+    git("init", "-q", "-b", "main")
+    for message, files in [*STEPS[:1], *STEPS[1:]]:
+        for path, text in ({"kit/__init__.py": ""} | files).items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+        git("add", "-A")
+        git("commit", "-q", "-m", message)
+    return GitSource(
+        name="kit", path=str(folder), package_paths=("kit",), test_paths=("tests",), revision="main"
+    )
+
+
+def test_only_a_fix_with_a_new_test_is_mined(history, tmp_path):
+    mining = mine_commits(history, tmp_path / "made")
+    assert dict(mining.refused) == {
+        "first_commit": 1,
+        "not_a_change": 1,
+        "no_new_test": 1,
+        "adds_or_removes_files": 1,
+        "short_message": 1,
+    }
+    (mined,) = mining.found
+    assert mined.candidate.symbol == "half"
+    assert mined.candidate.message == "Fix rounding of odd numbers"
+    files = mined.repository.files
+    assert files["kit/core.py"].decode() == WHOLE + DOUBLE
+    assert mined.candidate.broken_files(files)["kit/core.py"].decode() == BROKEN + DOUBLE
+    assert "README.md" not in files
+    assert not any(".git" in path for path in files)
+
+
+def test_mined_commit_is_proven_by_its_new_test(history, tmp_path):
+    (mined,) = mine_commits(history, tmp_path / "made").found
+
+    async def judge():
+        servers = [TestServer(mined.repository, hash_seed=seed) for seed in (0, 1)]
+        try:
+            rules = ValidityRules(max_failing_ratio=0.6)
+            baseline = await measure_baseline(*servers, rules, 0)
+            return await judge_candidate(mined.candidate, Bench(baseline, *servers, rules))
+        finally:
+            for server in servers:
+                await server.close()
+
+    judgement = asyncio.run(judge())
+    assert judgement.finding is Finding.PROVEN
+    assert judgement.fail_to_pass == ("tests/test_core.py::test_half_odd",)
+    assert judgement.pass_to_pass == ("tests/test_core.py::test_half_even",)
+
+
+def test_missing_repository_is_a_clear_error(tmp_path):
+    source = GitSource(name="gone", path=str(tmp_path), package_paths=("a",), test_paths=("b",))
+    with pytest.raises(ProblemError, match="git log of gone"):
+        mine_commits(source, tmp_path / "made")
+
+
+def test_messages_lose_what_leads_to_the_fix():
+    message = "fix: Crash on empty input (#31)\n\nSee 1a2b3c4d5e\nCo-authored-by: B <b@c.d>"
+    text = clean_message(message)
+    assert text.startswith("Crash on empty input")
+    assert not {"#31", "1a2b3c4d5e", "b@c.d"} & set(text.split())
