@@ -199,6 +199,7 @@ def _rows(
             note=f"{speculation.speed_up:.2f}x, {speculation.tokens_per_forward:.2f} tokens a forward, "
             f"acceptance {speculation.acceptance:.0%}",
         ),
+        _hack_row(run),
     ]
     for split, name in (
         (Split.HELD_OUT, "unseen mutations"),
@@ -315,6 +316,20 @@ def _curve(context: StageContext, ref: ArtifactRef) -> list[dict]:
 
 def _interval(metric: Metric) -> str:
     return f"{metric.mean:.1%} [{metric.low:.1%}, {metric.high:.1%}]"
+
+
+def _hack_row(run: ReinforcementResult) -> report.ReportRow:
+    """What the hack monitors saw in the newest trajectories."""
+    common = sorted(run.hack_rates.items(), key=lambda item: -item[1])[:4]
+    seen = ", ".join(f"{name} {rate:.1%}" for name, rate in common) or "no pattern"
+    alarms = "; ".join(run.alarms) or "no alarm"
+    return report.ReportRow(
+        stage="RL",
+        measure="trajectories with a hack pattern",
+        before="",
+        after=f"{run.hack_any_ratio:.1%}",
+        note=f"{seen}; {alarms}",
+    )
 
 
 def _list(values: Sequence[float]) -> str:

@@ -9,6 +9,7 @@ are never trained twice. It holds no policy of its own.
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import shutil
@@ -40,6 +41,7 @@ from infra.objects import ObjectStore
 from infra.telemetry import configure_logging, fields, read_metrics
 from models.checkpoint import load_spec
 from models.decode.engine import EngineConfig
+from tasks.grading.alarms import HackMonitor
 from tasks.learning.actor import TrainedStep, TrainerActor, TrainerStatus
 from tasks.learning.advantages import make_samples
 from tasks.learning.config import TrainerRequest
@@ -90,6 +92,7 @@ class ReinforcementRun:
         self._status = StatusFile(workspace.directory, request.run_id)
         self._chain_id = f"chain-{request.run_id}"
         self._engine_totals = EngineTotals()
+        self._monitor = HackMonitor(request.grading.monitor)
         self._wanted_version = -1
         self._version_changed = asyncio.Event()
         self._step_ended_at = 0.0
@@ -254,10 +257,12 @@ class ReinforcementRun:
         self._state.save(used)
         progress = self._orchestrator.progress
         rows: Mapping[str, float] = describe_groups(step.groups)
+        self._watch_hacks(step)
         metrics: dict[str, float | int | str] = {
             **trained.report.metrics(),
             **rows,
             **step.metrics,
+            **self._monitor.metrics(),
             **self._engine_totals.since_last_step(),
             "version": trained.publication.version,
             "delta_density": trained.publication.density_ratio,
@@ -280,6 +285,14 @@ class ReinforcementRun:
         )
         logger.info("%s", message)
         self._workspace.progress.update(step.step, self._request.max_steps, message, **metrics)
+
+    def _watch_hacks(self, step: StepRequest) -> None:
+        """Feeds the monitors; an alarm that begins is told to the log and to the ledger."""
+        self._monitor.observe(member for group in step.groups for member in group.trajectories)
+        for alarm in self._monitor.new_alarms():
+            logger.warning("hack alarm %s", fields(run=self._request.run_id, alarm=alarm))
+            payload = {"step": step.step, **dataclasses.asdict(alarm)}
+            self._ledger.events.add(self._request.run_id, "hack_alarm", payload, time.time())
 
     async def _report_status(self) -> None:
         """Says every second what waits for what."""
@@ -307,6 +320,7 @@ class ReinforcementRun:
                 steps_done=progress.steps_done,
                 weight_version=progress.trainer_version,
                 outcomes=dict(self._orchestrator.table.outcomes),
+                alarms=[str(alarm) for alarm in self._monitor.alarms()],
             )
             with contextlib.suppress(EngineError):  # who asks it for tokens tells of its death
                 self._engine_totals.update(await self._engines.statistics())
@@ -336,6 +350,9 @@ class ReinforcementRun:
             outcomes=dict(self._orchestrator.table.outcomes),
             solve_rate_first=_mean(rates[:ENDS_STEPS]),
             solve_rate_last=_mean(rates[-ENDS_STEPS:]),
+            hack_rates={name.value: rate for name, rate in self._monitor.rates().items() if rate},
+            hack_any_ratio=self._monitor.metrics()["hack_any_ratio"],
+            alarms=tuple(map(str, self._monitor.alarms())),
         )
 
     def _trainer_request(self) -> TrainerRequest:

@@ -64,6 +64,15 @@ class ReinforcementResult(Frozen):
     )
     solve_rate_first: float = Field(description="mean over the first five steps")
     solve_rate_last: float = Field(description="mean over the last five steps")
+    hack_rates: dict[str, float] = Field(
+        default={}, description="share of the newest trajectories by hack pattern, those seen"
+    )
+    hack_any_ratio: float = Field(
+        default=0.0, description="share of the newest trajectories with any pattern"
+    )
+    alarms: tuple[str, ...] = Field(
+        default=(), description="hack alarms that stood at the end of the last process"
+    )
 
 
 class CheckpointEvaluationRequest(Frozen):

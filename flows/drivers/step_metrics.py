@@ -45,6 +45,17 @@ def describe_groups(groups: Sequence[Group]) -> dict[str, float]:
         "broken_call_ratio": broken / max(1, len(calls)),
         "trajectory_seconds_mean": sum(member.finished_at - member.started_at for member in members)
         / count,
+        **_reward_terms(members),
+    }
+
+
+def _reward_terms(members: Sequence[Trajectory]) -> dict[str, float]:
+    """Mean of each reward term; one that a trajectory lacks (never graded) counts as 0."""
+    names = sorted({name for member in members for name in member.reward.terms})
+    return {
+        f"reward_{name}_mean": sum(member.reward.terms.get(name, 0.0) for member in members)
+        / len(members)
+        for name in names
     }
 
 

@@ -40,3 +40,8 @@ def test_engine_totals_are_told_as_differences() -> None:
     assert totals.since_last_step()["engine_batch_mean"] == pytest.approx(8.0)
     totals.update({"a": {**first, "busy_seconds": 3.0, "generated_tokens": 450.0}, "b": {}})
     assert totals.since_last_step()["engine_tokens_per_busy_second"] == pytest.approx(200.0)
+
+
+def test_reward_terms_are_means_over_all_trajectories() -> None:
+    numbers = describe_groups([group("a", (True, False)), group("b", (False, False))])
+    assert numbers["reward_solved_mean"] == pytest.approx(0.25)
