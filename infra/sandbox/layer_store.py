@@ -52,6 +52,11 @@ _HIDDEN_NAMES = frozenset(
 _HIDDEN_SUFFIXES = (".pyc", ".pyo", ".egg-info", ".orig", ".rej")
 
 
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of a repository is kept from its sandboxes."""
+    return name in _HIDDEN_NAMES or name.endswith(_HIDDEN_SUFFIXES)
+
+
 @dataclass(frozen=True, slots=True)
 class Stack:
     """A repository folder (None: empty) and the layers over it, lowest first."""
@@ -260,7 +265,7 @@ def _hiding_entries(repository: Path) -> dict[str, Entry]:
     removed: dict[str, bytes | None] = {}
     for folder, folders, names in os.walk(repository):
         for name in [*folders, *names]:
-            if name in _HIDDEN_NAMES or name.endswith(_HIDDEN_SUFFIXES):
+            if is_hidden(name):
                 removed[str(Path(folder, name).relative_to(repository))] = None
         folders[:] = [name for name in folders if name not in _HIDDEN_NAMES]
 

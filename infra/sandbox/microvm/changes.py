@@ -12,6 +12,7 @@ from typing import Any
 
 from infra.errors import SandboxError
 from infra.sandbox.inside.wire import FrameDecoder, encode_frame
+from infra.sandbox.layer_store import SKIPPED_NAMES, is_hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +95,13 @@ def read_changes(path: Path) -> Changes:
 
 
 def read_folder(folder: Path) -> Changes:
-    """A host's repository as entries for an empty one; executable bits and links are kept."""
+    """A host's repository as entries for an empty one, without its caches and history."""
     entries: dict[str, Entry] = {}
     for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
+        relative = path.relative_to(folder)
+        if any(map(is_hidden, relative.parts)):
+            continue
+        name = relative.as_posix()
         if path.is_symlink():
             entries[name] = Entry("link", 0o777, target=str(path.readlink()))
         elif path.is_dir():
@@ -116,8 +120,9 @@ def hash_folder(folder: Path) -> str:
 def compare_files(
     now: Changes, before: Changes, read_pristine: Callable[[str], bytes | None]
 ) -> dict[str, bytes | None]:
-    """Regular files that differ, as they are now; None: there is none any more."""
+    """Regular files that differ, as they are now; None: there is none any more. No caches."""
     paths = {*now.entries, *now.removed, *before.entries, *before.removed}
+    paths = {path for path in paths if not SKIPPED_NAMES.intersection(path.split("/"))}
     different: dict[str, bytes | None] = {}
     for path in sorted(paths):
         content = _content_of(now, path, read_pristine)

@@ -155,7 +155,7 @@ def _build_disk(scratch: Path, disk: Path) -> None:
     )
     real = [name for name in packages if _has_candidate(name, scratch)]
     root = _unpack(scratch, "disk", tuple(real))
-    for folder in ("proc", "sys", "dev", "repo", "pristine", "layer", "tmp"):
+    for folder in ("proc", "sys", "dev", "repo", "lower", "layer", "tmp"):
         (root / folder).mkdir(exist_ok=True)
     for path, text in _ACCOUNTS.items():
         (root / path).parent.mkdir(exist_ok=True)

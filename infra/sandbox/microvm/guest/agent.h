@@ -9,7 +9,7 @@
 
 #define BOX_USER 1000
 #define REPOSITORY "/repo"
-#define PRISTINE "/pristine" /* the lower layer of /repo; only root sees it */
+#define PRISTINE "/lower/files" /* below /repo; only root reaches it, and the layer above */
 #define UPPER "/layer/upper"
 
 typedef struct {

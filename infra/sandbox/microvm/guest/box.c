@@ -14,6 +14,7 @@
 #include <sys/fsuid.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -112,9 +113,10 @@ void box_boot(void) {
     load_modules();
     enter_disk();
     mkdir(REPOSITORY, 0755);
-    mkdir(PRISTINE, 0700);
+    mkdir("/lower", 0700);
     mkdir("/layer", 0700);
-    must(mount("tmpfs", PRISTINE, "tmpfs", 0, "size=75%,mode=0755"), "mount the pristine layer");
+    must(mount("tmpfs", "/lower", "tmpfs", 0, "size=75%,mode=0700"), "mount the pristine layer");
+    must(mkdir(PRISTINE, 0755), "make the pristine layer");
     must(chown(PRISTINE, BOX_USER, BOX_USER), "chown the pristine layer");
     write_text("/proc/sys/user/max_user_namespaces", "0");
     bring_up_loopback();
@@ -292,7 +294,7 @@ Outcome box_open(const Request *request, Reply *reply, Fault *fault) {
     char options[96];
     const Json *limits = json_get(request->header, "limits");
     long long bytes = json_integer(limits, "writable_bytes", 64 << 20);
-    snprintf(options, sizeof options, "size=%lld,mode=0755", bytes);
+    snprintf(options, sizeof options, "size=%lld,mode=0700", bytes);
     if (mount("tmpfs", "/layer", "tmpfs", MS_NODEV | MS_NOSUID, options) ||
         mkdir(UPPER, 0755) || mkdir("/layer/work", 0755) || chown(UPPER, BOX_USER, BOX_USER))
         return fail_errno(fault, "make the upper layer");
@@ -322,6 +324,7 @@ void box_limit_process(void) {
     limit(RLIMIT_NPROC, json_integer(limits, "processes", 128));
     limit(RLIMIT_FSIZE, json_integer(limits, "file_bytes", 64 << 20));
     limit(RLIMIT_CORE, 0);
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) _exit(126);
     int file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (file >= 0) {
         if (write(file, "500", 3) < 0) _exit(126);
