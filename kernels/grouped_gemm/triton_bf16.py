@@ -7,6 +7,10 @@ cores read either orientation of the weights. MXFP8 in 32-blocks comes here afte
 Shapes: P rows, E experts, N columns of the result, C contracted columns.
 """
 
+# Triton's decorators and device functions have types of their own that Python checkers misread.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+
 import torch
 import triton
 import triton.language as tl

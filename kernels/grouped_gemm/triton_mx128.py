@@ -10,6 +10,10 @@ Tiles are 128 wide both ways: at 256 the accumulators no longer fit the register
 Shapes: P rows, E experts, N columns of the result, C contracted columns, S = C/128.
 """
 
+# Triton's decorators and device functions have types of their own that Python checkers misread.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+
 import torch
 import triton
 import triton.language as tl

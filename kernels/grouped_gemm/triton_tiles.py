@@ -7,6 +7,10 @@ at the same time read the same weights and rows from the cache.
 Shapes: E experts.
 """
 
+# Triton's decorators and device functions have types of their own that Python checkers misread.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+
 import triton
 import triton.language as tl
 

@@ -9,6 +9,10 @@ tensor of all tokens by the vocabulary.
 Shapes: T tokens, V vocabulary, D model width, X splits of the vocabulary.
 """
 
+# Triton's decorators and device functions have types of their own that Python checkers misread.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+
 import torch
 import triton
 import triton.language as tl

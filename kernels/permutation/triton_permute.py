@@ -8,6 +8,10 @@ Shapes: N tokens, K experts a token, S = N*K copies, E experts, D model width, P
 block.
 """
 
+# Triton's decorators and device functions have types of their own that Python checkers misread.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+
 import torch
 import triton
 import triton.language as tl

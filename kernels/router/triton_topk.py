@@ -7,6 +7,10 @@ Balancing sums leave by program and are added outside, in order.
 Shapes: N tokens, E experts, K experts a token, G groups of M experts, B tokens of a program.
 """
 
+# Triton's decorators and device functions have types of their own that Python checkers misread.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+
 import torch
 import triton
 import triton.language as tl

@@ -117,4 +117,5 @@ def swiglu_backward(
 
 def swiglu_quantize(inner_PG: Tensor, scale_P: Tensor, group: int) -> MxTensor:
     """`quantize(swiglu(inner_PG, scale_P), (1, group))` without the bf16 rows in memory."""
-    return MxTensor(*swiglu_quantize_op(inner_PG, scale_P, group), (1, group))
+    values, scales = swiglu_quantize_op(inner_PG, scale_P, group)
+    return MxTensor(values, scales, (1, group))

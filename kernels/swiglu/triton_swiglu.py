@@ -8,6 +8,10 @@ one sum in one order.
 Shapes: P rows, F inner width, G elements of a block.
 """
 
+# Triton's decorators and device functions have types of their own that Python checkers misread.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,7 @@
 """Compiles every Triton kernel for a GPU that is not there and says what became of it.
 
-Run: python -m tests.numerics.triton.compiled --architecture 90. Prints one JSON object: for each
-kernel its registers, stack and shared bytes, and how often each machine instruction occurs. Uses
+Run: python -m tests.numerics.triton.compiled --architecture 90. Prints one JSON object a
+kernel: its registers, stack and shared bytes, and how often each machine instruction occurs. Uses
 the assembler and disassembler in the Triton wheel. Must not run interpreted.
 """
 
@@ -226,8 +226,10 @@ def main() -> None:
     parser.add_argument("--architecture", type=int, default=90)
     parser.add_argument("--only", nargs="*", default=list(CASES))
     chosen = parser.parse_args()
-    compiled = {name: compile_case(CASES[name], chosen.architecture) for name in chosen.only}
-    sys.stdout.write(json.dumps({name: asdict(result) for name, result in compiled.items()}) + "\n")
+    for name in chosen.only:
+        compiled = compile_case(CASES[name], chosen.architecture)
+        sys.stdout.write(json.dumps({"name": name} | asdict(compiled)) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

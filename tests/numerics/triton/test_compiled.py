@@ -39,7 +39,8 @@ def compile_all(architecture: int, cache: Path) -> dict[str, dict[str, Any]]:
         check=False,
     )
     assert answer.returncode == 0, answer.stderr[-4000:]
-    return json.loads(answer.stdout.splitlines()[-1])
+    kernels = [json.loads(line) for line in answer.stdout.splitlines()]
+    return {kernel["name"]: kernel for kernel in kernels}
 
 
 def count(kernel: dict[str, Any], *parts: str) -> int:
