@@ -27,6 +27,7 @@ from tasks.records import BlockEdit
 
 _SECONDS = 120
 _MIN_SUBJECT = 12
+_MIN_WORDS = 3  # shorter lines are what is left of a reference
 _BOT = re.compile(r"\[bot\]|dependabot|renovate|pre-commit-ci|github-actions", re.IGNORECASE)
 _NO_CHANGE = re.compile(
     r"^(docs?|chore|ci|style|build|release|bump|typo|revert|wip|merge|version)\b", re.IGNORECASE
@@ -39,9 +40,10 @@ _SIGNAL = re.compile(
 _NEW_TEST = re.compile(r"^\s*(?:async )?def (test_?\w*)", re.MULTILINE)
 _NOISE = (
     re.compile(r"^(signed-off-by|co-authored-by|reviewed-by|change-id):.*$", re.I | re.M),
-    re.compile(r"https?://\S+"),
+    re.compile(r"(?:,?\s*\bsee\s+)?https?://\S+", re.I),
     re.compile(r"\(?\b(?:fix(?:e[sd])?|close[sd]?|resolve[sd]?|refs?|see|gh-?)?:?\s*#\d+\)?", re.I),
-    re.compile(r"\b[0-9a-f]{7,40}\b"),
+    re.compile(r"\(?#\d+\)?"),
+    re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{7,40}\b"),
     re.compile(r"^(fix(e[sd])?|bug ?fix|feat(ure)?|perf|refactor)(\([^)]*\))?\s*:\s*", re.I | re.M),
 )
 
@@ -93,7 +95,8 @@ def clean_message(message: str) -> str:
     for pattern in _NOISE:
         message = pattern.sub("", message)
     lines = [" ".join(line.split()) for line in message.strip().split("\n")]
-    text = "\n".join(lines).strip()
+    told = [line for n, line in enumerate(lines) if n == 0 or len(line.split()) >= _MIN_WORDS]
+    text = "\n".join(told).strip()
     return text[:1].upper() + text[1:]
 
 

@@ -30,17 +30,16 @@ STEPS = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def history(tmp_path):
-    folder = tmp_path / "kit"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def history(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("history")
 
     def git(*arguments):
         identity = ["-c", "user.name=A Person", "-c", "user.email=a@example.org"]
         subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
     git("init", "-q", "-b", "main")
-    for message, files in [*STEPS[:1], *STEPS[1:]]:
+    for message, files in STEPS:
         for path, text in ({"kit/__init__.py": ""} | files).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
