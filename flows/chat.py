@@ -25,7 +25,7 @@ from rich.console import Console
 
 from flows import realtime
 from flows.chat_screen import ChatScreen
-from flows.chat_workplace import Workplace, open_workplace
+from flows.chat_workplace import Workplace, open_workplace, recent_files
 from flows.recipe import load_recipe
 from flows.stage import StageContext
 from infra.engine.local import LocalEngine
@@ -49,6 +49,7 @@ from models.rendering import Renderer
 LOCAL_TENANT = "local"
 ANSWER_SECONDS = 600.0
 USER_SECONDS = 24 * 3600.0  # a person may think as long as it takes
+RECENT_SECONDS = 24 * 3600.0  # files changed since then are shown with the first message
 FOLLOW_UP_RATIO = 0.375  # of the context that a further message wants free, else it begins anew
 RULE_FILES = ("AGENTS.md", ".ostinato/rules.md")
 MAX_RULE_CHARACTERS = 8_000
@@ -399,14 +400,19 @@ async def _chat(options: ChatOptions, console: Console, interrupt: Interrupt) ->
                 test_limit_seconds=model.harness.call_time_limit_seconds,
             )
         )
-        today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+        now = datetime.datetime.now(tz=datetime.UTC)
+        recent = recent_files(workplace.root, workplace.files, now.timestamp() - RECENT_SECONDS)
         session = ChatSession(
             model,
             workplace,
             screen,
             options.temperature,
             options.seed,
-            facts=PromptFacts(date=today, rules=read_rules(workplace.root)),
+            facts=PromptFacts(
+                date=now.date().isoformat(),
+                rules=read_rules(workplace.root),
+                recent_files=recent,
+            ),
             session_id=f"chat-{uuid.uuid4().hex}",
             interrupt=interrupt,
         )

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 import pathspec
 
 from infra.errors import ConfigError
+from infra.harness.config import RecentFile
 from infra.harness.environment import AgentEnvironment
 from infra.harness.test_runner import make_test_runner
 from infra.sandbox.environment import RepositoryEnvironment
@@ -29,6 +30,8 @@ ALWAYS_IGNORED = (
     *(".git/", "__pycache__/", ".venv/", "venv/", "node_modules/", ".mypy_cache/", "*.egg-info/"),
     *(".pytest_cache/", ".ruff_cache/", ".tox/", ".nox/", "*.pyc"),
 )
+MAX_RECENT_FILES = 3
+MAX_RECENT_LINES = 60
 TEST_FOLDERS = frozenset({"tests", "test"})
 NO_PACKAGE = frozenset({"docs", "doc", "examples", "scripts", "benchmarks"})
 Files = Mapping[str, bytes | None]
@@ -102,6 +105,20 @@ def guess_layout(paths: Iterable[str]) -> Layout:
         elif folders[0] not in NO_PACKAGE:
             packages.add("/".join(folders[: 2 if folders[0] == "src" else 1]))
     return Layout(tuple(sorted(packages)), tuple(sorted(tests)))
+
+
+def recent_files(
+    root: Path, files: Mapping[str, bytes], since_seconds: float
+) -> tuple[RecentFile, ...]:
+    """The beginnings of the text files that were changed last, the newest first."""
+    changed = [((root / path).stat().st_mtime, path) for path in files if (root / path).is_file()]
+    shown: list[RecentFile] = []
+    for at, path in sorted(changed, reverse=True):
+        text = files[path].decode(errors="replace")
+        if at >= since_seconds and "\0" not in text and len(shown) < MAX_RECENT_FILES:
+            head = "\n".join(text.split("\n")[:MAX_RECENT_LINES])
+            shown.append(RecentFile(path=path, text=head))
+    return tuple(shown)
 
 
 @dataclass(slots=True)

@@ -76,8 +76,9 @@ def doctor(
 def chat(context: typer.Context) -> None:
     """A terminal agent on a repository: `chat --repo PATH [--gateway URL | --checkpoint REF]`."""
     # a process of its own: the other commands need not wait for torch to load
-    quiet = ["-W", "ignore::UserWarning"]  # Megatron names each optional library it lacks
-    os.execv(sys.executable, [sys.executable, *quiet, "-m", "flows.chat", *context.args])
+    # libraries say on a person's terminal what they lack (Megatron) and count (Prefect)
+    command = [sys.executable, "-W", "ignore::UserWarning", "-m", "flows.chat", *context.args]
+    os.execve(sys.executable, command, {**os.environ, "DO_NOT_TRACK": "1"})
 
 
 @app.command()

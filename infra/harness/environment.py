@@ -2,12 +2,12 @@
 attempt.
 
 Owns `AgentEnvironment`, `HarnessState` and the places where an environment differs from others
-(policy, baseline, search, who speaks for the user). A caller makes one per attempt (or per user session, so
-that a later request still knows the region read last). It runs nothing itself.
+(policy, baseline, search, who speaks for the user). A caller makes one per attempt (or per user
+session, so that a later request still knows the region read last). It runs nothing itself.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from infra.errors import SandboxError, SandboxLost
@@ -18,8 +18,6 @@ from infra.search.service import CodeSearch
 
 RunTests = Callable[[Sandbox], Awaitable[TestReport]]
 AskUser = Callable[[str], Awaitable[str]]
-SearchCode = Callable[[str, Sequence[str]], Awaitable[str]]
-"""Query and directories (none: everywhere) to the text the model reads."""
 UserMessages = Callable[[int], str | None]
 """What the user says after that many turns, while the agent is at work; None: nothing."""
 
@@ -63,7 +61,6 @@ class AgentEnvironment:
     baseline: Mapping[str, bytes] | None = (
         None  # files at the start, for lints; None: as first seen
     )
-    search_code: SearchCode | None = None  # None: BM25 over the files of the sandbox
     user_messages: UserMessages | None = None
     ask_limit_seconds: float | None = None  # how long a user may think; None: as long as a call
 

@@ -60,10 +60,7 @@ async def codebase_search(
     environment: AgentEnvironment, values: Values, config: HarnessConfig
 ) -> str:
     """The best passages as path:first-last and their opening line."""
-    directories = values.get("directories", ())
-    if environment.search_code is not None:
-        return await environment.search_code(values["query"], directories)
-    return await search_texts(environment, values["query"], directories)
+    return await search_texts(environment, values["query"], values.get("directories", ()))
 
 
 async def todo_write(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:

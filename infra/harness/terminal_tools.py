@@ -89,13 +89,13 @@ async def _ask_job(environment: AgentEnvironment, job: str, *, stop: bool) -> st
         raise ToolFailure(f"no job {job[:40]!r}; {known or 'none'} started so far, named job-1 on")
     place = f"{JOBS_DIRECTORY}/{number}"
     end = (
-        f"[ -f {place}.exit ] || {{ kill -TERM -- -$(cat {place}.pid); "
-        f"i=0; while kill -0 -- -$(cat {place}.pid) 2>/dev/null && [ $i -lt {STOP_SECONDS * 10} ]; "
-        f"do sleep 0.1; i=$((i+1)); done; kill -KILL -- -$(cat {place}.pid); }} 2>/dev/null; "
+        f"[ -f {place}.exit ] || {{ kill -TERM -$(cat {place}.pid); "
+        f"i=0; while kill -0 -$(cat {place}.pid) 2>/dev/null && [ $i -lt {STOP_SECONDS * 10} ]; "
+        f"do sleep 0.1; i=$((i+1)); done; kill -KILL -$(cat {place}.pid); }} 2>/dev/null; "
     )
     show = (
         f"if [ -f {place}.exit ]; then echo ended with exit code $(cat {place}.exit); "
-        f"elif kill -0 -- -$(cat {place}.pid) 2>/dev/null; then echo still running; "
+        f"elif kill -0 -$(cat {place}.pid) 2>/dev/null; then echo still running; "
         f"else echo ended by a signal; fi; cat {place}.log"
     )
     result = await environment.sandbox.exec(

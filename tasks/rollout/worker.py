@@ -120,6 +120,7 @@ class RolloutWorker:
                     sandbox,
                     run_tests=run_tests,
                     code_search=self._search_of(boxes.repository, ticket.trajectory_id),
+                    baseline={**boxes.repository.files, **broken},
                 ),
                 AgentRequest(
                     prompt=problem.prompt,

@@ -165,33 +165,32 @@ def test_policies_make_an_environment_stricter(renderer) -> None:
     assert transcript.turns[2].calls[0].status is CallStatus.OK
 
 
-def test_a_long_attempt_is_a_bounded_chain_of_summarised_segments(renderer) -> None:
-    config = FULL.model_copy(
-        update={"summarise_at_tokens": 5200, "summary_limit_tokens": 300, "max_summaries": 2}
+def limits_above_the_prompt(renderer, **above: int) -> HarnessConfig:
+    start = len(renderer.encode_content(system_prompt()))
+    return FULL.model_copy(
+        update={"summary_limit_tokens": 300, "max_summaries": 2}
+        | {name: start + tokens for name, tokens in above.items()}
     )
+
+
+def test_a_long_attempt_is_a_bounded_chain_of_summarised_segments(renderer) -> None:
+    config = limits_above_the_prompt(renderer, summarise_at_tokens=300)
     sandbox = MemorySandbox({"a.txt": b"word " * 60})
-    reads = [f"{index}{READ * 3}" for index in range(20)]
-    answers = [answer for read in reads for answer in (read, "I read a.txt.")]
+    answers = [answer for index in range(9) for answer in (f"{index}{READ * 3}", "I read a.txt.")]
     transcript, model = run(renderer, AgentEnvironment(sandbox), answers, config)
     assert len(transcript.segments) == 3
-    assert sum(turn.is_summary for turn in transcript.turns) == 2
-    assert transcript.end_reason is EndReason.TURN_LIMIT
+    assert [turn.is_summary for turn in transcript.turns] == [False, True] * 2 + [False] * 2
+    assert transcript.end_reason is EndReason.FINISHED
     for segment in transcript.segments[:-1]:
-        assert segment.sampled_tokens > 0
         text = renderer.decode(segment.token_ids_T.tolist())
-        assert f"{SUMMARY_INSTRUCTION}<|end|><|assistant|>I read a.txt.<|end|>" in text
+        assert text.endswith(f"{SUMMARY_INSTRUCTION}<|end|><|assistant|>I read a.txt.<|end|>")
+        assert segment.loss_mask_T[-len(renderer.encode_answer("I read a.txt.")) :].all()
     assert max(len(request.token_ids) for request in model.requests) < config.context_tokens
 
 
 def test_results_leave_room_for_the_summary(renderer) -> None:
-    config = FULL.model_copy(
-        update={
-            "context_tokens": 7000,
-            "summarise_at_tokens": 5500,
-            "summary_limit_tokens": 300,
-            "result_limit_characters": 50_000,
-        }
-    )
+    config = limits_above_the_prompt(renderer, context_tokens=1500, summarise_at_tokens=400)
+    config = config.model_copy(update={"result_limit_characters": 50_000})
     sandbox = MemorySandbox({"a.txt": b"\n".join(b"word %d" % index for index in range(390))})
     transcript, _ = run(renderer, AgentEnvironment(sandbox), [READ, "Summary.", "Done."], config)
     assert transcript.end_reason is EndReason.FINISHED

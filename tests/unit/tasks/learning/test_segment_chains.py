@@ -49,7 +49,7 @@ def group(renderer: Renderer) -> Group:
         graded = make_trajectory(request)
         changes = {
             "transcript": chain(renderer, num_summaries),
-            "reward": RewardReport(total=reward, terms={}),
+            "reward": RewardReport(total=reward, terms={"solved": reward}),
         }
         trajectories.append(graded.model_copy(update=changes))
     return Group(group_id="g", problem_id="p", trajectories=tuple(trajectories))
