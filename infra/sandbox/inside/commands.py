@@ -5,6 +5,7 @@ It reads no socket and knows no requests: file_server.py does. Standard library 
 inside the box.
 """
 
+import contextlib
 import os
 import resource
 import signal
@@ -270,8 +271,11 @@ def _copy_high(descriptor: int) -> int:
 
 
 def _offer_to_the_memory_killer() -> None:
-    """When the box is over its memory, commands go first and the server last."""
-    with open("/proc/self/oom_score_adj", "w") as file:
+    """When the box is over its memory, commands go first and the server last.
+
+    Refused where the box was made without rights; there no group limits memory either.
+    """
+    with contextlib.suppress(PermissionError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
 
