@@ -124,7 +124,9 @@ def choose_start_node(
         able = [
             node
             for node in candidates
-            if node.bucket.has_token(now_seconds) and has_room(node, template, priority, policy)
+            if len(node.starting) < node.spec.most_starting
+            and node.bucket.has_token(now_seconds)
+            and has_room(node, template, priority, policy)
         ]
         return min(able, key=lambda node: score(node, template, policy), default=None)
 

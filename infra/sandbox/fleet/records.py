@@ -77,6 +77,9 @@ class NodeSpec(SandboxRecord):
     backends: tuple[str, ...] = ("namespace",)
     starts_per_second: float = Field(default=50.0, gt=0, description="steady rate of box starts")
     start_burst: int = Field(default=50, ge=1, description="starts allowed at once after a pause")
+    most_starting: int = Field(
+        default=64, ge=1, description="boxes that may be starting at once: a slow node gets fewer"
+    )
     cpu_overcommit_ratio: float = Field(default=4.0, ge=1, description="declared cpus over cores")
     memory_overcommit_ratio: float = Field(default=1.0, ge=1)
     disk_overcommit_ratio: float = Field(default=1.0, ge=1)

@@ -87,7 +87,7 @@ class FleetScheduler:
     def ask(self, request: BoxRequest, now_seconds: float) -> None:
         """Put a request in line; nothing happens when it is known already.
 
-        CapacityExhausted when its line is full or no node could ever hold the box.
+        CapacityExhausted when its line is full or no node that is here could ever hold the box.
         """
         template = self.templates.get(request.template)
         if template is None:
@@ -101,9 +101,10 @@ class FleetScheduler:
             return
         share = self.policy.placement.headroom[request.priority]
         nodes = self.view.by_class.get(template.place_class, [])
-        if not any(can_ever_hold(node, template, share) for node in nodes):
+        # without any node it waits: nodes that were lost may come back
+        if nodes and not any(can_ever_hold(node, template, share) for node in nodes):
             raise CapacityExhausted(
-                f"request {request_id}: none of {len(nodes)} nodes of class "
+                f"request {request_id}: not one of {len(nodes)} nodes of class "
                 f"{'/'.join(template.place_class)} is large enough for {template.declared}"
             )
         give_up = now_seconds + request.wait_seconds

@@ -66,9 +66,11 @@ class FleetService:
         self._loops.append(asyncio.create_task(self._tick()))
 
     async def add_node(self, spec: NodeSpec, node: Node) -> None:
-        """Take a node in; it is asked for reports from now on."""
+        """Take a node in once it has answered; it is asked for reports from then on."""
         self._nodes[spec.node_id] = node
+        report = await node.report(self._clock())  # it may have just begun to start
         self.scheduler.join(spec, self._clock())
+        self.scheduler.report(report, self._clock())
         self._collect()
         self._loops.append(asyncio.create_task(self._watch(spec, node)))
 

@@ -81,25 +81,33 @@ def large_fleet(costs: StartCosts, scale: float = 1.0, length_seconds: float = 3
 
 
 def tight_fleet(costs: StartCosts, placement: PlacementPolicy, name: str) -> Scenario:
-    """Few small nodes whose memory is promised three times over, and bursts every 20 seconds.
+    """Few nodes, large boxes, memory promised several times over, and bursts.
 
-    What boxes use differs from what they declare, so promises alone do not show which node is full.
+    What a box uses differs much from what it declares, so promises alone do not show which node is
+    full.
     """
+    declared = Resources(cpus=0.5, memory_bytes=4 * _GIB, disk_bytes=_GIB)
     return Scenario(
         name=name,
-        nodes=make_nodes(24, 16, 32 * _GIB, memory_overcommit_ratio=3.0),
-        templates=(box_template("repository-0"),),
+        nodes=make_nodes(32, 16, 64 * _GIB, memory_overcommit_ratio=3.0),
+        templates=(Template(name="repository-0", declared=declared),),
         workload=Workload(
-            length_seconds=180.0,
-            requests_per_second=30.0,
+            length_seconds=240.0,
+            requests_per_second=11.5,
             template_shares={"repository-0": 1.0},
             fork_share=0.0,
+            lost_start_share=0.0,
             bursts=tuple(
-                Burst(at_seconds=20.0 * number, num_requests=150) for number in range(1, 9)
+                Burst(at_seconds=40.0 * number, num_requests=100) for number in range(1, 6)
             ),
         ),
         costs=costs,
-        habits=Habits(median_life_seconds=60.0, life_spread=1.2, steady_memory_ratio=0.35),
+        habits=Habits(
+            median_life_seconds=60.0,
+            life_spread=1.0,
+            peak_memory_ratio=0.3,
+            steady_memory_ratio=0.35,
+        ),
         policy=FleetPolicy(placement=placement),
     )
 

@@ -1,0 +1,318 @@
+"""The sandbox fleet, real and simulated: `python -m tests.benchmarks.sandbox_fleet [--quick]`.
+
+First a real burst: a fleet of one node on this machine is asked for 2,000 namespace boxes at once
+(100 with `--quick`) and keeps them all alive; what a start costs is measured there. Then the same
+policy runs on a virtual clock with these costs: 100,000 boxes with a burst, lost nodes and forks,
+and comparisons of placement. `--report FOLDER` writes a table, JSON and a plot. The burst stops early
+when memory runs short, and ends every box it made.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import resource
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+
+from infra.errors import CapacityExhausted
+from infra.sandbox.fleet.boxes import BackendBoxes
+from infra.sandbox.fleet.node import NodeDaemon
+from infra.sandbox.fleet.placement import PlacementPolicy
+from infra.sandbox.fleet.policy import FleetPolicy
+from infra.sandbox.fleet.pressure import read_pressure
+from infra.sandbox.fleet.records import BoxRequest, NodeSpec, Resources, Template
+from infra.sandbox.fleet.service import FleetService
+from infra.sandbox.layered import NamespaceBackend
+from infra.sandbox.protocol import SandboxLimits, SandboxSpec
+from infra.sandbox.simulator.measurements import SimulationFigures
+from infra.sandbox.simulator.report import table_lines, write_report
+from infra.sandbox.simulator.scenario import Scenario, StartCosts
+from infra.sandbox.simulator.simulation import FleetSimulation
+from infra.sandbox.simulator.standard import full_fleet, large_fleet, tight_fleet
+from tests.fakes.repositories import WORDKIT, open_repository
+
+BOXES, QUICK_BOXES = 2_000, 100
+FREE_MEMORY_FLOOR_BYTES = 3 << 30
+BURST_SECONDS = 480.0
+NUM_SINGLE_STARTS = 30
+NUM_PLAIN_STARTS = 100
+_MIB = 1 << 20
+_TEMPLATE = Template(
+    name="wordkit", declared=Resources(cpus=0.01, memory_bytes=4 * _MIB, disk_bytes=_MIB)
+)
+Figures = dict[str, float]
+
+
+class Burst:
+    """One real fleet on this machine, from the first start to the last box's end."""
+
+    def __init__(self, num_boxes: int) -> None:
+        self.num_boxes = num_boxes
+        self.backend = NamespaceBackend()
+        limits = SandboxLimits(memory_bytes=64 * _MIB, start_seconds=120.0)
+        repository = open_repository(WORDKIT).directory.resolve()
+        self.spec = SandboxSpec(repository=repository, limits=limits)
+        self.maker = BackendBoxes(self.backend, {"wordkit": self.spec})
+        num_cpus = os.cpu_count() or 1
+        node = NodeSpec(
+            node_id="here",
+            capacity=Resources(
+                cpus=num_cpus,
+                memory_bytes=psutil.virtual_memory().total,
+                disk_bytes=psutil.disk_usage("/").total,
+            ),
+            starts_per_second=10_000.0,  # as fast as it goes: that is what is measured
+            start_burst=10_000,
+            most_starting=2 * num_cpus,
+            cpu_overcommit_ratio=64.0,
+        )
+        self.daemon = NodeDaemon(node, self.maker, lambda: read_pressure(Path("/tmp")))
+        policy = FleetPolicy(
+            # a busy machine is what a burst makes; it must not stop the burst
+            placement=PlacementPolicy(uses_observations=False),
+            node_silence_seconds=BURST_SECONDS,
+            start_seconds=120.0,
+        )
+        self.service = FleetService([_TEMPLATE], policy, tick_seconds=0.01, heartbeat_seconds=5.0)
+        self._children_before = set(psutil.Process().children(recursive=True))
+
+    async def run(self) -> tuple[Figures, StartCosts]:
+        """Everything, and the boxes gone whatever happens."""
+        try:
+            return await self._measure()
+        finally:
+            await self.service.close()
+            await self.daemon.close()
+            await self.backend.close()
+
+    async def _measure(self) -> tuple[Figures, StartCosts]:
+        single_seconds, clean_cpu_seconds = await self._start_singly()
+        await self.service.start()
+        await self.service.add_node(self.daemon.spec, self.daemon)
+        available_bytes = psutil.virtual_memory().available
+        own_cpu_seconds = _own_cpu_seconds()
+        started_at = time.perf_counter()
+        waits = await self._ask_for_all()
+        burst_seconds = time.perf_counter() - started_at
+        boxes = self._box_processes()
+        alive = self.daemon.num_boxes
+        if alive == 0:
+            raise RuntimeError("no box started; run tests.benchmarks.sandbox to see why")
+        cpu_seconds = _own_cpu_seconds() - own_cpu_seconds + sum(map(_cpu_seconds, boxes))
+        figures = {
+            "real_boxes_alive": float(alive),
+            "real_starts_per_second": alive / burst_seconds,
+            "real_wait_p50_seconds": statistics.median(waits),
+            "real_wait_worst_seconds": max(waits),
+            "real_start_cpu_milliseconds": 1e3 * cpu_seconds / alive,
+            "real_single_start_p50_milliseconds": 1e3 * statistics.median(single_seconds),
+            "real_processes_per_box": len(boxes) / alive,
+            "real_pss_per_box_mib": sum(map(_pss_bytes, boxes)) / alive / _MIB,
+            "real_memory_per_box_mib": (available_bytes - psutil.virtual_memory().available)
+            / alive
+            / _MIB,
+            "load_per_cpu": read_pressure(Path("/tmp")).load_per_cpu,
+        }
+        figures["real_answering_boxes"] = float(await self._count_answers())
+        started_at = time.perf_counter()
+        await self.daemon.close()
+        figures["real_kill_all_seconds"] = time.perf_counter() - started_at
+        figures["real_left_processes"] = float(len(self._box_processes()))
+        figures["plain_process_starts_per_second"] = _start_plain_processes()
+        costs = StartCosts(
+            start_cpu_seconds=cpu_seconds / alive,
+            start_spread=min(1.0, statistics.stdev(map(math.log, single_seconds))),
+            clean_cpu_seconds=clean_cpu_seconds,
+            idle_memory_bytes=max(0, int(figures["real_memory_per_box_mib"] * _MIB)),
+        )
+        return figures, costs
+
+    async def _start_singly(self) -> tuple[list[float], float]:
+        """Durations of starts one after another, and CPU time of bringing a used box back."""
+        seconds, clean_cpu_seconds = [], []
+        for _ in range(NUM_SINGLE_STARTS):
+            started_at = time.perf_counter()
+            box = await self.maker.make("wordkit")
+            seconds.append(time.perf_counter() - started_at)
+            before = _own_cpu_seconds() + _ended_children_cpu_seconds()
+            box = await self.maker.clean("wordkit", box)
+            clean_cpu_seconds.append(_own_cpu_seconds() + _ended_children_cpu_seconds() - before)
+            await box.close()
+        return seconds, statistics.median(clean_cpu_seconds)
+
+    async def _ask_for_all(self) -> list[float]:
+        """Waits of all requests; asking ends when memory runs short or time is up."""
+        waits: list[float] = []
+
+        async def ask(number: int) -> None:
+            asked_at = time.perf_counter()
+            request = BoxRequest(
+                request_id=f"burst-{number}",
+                template="wordkit",
+                holder_id="benchmark",
+                lease_seconds=10 * BURST_SECONDS,
+                wait_seconds=BURST_SECONDS,
+            )
+            try:
+                await self.service.acquire(request)
+            except CapacityExhausted:
+                return
+            waits.append(time.perf_counter() - asked_at)
+
+        tasks = [asyncio.create_task(ask(number)) for number in range(self.num_boxes)]
+        watch = asyncio.create_task(_watch_memory(tasks))
+        await asyncio.wait(tasks, timeout=BURST_SECONDS)
+        watch.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, watch, return_exceptions=True)
+        return waits
+
+    async def _count_answers(self) -> int:
+        """Boxes that run a command now, all of them asked."""
+        answered = 0
+        for number in range(self.num_boxes):
+            box = self.service.scheduler.box_of(f"burst-{number}")
+            if box is not None:
+                result = await self.service.call(f"burst-{number}", "exec", "echo here", 60)
+                answered += result.output == b"here\n"
+        return answered
+
+    def _box_processes(self) -> list[psutil.Process]:
+        children = psutil.Process().children(recursive=True)
+        return [child for child in children if child not in self._children_before]
+
+
+async def _watch_memory(tasks: list[asyncio.Task[None]]) -> None:
+    while psutil.virtual_memory().available > FREE_MEMORY_FLOOR_BYTES:
+        await asyncio.sleep(0.1)
+    print("memory is short: the burst stops here")
+    for task in tasks:
+        task.cancel()
+
+
+def _own_cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _ended_children_cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def _pss_bytes(process: psutil.Process) -> int:
+    lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+
+
+def _start_plain_processes() -> float:
+    """Processes a second without any box around them: the floor of what this machine can do."""
+    started_at = time.perf_counter()
+    processes = [subprocess.Popen(["/bin/sleep", "60"]) for _ in range(NUM_PLAIN_STARTS)]
+    rate = NUM_PLAIN_STARTS / (time.perf_counter() - started_at)
+    for process in processes:
+        process.kill()
+        process.wait()
+    return rate
+
+
+def simulate(costs: StartCosts, seed: int, *, quick: bool) -> tuple[list[SimulationFigures], float]:
+    """All scenarios with these costs, and the large one's CPU time."""
+    large = large_fleet(costs, scale=0.03, length_seconds=120.0) if quick else large_fleet(costs)
+    cpu_started = time.process_time()
+    figures = [FleetSimulation(large, seed).run()]
+    large_cpu_seconds = time.process_time() - cpu_started
+    others: list[Scenario] = [full_fleet(costs)]
+    for name, num_candidates, uses_observations in (
+        ("one drawn, promises", 1, False),
+        ("best of 8, promises", 8, False),
+        ("one drawn, pressure", 1, True),
+        ("best of 2, pressure", 2, True),
+        ("best of 8, pressure", 8, True),
+    ):
+        placement = PlacementPolicy(
+            num_candidates=num_candidates, uses_observations=uses_observations
+        )
+        others.append(tight_fleet(costs, placement, name))
+    figures += [FleetSimulation(scenario, seed).run() for scenario in others]
+    return figures, large_cpu_seconds
+
+
+def simulated_figures(runs: list[SimulationFigures], large_cpu_seconds: float) -> Figures:
+    """The named figures of the large simulation, and of the comparison of placements."""
+    large = runs[0]
+    by_name = {run.scenario: run for run in runs}
+    return {
+        "simulated_boxes_alive": float(large.peak_alive),
+        "simulated_starts_per_second": large.starts_per_second_mean,
+        "simulated_starts_per_second_best": large.starts_per_second_peak,
+        "simulated_wait_p50_milliseconds": 1e3 * large.waits["training"].p50_seconds,
+        "simulated_wait_p99_milliseconds": 1e3 * large.waits["training"].p99_seconds,
+        "simulated_verifier_wait_p99_milliseconds": 1e3 * large.waits["verifier"].p99_seconds,
+        "simulated_unaccounted_requests": float(large.unaccounted_requests),
+        "simulated_overcommitted_nodes": float(sum(run.overcommitted_nodes for run in runs)),
+        # the simulation's own work is in the denominator too: the scheduler alone is faster
+        "starts_per_scheduler_cpu_second": large.started / large_cpu_seconds,
+        "memory_kills_best_of_8_pressure": float(by_name["best of 8, pressure"].memory_kills),
+        "memory_kills_one_drawn_promises": float(by_name["one drawn, promises"].memory_kills),
+    }
+
+
+def judge(figures: Figures, *, quick: bool) -> tuple[dict[str, float], bool]:
+    """Targets (lower bounds, save for those that must be zero) and whether all are met."""
+    share = 0.03 if quick else 1.0
+    at_least = {
+        "real_boxes_alive": float(QUICK_BOXES if quick else BOXES),
+        "real_answering_boxes": float(QUICK_BOXES if quick else BOXES),
+        "simulated_boxes_alive": 100_000.0 * share / (2 if quick else 1),  # a shorter run
+        "simulated_starts_per_second": 500.0 * share,
+        "starts_per_scheduler_cpu_second": 500.0,
+    }
+    zero = {
+        "real_left_processes": 0.0,
+        "simulated_unaccounted_requests": 0.0,
+        "simulated_overcommitted_nodes": 0.0,
+    }
+    met = all(figures[name] >= bound for name, bound in at_least.items())
+    return at_least | zero, met and all(figures[name] == 0.0 for name in zero)
+
+
+def main() -> None:
+    """Print tables and one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="100 boxes, a small simulated fleet")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--report", type=Path, help="folder for table, JSON and plot")
+    options = parser.parse_args()
+
+    num_boxes = QUICK_BOXES if options.quick else BOXES
+    burst = Burst(num_boxes)
+    figures, costs = asyncio.run(burst.run())
+    runs, large_cpu_seconds = simulate(costs, options.seed, quick=options.quick)
+    figures |= simulated_figures(runs, large_cpu_seconds)
+    figures["cores_for_500_starts_per_second"] = 500.0 * costs.start_cpu_seconds
+    for name, value in figures.items():
+        print(f"{name:>42} {value:12,.2f}")
+    print("\n".join(table_lines(runs)))
+    if options.report is not None:
+        context = {"box server": burst.backend.server, **costs.model_dump(), **figures}
+        for path in write_report(options.report, runs, context):
+            print(path)
+    targets, met = judge(figures, quick=options.quick)
+    print(json.dumps({"name": "sandbox_fleet", "figures": figures, "targets": targets, "met": met}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""A holder in a process of its own: takes boxes, says so, and waits to be killed."""
+
+import asyncio
+import sys
+
+from infra.cluster.actors import find_actor
+from infra.cluster.ray_start import start_ray
+from infra.sandbox.fleet.client import FleetClient
+
+
+async def hold(fleet_name: str, num_boxes: int) -> None:
+    fleet = find_actor(fleet_name)
+    assert fleet is not None
+    client = FleetClient(fleet, "holder-to-die", lease_seconds=6.0)
+    boxes = [await client.acquire("wordkit") for _ in range(num_boxes)]
+    results = [await box.exec("sleep 600 & echo held", 20) for box in boxes]
+    print(*(result.output.decode().strip() for result in results), flush=True)  # noqa: T201
+    await asyncio.sleep(600)
+
+
+def main() -> None:
+    address, fleet_name, num_boxes = sys.argv[1:]
+    start_ray(1, 0, address)
+    asyncio.run(hold(fleet_name, int(num_boxes)))
+
+
+if __name__ == "__main__":
+    main()
