@@ -186,7 +186,9 @@ def _copy_sandbox(target: Path, packages: list[Path], agent: Path | None) -> Non
         for metadata in package.parent.glob(f"{package.stem}-*.dist-info"):
             _copy(metadata, target / "site")  # pytest asks pluggy's version
     servers = target / "lib" / "infra" / "sandbox" / "inside"
-    shutil.copytree(inside_directory(), servers, ignore=shutil.ignore_patterns("__pycache__", "*.[ch]"))
+    shutil.copytree(
+        inside_directory(), servers, ignore=shutil.ignore_patterns("__pycache__", "*.[ch]")
+    )
     compileall.compile_dir(str(servers), quiet=2)
     (target / "etc").mkdir()
     for name in ("alternatives", "ld.so.cache"):

@@ -243,7 +243,9 @@ def _start(
     if not os.path.isdir(folder):
         raise NotADirectoryError(20, "no such folder", os.fsdecode(folder))
     environment = dict(os.environb)
-    environment.update(variable.split(b"=", 1) for variable in variables)
+    for variable in variables:
+        name, _, value = variable.partition(b"=")
+        environment[name] = value
     process_id = os.fork()
     if process_id:
         return process_id
