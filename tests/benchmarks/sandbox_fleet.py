@@ -129,7 +129,10 @@ class Burst:
             start_cpu_seconds=cpu_seconds / alive,
             start_spread=min(1.0, statistics.stdev(map(math.log, single_seconds))),
             clean_cpu_seconds=clean_cpu_seconds,
-            idle_memory_bytes=max(0, int(figures["real_memory_per_box_mib"] * _MIB)),
+            # what others free meanwhile must not make boxes look free
+            idle_memory_bytes=int(
+                _MIB * max(figures["real_memory_per_box_mib"], figures["real_pss_per_box_mib"])
+            ),
         )
         return figures, costs
 
@@ -208,8 +211,11 @@ def _ended_children_cpu_seconds() -> float:
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
+    """CPU time of a process of one thread; a start takes less than the kernel's clock tick, which
+    psutil counts in.
+    """
+    nanoseconds = Path(f"/proc/{process.pid}/schedstat").read_text().split()[0]
+    return int(nanoseconds) / 1e9
 
 
 def _pss_bytes(process: psutil.Process) -> int:
