@@ -27,7 +27,7 @@ class CodeText(NamedTuple):
     scope: str  # path, and names around the definition
     name: str  # the definition's own name; empty outside definitions
     head: str  # its signature; empty outside definitions
-    body: str  # path and the whole text
+    body: str  # path, qualified name and the whole text
 
 
 FIELDS = CodeText._fields
@@ -44,7 +44,9 @@ def describe_code(path: str, qualified_name: str, text: str) -> CodeText:
             head.append(line)
             if line.rstrip().endswith(_HEAD_ENDS):
                 break
-    return CodeText(f"{path} {qualifier}", name, "\n".join(head), f"{path}\n{text}")
+    return CodeText(
+        f"{path} {qualifier}", name, "\n".join(head), f"{path} {qualified_name}\n{text}"
+    )
 
 
 @lru_cache(maxsize=200_000)

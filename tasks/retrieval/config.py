@@ -19,8 +19,8 @@ class TowerConfig(Config):
     """Size of the encoder; the fields of models/embedder.py by the same names."""
 
     width: int = Field(default=128, ge=8)
-    num_words: int = Field(default=24_000, ge=1)
-    num_buckets: int = Field(default=8_192, ge=1)
+    num_words: int = Field(default=12_000, ge=1)
+    num_buckets: int = Field(default=4_096, ge=1)
     query_dropout: float = Field(default=0.2, ge=0, lt=1)
     code_dropout: float = Field(default=0.4, ge=0, lt=1)
     forget_ratio: float = Field(default=0.1, ge=0, lt=1)
@@ -32,7 +32,7 @@ class PairsConfig(Config):
     least_query_words: int = Field(default=3, ge=1)
     least_body_lines: int = Field(default=3, ge=1)
     most_body_characters: int = Field(default=6_000, ge=1)
-    most_pairs: int = Field(default=50_000, ge=1, description="drawn at random beyond these")
+    most_pairs: int = Field(default=12_000, ge=1, description="drawn at random beyond these")
     name_ratio: float = Field(
         default=0.5,
         ge=0,
@@ -44,7 +44,7 @@ class ContrastiveConfig(Config):
     """Training on code."""
 
     epochs: int = Field(default=4, ge=0)
-    batch_pairs: int = Field(default=512, ge=2)
+    batch_pairs: int = Field(default=256, ge=2)
     hard_negatives: int = Field(
         default=1, ge=0, description="wrong answers that BM25 likes, a question"
     )
@@ -75,44 +75,11 @@ class RetrievalConfig(Config):
     """Everything that decides what the encoder becomes."""
 
     train_packages: tuple[str, ...] = Field(
-        default=(
-            STANDARD_LIBRARY,
-            "sympy",
-            "sqlalchemy",
-            "scipy",
-            "matplotlib",
-            "prefect",
-            "ray",
-            "torch",
-            "megatron",
-            "numpy",
-            "moto",
-            "botocore",
-            "fontTools",
-            "aiohttp",
-            "hypothesis",
-            "huggingface_hub",
-            "pygments",
-            "redis",
-            "mpmath",
-            "pydantic",
-            "alembic",
-            "fastapi",
-            "pip",
-            "cyclopts",
-            "dateparser",
-            "httpx",
-            "anyio",
-            "asyncpg",
-            "psycopg",
-            "requests",
-            "urllib3",
-            "setuptools",
-        ),
+        default=(STANDARD_LIBRARY, "sqlalchemy"),
         description="import names of installed packages; standard_library is the interpreter's own",
     )
     validation_packages: tuple[str, ...] = Field(
-        default=("tomlkit", "grimp", "jsonschema", "docker", "apprise"),
+        default=("tomlkit", "grimp", "docker"),
         description="these choose the weight of the vectors beside BM25",
     )
     held_out_packages: tuple[str, ...] = Field(

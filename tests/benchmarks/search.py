@@ -33,7 +33,6 @@ from infra.search.index import CodeIndex
 from infra.settings import load_settings
 from models.embedder import load_embedder
 from tasks.retrieval.config import (
-    ContrastiveConfig,
     PairsConfig,
     RankingScores,
     RetrievalConfig,
@@ -54,9 +53,9 @@ TARGETS = {
 }
 READ_BUDGET = 5
 QUICK = RetrievalConfig(
-    train_packages=("standard_library", "sqlalchemy", "prefect", "hypothesis", "pydantic"),
-    pairs=PairsConfig(most_pairs=8_000),
-    contrastive=ContrastiveConfig(epochs=3, batch_pairs=256),
+    train_packages=("sqlalchemy",),
+    held_out_packages=("click", "flask", "jinja2", "starlette"),
+    pairs=PairsConfig(most_pairs=4_000),
 )
 Figures = dict[str, float | None]
 

@@ -33,7 +33,7 @@ def test_fields_hold_the_name_and_the_signature() -> None:
         "pkg/a.py Box",
         "first",
         "@cache\ndef first(\n    a,\n):",
-        f"pkg/a.py\n{text}",
+        f"pkg/a.py Box.first\n{text}",
     )
     assert describe_code("a.py", "", "x = 1").head == ""
 

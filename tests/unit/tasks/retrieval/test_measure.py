@@ -30,9 +30,7 @@ from tasks.retrieval.run import main
 
 CODES = (
     describe_code("a.py", "load_cart", "def load_cart():\n    pass"),
-    describe_code(
-        "a.py", "other", "def other():\n    # load the cart, the whole cart\n    load_cart()"
-    ),
+    describe_code("a.py", "other", "def other():\n    load_cart(load_cart(load_cart(load_cart)))"),
     describe_code("a.py", "third", "def third():\n    pass"),
 )
 POOL = Pool("pool", CODES, ("load cart", "third"), (0, 2))
