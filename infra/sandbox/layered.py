@@ -13,7 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.errors import InvalidArgument, OutOfMemory, SandboxBusy, SandboxNotFound
+from infra.errors import (
+    CapacityExhausted,
+    InvalidArgument,
+    OutOfMemory,
+    SandboxBusy,
+    SandboxNotFound,
+)
 from infra.sandbox.box import STATIC_SERVER, BoxProcess
 from infra.sandbox.channel import BoxChannel
 from infra.sandbox.layer_store import LayerStore, Stack
@@ -302,16 +308,12 @@ class NamespaceBackend:
     async def _start(
         self, spec: SandboxSpec, stack: Stack, parent_id: str | None
     ) -> LayeredSandbox:
-        lower = self.store.lower_folders(stack)
         folder = self.store.directory / f"b{next(self._numbers)}"
-        for place in (folder, folder / "up", folder / "work"):
-            place.mkdir()
-        sources = [argument for path in lower for argument in ("--overlay-src", str(path))]
-        mounts = (*sources, "--overlay", str(folder / "up"), str(folder / "work"), "/repo")
         try:
-            box = BoxProcess(
-                self.server, spec.limits, repository_mounts=mounts, environment=spec.environment
-            )
+            box = self._start_box(spec, stack, folder)
+        except OSError as error:
+            remove_folder(folder)
+            raise CapacityExhausted(f"no room for one more box at {folder}: {error}") from error
         except BaseException:
             remove_folder(folder)
             raise
@@ -329,6 +331,16 @@ class NamespaceBackend:
             await sandbox.close()
             raise
         return sandbox
+
+    def _start_box(self, spec: SandboxSpec, stack: Stack, folder: Path) -> BoxProcess:
+        lower = self.store.lower_folders(stack)
+        for place in (folder, folder / "up", folder / "work"):
+            place.mkdir()
+        sources = [argument for path in lower for argument in ("--overlay-src", str(path))]
+        mounts = (*sources, "--overlay", str(folder / "up"), str(folder / "work"), "/repo")
+        return BoxProcess(
+            self.server, spec.limits, repository_mounts=mounts, environment=spec.environment
+        )
 
     def _kept(self, snapshot: Snapshot) -> _Kept:
         kept = self._snapshots.get(snapshot.snapshot_id)

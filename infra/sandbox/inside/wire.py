@@ -41,9 +41,16 @@ class FrameDecoder:
 
 def _split_frame(body: bytes, text_bytes: int) -> tuple[dict, list[bytes]]:
     content = json.loads(body[:text_bytes])
+    if not isinstance(content, dict) or not isinstance(content.get("header"), dict):
+        raise ValueError(f"frame without a header: {body[:text_bytes][:80]!r}")
+    sizes = content.get("blob_bytes")
+    if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError(f"frame with blobs of {sizes!r:.80} bytes")
+    if sum(sizes) != len(body) - text_bytes:
+        raise ValueError(f"frame with {len(body) - text_bytes} bytes of blobs, named {sum(sizes)}")
     blobs: list[bytes] = []
     position = text_bytes
-    for blob_bytes in content["blob_bytes"]:
-        blobs.append(body[position : position + blob_bytes])
-        position += blob_bytes
+    for size in sizes:
+        blobs.append(body[position : position + size])
+        position += size
     return content["header"], blobs

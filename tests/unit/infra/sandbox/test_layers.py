@@ -1,0 +1,196 @@
+"""Layers as data: packing, folding, reading and writing folders."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from infra.errors import InvalidArgument, SandboxError
+from infra.sandbox.layer_store import SQUASH_LAYERS, LayerStore, Stack
+from infra.sandbox.layers import (
+    Entry,
+    EntryKind,
+    entries_of_files,
+    fold_entries,
+    identify_entries,
+    measure_folder,
+    pack_entries,
+    read_entries,
+    remove_folder,
+    unpack_entries,
+    write_entries,
+)
+
+# The machine may be loaded: how long an example takes says nothing.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+NAMES = st.sampled_from(["a", "b", "c"])
+PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
+FILES = st.builds(
+    Entry,
+    st.just(EntryKind.FILE),
+    st.binary(max_size=8),
+    st.sampled_from([0o644, 0o755, 0o600]),
+    st.integers(1, 2**60),
+)
+LINKS = st.builds(Entry, st.just(EntryKind.LINK), st.just(b"target"), st.just(0o777))
+REMOVED = st.just(Entry(EntryKind.REMOVED, mode=0))
+FOLDERS = st.builds(Entry, st.just(EntryKind.FOLDER), mode=st.just(0o755), is_opaque=st.booleans())
+
+
+def complete(entries: dict[str, Entry]) -> dict[str, Entry]:
+    """As an overlay leaves a layer: what lies below a path lies in folders that are entries too."""
+    whole: dict[str, Entry] = {}
+    for path in sorted(entries):
+        parts = path.split("/")
+        parents = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+        if any(whole.get(p, Entry(EntryKind.FOLDER)).kind is not EntryKind.FOLDER for p in parents):
+            continue
+        for parent in parents:
+            whole.setdefault(parent, Entry(EntryKind.FOLDER, mode=0o755))
+        whole[path] = entries[path]
+    return whole
+
+
+LAYERS = st.dictionaries(PATHS, FILES | LINKS | REMOVED | FOLDERS, max_size=8).map(complete)
+
+
+def look_up(layers: list[dict[str, Entry]], path: str) -> Entry | None:
+    """What a path shows through layers, top first: the overlay's rule, told the simplest way."""
+    parts = path.split("/")
+    shown = None
+    for depth in range(1, len(parts) + 1):
+        shown, layers = _look_up_name(layers, "/".join(parts[:depth]))
+        if shown is None or (shown.kind is not EntryKind.FOLDER and depth < len(parts)):
+            return None
+    return shown
+
+
+def _look_up_name(layers, path):
+    """The topmost entry, and the layers in which names below it still count."""
+    shown, seen = None, []
+    for layer in reversed(layers):
+        entry = layer.get(path)
+        if entry is None:
+            continue
+        if entry.kind is EntryKind.REMOVED or (shown and entry.kind is not EntryKind.FOLDER):
+            break
+        shown = shown or entry
+        seen.append(layer)
+        if entry.kind is not EntryKind.FOLDER or entry.is_opaque:
+            break
+    return shown, seen[::-1]
+
+
+@PATIENT
+@given(LAYERS)
+def test_packing_is_undone_by_unpacking(entries):
+    assert unpack_entries(pack_entries(entries)) == entries
+
+
+@PATIENT
+@given(LAYERS, st.data())
+def test_cut_packs_are_refused(entries, data):
+    packed = pack_entries(entries)
+    if not packed:
+        return
+    size = data.draw(st.integers(0, len(packed) - 1))
+    try:
+        part = unpack_entries(packed[:size])
+    except (SandboxError, ValueError):
+        return
+    assert len(part) < len(entries)
+
+
+@PATIENT
+@given(LAYERS, LAYERS)
+def test_identity_forgets_times_only(first, second):
+    later = {
+        path: Entry(e.kind, e.content, e.mode, 5, e.is_opaque, e.attributes)
+        for path, e in first.items()
+    }
+    assert identify_entries(first) == identify_entries(later)
+    same = pack_entries(first, with_times=False) == pack_entries(second, with_times=False)
+    assert (identify_entries(first) == identify_entries(second)) == same
+
+
+@PATIENT
+@given(LAYERS, LAYERS, LAYERS)
+def test_folded_layers_show_what_the_chain_shows(below, lower, upper):
+    folded = fold_entries(lower, upper)
+    for path in {*below, *lower, *upper}:
+        chain = look_up([below, lower, upper], path)
+        short = look_up([below, folded], path)
+        assert (chain and (chain.kind, chain.content)) == (short and (short.kind, short.content))
+
+
+@settings(PATIENT, max_examples=30)
+@given(LAYERS)
+def test_written_folders_read_back(entries):
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "layer"
+        write_entries(entries, folder)
+        read = read_entries(folder)
+        remove_folder(folder)
+    assert {path: (e.kind, e.content, e.is_opaque) for path, e in read.items()} == {
+        path: (e.kind, e.content, e.is_opaque) for path, e in entries.items()
+    }
+
+
+def test_reading_keeps_attributes_and_drops_rights_of_programs(tmp_path):
+    folder = tmp_path / "layer"
+    (folder / "d").mkdir(parents=True)
+    (folder / "d" / "tool").write_text("x")
+    os.setxattr(folder / "d" / "tool", "user.note", b"n")
+    (folder / "d" / "tool").chmod(0o4755)
+    os.mkfifo(folder / "pipe")
+    entries = read_entries(folder)
+    assert set(entries) == {"d", "d/tool"}
+    assert entries["d/tool"].mode == 0o755
+    assert entries["d/tool"].attributes == (("user.note", b"n"),)
+
+
+@pytest.mark.parametrize("path", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "./a"])
+def test_files_outside_are_no_layer(path):
+    with pytest.raises(InvalidArgument):
+        entries_of_files({path: b""}, lambda folder: None)
+
+
+def test_long_chains_are_squashed_to_the_same_files(tmp_path):
+    store = LayerStore(tmp_path)
+    stack = Stack(None)
+    for number in range(SQUASH_LAYERS + 1):
+        stack = store.lay_over(stack, {"same": b"%d" % number, f"d/{number}": b"x"})
+    short = store.squash(stack)
+    assert len(short.layer_ids) == 1
+    assert store.compare(stack, short) == {}
+    assert store.compare(Stack(None), short)["same"] == b"%d" % SQUASH_LAYERS
+    store.close()
+
+
+def test_layers_live_as_long_as_they_are_held_and_move_between_stores(tmp_path):
+    store, other = LayerStore(tmp_path), LayerStore(tmp_path)
+    stack = store.lay_over(Stack(None), {"a/b": b"content"})
+    (layer_id,) = stack.layer_ids
+    assert other.add_packed(store.packed(layer_id)) == layer_id
+    store.hold(stack)
+    store.hold(stack)
+    store.let_go(stack)
+    (_, folder) = store.lower_folders(stack)
+    assert (folder / "a" / "b").read_bytes() == b"content"
+    store.let_go(stack)
+    assert not folder.exists()
+    with pytest.raises(SandboxError, match="no layer"):
+        store.packed(layer_id)
+    store.close()
+    assert not store.directory.exists()
+    other.close()
+
+
+def test_measuring_counts_what_is_below(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "f").write_bytes(b"x" * 100_000)
+    assert measure_folder(tmp_path) >= 100_000
+    assert measure_folder(tmp_path / "nowhere") == 0
