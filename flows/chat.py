@@ -3,7 +3,8 @@
 Owns the session: which model answers (a gateway, or a checkpoint loaded here), the conversation over
 several messages, what happens with the edits. Enters: a repository, a model, lines typed by a
 person. Leaves: edits the person agreed to, and feedback to the gateway about them. Tools run in a
-sandbox over a copy. Entry of a process of its own: `python -m flows.chat --repo PATH`.
+sandbox over a copy. Entry of a process of its own: `python -m flows.chat --repo PATH --gateway URL`;
+a checkpoint served in the same process is chat_local.py, so that a gateway's user need not load it.
 """
 
 import asyncio
@@ -13,7 +14,8 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -23,13 +25,9 @@ import httpx
 import typer
 from rich.console import Console
 
-from flows import realtime
 from flows.chat_screen import ChatScreen
 from flows.chat_workplace import Workplace, open_workplace, recent_files
-from flows.recipe import load_recipe
-from flows.stage import StageContext
-from infra.engine.local import LocalEngine
-from infra.errors import ConfigError, OstinatoError, StorageError, boundary
+from infra.errors import ConfigError, OstinatoError, boundary
 from infra.gateway.keys import FILE_NAME, local_tenants
 from infra.gateway.signals import Signal
 from infra.harness.catalogues import enabled_tools
@@ -41,9 +39,7 @@ from infra.harness.messages import MessageConversation
 from infra.harness.prompts import write_first_message, write_system_prompt
 from infra.harness.transcript import Transcript, TurnRecord
 from infra.settings import Settings, load_settings
-from models.checkpoint import load_checkpoint
-from models.decode.engine import CachePolicy, EngineConfig
-from models.decode.protocol import Priority
+from models.decode.protocol import ModelClient, Priority
 from models.rendering import Renderer
 
 LOCAL_TENANT = "local"
@@ -79,10 +75,14 @@ class ServedModel:
 
     name: str
     harness: HarnessConfig
-    engine: LocalEngine | None = None
+    engine: ModelClient | None = None
     renderer: Renderer | None = None
     client: httpx.AsyncClient | None = None
     model_name: str = ""
+
+
+OpenLocal = Callable[[str, str], AbstractAsyncContextManager[ServedModel]]
+"""Serves a checkpoint in this process: its reference and a recipe's name in."""
 
 
 @dataclass(slots=True)
@@ -326,29 +326,6 @@ async def connect_gateway(url: str, api_key: str) -> AsyncIterator[ServedModel]:
         yield ServedModel(name, harness, client=client, model_name=first["id"])
 
 
-@contextlib.asynccontextmanager
-async def load_local(reference: str, recipe: str) -> AsyncIterator[ServedModel]:
-    """A checkpoint served inside this process: a directory, an artifact's name, or "promoted"."""
-    context = StageContext.open(load_recipe(recipe))
-    directory, name = Path(reference), reference
-    if not directory.is_dir():
-        promoted = reference == "promoted"
-        ref = realtime.champion_ref(context) if promoted else context.artifacts.get(reference)
-        directory, name = context.directory_of(ref), str(ref)
-    with boundary(StorageError, f"checkpoint {name} in {directory}"):
-        checkpoint = load_checkpoint(directory)
-        renderer = Renderer.load(directory)
-    config = EngineConfig(slots=4, cache_policy=CachePolicy.EXACT)
-    engine = LocalEngine(checkpoint.spec, checkpoint.weights, 0, config, name)
-    try:
-        harness = context.recipe.harness
-        limit = min(harness.context_tokens, engine.max_context_tokens)
-        harness = harness.model_copy(update={"context_tokens": limit})
-        yield ServedModel(name, harness, engine=engine, renderer=renderer)
-    finally:
-        engine.close()
-
-
 def read_rules(root: Path) -> str:
     """The repository's own rules for agents, if it has any."""
     for name in RULE_FILES:
@@ -380,16 +357,17 @@ class ChatOptions:
     seed: int
 
 
-async def _chat(options: ChatOptions, console: Console, interrupt: Interrupt) -> None:
-    screen, settings = ChatScreen(console), load_settings()
+async def _chat(
+    options: ChatOptions, console: Console, interrupt: Interrupt, open_local: OpenLocal | None
+) -> None:
+    screen = ChatScreen(console)
     async with contextlib.AsyncExitStack() as stack:
-        if options.gateway:
-            key = _key_of(settings, options.api_key)
-            model = await stack.enter_async_context(connect_gateway(options.gateway, key))
+        if open_local is not None:
+            opened = open_local(options.checkpoint or "promoted", options.recipe)
         else:
-            model = await stack.enter_async_context(
-                load_local(options.checkpoint or "promoted", options.recipe)
-            )
+            key = _key_of(load_settings(), options.api_key)
+            opened = connect_gateway(options.gateway, key)
+        model = await stack.enter_async_context(opened)
         copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ostinato-chat-")))
         is_compact = model.harness.dialect == "compact"
         workplace = await stack.enter_async_context(
@@ -425,31 +403,12 @@ async def _chat(options: ChatOptions, console: Console, interrupt: Interrupt) ->
         await run_chat(session, options.messages, options.apply)
 
 
-def main(
-    repo: Annotated[Path, typer.Option(exists=True, file_okay=False, help="the repository")],
-    gateway: Annotated[str, typer.Option(help="address of a gateway or OpenAI-style server")] = "",
-    checkpoint: Annotated[str, typer.Option(help="directory, artifact name or 'promoted'")] = "",
-    recipe: Annotated[str, typer.Option(help="whose harness a checkpoint uses")] = "nano",
-    api_key: Annotated[str, typer.Option(help="default: this machine's own key")] = "",
-    message: Annotated[
-        list[str] | None, typer.Option(help="send this and end; may be repeated")
-    ] = None,
-    apply: Annotated[str, typer.Option(help="ask, always or never write the edits")] = "ask",
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 1.0,
-    seed: Annotated[int, typer.Option(help="of a checkpoint served here")] = 0,
-) -> None:
-    """A terminal agent on a repository; its edits reach your files only when you agree."""
-    if apply not in ("ask", "always", "never"):
-        raise typer.BadParameter(f"--apply is {apply!r}, wanted ask, always or never")
-    if gateway and checkpoint:
-        raise typer.BadParameter("--gateway and --checkpoint exclude one another")
-    options = ChatOptions(
-        repo, gateway, checkpoint, recipe, api_key, message or [], apply, temperature, seed
-    )
+def run(options: ChatOptions, open_local: OpenLocal | None = None) -> None:
+    """The chat until it ends. Without `open_local` the model is the gateway's."""
     interrupt = Interrupt()
     signal.signal(signal.SIGINT, interrupt)
     try:
-        asyncio.run(_chat(options, Console(), interrupt))
+        asyncio.run(_chat(options, Console(), interrupt, open_local))
     except OstinatoError as error:
         text = f"{type(error).__name__}: {error}"
         Console(stderr=True).print(text, style="red", markup=False, soft_wrap=True)
@@ -458,5 +417,35 @@ def main(
         sys.exit(130)
 
 
+def build_command(open_local: OpenLocal | None) -> Callable[..., None]:
+    """The command line. Without `open_local` only a gateway can answer."""
+
+    def main(
+        repo: Annotated[Path, typer.Option(exists=True, file_okay=False, help="the repository")],
+        gateway: Annotated[str, typer.Option(help="address of an OpenAI-style server")] = "",
+        checkpoint: Annotated[str, typer.Option(help="directory, artifact or 'promoted'")] = "",
+        recipe: Annotated[str, typer.Option(help="whose harness a checkpoint uses")] = "nano",
+        api_key: Annotated[str, typer.Option(help="default: this machine's own key")] = "",
+        message: Annotated[
+            list[str] | None, typer.Option(help="send this and end; may be repeated")
+        ] = None,
+        apply: Annotated[str, typer.Option(help="ask, always or never write the edits")] = "ask",
+        temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 1.0,
+        seed: Annotated[int, typer.Option(help="of a checkpoint served here")] = 0,
+    ) -> None:
+        """A terminal agent on a repository; its edits reach your files only when you agree."""
+        if apply not in ("ask", "always", "never"):
+            raise typer.BadParameter(f"--apply is {apply!r}, wanted ask, always or never")
+        if bool(gateway) == (open_local is not None) or (gateway and checkpoint):
+            raise typer.BadParameter("wanted either --gateway or --checkpoint")
+        messages = message or []
+        options = ChatOptions(
+            repo, gateway, checkpoint, recipe, api_key, messages, apply, temperature, seed
+        )
+        run(options, open_local)
+
+    return main
+
+
 if __name__ == "__main__":
-    typer.run(main)
+    typer.run(build_command(None))

@@ -77,7 +77,9 @@ def chat(context: typer.Context) -> None:
     """A terminal agent on a repository: `chat --repo PATH [--gateway URL | --checkpoint REF]`."""
     # a process of its own: the other commands need not wait for torch to load
     # libraries say on a person's terminal what they lack (Megatron) and count (Prefect)
-    command = [sys.executable, "-W", "ignore::UserWarning", "-m", "flows.chat", *context.args]
+    is_remote = any(argument.startswith(("--gateway", "--help")) for argument in context.args)
+    module = "flows.chat" if is_remote else "flows.chat_local"
+    command = [sys.executable, "-W", "ignore::UserWarning", "-m", module, *context.args]
     os.execve(sys.executable, command, {**os.environ, "DO_NOT_TRACK": "1"})
 
 

@@ -176,8 +176,9 @@ def strings_from_json(tool: Tool, arguments: Mapping[str, Any]) -> tuple[dict[st
             what = argument.wanted if argument is not None else "text"
             return {}, f"{tool.name}.{name[:60]} is {str(value)[:60]!r}, wanted {what}"
         if isinstance(value, bool):
-            value = "true" if value else "false"
-        strings[name] = "\n".join(value) if isinstance(value, list) else str(value)
+            strings[name] = "true" if value else "false"
+        else:
+            strings[name] = "\n".join(value) if isinstance(value, list) else str(value)
     return strings, ""
 
 

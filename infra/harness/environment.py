@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from infra.errors import SandboxError, SandboxLost
+from infra.errors import SandboxError, is_retryable
 from infra.harness.config import ToolPolicy
 from infra.harness.regions import Region
 from infra.sandbox.protocol import Sandbox, TestReport
@@ -68,9 +68,9 @@ class AgentEnvironment:
         """A file's text; ToolFailure when there is none."""
         try:
             data = await self.sandbox.read(path)
-        except SandboxLost:
-            raise
         except SandboxError as error:
+            if is_retryable(error):  # our fault, not an answer for the model
+                raise
             raise ToolFailure(f"no file {path}") from error
         try:
             return data.decode()
@@ -81,9 +81,9 @@ class AgentEnvironment:
         """Sorted names in a directory, directories with a slash; ToolFailure when there is none."""
         try:
             return await self.sandbox.list(path)
-        except SandboxLost:
-            raise
         except SandboxError as error:
+            if is_retryable(error):  # our fault, not an answer for the model
+                raise
             raise ToolFailure(f"no directory {path}") from error
 
     async def write_text(self, path: str, text: str) -> None:
@@ -95,9 +95,9 @@ class AgentEnvironment:
                 self.state.originals[path] = None
         try:
             await self.sandbox.write(path, text.encode())
-        except SandboxLost:
-            raise
         except SandboxError as error:
+            if is_retryable(error):  # our fault, not an answer for the model
+                raise
             raise ToolFailure(f"cannot write {path}") from error
 
     async def read_original(self, path: str) -> str | None:

@@ -30,8 +30,8 @@ from tests.fakes.toy_gateway import (
     toy_repository,
 )
 
-DEADLINE_SECONDS = 240.0
-pytestmark = pytest.mark.timeout(600)
+DEADLINE_SECONDS = 500.0
+pytestmark = pytest.mark.timeout(1500)
 CONTROL_C, END_OF_INPUT = b"\x03", b"\x04"
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 

@@ -1,0 +1,48 @@
+"""`ostinato chat` over a checkpoint that is loaded into the chat's own process.
+
+Owns `load_local`: which checkpoint is meant, its engine, and the harness of its recipe. Entry of a
+process: `python -m flows.chat_local --repo PATH [--checkpoint REF]`. The chat itself is chat.py.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import typer
+
+from flows import realtime
+from flows.chat import ServedModel, build_command
+from flows.recipe import load_recipe
+from flows.stage import StageContext
+from infra.engine.local import LocalEngine
+from infra.errors import StorageError, boundary
+from models.checkpoint import load_checkpoint
+from models.decode.engine import CachePolicy, EngineConfig
+from models.rendering import Renderer
+
+
+@contextlib.asynccontextmanager
+async def load_local(reference: str, recipe: str) -> AsyncIterator[ServedModel]:
+    """A checkpoint served inside this process: a directory, an artifact's name, or "promoted"."""
+    context = StageContext.open(load_recipe(recipe))
+    directory, name = Path(reference), reference
+    if not directory.is_dir():
+        promoted = reference == "promoted"
+        ref = realtime.champion_ref(context) if promoted else context.artifacts.get(reference)
+        directory, name = context.directory_of(ref), str(ref)
+    with boundary(StorageError, f"checkpoint {name} in {directory}"):
+        checkpoint = load_checkpoint(directory)
+        renderer = Renderer.load(directory)
+    config = EngineConfig(slots=4, cache_policy=CachePolicy.EXACT)
+    engine = LocalEngine(checkpoint.spec, checkpoint.weights, 0, config, name)
+    try:
+        harness = context.recipe.harness
+        limit = min(harness.context_tokens, engine.max_context_tokens)
+        harness = harness.model_copy(update={"context_tokens": limit})
+        yield ServedModel(name, harness, engine=engine, renderer=renderer)
+    finally:
+        engine.close()
+
+
+if __name__ == "__main__":
+    typer.run(build_command(load_local))

@@ -1,0 +1,122 @@
+"""The copy of a user's repository and the way back: nothing ignored goes in, nothing foreign is
+overwritten.
+"""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flows.chat_workplace import (
+    Workplace,
+    copy_repository,
+    describe_change,
+    guess_layout,
+    list_files,
+    recent_files,
+)
+from infra.errors import ConfigError
+from infra.harness.environment import AgentEnvironment
+from infra.sandbox.environment import RepositoryEnvironment
+from infra.sandbox.repository import PreparedRepository
+from tests.fakes.memory_sandbox import MemorySandbox
+
+FILES = {
+    "pkg/core.py": "x = 1\n",
+    "tests/test_core.py": "",
+    "build.log": "",
+    ".gitignore": "*.log\n",
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for path, text in FILES.items():
+        (tmp_path / "mine" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / path).write_text(text)
+    return tmp_path / "mine"
+
+
+def open_workplace(root: Path, copy: Path) -> Workplace:
+    files = copy_repository(root, copy)
+    layout = guess_layout(files)
+    repository = PreparedRepository.from_directory("chat", copy, layout.package_paths, ())
+    environment = AgentEnvironment(MemorySandbox(files))
+    return Workplace(root, files, layout, environment, RepositoryEnvironment.create(repository, 1))
+
+
+def test_ignored_files_stay_behind_with_and_without_git(root: Path) -> None:
+    wanted = [".gitignore", "pkg/core.py", "tests/test_core.py"]
+    assert list_files(root) == wanted
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    (root / "link.py").symlink_to("/etc/passwd")
+    assert list_files(root) == wanted
+
+
+def test_an_empty_directory_is_no_repository(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no files"):
+        copy_repository(tmp_path, tmp_path / "copy")
+
+
+def test_code_and_tests_are_told_apart() -> None:
+    paths = [
+        "setup.py",
+        "src/a/x.py",
+        "lib/y.py",
+        "lib/tests/test_y.py",
+        "test_z.py",
+        "docs/conf.py",
+    ]
+    layout = guess_layout(paths)
+    assert layout.package_paths == ("lib", "src/a")
+    assert layout.test_paths == ("lib/tests", "test_z.py")
+
+
+async def test_edits_reach_the_repository_only_when_kept(root: Path, tmp_path: Path) -> None:
+    work = open_workplace(root, tmp_path / "copy")
+    sandbox = work.environment.sandbox
+    await sandbox.write("pkg/core.py", b"x = 2\n")
+    await sandbox.write("new/__pycache__/a.pyc", b"")
+    pending = await work.pending()
+    assert pending == {"pkg/core.py": b"x = 2\n"}
+    assert (root / "pkg/core.py").read_text() == "x = 1\n"
+    assert "-x = 1\n+x = 2\n" in work.describe(pending)
+    work.keep(pending)
+    assert (root / "pkg/core.py").read_text() == "x = 2\n"
+    assert await work.pending() == {}
+    await sandbox.write("pkg/core.py", b"x = 1\n")
+    assert await work.pending() == {"pkg/core.py": b"x = 1\n"}
+
+
+async def test_a_file_that_somebody_else_changed_is_a_conflict(root: Path, tmp_path: Path) -> None:
+    work = open_workplace(root, tmp_path / "copy")
+    await work.environment.sandbox.write("pkg/core.py", b"x = 2\n")
+    (root / "pkg/core.py").write_text("x = 3\n")
+    assert work.conflicts(await work.pending()) == ["pkg/core.py"]
+
+
+async def test_what_is_undone_goes_back_to_what_was_kept(root: Path, tmp_path: Path) -> None:
+    work = open_workplace(root, tmp_path / "copy")
+    sandbox = work.environment.sandbox
+    await sandbox.write("pkg/core.py", b"x = 2\n")
+    work.keep(await work.pending())
+    await sandbox.write("pkg/core.py", b"x = 9\n")
+    await work.revert()
+    assert await sandbox.read("pkg/core.py") == b"x = 2\n"
+
+
+def test_nothing_outside_the_repository_is_written(root: Path, tmp_path: Path) -> None:
+    work = open_workplace(root, tmp_path / "copy")
+    with pytest.raises(ConfigError, match="inside"):
+        work.keep({"../outside.py": b""})
+
+
+def test_only_files_changed_lately_are_recent(root: Path) -> None:
+    files = {path: text.encode() for path, text in FILES.items()}
+    newest = (root / "pkg/core.py").stat().st_mtime
+    assert recent_files(root, files, newest + 10) == ()
+    assert len(recent_files(root, files, newest - 1000)) == 3
+
+
+def test_a_change_of_bytes_is_named_only() -> None:
+    assert describe_change("a.png", b"\xff", b"\xfe") == "Binary file a.png changed\n"
