@@ -85,6 +85,7 @@ class BoxProcess:
                 stderr=subprocess.PIPE,
                 pass_fds=(box_socket.fileno(), information_end),
                 env={},
+                process_group=0,  # Ctrl-C in a terminal is for the host program, not for its boxes
             )
         except OSError as error:
             host_socket.close()
