@@ -45,6 +45,7 @@ _ACCOUNTS = {
     "etc/group": "root:x:0:\nagent:x:1000:\n",
     "etc/hosts": "127.0.0.1 localhost\n",
 }
+_RECIPE = 1  # raise it when `_build` changes what an image holds
 _BUILD_SECONDS = 900.0
 
 
@@ -73,6 +74,8 @@ def build_image(kind: ImageKind, folder: Path) -> Image:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{key}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in folder.glob(f"{key}.partial.*"):  # of a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
         if not target.is_dir():
             partial = Path(tempfile.mkdtemp(prefix=f"{key}.partial.", dir=folder))
             try:
@@ -95,7 +98,8 @@ def find_kind(name: str) -> ImageKind:
 
 
 def _hash_recipe(kind: ImageKind) -> str:
-    digest = hashlib.sha256(Path(__file__).read_bytes())
+    modules = " ".join(_MODULES[kind])
+    digest = hashlib.sha256(f"{_RECIPE} {modules} {_ACCOUNTS}".encode())
     for source in sorted(_GUEST.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     digest.update(kind.encode())
@@ -103,7 +107,7 @@ def _hash_recipe(kind: ImageKind) -> str:
 
 
 def _build(kind: ImageKind, target: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="image-", dir=target.parent) as name:
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=target) as name:
         scratch = Path(name)
         kernel_package = _find_kernel_package()
         system = _unpack(scratch, "system", (kernel_package, "busybox-static"))
