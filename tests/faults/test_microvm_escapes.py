@@ -193,7 +193,8 @@ def test_output_floods_cost_bounded_memory(bench, shared):
 
 def test_daemons_end_with_the_machine_and_its_machine_with_the_sandbox(bench):
     sandbox = bench.run(bench.backend.create(SandboxSpec(limits=LIMITS)))
-    bench.shell(sandbox, "setsid sleep 4321 > /dev/null 2>&1 &", SECONDS)
+    start = "setsid sh -c 'touch /tmp/up; exec sleep 4321' > /dev/null 2>&1 & "
+    bench.shell(sandbox, start + "while [ ! -e /tmp/up ]; do sleep 0.01; done", SECONDS)
     assert b"4321" in bench.shell(sandbox, "cat /proc/[0-9]*/cmdline", SECONDS)
     process = sandbox.machine.process_id
     bench.run(sandbox.close())

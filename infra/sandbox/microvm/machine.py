@@ -298,7 +298,8 @@ class Machine:
             assert state.memory_file is not None
             await self._run("query-status")  # answers once the memory is mapped
             write_pages(self.process_id, state.memory_file, state.pages)
-        ignored = {"capability": "x-ignore-shared", "state": state.memory_file is not None}
+        # Whoever saved the state had this set too: it is part of the format.
+        ignored = {"capability": "x-ignore-shared", "state": True}
         await asyncio.gather(
             self._run("migrate-set-capabilities", {"capabilities": [ignored]}),
             self._run("migrate-incoming", {"uri": f"fd:{descriptor}"}),
