@@ -10,7 +10,7 @@ import pytest
 from infra.sandbox.fleet.placement import PlacementPolicy
 from infra.sandbox.simulator.measurements import SimulationFigures
 from infra.sandbox.simulator.report import table_lines, write_report
-from infra.sandbox.simulator.scenario import Scenario, StartCosts
+from infra.sandbox.simulator.scenario import Habits, Scenario, StartCosts
 from infra.sandbox.simulator.simulation import FleetSimulation
 from infra.sandbox.simulator.standard import full_fleet, large_fleet, tight_fleet
 
@@ -26,8 +26,13 @@ print(FleetSimulation(small(), 7).run().model_dump_json())
 
 
 def small() -> Scenario:
-    """Four hundredths of the large fleet's nodes for 100 seconds, with everything that can go wrong."""
-    return large_fleet(COSTS, scale=0.02, length_seconds=100.0)
+    """A fiftieth of the large fleet for 100 seconds, with shorter lives, and all that can go wrong."""
+    scenario = large_fleet(COSTS, scale=0.02, length_seconds=100.0)
+    workload = scenario.workload.model_copy(
+        update={"lease_seconds": 15.0, "dead_holder_share": 0.05}
+    )
+    habits = Habits(median_life_seconds=25.0)
+    return scenario.model_copy(update={"workload": workload, "habits": habits})
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +63,7 @@ def test_another_seed_gives_another_run(large):
 def test_every_request_is_accounted_for_and_no_limit_is_passed(large):
     assert large.unaccounted_requests == 0
     assert large.overcommitted_nodes == 0
-    assert large.peak_alive > 500
+    assert large.peak_alive > 300
     assert large.asked > large.peak_alive
 
 
@@ -73,7 +78,7 @@ def test_forks_stay_at_home_unless_it_is_full(large):
 
 
 def test_dead_holders_are_reaped_and_nobody_else(large):
-    assert 0 < large.reaped <= large.dead_holders
+    assert 10 < large.reaped <= large.dead_holders
 
 
 def test_full_fleet_serves_by_priority_and_refuses_the_rest():
@@ -87,12 +92,14 @@ def test_full_fleet_serves_by_priority_and_refuses_the_rest():
 
 
 def test_live_pressure_prevents_what_promises_do_not_see():
-    blind = PlacementPolicy(num_candidates=8, uses_observations=False)
-    seeing = PlacementPolicy(num_candidates=8)
-    without = FleetSimulation(tight_fleet(COSTS, blind, "blind"), 5).run()
-    with_pressure = FleetSimulation(tight_fleet(COSTS, seeing, "seeing"), 5).run()
+    blind = PlacementPolicy(num_candidates=1, uses_observations=False)
+    without = FleetSimulation(tight_fleet(COSTS, blind, "blind"), 0).run()
+    seeing = FleetSimulation(tight_fleet(COSTS, PlacementPolicy(), "seeing"), 0).run()
 
-    assert with_pressure.memory_kills < without.memory_kills / 2
+    assert without.asked == seeing.asked  # the same is wanted of both
+    assert without.memory_kills > 10
+    assert seeing.memory_kills == 0
+    assert seeing.worst_memory_ratio < 0.95 < without.worst_memory_ratio
 
 
 def test_report_holds_exactly_the_figures(tmp_path, large):
