@@ -22,6 +22,8 @@ from kernels.grouped_gemm.triton_tiles import count_tiles, locate_tile
 # (rows, columns, contracted) of a tile, warps, stages. 8 warps: 128 accumulators a thread at most.
 PRODUCT_TILE = (128, 256, 64)
 PRODUCT_OPTIONS = {"num_warps": 8, "num_stages": 3}
+# the strides of weights read the other way round cost registers that a wider tile would spill
+TRANSPOSED_TILE = (128, 128, 64)
 GRADIENT_TILE = (128, 128, 64)
 GRADIENT_OPTIONS = {"num_warps": 8, "num_stages": 3}
 
@@ -137,7 +139,8 @@ def grouped_mm_triton(
     out = rows_PK.new_empty(rows_PK.shape[0], width_n)
     product_kernel[(num_persistent_programs(rows_PK.device),)](
         rows_PK, weights_ENK, ends_E, out, experts, width_n, width_c, stride_e, stride_n, stride_c,
-        *PRODUCT_TILE, triton.next_power_of_2(experts), **PRODUCT_OPTIONS,
+        *(TRANSPOSED_TILE if transposed else PRODUCT_TILE), triton.next_power_of_2(experts),
+        **PRODUCT_OPTIONS,
     )  # fmt: skip
     return out
 

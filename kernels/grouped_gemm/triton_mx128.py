@@ -90,7 +90,8 @@ def gradient_mx128_kernel(
     tiles, experts). Experts begin and end at multiples of 128 rows.
     """
     expert = tl.program_id(2)
-    start = tl.load(ends_ptr + expert - 1, mask=expert > 0, other=0)
+    # without the hint the compiler loads the rows byte by byte
+    start = tl.multiple_of(tl.load(ends_ptr + expert - 1, mask=expert > 0, other=0), BLOCK)
     end = tl.load(ends_ptr + expert)
     columns_n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     columns_k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

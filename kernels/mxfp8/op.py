@@ -5,7 +5,7 @@ and their custom ops; the Triton paths register themselves for CUDA (kernels/tri
 Enters: a matrix or a stack of them and a block. Leaves: an `MxTensor`, or the rounded values in
 bf16. All paths are bit-equal to `reference.py`.
 
-Eager torch decodes e4m3 at 3.0 ns an element; as half-precision bits it takes a fifth of that. A
+Eager torch decodes e4m3 at 3.0 ns an element, so it is decoded through the bits of a half. A
 training step on a CPU skips storage: `fake_quantize` gives at once what a product would read.
 
 Shapes: M rows, K columns.

@@ -237,6 +237,11 @@ def tile_of(block_rows: int, block_columns: int) -> tuple[int, int]:
     return (max(COLUMN_TILE[0], block_rows), max(COLUMN_TILE[1], block_columns))
 
 
+def warps_of(tile: tuple[int, int]) -> int:
+    """Warps of a program: at most 64 elements a thread."""
+    return NUM_WARPS if tile[0] * tile[1] < 16384 else 2 * NUM_WARPS
+
+
 def _grid(shape: torch.Size, tile: tuple[int, int]) -> tuple[int, int, int]:
     rows, columns = shape[-2:]
     stack = 1
@@ -258,7 +263,7 @@ def quantize_triton(
     tile = tile_of(block_rows, block_columns)
     quantize_kernel[_grid(matrix.shape, tile)](
         matrix, values, scales, *matrix.shape[-2:], *tile, block_rows, block_columns,
-        rounding == "rceil", num_warps=NUM_WARPS,
+        rounding == "rceil", num_warps=warps_of(tile),
     )  # fmt: skip
     return values, scales
 
@@ -275,7 +280,7 @@ def quantize_row_col_triton(matrix: Tensor, group: int) -> tuple[Tensor, Tensor,
     tile = BOTH_TILE[group]
     quantize_row_col_kernel[_grid(matrix.shape, tile)[:2]](
         matrix, values, scales, values_t, scales_t, rows, columns, *tile, group,
-        num_warps=NUM_WARPS if group == 32 else 2 * NUM_WARPS,
+        num_warps=warps_of(tile),
     )  # fmt: skip
     return values, scales, values_t, scales_t
 
@@ -290,6 +295,6 @@ def dequantize_triton(
     tile = tile_of(block_rows, block_columns)
     dequantize_kernel[_grid(values.shape, tile)](
         values, scales, out, *values.shape[-2:], *tile, block_rows, block_columns,
-        num_warps=NUM_WARPS,
+        num_warps=warps_of(tile),
     )  # fmt: skip
     return out

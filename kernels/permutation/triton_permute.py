@@ -25,20 +25,20 @@ TOKEN_TILE = (4, 512)
 
 
 @triton.jit
-def one_hot(experts_ptr, num_copies, BLOCK: tl.constexpr, EXPERTS: tl.constexpr):
-    """Copies of this program's block, their experts and the (BLOCK, EXPERTS) one-hot matrix."""
+def load_experts(experts_ptr, num_copies, BLOCK: tl.constexpr):
+    """Copies of this program's block and their experts; -1 past the last copy."""
     copies = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     chosen = tl.load(experts_ptr + copies, mask=copies < num_copies, other=-1).to(tl.int32)
-    hot = (chosen[:, None] == tl.arange(0, EXPERTS)[None, :]).to(tl.int32)
-    return copies, chosen, hot
+    return copies, chosen
 
 
 @triton.jit
 def count_kernel(experts_ptr, counts_ptr, num_copies, BLOCK: tl.constexpr, EXPERTS: tl.constexpr):
     """How many of a block's copies each expert takes."""
-    _, _, hot = one_hot(experts_ptr, num_copies, BLOCK, EXPERTS)
+    _, chosen = load_experts(experts_ptr, num_copies, BLOCK)
     experts = tl.arange(0, EXPERTS)
-    tl.store(counts_ptr + tl.program_id(0) * EXPERTS + experts, tl.sum(hot, 0))
+    counts = tl.sum((chosen[:, None] == experts[None, :]).to(tl.int32), 0)
+    tl.store(counts_ptr + tl.program_id(0) * EXPERTS + experts, counts)
 
 
 @triton.jit
@@ -52,9 +52,12 @@ def place_kernel(
     BLOCK: tl.constexpr,
     EXPERTS: tl.constexpr,
 ):
-    """Row of each copy: its expert's first row for this block, plus its rank in the block."""
-    copies, chosen, hot = one_hot(experts_ptr, num_copies, BLOCK, EXPERTS)
-    rank = tl.sum((tl.cumsum(hot, 0) - 1) * hot, 1)
+    """Row of each copy: its expert's first row for this block, plus how many copies of the block
+    before it go to the same expert.
+    """
+    copies, chosen = load_experts(experts_ptr, num_copies, BLOCK)
+    is_earlier = copies[None, :] < copies[:, None]
+    rank = tl.sum((is_earlier & (chosen[:, None] == chosen[None, :])).to(tl.int32), 1)
     mask = copies < num_copies
     first = tl.load(first_ptr + tl.program_id(0) * EXPERTS + chosen, mask=mask, other=0)
     row = first + rank

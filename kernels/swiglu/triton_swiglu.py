@@ -88,16 +88,10 @@ def swiglu_kernel(
 
 
 @triton.jit
-def gradients(grad, gate, up, scale, DTYPE: tl.constexpr):
-    """Gradients of gate and up, the row again, and each row's part of the weight's gradient."""
+def gate_gradient(grad, gate, up, scale):
+    """Gradient of the gate: the derivative of silu is sigmoid * (1 + gate * (1 - sigmoid))."""
     sigmoid = 1.0 / (1.0 + tl.exp(-gate))
-    smooth = silu(gate)
-    part = tl.sum(grad * (smooth * up), 1)
-    active = (smooth * up * scale[:, None]).to(DTYPE)
-    grad = grad * scale[:, None]
-    grad_up = (smooth * grad).to(DTYPE)
-    grad_gate = (grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))).to(DTYPE)
-    return grad_gate, grad_up, active, part
+    return grad * scale[:, None] * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
 
 
 @triton.jit
@@ -121,10 +115,11 @@ def swiglu_backward_kernel(
     for column in range(0, width, COLUMNS):
         gate, up = load_halves(inner_ptr, row, column, num_rows, width, ROWS, COLUMNS)
         grad = load_tile(grad_ptr, row, column, num_rows, width, ROWS, COLUMNS)
-        grad_gate, grad_up, active, part = gradients(
-            grad, gate, up, scale, inner_ptr.dtype.element_ty
-        )
-        total += part
+        plain = silu(gate) * up
+        total += tl.sum(grad * plain, 1)
+        active = plain * scale[:, None]
+        grad_gate = gate_gradient(grad, gate, up, scale)
+        grad_up = silu(gate) * (grad * scale[:, None])
         store_plain(
             grad_inner_ptr, grad_gate, row, column, num_rows, width, 2 * width, ROWS, COLUMNS
         )
@@ -224,19 +219,19 @@ def swiglu_backward_quantize_kernel(
     """All columns of some rows; both copies of the gradients, the transposed copy of the rows. The
     width is a multiple of the tile's, so that gate and up share no block.
     """
+    DTYPE: tl.constexpr = inner_ptr.dtype.element_ty
     row = tl.program_id(0) * ROWS
     rows = row + tl.arange(0, ROWS)
     scale = tl.load(scale_ptr + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
+    # Inputs are read again for each output, from the cache: all at once spill 672 bytes a thread.
     for column in range(0, width, COLUMNS):
         gate, up = load_halves(inner_ptr, row, column, num_rows, width, ROWS, COLUMNS)
         grad = load_tile(grad_ptr, row, column, num_rows, width, ROWS, COLUMNS)
-        grad_gate, grad_up, active, part = gradients(
-            grad, gate, up, scale, inner_ptr.dtype.element_ty
-        )
-        total += part
+        total += tl.sum(grad * (silu(gate) * up), 1)
+        tile = gate_gradient(grad, gate, up, scale).to(DTYPE)
         store_both(
-            grad_gate,
+            tile,
             values_ptr,
             scales_ptr,
             values_t_ptr,
@@ -249,8 +244,11 @@ def swiglu_backward_quantize_kernel(
             COLUMNS,
             G,
         )
+        gate, up = load_halves(inner_ptr, row, column, num_rows, width, ROWS, COLUMNS)
+        grad = load_tile(grad_ptr, row, column, num_rows, width, ROWS, COLUMNS)
+        tile = (silu(gate) * (grad * scale[:, None])).to(DTYPE)
         store_both(
-            grad_up,
+            tile,
             values_ptr,
             scales_ptr,
             values_t_ptr,
@@ -263,8 +261,10 @@ def swiglu_backward_quantize_kernel(
             COLUMNS,
             G,
         )
+        gate, up = load_halves(inner_ptr, row, column, num_rows, width, ROWS, COLUMNS)
+        tile = (silu(gate) * up * scale[:, None]).to(DTYPE)
         store_transposed(
-            active, active_t_ptr, active_scales_ptr, row, column, num_rows, width, ROWS, COLUMNS, G
+            tile, active_t_ptr, active_scales_ptr, row, column, num_rows, width, ROWS, COLUMNS, G
         )
     tl.store(grad_scale_ptr + rows, total, mask=rows < num_rows)
 

@@ -68,6 +68,7 @@ WIDE = {"ROWS": 16, "COLUMNS": 256, "G_ROWS": 1, "G_COLUMNS": 128}
 COLUMN = {"ROWS": 128, "COLUMNS": 64, "G_ROWS": 32, "G_COLUMNS": 1}
 SQUARE = {"ROWS": 128, "COLUMNS": 128, "G_ROWS": 128, "G_COLUMNS": 128}
 PRODUCT = tile("BLOCK_M BLOCK_N BLOCK_C", triton_bf16.PRODUCT_TILE) | {"EXPERTS": 128}
+TRANSPOSED = tile("BLOCK_M BLOCK_N BLOCK_C", triton_bf16.TRANSPOSED_TILE) | {"EXPERTS": 128}
 HEAD = tile("BLOCK_T BLOCK_V BLOCK_D", triton_head.TILE)
 RCEIL = {"IS_RCEIL": True}
 
@@ -142,7 +143,7 @@ CASES = {
     "product_transposed": Case(
         triton_bf16.product_kernel,
         "*bf16 *bf16 *i32 *bf16 i32 i32 i32 i32 1 i32",
-        PRODUCT,
+        TRANSPOSED,
         triton_bf16.PRODUCT_OPTIONS,
     ),
     "weight_gradient": Case(
