@@ -176,9 +176,12 @@ def _optimizer(
     embedder: Embedder, learning_rate: float, num_steps: int
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     optimizer = torch.optim.Adam(embedder.parameters(), lr=learning_rate, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=learning_rate, total_steps=max(num_steps, 2) + 1, pct_start=0.1
-    )
+    num_warm = max(1, num_steps // 10)
+
+    def factor(step: int) -> float:
+        return min(1.0, (step + 1) / num_warm) * (1 + math.cos(math.pi * step / num_steps)) / 2
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     return optimizer, schedule
 
 

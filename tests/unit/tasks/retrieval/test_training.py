@@ -120,6 +120,15 @@ def test_mined_negatives_are_never_the_answer_and_share_words_with_the_question(
     assert all(negatives[row, 0] != row for row in range(3))
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 9])
+def test_runs_of_few_steps_have_a_schedule(epochs: int) -> None:
+    # nine steps divided by zero in a schedule with a fixed share of warm-up
+    pairs = make_pairs(4, seed=0)
+    config = ContrastiveConfig(epochs=epochs, batch_pairs=4)
+
+    assert len(train_on_code(build(pairs), pairs, config, 0, silent)) == epochs
+
+
 @pytest.mark.parametrize("pairs", [[], make_pairs(1, seed=0)])
 def test_too_little_to_learn_from_changes_nothing(pairs: list[Pair]) -> None:
     embedder = build(make_pairs(4, seed=0))
