@@ -5,7 +5,9 @@ definitions in file order. It runs no code, so a name stands for everything of t
 """
 
 import ast
+import bisect
 import io
+import itertools
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -152,17 +154,20 @@ class NameGraph:
         self, files: Mapping[str, bytes], definitions: Mapping[str, Sequence[Definition]]
     ) -> None:
         self._places: dict[str, list[tuple[str, int]]] = defaultdict(list)
-        self.exports: dict[str, list[tuple[str, int]]] = defaultdict(list)
         self._by_name: dict[str, list[Definition]] = defaultdict(list)
         for found in definitions.values():
             for definition in found:
                 self._by_name[definition.name].append(definition)
+        self._mentions: dict[str, list[tuple[int, str]]] = {}  # of defined names, by line
         for path in sorted(files):
             text = files[path].decode(errors="replace")
             exported = _export_lines(text)
             for name, line in read_names(text):
-                target = self.exports if line in exported else self._places
-                target[name].append((path, line))
+                if line not in exported:
+                    self._places[name].append((path, line))
+            self._mentions[path] = [
+                (line, name) for name, line in read_names(text) if name in self._by_name
+            ]
 
     def helpers_of(self, roots: Iterable[Definition], spoken: frozenset[str]) -> list[Definition]:
         """Definitions used by nothing but `roots` and one another, and not named in `spoken`."""
@@ -186,10 +191,13 @@ class NameGraph:
 
     def _used_by(self, group: Sequence[Definition]) -> list[Definition]:
         used: dict[Definition, None] = {}
-        for name, candidates in self._by_name.items():
-            for path, line in self._places.get(name, []):
-                if any(item.path == path and item.contains(line) for item in group):
-                    used.update(dict.fromkeys(candidates))
+        for item in group:
+            mentions = self._mentions.get(item.path, [])
+            start = bisect.bisect_left(mentions, (item.decorator_line, ""))
+            for line, name in itertools.islice(mentions, start, None):
+                if line > item.last_line:
+                    break
+                used.update(dict.fromkeys(self._by_name[name]))
         return list(used)
 
     def _is_only_used_by(

@@ -95,14 +95,16 @@ class PartBuilder:
         return built
 
     async def _prove_all(self, built: BuiltPart) -> None:
-        checked = _LeakCheck(self._part.repository)
+        # in threads: the loop that feeds the workers must not wait for them
+        checked = await asyncio.to_thread(_LeakCheck, self._part.repository)
         if self._part.mined:
             built.proven = await self._prove(
                 self._part.mined, len(self._part.mined), built, checked
             )
             return
-        sources = Sources.read(self._part.repository, self._part.mutated_paths)
-        found = generate(sources, built.baseline, self._config)
+        repository, mutated_paths = self._part.repository, self._part.mutated_paths
+        sources = await asyncio.to_thread(Sources.read, repository, mutated_paths)
+        found = await asyncio.to_thread(generate, sources, built.baseline, self._config)
         quotas = self._config.quotas
         proven = await asyncio.gather(
             *(self._prove(items, quotas.of(kind), built, checked) for kind, items in found.items())
