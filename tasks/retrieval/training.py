@@ -176,6 +176,7 @@ def _optimizer(
     embedder: Embedder, learning_rate: float, num_steps: int
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     optimizer = torch.optim.Adam(embedder.parameters(), lr=learning_rate, fused=True)
+    num_steps = max(1, num_steps)
     num_warm = max(1, num_steps // 10)
 
     def factor(step: int) -> float:
