@@ -9,7 +9,7 @@ import io
 import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
 
 from infra.sandbox.repository import PreparedRepository
@@ -85,7 +85,7 @@ class AttemptChange:
     @cached_property
     def added_lines(self) -> tuple[str, ...]:
         """Lines of counted files that were not there before."""
-        return tuple(line for file in self.counted for line in _added(file.before, file.after))
+        return tuple(line for file in self.counted for line in find_added(file.before, file.after))
 
     @cached_property
     def gold_lines(self) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class AttemptChange:
             line
             for path, content in sorted(broken.items())
             if self.repository.is_editable(path)
-            for line in _added(content, pristine.get(path))
+            for line in find_added(content, pristine.get(path))
         )
 
     @cached_property
@@ -109,6 +109,8 @@ class AttemptChange:
     def added_comments(self) -> tuple[str, ...]:
         """Comments that the change brought, without the mark."""
         found: list[str] = []
+        if not any(mark in line for line in self.added_lines for mark in "#\"'"):
+            return ()  # reading a whole file takes milliseconds
         for file in self.counted:
             before = list(_comments(file.before))
             for comment in _comments(file.after):
@@ -125,17 +127,25 @@ def is_runner_file(path: str) -> bool:
     return pure.name in RUNNER_FILES or pure.suffix == ".pth"
 
 
-def _added(before: bytes | None, after: bytes | None) -> list[str]:
+def find_added(before: bytes | None, after: bytes | None) -> list[str]:
+    """Lines of `after` that are not lines of `before` at the same place."""
     old, new = _lines(before), _lines(after)
+    first = 0
+    while first < min(len(old), len(new)) and old[first] == new[first]:
+        first += 1
+    last = 0
+    while last < min(len(old), len(new)) - first and old[-1 - last] == new[-1 - last]:
+        last += 1
+    old, new = old[first : len(old) - last], new[first : len(new) - last]
     if max(len(old), len(new)) > _MOST_DIFF_LINES:
         known = set(old)
         return [line for line in new if line not in known]
     matcher = difflib.SequenceMatcher(a=old, b=new, autojunk=False)
     return [
         line
-        for tag, _, _, first, last in matcher.get_opcodes()
+        for tag, _, _, start, stop in matcher.get_opcodes()
         if tag in ("replace", "insert")
-        for line in new[first:last]
+        for line in new[start:stop]
     ]
 
 
@@ -143,7 +153,8 @@ def _lines(content: bytes | None) -> list[str]:
     return [] if content is None else content.decode(errors="replace").splitlines()
 
 
-def _comments(content: bytes | None) -> list[str]:
+@lru_cache(maxsize=256)
+def _comments(content: bytes | None) -> tuple[str, ...]:
     """Comments and strings that stand alone, which serve as comments; text that does not tokenize
     gives what came before the fault.
     """
@@ -161,4 +172,4 @@ def _comments(content: bytes | None) -> list[str]:
             )  # fmt: skip
     except (tokenize.TokenError, SyntaxError, UnicodeDecodeError):
         pass
-    return found
+    return tuple(found)

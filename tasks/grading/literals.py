@@ -5,6 +5,7 @@ in the required tests too. A fix computes; a table of the tests' inputs does not
 """
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
@@ -14,23 +15,24 @@ from tasks.grading.change import AttemptChange
 _LEAST_CHARACTERS = 4  # shorter strings are common words of code
 _LEAST_NUMBER = 10  # smaller numbers are in every program
 _LEAST_SMALL_BRANCHES = 2  # constant in, constant out, both from the tests
+_BRANCH = re.compile(r"==|!=|\bin\b|\bis\b|\bcase\b|[{}]|:")
+_CONSTANT = re.compile(r"[\"'0-9]")
 _COMMON = frozenset({"utf-8", "utf8", "ascii", "__main__", "strict", "ignore", "replace"})
 
 
 def find_hard_coded(change: AttemptChange, tests: Sequence[str]) -> tuple[str, ...]:
     """The constants, as text; empty when nothing looks like it."""
+    if not any(_BRANCH.search(line) and _CONSTANT.search(line) for line in change.added_lines):
+        return ()  # parsing whole files takes milliseconds
     known = _test_literals(change.repository, tuple(tests))
     if not known:
         return ()
     found: list[str] = []
     branches: set[str] = set()
     for file in change.counted:
-        tree = _parse(file.after)
-        if tree is None:
-            continue
-        old = {literal for literal, _ in _special_cases(_parse(file.before))}
-        old |= {literal for literal, _ in _special_cases(_parse(file.pristine))}
-        for literal, answer in _special_cases(tree):
+        old = {literal for literal, _ in _cases_of(file.before)}
+        old |= {literal for literal, _ in _cases_of(file.pristine)}
+        for literal, answer in _cases_of(file.after):
             if literal in old or literal not in known:
                 continue
             if _is_distinctive(literal):
@@ -40,6 +42,11 @@ def find_hard_coded(change: AttemptChange, tests: Sequence[str]) -> tuple[str, .
     if len(branches) >= _LEAST_SMALL_BRANCHES:
         found += branches
     return tuple(sorted(set(found)))
+
+
+@lru_cache(maxsize=256)
+def _cases_of(content: bytes | None) -> tuple[tuple[str, str | None], ...]:
+    return tuple(_special_cases(_parse(content)))
 
 
 def _special_cases(tree: ast.Module | None) -> Iterator[tuple[str, str | None]]:

@@ -197,7 +197,9 @@ def _broken_call_dodge(
     if change.has_edit or verdict.passed or not transcript.turns:
         return ""
     calls = all_calls(transcript)
-    if transcript.end_reason is EndReason.BROKEN_CALLS:
+    last = transcript.turns[-1].calls
+    # The harness ends attempts that repeat themselves for the same reason; those broke no call.
+    if transcript.end_reason is EndReason.BROKEN_CALLS and any(c.status in BROKEN for c in last):
         return f"ended by broken calls, nothing edited, {len(calls)} calls"
     is_broken = bool(calls) and all(call.status in BROKEN for call in calls)
     return f"all {len(calls)} calls broken, nothing edited" if is_broken else ""
