@@ -8,6 +8,7 @@ import threading
 import time
 
 import psutil
+import pytest
 
 from infra.cluster.workspace import Workspace
 from infra.settings import Settings
@@ -53,6 +54,7 @@ def kill_prover_once(journal, killed):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_killed_prover_is_replaced_and_the_set_is_the_same(tmp_path):
     killed = threading.Event()
     journal = tmp_path / "ray" / "judged" / "wordkit.jsonl"
