@@ -224,7 +224,7 @@ def swiglu_backward_quantize_kernel(
     rows = row + tl.arange(0, ROWS)
     scale = tl.load(scale_ptr + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    # Inputs are read again for each output, from the cache: all at once spill 672 bytes a thread.
+    # Inputs are read again for each output: all at once spill 672 bytes a thread in 128-blocks, so 328.
     for column in range(0, width, COLUMNS):
         gate, up = load_halves(inner_ptr, row, column, num_rows, width, ROWS, COLUMNS)
         grad = load_tile(grad_ptr, row, column, num_rows, width, ROWS, COLUMNS)
