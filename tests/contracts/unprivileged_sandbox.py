@@ -48,7 +48,7 @@ async def use_backend(server: str, folder: Path) -> dict:
             for line in Path("/proc/self/status").read_text().splitlines()
             if line.startswith("CapEff")
         ),
-        "edited": f"{edited.output.decode()}{edited.exit_code or str()}",
+        "edited": f"{edited.output.decode()}{edited.exit_code or ''}",
         "changes": {
             path: None if content is None else content.decode() for path, content in changes.items()
         },
