@@ -170,7 +170,7 @@ def strings_from_json(tool: Tool, arguments: Mapping[str, Any]) -> tuple[dict[st
         kind = argument.kind if argument is not None else "line"
         wanted = _JSON_TYPES.get(kind, str)
         is_right = isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
-        if kind == "list" and is_right:
+        if isinstance(value, list) and is_right:
             is_right = all(isinstance(entry, str) and "\n" not in entry for entry in value)
         if not is_right:
             what = argument.wanted if argument is not None else "text"

@@ -14,6 +14,7 @@ Shapes: P rows, E experts, N and K the width of a row after and before a weight.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.mxfp8.formats import MxTensor
@@ -45,7 +46,7 @@ def grouped_mm_op(rows_PK: Tensor, weights_ENK: Tensor, ends_E: Tensor, transpos
     """rows @ weights.T by expert; with `transposed`, rows_PN @ weights_ENK."""
     right = weights_ENK if transposed else weights_ENK.transpose(1, 2)
     if _fits_torch(rows_PK, weights_ENK) and int(ends_E[-1]) == rows_PK.shape[0]:
-        return torch._grouped_mm(rows_PK, right, ends_E)
+        return F.grouped_mm(rows_PK, right, offs=ends_E)
     out = rows_PK.new_zeros(rows_PK.shape[0], right.shape[2])
     start = 0
     for expert, end in enumerate(ends_E.tolist()):

@@ -247,7 +247,7 @@ def _grid(shape: torch.Size, tile: tuple[int, int]) -> tuple[int, int, int]:
     stack = 1
     for length in shape[:-2]:
         stack *= length
-    return (triton.cdiv(columns, tile[1]), triton.cdiv(rows, tile[0]), stack)
+    return (-(-columns // tile[1]), -(-rows // tile[0]), stack)
 
 
 @quantize_op.register_cuda

@@ -23,7 +23,7 @@ from infra.sandbox.fleet.records import NodeSpec, Resources, Template
 from tests.fakes.repositories import WORDKIT, open_repository
 
 # Ray starts within 5 s on two idle cores; a busy machine needs more
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30

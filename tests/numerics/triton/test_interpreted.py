@@ -14,6 +14,7 @@ CASES = Path(__file__).with_name("cases.py")
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_every_triton_kernel_equals_its_reference() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-o", "python_files=cases.py"]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
