@@ -28,6 +28,8 @@ class Edited:
 
 def replace_text(text: str, old: str, new: str, *, all_of_them: bool, exact: bool) -> Edited:
     """`text` with `old` replaced by `new`; NoMatch when it is not clear what is meant."""
+    if not old:
+        raise NoMatch("old is empty, wanted the text to replace; write_file makes a whole file")
     count = text.count(old)
     if count == 1 or (count and all_of_them):
         return Edited(text.replace(old, new), "exact", count)

@@ -50,6 +50,12 @@ def test_a_policy_may_want_the_exact_text() -> None:
         replaced(FILE, "    x = 1\n    return x\n", "", exact=True)
 
 
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_empty_text_is_refused(all_of_them: bool) -> None:
+    with pytest.raises(NoMatch, match="old is empty"):
+        replaced(FILE, "", "x", all_of_them=all_of_them)
+
+
 def test_a_miss_shows_the_closest_lines_with_their_numbers() -> None:
     with pytest.raises(NoMatch, match=r"closest is\n1\tdef a\(\):\n2\t    x = 1"):
         replaced(FILE, "x = 11\ny", "")
