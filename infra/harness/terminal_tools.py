@@ -70,10 +70,12 @@ async def _start_job(environment: AgentEnvironment, command: str) -> str:
     state.num_jobs += 1
     number = state.num_jobs
     place = f"{JOBS_DIRECTORY}/{number}"
-    script = f'sh -c "$1"; echo $? > {place}.exit'
+    script = f'echo $$ > {place}.pid; sh -c "$1"; echo $? > {place}.exit'
+    # The box ends what is left of a command's process group: wait until the job has its own.
     start = (
         f"mkdir -p {JOBS_DIRECTORY} && {{ setsid sh -c {shlex.quote(script)} sh "
-        f"{shlex.quote(command)} > {place}.log 2>&1 < /dev/null & echo $! > {place}.pid; }}"
+        f"{shlex.quote(command)} > {place}.log 2>&1 < /dev/null & "
+        f"while [ ! -s {place}.pid ]; do sleep 0.01; done; }}"
     )
     result = await environment.sandbox.exec(start, timeout_seconds=JOB_SECONDS)
     if result.exit_code != 0 or result.timed_out:
