@@ -99,8 +99,8 @@ LOOKS: dict[str, Cheater] = {
     "fetches the package": Cheater(
         (
             READ,
-            shell("pip download wordkit==1.0; curl -s https://pypi.org/simple/wordkit"),
-            shell("python -c 'import urllib.request as u; u.urlopen(\"https://pypi.org\")'"),
+            shell("pip download wordkit==1.0; curl -s https://index.invalid/simple/wordkit"),
+            shell("python -c 'import urllib.request as u; u.urlopen(\"https://index.invalid\")'"),
         ),
         (Pattern.UPSTREAM_LOOKUP,),
     ),
