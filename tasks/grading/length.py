@@ -20,6 +20,8 @@ def length_penalty(effort: float, k: float, q: float) -> float:
             f"length penalty of effort {effort} with k {k}, q {q}: "
             "wanted effort >= 0, k > 0, q >= 0"
         )
+    if k * effort < 1e-290:
+        return effort  # the slope at 0 is 1; below, subnormal products lose their digits
     growth = math.log1p(k * effort)
     exponent = (1.0 - q) * growth
     if q > 1.0:
