@@ -4,12 +4,13 @@ Owns `find_lints` (ruff's syntax and pyflakes rules) and `new_lints` (findings a
 Text in, findings out; it reads no file.
 """
 
-import ast
 import asyncio
 import json
 from collections import Counter
 
 from ruff import find_ruff_bin
+
+from infra.syntax import parse_python
 
 LINT_RULES = "E9,F"  # syntax errors and everything pyflakes knows
 LINTED_SUFFIXES = (".py", ".pyi")
@@ -18,7 +19,7 @@ LINTED_SUFFIXES = (".py", ".pyi")
 async def find_lints(text: str, path: str) -> list[tuple[int, str]]:
     """Line and message of each finding of ruff (syntax and pyflakes rules) in Python text."""
     try:
-        ast.parse(text)
+        parse_python(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = error.lineno if isinstance(error, SyntaxError) else None
         message = error.msg if isinstance(error, SyntaxError) else str(error)

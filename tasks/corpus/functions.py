@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from infra.harness.regions import open_region
+from infra.syntax import parse_python
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class FunctionLimits:
 def extract_functions(text: str, path: str, limits: FunctionLimits) -> Iterator[CodeFunction]:
     """Undecorated top-level functions and methods of a file, without docstrings and comments."""
     try:
-        tree = ast.parse(text)
+        tree = parse_python(text)
     except (SyntaxError, ValueError):
         return
     for node in tree.body:

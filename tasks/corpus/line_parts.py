@@ -8,6 +8,8 @@ import ast
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from infra.syntax import parse_python
+
 Span = tuple[int, int]  # columns, end exclusive
 
 
@@ -41,7 +43,7 @@ def find_parts(lines: tuple[str, ...]) -> tuple[LineParts, ...]:
     text = "\n".join(("if True:", *lines) if is_indented else lines)
     finder = _Finder([LineParts() for _ in lines], 2 if is_indented else 1)
     if text.isascii():  # columns of the syntax tree count bytes
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parse_python(text)):
             finder.visit(node)
     return tuple(finder.parts)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from infra.sandbox.repository import PreparedRepository
+from infra.syntax import parse_python
 from tasks.grading.change import find_added
 
 # Words that no bug fix needs and that reach into the test run that judges it.
@@ -79,7 +80,7 @@ def _attacks(text: bytes) -> frozenset[str]:
     source = text.decode(errors="replace")
     found = set(re.findall(r"\w+", source)) & FORBIDDEN_WORDS
     try:
-        tree = ast.parse(source)
+        tree = parse_python(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return frozenset(found)  # it cannot be imported either
     modules = _module_names(tree)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from infra.sandbox.repository import PreparedRepository
+from infra.syntax import parse_python
 from tasks.grading.change import AttemptChange
 
 _LEAST_CHARACTERS = 4  # shorter strings are common words of code
@@ -127,6 +128,6 @@ def _test_literals(repository: PreparedRepository, tests: tuple[str, ...]) -> fr
 
 def _parse(content: bytes | None) -> ast.Module | None:
     try:
-        return ast.parse(content or b"")
+        return parse_python(content or b"")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None

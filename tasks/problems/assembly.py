@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from infra.syntax import parse_python
 from tasks.problems.candidates import Candidate
 from tasks.problems.difficulty import estimate_difficulty
 from tasks.problems.duplicates import find_duplicates
@@ -104,7 +105,7 @@ def make_problem(
 
 def read_docstring(text: str, symbol: str) -> str:
     """What the author wrote about a function, method or class; empty when there is nothing."""
-    node: ast.AST = ast.parse(text)
+    node: ast.AST = parse_python(text)
     for part in symbol.split("."):
         inner = [
             item

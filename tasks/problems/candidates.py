@@ -4,12 +4,12 @@ Owns `Candidate`, its identity, and `LinePlan`, which turns changes of single li
 decides nothing: generators make candidates, validity.py judges them.
 """
 
-import ast
 import hashlib
 from collections.abc import Iterable, Mapping
 
 from pydantic import Field
 
+from infra.syntax import parse_python
 from tasks.problems.config import Config
 from tasks.problems.definitions import CallKey
 from tasks.problems.set_config import Kind
@@ -133,7 +133,7 @@ class LinePlan:
         """Whether every changed file is still Python."""
         try:
             for path in self._changes:
-                ast.parse(self.text_of(path))
+                parse_python(self.text_of(path))
         except SyntaxError:
             return False
         return True

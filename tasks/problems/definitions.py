@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from infra.syntax import parse_python
 from tasks.problems.functions import Function
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -69,7 +70,7 @@ class Definition:
 def find_definitions(path: str, text: str) -> list[Definition]:
     """Definitions of a module, those inside functions left out, in file order."""
     found: list[Definition] = []
-    _collect(path, ast.parse(text).body, "", found)
+    _collect(path, parse_python(text).body, "", found)
     return found
 
 
@@ -235,7 +236,7 @@ def read_names(text: str) -> list[tuple[str, int]]:
 def _export_lines(text: str) -> frozenset[int]:
     """Lines of top-level imports and of `__all__`: they pass a name on and do not use it."""
     lines: set[int] = set()
-    for node in ast.parse(text).body:
+    for node in parse_python(text).body:
         is_all = isinstance(node, (ast.Assign, ast.AugAssign)) and "__all__" in ast.unparse(node)
         if is_all or isinstance(node, (ast.Import, ast.ImportFrom)):
             lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))

@@ -13,6 +13,7 @@ import ast
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from infra.syntax import parse_python
 from tasks.problems.candidates import Candidate, LinePlan, edit_texts, make_id
 from tasks.problems.definitions import CallKey, Definition, NameGraph, read_names
 from tasks.problems.set_config import Kind
@@ -167,7 +168,7 @@ def _imported_names(text: str) -> set[str]:
     """Names that a file takes from other modules when it is imported."""
     return {
         alias.name
-        for node in ast.parse(text).body
+        for node in parse_python(text).body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
@@ -176,7 +177,7 @@ def _imported_names(text: str) -> set[str]:
 def _remove_exports(plan: LinePlan, path: str, names: frozenset[str]) -> None:
     """Take names out of top-level imports and `__all__`."""
     text = "\n".join(plan.lines_of(path))
-    for node in ast.parse(text).body:
+    for node in parse_python(text).body:
         if isinstance(node, ast.ImportFrom):
             gone = [alias for alias in node.names if alias.name in names]
             _remove_elements(plan, path, node, gone, len(node.names))
@@ -239,7 +240,7 @@ def _remove_unused_imports(plan: LinePlan, path: str) -> None:
     text = "\n".join(plan.lines_of(path))
     before = Counter(name for name, _ in read_names(text))
     after = Counter(name for name, _ in read_names(plan.text_of(path)))
-    for node in ast.parse(text).body:
+    for node in parse_python(text).body:
         if not isinstance(node, (ast.Import, ast.ImportFrom)) or plan.is_gone(path, node.lineno):
             continue
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":

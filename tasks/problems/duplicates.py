@@ -9,6 +9,7 @@ import ast
 import textwrap
 from collections.abc import Sequence
 
+from infra.syntax import parse_python
 from tasks.records import Problem, Split
 
 _SIZE = 5
@@ -19,7 +20,7 @@ _EVALUATED = (Split.HELD_OUT, Split.HELD_OUT_FUNCTION)
 def shingle(text: str) -> frozenset[int]:
     """Runs of syntax nodes with names left out: what stays when a definition is renamed."""
     try:
-        tree = ast.parse(textwrap.dedent(text))
+        tree = parse_python(textwrap.dedent(text))
     except SyntaxError:
         return frozenset()
     kinds = [

@@ -8,6 +8,7 @@ import ast
 from dataclasses import dataclass
 
 from infra.sandbox.repository import PreparedRepository
+from infra.syntax import parse_python
 from tasks.problems.config import ProblemsConfig, RepositorySource
 
 
@@ -39,7 +40,9 @@ def find_functions(
     for path in source.mutated_paths:
         text = repository.files[path].decode()
         lines = text.split("\n")
-        definitions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+        definitions = [
+            node for node in parse_python(text).body if isinstance(node, ast.FunctionDef)
+        ]
         names = [node.name for node in definitions]
         for node in definitions:
             last_line = node.end_lineno or node.lineno

@@ -14,6 +14,7 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from infra.syntax import parse_python
 from tasks.problems.functions import Function
 
 Replacement = tuple[ast.AST, str]
@@ -270,7 +271,7 @@ def mutate_function(function: Function) -> list[Mutation]:
     Each broken line once, first operator wins.
     """
     text = "\n".join(function.lines)
-    tree = ast.parse(text).body[0]
+    tree = parse_python(text).body[0]
     assert isinstance(tree, ast.FunctionDef)
     scope = Scope(_local_names(tree), function.lines)
     nodes = [node for node in ast.walk(tree) if node is not tree]
@@ -317,8 +318,8 @@ def _same_as(candidate: str, before: str, new_text: str, after: str) -> bool:
     if candidate.strip() in ("pass", "break", "continue") or not before.strip():
         return True
     try:
-        bare = ast.dump(ast.parse(_complete(candidate)))
-        bracketed = ast.dump(ast.parse(_complete(f"{before}({new_text}){after}")))
+        bare = ast.dump(parse_python(_complete(candidate)))
+        bracketed = ast.dump(parse_python(_complete(f"{before}({new_text}){after}")))
     except SyntaxError:
         return True  # part of a statement: the whole function is parsed later
     return bare == bracketed
@@ -336,7 +337,7 @@ def _parses(function: Function, mutation: Mutation) -> bool:
     lines = list(function.lines)
     lines[mutation.line_number - function.first_line] = mutation.broken_text
     try:
-        return len(ast.parse("\n".join(lines)).body) == 1
+        return len(parse_python("\n".join(lines)).body) == 1
     except SyntaxError:
         return False
 

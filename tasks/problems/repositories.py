@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from infra.errors import ProblemError
 from infra.sandbox.repository import PreparedRepository
+from infra.syntax import parse_python
 from tasks.problems.config import RepositorySource
 
 _LICENCES = ("LICENSE", "LICENCE", "COPYING", "AUTHORS")
@@ -72,7 +73,7 @@ def strip_prefix(files: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:
 def strip_source(text: bytes, path: str) -> bytes:
     """The module without docstrings and comments, one statement a line."""
     try:
-        tree = ast.parse(text)
+        tree = parse_python(text)
     except SyntaxError as error:
         raise ProblemError(f"{path} does not parse: {error}") from error
     for node in ast.walk(tree):

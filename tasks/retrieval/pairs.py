@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from infra.errors import ConfigError
+from infra.syntax import parse_python
 from models.code_words import CodeText, describe_code, split_words
 from tasks.retrieval.config import STANDARD_LIBRARY, PairsConfig
 
@@ -81,7 +82,7 @@ def _read(path: Path) -> str | None:
 def functions_of(package: str, path: str, text: str) -> list[Function]:
     """The functions of one file; none when it is not Python of this version."""
     try:
-        tree = ast.parse(text)
+        tree = parse_python(text)
     except (SyntaxError, ValueError):
         return []
     lines = text.split("\n")

@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from infra.search.chunks import Chunk, cut_chunks
+from infra.syntax import parse_python
 from models.code_words import CodeText
 from tasks.retrieval.config import TraceConfig
 from tasks.retrieval.measure import Pool
@@ -161,7 +162,7 @@ def _touches(chunk: Chunk, ranges: Iterable[LineRange]) -> bool:
 
 def _test_sources(path: str, text: str) -> dict[str, str]:
     try:
-        tree = ast.parse(text)
+        tree = parse_python(text)
     except SyntaxError:
         return {}
     found: dict[str, str] = {}

@@ -1,0 +1,17 @@
+"""Python source to syntax trees, from any thread.
+
+CPython 3.11 counts the depth of a tree under construction for the whole process, not for each
+thread: two `ast.parse` at once raise `SystemError: AST constructor recursion depth mismatch`
+(python/cpython#106905). One lock around the construction keeps them apart.
+"""
+
+import ast
+import threading
+
+_construction = threading.Lock()
+
+
+def parse_python(text: str | bytes, filename: str = "<unknown>") -> ast.Module:
+    """The tree of `text`; raises SyntaxError and ValueError as `ast.parse` does."""
+    with _construction:
+        return ast.parse(text, filename)
