@@ -1,18 +1,18 @@
 """The full dialect's tools that search or talk: glob, grep, codebase_search, todo_write, ask_user.
 
 Typed values and the environment in, the text for the model out; ToolFailure when the environment
-says no. grep runs ripgrep where the sandbox has it, else grep with the same output.
+says no.
 """
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 import pathspec
 
 from infra.harness.config import HarnessConfig
-from infra.harness.environment import AgentEnvironment, ToolFailure, ToolTimeout
-from infra.harness.other_tools import OUTPUT_CAP_BYTES, search_texts
+from infra.harness.environment import AgentEnvironment
+from infra.harness.other_tools import find_text, search_texts
+from infra.sandbox.text_search import TextMatch, TextSearch
 
 Values = Mapping[str, Any]
 MAX_WALKED_FILES = 20_000
@@ -32,19 +32,15 @@ async def glob(environment: AgentEnvironment, values: Values, config: HarnessCon
 
 async def grep(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
     """Matching lines as path:line:text, or names, or counts; sorted by path."""
-    result = await environment.sandbox.exec(
-        _grep_command(values),
-        timeout_seconds=config.call_time_limit_seconds,
-        output_cap_bytes=OUTPUT_CAP_BYTES,
+    mode = values.get("mode", "lines")
+    search = TextSearch(
+        pattern=values["pattern"],
+        path=values.get("path") or ".",
+        glob=values.get("glob") or "",
+        ignores_case=bool(values.get("ignore_case")),
+        counts_only=mode != "lines",
     )
-    if result.timed_out:
-        raise ToolTimeout(f"ran longer than {config.call_time_limit_seconds:g} seconds")
-    output = result.output.decode(errors="replace")
-    if result.exit_code > 1:
-        raise ToolFailure(output.strip() or f"grep ended with exit code {result.exit_code}")
-    lines = [line.removeprefix("./") for line in output.splitlines()]
-    if values.get("mode") == "count":
-        lines = [line for line in lines if not line.endswith(":0")]
+    lines = [_shown_match(match, mode) for match in await find_text(environment, search, config)]
     if not lines:
         return "no matches"
     limit = values.get("limit", MAX_MATCHES)
@@ -54,6 +50,13 @@ async def grep(environment: AgentEnvironment, values: Values, config: HarnessCon
     ]
     note = [f"[{len(lines) - limit} more]"] if len(lines) > limit else []
     return "\n".join([*shown, *note])
+
+
+def _shown_match(match: TextMatch, mode: str) -> str:
+    if mode == "files":
+        return match.path
+    tail = [match.text] if mode == "lines" else []
+    return ":".join([match.path, str(match.number), *tail])
 
 
 async def codebase_search(
@@ -79,27 +82,6 @@ async def ask_user(environment: AgentEnvironment, values: Values, config: Harnes
         return "no user available: decide yourself and say what you assumed"
     options = [f"{number}. {text}" for number, text in enumerate(values.get("options", ()), 1)]
     return await environment.ask_user("\n".join([values["question"].strip(), *options]))
-
-
-def _grep_command(values: Values) -> str:
-    mode = values.get("mode", "lines")
-    pattern, path = shlex.quote(values["pattern"]), shlex.quote(values.get("path") or ".")
-    only = shlex.quote(values.get("glob", ""))
-    case = "-i " if values.get("ignore_case") else ""
-    flag = {"lines": "-n", "files": "-l", "count": "-c"}[mode]
-    ripgrep = (
-        f"rg --no-config --color never --no-heading --with-filename --sort path {flag} "
-        f"{case}{f'-g {only} ' if values.get('glob') else ''}-e {pattern} -- {path}"
-    )
-    plain = (
-        f"grep -rIHE --exclude-dir=.git {flag} "
-        f"{case}{f'--include={only} ' if values.get('glob') else ''}-e {pattern} -- {path}"
-    )
-    # grep visits files in the order of the directory; its status must survive the sorting
-    return (
-        f"if command -v rg >/dev/null; then {ripgrep}; else out=$({plain} 2>&1); code=$?; "
-        f'printf "%s\\n" "$out" | sort -s -t: -k1,1 | sed "/^$/d"; exit $code; fi'
-    )
 
 
 async def _walk(environment: AgentEnvironment) -> list[str]:

@@ -5,12 +5,12 @@ Arguments and the environment in, the text for the model out; ToolFailure when t
 no. `pytest` goes to the environment's test runner, any other command to a shell in the sandbox.
 """
 
-import shlex
 from collections.abc import Callable, Sequence
 
 from infra.harness.config import HarnessConfig
-from infra.harness.environment import AgentEnvironment, ToolFailure
+from infra.harness.environment import AgentEnvironment, ToolFailure, ToolTimeout
 from infra.harness.report import describe_report
+from infra.sandbox.text_search import TextMatch, TextSearch, read_matches, search_command
 from infra.search import Hit, search_files
 
 MAX_MATCHES = 20
@@ -54,25 +54,30 @@ async def grep(
     environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
 ) -> str:
     """Matching lines as path:line:text."""
-    path = arguments.get("path") or "."
-    command = (
-        f"grep -rnIE --exclude-dir=.git -e {shlex.quote(arguments['query'])} -- {shlex.quote(path)}"
-    )
+    search = TextSearch(arguments["query"], arguments.get("path") or ".")
+    lines = [
+        f"{match.path}:{match.number}:{match.text}"
+        for match in await find_text(environment, search, config)
+    ]
+    note = [f"{len(lines) - MAX_MATCHES} more matches"] if len(lines) > MAX_MATCHES else []
+    return "\n".join([*sorted(lines[:MAX_MATCHES]), *note]) or "no matches"
+
+
+async def find_text(
+    environment: AgentEnvironment, search: TextSearch, config: HarnessConfig
+) -> list[TextMatch]:
+    """A search in the sandbox, by ripgrep where it has that."""
     result = await environment.sandbox.exec(
-        command,
+        search_command(search),
         timeout_seconds=config.call_time_limit_seconds,
         output_cap_bytes=OUTPUT_CAP_BYTES,
     )
     if result.timed_out:
-        raise TimeoutError
-    output = result.output.decode(errors="replace")
-    if result.exit_code == 1 and not output.strip():
-        return "no matches"
-    if result.exit_code > 1:
-        raise ToolFailure(output.strip() or f"grep ended with exit code {result.exit_code}")
-    lines = [line.removeprefix("./") for line in output.splitlines()]
-    note = [f"{len(lines) - MAX_MATCHES} more matches"] if len(lines) > MAX_MATCHES else []
-    return "\n".join([*sorted(lines[:MAX_MATCHES]), *note])
+        raise ToolTimeout(f"grep ran longer than {config.call_time_limit_seconds:g} seconds")
+    matches, said = read_matches(result.output)
+    if result.exit_code > 1 and not matches:
+        raise ToolFailure(said or f"grep ended with exit code {result.exit_code}")
+    return matches
 
 
 async def codebase_search(

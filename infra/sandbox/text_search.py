@@ -1,0 +1,99 @@
+"""Regular expressions over the files of a box: ripgrep where the box has it, else Python.
+
+Owns the command that a search becomes and how its output is read. Enters: a `TextSearch`. Leaves: a
+shell command, and matches in the order of paths and lines. Both programs find the same lines: all
+regular files but those below caches and git's own, none with zero bytes, links not followed. It
+runs nothing; inside/text_search.py is the second program.
+"""
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from infra.sandbox.inside.text_search import HIDDEN_FOLDERS
+from infra.sandbox.system import LIBRARY, PYTHON
+
+_BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_MOST_GLOBS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TextSearch:
+    """What is looked for."""
+
+    pattern: str
+    path: str = "."
+    glob: str = ""  # only files that match, as in .gitignore with {a,b}; empty: all
+    ignores_case: bool = False
+    counts_only: bool = False
+
+
+class TextMatch(NamedTuple):
+    """One matching line, or how many lines of a file match (then without text)."""
+
+    path: str
+    number: int
+    text: str
+
+
+def search_command(search: TextSearch) -> str:
+    """The search by the better program that the box has. Exit code 0: found, 1: nothing, 2: error."""
+    ripgrep, python = ripgrep_command(search), python_command(search)
+    return f"if command -v rg >/dev/null; then {ripgrep}; else {python}; fi"
+
+
+def ripgrep_command(search: TextSearch) -> str:
+    """The search by ripgrep; a zero byte stands behind each path."""
+    flags = "--no-config --no-ignore --hidden --encoding none --color never --no-heading"
+    globs = [f"-g {shlex.quote(glob)}" for glob in expand_braces(search.glob)]
+    globs += [f"-g {shlex.quote(f'!{name}')}" for name in HIDDEN_FOLDERS]
+    return " ".join(
+        [
+            f"rg {flags} --with-filename --null --sort path {'-c' if search.counts_only else '-n'}",
+            *globs,
+            _common_arguments(search),
+        ]
+    )
+
+
+def python_command(search: TextSearch) -> str:
+    """The same by our own program and the interpreter of the box."""
+    globs = [f"-g {shlex.quote(glob)}" for glob in expand_braces(search.glob)]
+    program = f"{PYTHON}/bin/python3 -S -E {LIBRARY}/infra/sandbox/inside/text_search.py"
+    counts = ["-c"] if search.counts_only else []
+    return " ".join([program, *counts, *globs, _common_arguments(search)])
+
+
+def read_matches(output: bytes) -> tuple[list[TextMatch], str]:
+    """Matches, and what else was said (errors, notes on files that are not text)."""
+    found: list[TextMatch] = []
+    said: list[str] = []
+    for line in output.decode(errors="replace").split("\n"):
+        path, zero, rest = line.partition("\0")
+        number, _, text = rest.partition(":")
+        if zero and number.isdecimal():
+            found.append(TextMatch(path.removeprefix("./"), int(number), text))
+        elif line.strip():
+            said.append(line)
+    return found, "\n".join(said)
+
+
+def expand_braces(glob: str) -> tuple[str, ...]:
+    """`*.{py,md}` as `*.py` and `*.md`; nothing for an empty glob."""
+    done: list[str] = []
+    waiting = [glob] if glob else []
+    while waiting and len(done) + len(waiting) <= _MOST_GLOBS:
+        text = waiting.pop(0)
+        braces = _BRACES.search(text)
+        if braces is None:
+            done.append(text)
+        else:
+            before, after = text[: braces.start()], text[braces.end() :]
+            waiting += [before + part + after for part in braces[1].split(",")]
+    return (*done, *waiting)
+
+
+def _common_arguments(search: TextSearch) -> str:
+    case = "-i " if search.ignores_case else ""
+    return f"{case}-e {shlex.quote(search.pattern)} -- {shlex.quote(search.path or '.')}"
