@@ -102,8 +102,11 @@ def test_killed_node_moves_every_lease_or_reports_it_lost(ray_here):
         async def works_again(box) -> bool:
             try:
                 new_box = await client.again(box)
+            except CapacityExhausted:  # another is starting
+                return False
+            try:
                 return (await new_box.exec("echo works", 20)).output == b"works\n"
-            except CapacityExhausted:
+            except SandboxLost:  # the fleet has not seen yet that the node died
                 return False
 
         async def is_reported_lost(box) -> bool:

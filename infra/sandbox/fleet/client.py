@@ -14,7 +14,7 @@ from typing import Any
 
 from ray.actor import ActorHandle
 
-from infra.errors import ClusterError, SandboxLost
+from infra.errors import CapacityExhausted, ClusterError, SandboxLost
 from infra.sandbox.fleet.actor import RemoteNode, ask
 from infra.sandbox.fleet.records import BoxRequest, Priority
 from infra.sandbox.protocol import ExecResult
@@ -119,11 +119,14 @@ class FleetClient:
         return box
 
     async def again(self, box: LeasedBox) -> LeasedBox:
-        """The box that a lease got in place of a lost one. CapacityExhausted while it starts,
-        SandboxLost when the lease is over.
+        """The box that a lease got in place of a lost one. CapacityExhausted while it starts, or
+        while the fleet has not seen the loss; SandboxLost when the lease is over.
         """
         what = f"lease {box.request_id}"
         grant, handle = await ask(self._fleet.where.remote(box.request_id), what)
+        newest = self._live.get(box.request_id, box)
+        if newest.is_lost and newest.box_id == grant.box_id:
+            raise CapacityExhausted(f"{what}: box {grant.box_id} was lost and is not replaced yet")
         new_box = LeasedBox(box.request_id, grant.box_id, RemoteNode(handle))
         self._live[box.request_id] = new_box
         return new_box
