@@ -31,8 +31,6 @@ from tasks.problems.selection import (
 from tasks.records import LineEdit, Problem
 
 _logger = logging.getLogger(__name__)
-# More candidates than problems are wanted: about one in ten survives or hangs.
-_EXPECTED_YIELD = 0.85
 OnProgress = Callable[[float, float, str], None]
 
 
@@ -144,6 +142,9 @@ class _Prover:
         on_progress: OnProgress,
     ) -> None:
         self.proofs = _read_journal(journal)
+        self._num_proven = sum(
+            proof.outcome is ProofOutcome.PROVEN for proof in self.proofs.values()
+        )
         self.asked: dict[str, str] = {}  # candidate -> operator
         self._tested = tested
         self._config = config
@@ -157,10 +158,11 @@ class _Prover:
         proven: list[Mutation] = []
         position = 0
         while len(proven) < wanted and position < len(ordered):
-            missing = int((wanted - len(proven)) / _EXPECTED_YIELD) + 1
-            wave = ordered[position : position + missing]
+            # As many as are missing: the few that survive or hang are made up for in the next wave,
+            # and no proof is made that nobody wants.
+            wave = ordered[position : position + wanted - len(proven)]
             position += len(wave)
-            results = await asyncio.gather(*(self._prove(mutation, wanted) for mutation in wave))
+            results = await asyncio.gather(*(self._prove(mutation) for mutation in wave))
             proven += [
                 mutation
                 for mutation, proof in zip(wave, results, strict=True)
@@ -168,7 +170,7 @@ class _Prover:
             ]
         return proven[:wanted]
 
-    async def _prove(self, mutation: Mutation, wanted: int) -> Proof:
+    async def _prove(self, mutation: Mutation) -> Proof:
         name = candidate_id(mutation)
         self.asked[name] = mutation.operator
         known = self.proofs.get(name)
@@ -181,8 +183,8 @@ class _Prover:
         with self._journal.open("a") as file:
             file.write(proof.model_dump_json() + "\n")
         total = sum(self._config.sizes.model_dump().values())
-        done = sum(1 for proof in self.proofs.values() if proof.outcome is ProofOutcome.PROVEN)
-        self._on_progress(min(done, total), total, "proving problems in the sandbox")
+        self._num_proven += proof.outcome is ProofOutcome.PROVEN
+        self._on_progress(min(self._num_proven, total), total, "proving problems in the sandbox")
         return proof
 
 
