@@ -14,15 +14,17 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from infra.engine.stream import EngineStream
 from infra.errors import EngineError
 from models.decode.engine import DecodeEngine, EngineConfig
 from models.decode.protocol import GenerateRequest, Generation
-from models.decode.weights import prepare_weights
+from models.decode.weights import DecodeWeights, prepare_weights
 from models.spec import ModelSpec
 
 _logger = logging.getLogger(__name__)
@@ -55,9 +57,11 @@ class LocalEngine:
     ) -> None:
         torch.set_num_threads(1)
         self.spec = spec
+        self._config = config
         self.name = name
-        self._engine = DecodeEngine(spec, prepare_weights(spec, weights, version), config, clock)
+        self._engine = DecodeEngine(spec, self._prepare(weights, version), config, clock)
         self._waiters: dict[str, asyncio.Future[Generation]] = {}
+        self._streams: dict[str, EngineStream] = {}
         self._stepping: asyncio.Task[None] | None = None
         self._end_reason = ""
 
@@ -73,20 +77,24 @@ class LocalEngine:
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Samples an answer. A caller that is cancelled cancels the request."""
-        self._check_open()
-        if request.request_id in self._waiters:
-            raise ValueError(f"request_id {request.request_id!r} is already held, wanted a new one")
-        self._engine.submit(request)
+        self._submit(request)
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._waiters[request.request_id] = future
-        if self._stepping is None or self._stepping.done():
-            self._stepping = asyncio.create_task(self._step_while_busy())
         try:
             return await future
         except asyncio.CancelledError:
             if self._waiters.pop(request.request_id, None) is not None:
                 self._engine.cancel(request.request_id)
             raise
+
+    def stream(self, request: GenerateRequest) -> EngineStream:
+        """Samples an answer whose tokens are told as they are sampled; the samples are those of
+        `generate`. Whoever opens a stream closes it.
+        """
+        self._submit(request)
+        stream = EngineStream(partial(self._cancel_stream, request.request_id))
+        self._streams[request.request_id] = stream
+        return stream
 
     async def generate_many(self, requests: list[GenerateRequest]) -> list[Generation]:
         """Samples an answer to each request; one failure fails the call."""
@@ -103,7 +111,7 @@ class LocalEngine:
         self._check_open()
         started_at = perf_counter()
         try:
-            prepared = await asyncio.to_thread(prepare_weights, self.spec, weights, version)
+            prepared = await asyncio.to_thread(self._prepare, weights, version)
         except ValueError as error:
             raise EngineError(f"engine {self.name} refuses weights: {error}") from error
         prepare_seconds = perf_counter() - started_at
@@ -130,13 +138,40 @@ class LocalEngine:
         """Refuses new requests; those still held fail with EngineError."""
         self._end("is closed")
 
+    def _prepare(self, weights: Mapping[str, Tensor], version: int) -> DecodeWeights:
+        config = self._config
+        return prepare_weights(self.spec, weights, version, config.precision, native=config.native)
+
+    def _submit(self, request: GenerateRequest) -> None:
+        self._check_open()
+        if request.request_id in self._waiters or request.request_id in self._streams:
+            raise ValueError(f"request_id {request.request_id!r} is already held, wanted a new one")
+        self._engine.submit(request)
+        if self._stepping is None or self._stepping.done():
+            self._stepping = asyncio.create_task(self._step_while_busy())
+
+    def _cancel_stream(self, request_id: str) -> Generation:
+        del self._streams[request_id]
+        generation = self._engine.cancel(request_id)
+        assert generation is not None, "an open stream's request is held by the engine"
+        return generation
+
+    def _deliver(self, generation: Generation) -> None:
+        stream = self._streams.pop(generation.request_id, None)
+        if stream is not None:
+            stream.end(generation)
+            return
+        future = self._waiters.pop(generation.request_id)
+        if not future.done():
+            future.set_result(generation)
+
     async def _step_while_busy(self) -> None:
         try:
             while self._engine.has_work and not self._end_reason:
                 for generation in self._engine.step():
-                    future = self._waiters.pop(generation.request_id)
-                    if not future.done():
-                        future.set_result(generation)
+                    self._deliver(generation)
+                for request_id, stream in self._streams.items():
+                    stream.put(self._engine.sampled_tokens(request_id, stream.num_tokens))
                 for _ in range(_LOOP_TURNS_PER_STEP):
                     await asyncio.sleep(0)
         except Exception as error:
@@ -146,6 +181,9 @@ class LocalEngine:
     def _end(self, reason: str) -> None:
         self._end_reason = self._end_reason or reason
         waiters, self._waiters = self._waiters, {}
+        streams, self._streams = self._streams, {}
+        for request_id, stream in streams.items():
+            stream.fail(EngineError(f"engine {self.name} {reason} before {request_id} ended"))
         for request_id, future in waiters.items():
             if not future.done() and not future.get_loop().is_closed():
                 future.set_exception(

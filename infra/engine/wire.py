@@ -9,7 +9,20 @@ import numpy as np
 
 from models.decode.protocol import GenerateRequest, Generation, Priority, StopReason
 
-RequestTuple = tuple[str, str, bytes, int, tuple[int, ...], float, float, int, str, bool]
+RequestTuple = tuple[
+    str,
+    str,
+    bytes,
+    int,
+    tuple[int, ...],
+    float,
+    float,
+    int,
+    str,
+    bool,
+    int,
+    tuple[tuple[int, ...], ...],
+]
 GenerationTuple = tuple[
     str, bytes, bytes, bytes, bytes, tuple[int, ...], int, str, float, float, int, int
 ]
@@ -28,6 +41,8 @@ def encode_request(request: GenerateRequest) -> RequestTuple:
         request.seed,
         request.priority.value,
         request.return_routes,
+        request.top_k,
+        request.stop_sequences,
     )
 
 
@@ -44,6 +59,8 @@ def decode_request(values: RequestTuple) -> GenerateRequest:
         seed,
         priority,
         return_routes,
+        top_k,
+        stop_sequences,
     ) = values
     return GenerateRequest(
         request_id=request_id,
@@ -56,6 +73,8 @@ def decode_request(values: RequestTuple) -> GenerateRequest:
         seed=seed,
         priority=Priority(priority),
         return_routes=return_routes,
+        top_k=top_k,
+        stop_sequences=stop_sequences,
     )
 
 

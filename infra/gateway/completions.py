@@ -1,8 +1,9 @@
 """Chat completions: one answer of the model to a client that runs the tools itself.
 
 Owns `ChatService`. Enters: a checked ChatRequest of a tenant. Leaves: an answer or a stream of its
-pieces, and the interaction, recorded as tokens. A streamed answer is generated in slices over the
-same engine session, so each slice only adds its tokens.
+pieces, and the interaction, recorded as tokens. An engine in this process streams token by token;
+from a model that cannot, a streamed answer is asked for in slices over one session, so each slice
+only adds its tokens. Either way noise depends on seed and position: the answer is the same.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from infra.harness.parse import ParsedAnswer
 from infra.harness.segments import SegmentBuilder
 from infra.harness.tools import TOOLS
 from infra.harness.transcript import EndReason, ToolCallRecord, Transcript, TurnRecord
-from models.decode.protocol import GenerateRequest, Generation, Priority, StopReason
+from models.decode.protocol import GenerateRequest, Priority, StopReason, StreamingClient
 from models.rendering import Renderer
 
 CHAT_KIND = "chat"
@@ -151,9 +152,13 @@ class ChatService:
         """
         shown = ""
         try:
-            slices = self._generate(answering, self._config.stream_slice_tokens)
-            async with aclosing(slices):  # a client that leaves must free the session at once
-                async for _ in slices:
+            model = answering.arm.model
+            if isinstance(model, StreamingClient):
+                pieces = self._generate_by_token(answering, model)
+            else:
+                pieces = self._generate(answering, self._config.stream_slice_tokens)
+            async with aclosing(pieces):  # a client that leaves must free the session at once
+                async for _ in pieces:
                     text = self._showable(answering)
                     if text != shown and text.startswith(shown):
                         yield text[len(shown) :]
@@ -170,26 +175,13 @@ class ChatService:
 
     async def _generate(
         self, answering: Answering, slice_tokens: int
-    ) -> AsyncGenerator[Generation, None]:
-        """Generations until a stop token or the budget; the engine continues its own session."""
-        lock = self._locks.setdefault(answering.session_id, asyncio.Lock())
-        async with lock:
+    ) -> AsyncGenerator[None, None]:
+        """Slices until a stop token or the budget; the engine continues its own session."""
+        async with self._lock_of(answering):
             while answering.stop_reason is None:
                 left = answering.budget_tokens - len(answering.answer_ids)
-                request = answering.request
-                generation = await answering.arm.model.generate(
-                    GenerateRequest(
-                        request_id=f"{answering.interaction_id}/{len(answering.answer_ids)}",
-                        session_id=answering.session_id,
-                        token_ids=tuple(answering.builder.token_ids),
-                        max_new_tokens=min(slice_tokens, left),
-                        stop_token_ids=self._renderer.stop_token_ids,
-                        temperature=request.temperature,
-                        top_p=request.top_p,
-                        seed=answering.seed + len(answering.answer_ids),
-                        priority=Priority.USER,
-                    )
-                )
+                request = self._engine_request(answering, min(slice_tokens, left))
+                generation = await answering.arm.model.generate(request)
                 if generation.stop_reason is StopReason.CANCELLED:
                     raise EngineError(f"generation {generation.request_id} was cancelled")
                 answering.builder.append_generation(generation)
@@ -197,7 +189,39 @@ class ChatService:
                 is_spent = len(answering.answer_ids) >= answering.budget_tokens
                 if generation.stop_reason is not StopReason.LENGTH or is_spent:
                     answering.stop_reason = generation.stop_reason
-                yield generation
+                yield
+
+    async def _generate_by_token(
+        self, answering: Answering, model: StreamingClient
+    ) -> AsyncGenerator[None, None]:
+        """Tokens as the engine samples them. Whatever ends it, all that was sampled is kept."""
+        async with self._lock_of(answering):
+            tokens = model.stream(self._engine_request(answering, answering.budget_tokens))
+            try:
+                async for sampled in tokens:
+                    answering.answer_ids.extend(sampled)
+                    yield
+            finally:
+                generation = tokens.close()
+                answering.builder.append_generation(generation)
+                answering.answer_ids[:] = generation.token_ids
+            answering.stop_reason = generation.stop_reason
+
+    def _lock_of(self, answering: Answering) -> asyncio.Lock:
+        return self._locks.setdefault(answering.session_id, asyncio.Lock())
+
+    def _engine_request(self, answering: Answering, max_new_tokens: int) -> GenerateRequest:
+        return GenerateRequest(
+            request_id=f"{answering.interaction_id}/{len(answering.answer_ids)}",
+            session_id=answering.session_id,
+            token_ids=tuple(answering.builder.token_ids),
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=self._renderer.stop_token_ids,
+            temperature=answering.request.temperature,
+            top_p=answering.request.top_p,
+            seed=answering.seed,
+            priority=Priority.USER,
+        )
 
     async def _finish(self, answering: Answering) -> Finished:
         message, parsed = read_answer(

@@ -63,15 +63,10 @@ class BatchPlan:
     spans: tuple[PrefillSpan, ...]
 
 
-def plan_batch(
-    cache: SlotCache,
-    tokens_SC: np.ndarray,
-    decode_slots_B: np.ndarray,
-    cached_B: np.ndarray,
-    width: int,
-    spans: Sequence[PrefillSpan],
-) -> BatchPlan:
-    """Builds the plan; `cached_B` is the position of each decoding slot's first row."""
+def place_rows(
+    decode_slots_B: np.ndarray, cached_B: np.ndarray, width: int, spans: Sequence[PrefillSpan]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Slot and position of each row; `cached_B` is the position of each decoding slot's first."""
     slots, positions = decode_slots_B, cached_B
     if width > 1:
         slots = np.repeat(decode_slots_B, width)
@@ -83,6 +78,19 @@ def plan_batch(
         positions = np.concatenate(
             [positions, *(np.arange(span.start, span.end) for span in spans)]
         )
+    return slots, positions
+
+
+def plan_batch(
+    cache: SlotCache,
+    tokens_SC: np.ndarray,
+    decode_slots_B: np.ndarray,
+    cached_B: np.ndarray,
+    width: int,
+    spans: Sequence[PrefillSpan],
+) -> BatchPlan:
+    """Builds the plan; `cached_B` is the position of each decoding slot's first row."""
+    slots, positions = place_rows(decode_slots_B, cached_B, width, spans)
     return BatchPlan(
         tokens_N=torch.from_numpy(tokens_SC[slots, positions]),
         positions_N=torch.from_numpy(positions),

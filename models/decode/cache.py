@@ -19,11 +19,17 @@ from models.spec import ModelSpec
 class SlotCache:
     """What was computed for each position and must not be computed again."""
 
-    def __init__(self, spec: ModelSpec, slots: int, positions: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, slots: int, positions: int, dtype: torch.dtype = torch.float32
+    ) -> None:
         groups, head_dim = spec.num_query_groups, spec.head_dim
         # Zeros, not empty: a masked position has weight 0, and 0 * NaN would still be NaN.
-        self.keys_LSGdC = torch.zeros(spec.num_layers, slots, groups, head_dim, positions)
-        self.values_LSGCd = torch.zeros(spec.num_layers, slots, groups, positions, head_dim)
+        self.keys_LSGdC = torch.zeros(
+            spec.num_layers, slots, groups, head_dim, positions, dtype=dtype
+        )
+        self.values_LSGCd = torch.zeros(
+            spec.num_layers, slots, groups, positions, head_dim, dtype=dtype
+        )
         self.routes_SCLK = torch.zeros(
             slots, positions, spec.num_layers, spec.experts_per_token, dtype=torch.int16
         )
@@ -48,6 +54,8 @@ class SlotCache:
     ) -> None:
         """Stores one layer's keys and values of N rows."""
         flat_values = self._flat_values[layer]
+        if flat_values.dtype is not keys_NGd.dtype:
+            keys_NGd, values_NGd = keys_NGd.to(flat_values.dtype), values_NGd.to(flat_values.dtype)
         self._flat_keys[layer].scatter_(0, indices[0], keys_NGd.reshape(-1))
         flat_values.index_copy_(0, indices[1], values_NGd.reshape(-1, flat_values.shape[1]))
 

@@ -11,49 +11,28 @@ layers, K experts a token.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 from time import perf_counter
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from models.decode.batch import BatchPlan, PrefillSpan, plan_batch
+from models.decode.batch import PrefillSpan, place_rows, plan_batch
 from models.decode.cache import SlotCache
-from models.decode.forward import Trunk
+from models.decode.config import CachePolicy, EngineConfig
+from models.decode.forward import Trunk, linear
+from models.decode.native import load_native_trunk
+from models.decode.packed import whole_vectors
 from models.decode.protocol import GenerateRequest, Generation, StopReason
 from models.decode.requests import RequestQueue, RunningRequest, check_request
 from models.decode.sampling import NoiseSource, SamplingRules, sample_rows
 from models.decode.slots import SlotTable
-from models.decode.speculation import Speculator
+from models.decode.speculation import Drafted, Speculator
 from models.decode.statistics import EngineStatistics
 from models.decode.weights import DecodeWeights
 from models.spec import ModelSpec
 
-
-class CachePolicy(StrEnum):
-    """What a weight swap does to keys and values made by older weights."""
-
-    KEEP = "keep"  # stay in use: training, where each token carries its version
-    EXACT = "exact"  # never used: idle sessions are dropped, running requests are computed again
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """How one engine batches."""
-
-    slots: int = 64  # sessions whose keys and values fit; also the largest decode batch
-    max_context_tokens: int = 0  # 0: the model's max_sequence_tokens
-    prefill_tokens_per_step: int = (
-        384  # prompt tokens fed beside each decode step, so that decoding never starves
-    )
-    cache_policy: CachePolicy = CachePolicy.KEEP
-    share_prefixes: bool = (
-        True  # copy the cache of another session that starts with the same tokens
-    )
-    speculation_depth: int = 0  # draft tokens a step at most; 0 never drafts
-    speculation_max_batch: int = 8  # decoding slots above which drafting is not tried
+__all__ = ["CachePolicy", "DecodeEngine", "EngineConfig"]
 
 
 _WORTH_WAITING_TOKENS = (
@@ -76,20 +55,26 @@ class DecodeEngine:
         self.statistics = EngineStatistics()
         self.max_context_tokens = config.max_context_tokens or spec.max_sequence_tokens
         depth = min(config.speculation_depth, spec.mtp_depth)
-        positions = self.max_context_tokens + depth
+        drafts = max(depth, config.lookup_tokens)
+        positions = self.max_context_tokens + drafts
+        positions = whole_vectors(positions) if config.native else positions
         self._weights = weights
         self._clock = clock
-        self._cache = SlotCache(spec, config.slots, positions)
+        self._cache = SlotCache(spec, config.slots, positions, config.precision.dtype)
         self._slots = SlotTable(config.slots, positions, spec.vocab_size)
         self._trunk = Trunk(spec, positions)
         self._noise = NoiseSource(spec.vocab_size)
         self._queue = RequestQueue()
         self._running: dict[int, RunningRequest] = {}
+        rows = config.slots * (drafts + 1) + config.prefill_tokens_per_step
+        self._native = (
+            load_native_trunk(spec, self._trunk.rotation_C1d, self._cache, rows)
+            if config.native
+            else None
+        )
         self._speculator = (
-            Speculator(
-                self._trunk, config.slots, spec.hidden_size, depth, config.speculation_max_batch
-            )
-            if depth
+            Speculator(self._trunk, self._native, spec.hidden_size, depth, config, self._noise)
+            if drafts
             else None
         )
 
@@ -128,6 +113,16 @@ class DecodeEngine:
         """Takes a request; ValueError names what is wrong with it."""
         check_request(request, self.spec.vocab_size)
         self._queue.push(request, self._clock())
+
+    def sampled_tokens(self, request_id: str, start: int) -> tuple[int, ...]:
+        """Tokens sampled so far for a request that holds a slot, from number `start` on."""
+        for slot, running in self._running.items():
+            if running.request.request_id == request_id:
+                first = running.prompt_tokens + start
+                return tuple(
+                    self._slots.tokens_SC[slot, first : self._slots.context_S[slot]].tolist()
+                )
+        return ()
 
     def cancel(self, request_id: str) -> Generation | None:
         """Ends a request now and returns what it has; None when it is not held."""
@@ -180,19 +175,10 @@ class DecodeEngine:
             return finished
         started_at = self._clock()
         decode_slots_B, spans = self._select_rows()
-        noise_BmV = None if spans else self._draft(decode_slots_B)
-        width = 1 if noise_BmV is None else noise_BmV.shape[1]
-        plan = plan_batch(
-            self._cache,
-            self._slots.tokens_SC,
-            decode_slots_B,
-            self._slots.cached_S[decode_slots_B],
-            width,
-            spans,
-        )
-        hidden_ND, routes_NLK = self._trunk.forward(self._weights, plan, self._cache)
-        self._store_routes(plan, routes_NLK)
-        sampled_slots_R, gained_R = self._sample(decode_slots_B, spans, hidden_ND, noise_BmV)
+        drafted = None if spans else self._draft(decode_slots_B)
+        width = 1 if drafted is None else drafted.width
+        hidden_ND = self._feed(decode_slots_B, spans, width)
+        sampled_slots_R, gained_R = self._sample(decode_slots_B, spans, hidden_ND, drafted)
         statistics = self.statistics
         for span in spans:
             self._slots.cached_S[span.slot] = span.end
@@ -203,9 +189,13 @@ class DecodeEngine:
         statistics.count_step(
             len(decode_slots_B), int(gained_R.sum()), seconds, has_prefill=bool(spans)
         )
-        if self._speculator is not None and len(decode_slots_B) and not spans:
+        if self._speculator is not None and drafted is not None:
             self._speculator.gate.record(
-                len(decode_slots_B), width - 1, seconds, int(gained_R.sum())
+                len(decode_slots_B),
+                drafted.choice,
+                seconds,
+                int(gained_R.sum()),
+                has_match=drafted.has_match,
             )
         return finished
 
@@ -291,69 +281,102 @@ class DecodeEngine:
                 fed += end - start
         return decode_slots_B, spans
 
-    def _draft(self, decode_slots_B: np.ndarray) -> np.ndarray | None:
-        """Writes draft tokens behind the contexts; returns the noise of every place verified, None
-        for no drafts.
-        """
-        speculator, slots = self._speculator, self._slots
-        depth = (
-            speculator.gate.choose(len(decode_slots_B)) if speculator and len(decode_slots_B) else 0
-        )
-        if speculator is None or depth == 0:
+    def _draft(self, decode_slots_B: np.ndarray) -> Drafted | None:
+        """Writes draft tokens behind the contexts; None when this engine never drafts."""
+        if self._speculator is None or not len(decode_slots_B):
             return None
-        width = depth + 1
-        positions_Bm = slots.context_S[decode_slots_B][:, None] + np.arange(width)
-        seed_keys_R = np.repeat(slots.seed_keys_S[decode_slots_B], width)
-        noise_BmV = self._noise.exponential(seed_keys_R, positions_Bm.reshape(-1)).reshape(
-            *positions_Bm.shape, -1
-        )
-        speculator.draft(self._weights, slots, decode_slots_B, noise_BmV)
-        self.statistics.drafted_tokens += depth * len(decode_slots_B)
-        return noise_BmV
+        drafted = self._speculator.propose(self._weights, self._slots, decode_slots_B)
+        self.statistics.drafted_tokens += (drafted.width - 1) * len(decode_slots_B)
+        return drafted
 
-    def _store_routes(self, plan: BatchPlan, routes_NLK: Tensor) -> None:
+    def _feed(
+        self, decode_slots_B: np.ndarray, spans: list[PrefillSpan], width: int
+    ) -> Tensor | None:
+        """One forward pass; hidden states [N, D], None where the compiled trunk keeps them."""
+        cached_B = self._slots.cached_S[decode_slots_B]
+        tokens_SC = self._slots.tokens_SC
+        if self._native is None:
+            plan = plan_batch(self._cache, tokens_SC, decode_slots_B, cached_B, width, spans)
+            hidden_ND, routes_NLK = self._trunk.forward(self._weights, plan, self._cache)
+            self._store_routes(plan.slots, plan.positions, routes_NLK)
+            return hidden_ND
+        slots_N, positions_N = place_rows(decode_slots_B, cached_B, width, spans)
+        tokens_N = tokens_SC[slots_N, positions_N]
+        routes_NLK = self._native.forward(self._weights, tokens_N, positions_N, slots_N)
+        self._store_routes(slots_N, positions_N, routes_NLK)
+        return None
+
+    def _store_routes(
+        self, slots_N: np.ndarray, positions_N: np.ndarray, routes_NLK: Tensor
+    ) -> None:
         """Records routes, save where a recomputation meets recorded ones: those made the tokens."""
         if self.config.cache_policy is CachePolicy.KEEP:
-            self._cache.write_routes(plan.slots, plan.positions, routes_NLK)
+            self._cache.write_routes(slots_N, positions_N, routes_NLK)
             return
-        is_new_N = plan.positions >= self._slots.routed_S[plan.slots]
+        is_new_N = positions_N >= self._slots.routed_S[slots_N]
         if is_new_N.any():
             rows = routes_NLK[torch.from_numpy(np.flatnonzero(is_new_N))]
-            self._cache.write_routes(plan.slots[is_new_N], plan.positions[is_new_N], rows)
+            self._cache.write_routes(slots_N[is_new_N], positions_N[is_new_N], rows)
 
     def _sample(
         self,
         decode_slots_B: np.ndarray,
         spans: list[PrefillSpan],
-        hidden_ND: Tensor,
-        noise_BmV: np.ndarray | None,
+        hidden_ND: Tensor | None,
+        drafted: Drafted | None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Samples after every decode row and completed prompt; returns (slots, tokens gained a
         slot).
         """
-        slots, slots_R = self._slots, decode_slots_B
+        slots, width = self._slots, 1 if drafted is None else drafted.width
+        rows_R, slots_R = np.arange(len(decode_slots_B) * width), decode_slots_B
         if spans:
             done = [span for span in spans if span.end == slots.context_S[span.slot]]
             last_rows = [span.first_row + span.end - span.start - 1 for span in done]
-            rows = np.concatenate(
-                [np.arange(len(decode_slots_B)), np.array(last_rows, dtype=np.int64)]
-            )
-            hidden_ND = hidden_ND.index_select(0, torch.from_numpy(rows))
-            slots_R = np.concatenate(
-                [slots_R, np.array([span.slot for span in done], dtype=np.int64)]
-            )
+            rows_R = np.concatenate([rows_R, np.array(last_rows, dtype=np.int64)])
+            slots_R = np.array([*slots_R, *(span.slot for span in done)], dtype=np.int64)
         if not len(slots_R):
             return slots_R, np.zeros(0, dtype=np.int64)
-        logits_RV = torch.mm(hidden_ND, self._weights.embedding_VD.t())
+        if hidden_ND is None:
+            assert self._native is not None
+            hidden_RD, logits_RV = self._native.project(self._weights, rows_R)
+        else:
+            hidden_RD = hidden_ND.index_select(0, torch.from_numpy(rows_R)) if spans else hidden_ND
+            logits_RV = linear(hidden_RD, self._weights.embedding_VD)
+        if width == 1:
+            tokens_R, logprobs_R = self._draw(slots_R, 1, logits_RV, None)
+            return self._append(slots_R, tokens_R, logprobs_R, hidden_RD)
+        assert drafted is not None
+        tokens_R, logprobs_R = self._draw(slots_R, width, logits_RV, drafted.noise_BmV)
+        return self._append_verified(slots_R, drafted, tokens_R, logprobs_R, hidden_RD)
+
+    def _draw(
+        self, slots_B: np.ndarray, width: int, logits_RV: Tensor, noise_BmV: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draws the next `width` tokens of each slot by the noise of their places."""
+        slots = self._slots
+        slots_R = np.repeat(slots_B, width) if width > 1 else slots_B
+        rules = SamplingRules(
+            slots.temperature_S[slots_R], slots.top_p_S[slots_R], slots.top_k_S[slots_R]
+        )
+        positions_R = slots.context_S[slots_R]
+        if width > 1:
+            positions_R = positions_R + np.tile(np.arange(width), len(slots_B))
+        if self._native is not None:
+            drawn = self._native.sample(
+                slots.seed_keys_S[slots_R], positions_R, rules.temperature_R
+            )
+            rows = np.flatnonzero(rules.is_limited_R)
+            if len(rows):
+                noise_RV = self._noise.exponential(
+                    slots.seed_keys_S[slots_R[rows]], positions_R[rows]
+                )
+                limited = sample_rows(logits_RV[torch.from_numpy(rows)], rules.of(rows), noise_RV)
+                drawn[0][rows], drawn[1][rows] = limited
+            return drawn
         if noise_BmV is None:
-            noise_RV = self._noise.exponential(slots.seed_keys_S[slots_R], slots.context_S[slots_R])
-            rules = SamplingRules(slots.temperature_S[slots_R], slots.top_p_S[slots_R])
-            return self._append(slots_R, *sample_rows(logits_RV, rules, noise_RV), hidden_ND)
-        width = noise_BmV.shape[1]
-        repeated_R = np.repeat(slots_R, width)
-        rules = SamplingRules(slots.temperature_S[repeated_R], slots.top_p_S[repeated_R])
-        tokens_R, logprobs_R = sample_rows(logits_RV, rules, noise_BmV.reshape(len(repeated_R), -1))
-        return self._append_verified(slots_R, width, tokens_R, logprobs_R, hidden_ND)
+            noise_BmV = self._noise.exponential(slots.seed_keys_S[slots_R], positions_R)
+        return sample_rows(logits_RV, rules, noise_BmV.reshape(len(slots_R), -1))
 
     def _append(
         self, slots_R: np.ndarray, tokens_R: np.ndarray, logprobs_R: np.ndarray, hidden_RD: Tensor
@@ -367,18 +390,20 @@ class DecodeEngine:
     def _append_verified(
         self,
         slots_B: np.ndarray,
-        width: int,
+        drafted: Drafted,
         tokens_R: np.ndarray,
         logprobs_R: np.ndarray,
         hidden_RD: Tensor,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Adds to each slot the drafts that equal what was sampled, and the sample after them."""
         assert self._speculator is not None
+        width = drafted.width
         tokens_Bm, logprobs_Bm = tokens_R.reshape(-1, width), logprobs_R.reshape(-1, width)
         accepted_B, gained_B = self._slots.append_verified(
             slots_B, tokens_Bm, logprobs_Bm, self.version
         )
-        self._speculator.gate.count_accepted(accepted_B, width - 1)
+        if drafted.choice != self._speculator.gate.lookup_choice:
+            self._speculator.gate.count_accepted(accepted_B, width - 1)
         rows = torch.from_numpy(np.arange(len(slots_B)) * width + gained_B - 1)
         self._speculator.remember(slots_B, hidden_RD.index_select(0, rows))
         used_B = np.minimum(accepted_B, gained_B)
@@ -393,7 +418,8 @@ class DecodeEngine:
         slots = self._slots
         last_R = slots.tokens_SC[slots_R, slots.context_S[slots_R] - 1]
         is_stop_R = slots.is_stop_SV[slots_R, last_R]
-        is_over_R = is_stop_R | (slots.context_S[slots_R] >= slots.limit_S[slots_R])
+        is_sequence_R = slots.at_stop_sequence(slots_R)
+        is_over_R = is_stop_R | is_sequence_R | (slots.context_S[slots_R] >= slots.limit_S[slots_R])
         finished = []
         for index in np.flatnonzero(is_over_R).tolist():
             slot = int(slots_R[index])
@@ -401,6 +427,8 @@ class DecodeEngine:
             made = int(slots.context_S[slot]) - running.prompt_tokens
             if is_stop_R[index]:
                 reason = StopReason.STOP_TOKEN
+            elif is_sequence_R[index]:
+                reason = StopReason.STOP_SEQUENCE
             elif made >= running.request.max_new_tokens:
                 reason = StopReason.LENGTH
             else:

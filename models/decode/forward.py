@@ -1,7 +1,8 @@
 """The trunk's forward pass over the slot cache, in eager torch.
 
 Owns `forward_trunk`: embedding, attention against cached keys and values, mixture of experts.
-Enters: prepared weights, a `BatchPlan`, the cache (written in place). Leaves: hidden states after
+Products are in the precision of the weights, all else in float32. Enters: prepared weights, a
+`BatchPlan`, the cache (written in place). Leaves: hidden states after
 the final norm and the experts chosen a row. It samples nothing. The formulae are those of the
 trainer's model; only the order of roundings differs.
 
@@ -31,7 +32,7 @@ class Trunk:
         self._groups = spec.num_query_groups
         self._queries_per_group = spec.num_attention_heads // spec.num_query_groups
         self._epsilon = torch.tensor(spec.norm_epsilon)
-        self._rotation_C1d = rotation_table(spec, positions)
+        self.rotation_C1d = rotation_table(spec, positions)
 
     def normalize(self, hidden: Tensor) -> Tensor:
         """RMSNorm without its scale, over the last axis."""
@@ -43,8 +44,8 @@ class Trunk:
         self, weights: DecodeWeights, plan: BatchPlan, cache: SlotCache
     ) -> tuple[Tensor, Tensor]:
         """Returns hidden states [N, D] after the final norm and routes [N, L, K]."""
-        hidden_ND = weights.embedding_VD.index_select(0, plan.tokens_N)
-        rotation_N1d = self._rotation_C1d.index_select(0, plan.positions_N)
+        hidden_ND = weights.embedding_VD.index_select(0, plan.tokens_N).float()
+        rotation_N1d = self.rotation_C1d.index_select(0, plan.positions_N)
         masks = [_span_mask(span) for span in plan.spans]
         memory = _attended_memory(cache, plan.decode)
         routes = []
@@ -52,7 +53,7 @@ class Trunk:
             attended_NO = self._attend(
                 layer, index, hidden_ND, rotation_N1d, plan, masks, memory, cache
             )
-            hidden_ND = torch.addmm(hidden_ND, attended_NO, layer.output_OD)
+            hidden_ND = add_product(hidden_ND, attended_NO, layer.output_OD)
             normal_ND = self.normalize(hidden_ND)
             experts_NK, shares_NK = self._route(layer, normal_ND)
             routes.append(experts_NK)
@@ -72,7 +73,7 @@ class Trunk:
     ) -> Tensor:
         heads, groups, width = self._spec.num_attention_heads, self._groups, self._spec.head_dim
         rows = hidden_ND.shape[0]
-        qkv_NHd = F.linear(self.normalize(hidden_ND), layer.qkv_OD).view(
+        qkv_NHd = linear(self.normalize(hidden_ND), layer.qkv_OD).view(
             rows, heads + 2 * groups, width
         )
         qk_NHd = self.normalize(qkv_NHd[:, : heads + groups]).mul_(layer.qk_scale_Hd)
@@ -102,6 +103,20 @@ class Trunk:
         return experts_NK, chosen_NK.div_(chosen_NK.sum(-1, keepdim=True))
 
 
+def linear(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Rows times a matrix [out, in] in the matrix's precision; float32 comes out."""
+    if matrix.dtype is torch.float32:
+        return F.linear(rows, matrix)
+    return F.linear(rows.to(matrix.dtype), matrix).float()
+
+
+def add_product(base: Tensor, rows: Tensor, matrix: Tensor) -> Tensor:
+    """Base plus rows times a matrix [in, out]; only the product is in the matrix's precision."""
+    if matrix.dtype is torch.float32:
+        return torch.addmm(base, rows, matrix)
+    return base + torch.mm(rows.to(matrix.dtype), matrix).float()
+
+
 def rotation_table(spec: ModelSpec, positions: int) -> Tensor:
     """RoPE as complex numbers [C, 1, d/2]."""
     exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float64) / spec.head_dim
@@ -115,6 +130,9 @@ def add_experts(
     layer: LayerWeights, normal_ND: Tensor, experts_NK: Tensor, shares_NK: Tensor, hidden_ND: Tensor
 ) -> None:
     """Adds the weighted outputs of the chosen experts to `hidden_ND` in place."""
+    if layer.expert_up_EDF.dtype is not torch.float32:
+        _add_rounded_experts(layer, normal_ND, experts_NK, shares_NK, hidden_ND)
+        return
     if normal_ND.shape[0] == 1:  # small products beat sorting and grouping (25 us against 50 us)
         for expert, share in zip(experts_NK[0].tolist(), shares_NK[0].tolist(), strict=True):
             gate, up = torch.mm(normal_ND, layer.expert_up_EDF[expert]).chunk(2, dim=-1)
@@ -131,6 +149,20 @@ def add_experts(
     outer = F.grouped_mm(F.silu(gate).mul_(up), layer.expert_down_EFD, offs=offsets_E)
     outer.mul_(shares_NK.view(-1, 1).index_select(0, torch.from_numpy(order)))
     hidden_ND.index_add_(0, rows, outer)
+
+
+def _add_rounded_experts(
+    layer: LayerWeights, normal_ND: Tensor, experts_NK: Tensor, shares_NK: Tensor, hidden_ND: Tensor
+) -> None:
+    """The same with products in the experts' precision, one expert after another."""
+    dtype = layer.expert_up_EDF.dtype
+    rounded_ND = normal_ND.to(dtype)
+    for expert in experts_NK.unique().tolist():
+        rows, ranks = (experts_NK == expert).nonzero(as_tuple=True)
+        inner = torch.mm(rounded_ND.index_select(0, rows), layer.expert_up_EDF[expert]).float()
+        gate, up = inner.chunk(2, dim=-1)
+        outer = torch.mm(F.silu(gate).mul_(up).to(dtype), layer.expert_down_EFD[expert]).float()
+        hidden_ND.index_add_(0, rows, outer.mul_(shares_NK[rows, ranks][:, None]))
 
 
 def _attended_memory(cache: SlotCache, plan: DecodePlan | None) -> list[_Memory]:
@@ -156,6 +188,8 @@ def _attend_decode(query_NGRd: Tensor, memory: _Memory, plan: DecodePlan) -> Ten
     if plan.gather_A is not None:
         keys = keys.index_select(0, plan.gather_A).flatten(0, 1)
         values = values.index_select(0, plan.gather_A).flatten(0, 1)
+    if keys.dtype is not query.dtype:
+        keys, values = keys.to(query.dtype), values.to(query.dtype)
     if plan.row_of_slot_B is not None:
         spread = query.new_zeros(attended, *query.shape[1:])
         query = spread.index_copy_(0, plan.row_of_slot_B, query)
@@ -174,11 +208,14 @@ def _attend_decode(query_NGRd: Tensor, memory: _Memory, plan: DecodePlan) -> Ten
 def _attend_span(query_NGRd: Tensor, memory: _Memory, span: PrefillSpan, mask_nT: Tensor) -> Tensor:
     """Attention of one prefill span against its own slot; returns [n, H*d]."""
     _, groups, per_group, width = query_NGRd.shape
-    rows, (keys_GdC, values_GCd) = span.end - span.start, memory
+    rows = span.end - span.start
+    keys_GdT, values_GTd = memory[0][..., : span.end], memory[1][:, : span.end]
+    if keys_GdT.dtype is not query_NGRd.dtype:
+        keys_GdT, values_GTd = keys_GdT.to(query_NGRd.dtype), values_GTd.to(query_NGRd.dtype)
     query = query_NGRd[span.first_row : span.first_row + rows].permute(1, 2, 0, 3)
-    scores = torch.bmm(query.reshape(groups, per_group * rows, width), keys_GdC[..., : span.end])
+    scores = torch.bmm(query.reshape(groups, per_group * rows, width), keys_GdT)
     scores.view(groups, per_group, rows, span.end).add_(mask_nT)
-    mixed = torch.bmm(torch.softmax(scores, dim=-1), values_GCd[:, : span.end])
+    mixed = torch.bmm(torch.softmax(scores, dim=-1), values_GTd)
     mixed = mixed.view(groups, per_group, rows, width).permute(2, 0, 1, 3)
     return mixed.reshape(rows, groups * per_group * width)
 

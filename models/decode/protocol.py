@@ -8,9 +8,10 @@ nor torch.
 Shapes: T new tokens, P prompt tokens, L MoE layers, K experts a token.
 """
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,6 +20,7 @@ class StopReason(StrEnum):
     """Why a generation ended."""
 
     STOP_TOKEN = "stop_token"  # a stop token was sampled; it is the last of token_ids
+    STOP_SEQUENCE = "stop_sequence"  # the last tokens of token_ids are a stop sequence
     LENGTH = "length"  # max_new_tokens were sampled
     CONTEXT = "context"  # prompt plus answer filled the context window
     CANCELLED = "cancelled"  # the caller gave up
@@ -48,6 +50,10 @@ class GenerateRequest:
     seed: int = 0
     priority: Priority = Priority.TRAINING
     return_routes: bool = True
+    top_k: int = 0  # only the k likeliest tokens may be sampled, before top_p looks; 0: all
+    # Runs of sampled tokens that end the answer. A run never begins in the prompt. Its tokens stay
+    # in the answer, as a stop token does: they were sampled, so they are trained.
+    stop_sequences: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +92,22 @@ class ModelClient(Protocol):
     async def end_session(self, session_id: str) -> None:
         """Lets the engine drop what it keeps for a finished conversation."""
         ...
+
+
+class TokenStream(Protocol):
+    """One generation while it is sampled. It ends when iteration does, or at `close`."""
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, ...]]:
+        """New tokens as they are sampled, several at once where drafts held or the reader lagged."""
+        ...
+
+    def close(self) -> Generation:
+        """Everything that was sampled; a generation that still runs is cancelled."""
+        ...
+
+
+@runtime_checkable
+class StreamingClient(ModelClient, Protocol):
+    """A client that also tells tokens as they are sampled."""
+
+    def stream(self, request: GenerateRequest) -> TokenStream: ...

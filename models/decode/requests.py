@@ -105,6 +105,13 @@ def check_request(request: GenerateRequest, vocab_size: int) -> None:
         raise ValueError(f"{where}: temperature={request.temperature}, wanted >= 0 and finite")
     if not 0 < request.top_p <= 1:
         raise ValueError(f"{where}: top_p={request.top_p}, wanted in (0, 1]")
+    if request.top_k < 0:
+        raise ValueError(f"{where}: top_k={request.top_k}, wanted >= 0 (0 keeps all tokens)")
+    for sequence in request.stop_sequences:
+        if not sequence or any(not 0 <= token < vocab_size for token in sequence):
+            raise ValueError(
+                f"{where}: stop sequence {sequence}, wanted at least 1 token of 0..{vocab_size - 1}"
+            )
 
 
 def _tokens_at_most(request: GenerateRequest) -> int:

@@ -1,7 +1,7 @@
 """Sampling that depends only on the request's seed and the position, never on what else is in the
 batch.
 
-Owns the counter-based noise, `sample_rows` and top-p filtering. A token is drawn by an exponential
+Owns the counter-based noise, `sample_rows`, top-k and top-p filtering. A token is drawn by an exponential
 race: argmax of p / E where E is exponential noise hashed from (seed, position, token). It is an
 exact draw from p, and two distributions that see the same noise mostly pick the same token, which
 speculation uses. Enters: logits. Leaves: token ids and log-probabilities.
@@ -30,6 +30,18 @@ class SamplingRules:
 
     temperature_R: np.ndarray  # float32; 0 means greedy
     top_p_R: np.ndarray  # float32 in (0, 1]
+    top_k_R: np.ndarray | None = None  # int64, 0 keeps all; None: all rows keep all
+
+    @property
+    def is_limited_R(self) -> np.ndarray:
+        """Whether a row may not sample every token."""
+        is_limited_R = self.top_p_R < 1
+        return is_limited_R if self.top_k_R is None else is_limited_R | (self.top_k_R > 0)
+
+    def of(self, rows: np.ndarray) -> "SamplingRules":
+        """The rules of some rows."""
+        top_k_R = None if self.top_k_R is None else self.top_k_R[rows]
+        return SamplingRules(self.temperature_R[rows], self.top_p_R[rows], top_k_R)
 
 
 class NoiseSource:
@@ -65,7 +77,7 @@ def sample_rows(
     """Draws one token a row; returns (tokens int64, logprobs float32).
 
     The log-probability is that of the distribution sampled from: after temperature, and
-    renormalised over the tokens top-p kept. A greedy row (temperature 0) reports the
+    renormalised over the tokens top-k and then top-p kept. A greedy row (temperature 0) reports the
     log-probability under the untempered model.
     """
     temperature_R = rules.temperature_R
@@ -74,6 +86,10 @@ def sample_rows(
         divisor_R = np.where(is_greedy_R, np.float32(1), temperature_R)
         logits_RV = logits_RV / torch.from_numpy(divisor_R)[:, None]
     probabilities_RV = torch.softmax(logits_RV, dim=-1)
+    if rules.top_k_R is not None and rules.top_k_R.any():
+        rows = torch.from_numpy(np.flatnonzero(rules.top_k_R))  # others keep every bit
+        limited = keep_top_k(probabilities_RV[rows], torch.from_numpy(rules.top_k_R)[rows])
+        probabilities_RV[rows] = limited
     if (rules.top_p_R < 1).any():
         probabilities_RV = keep_top_p(probabilities_RV, torch.from_numpy(rules.top_p_R))
     raced_RV = probabilities_RV.numpy() / noise_RV
@@ -82,6 +98,15 @@ def sample_rows(
     tokens_R = raced_RV.argmax(axis=-1)
     chosen_R = probabilities_RV.numpy()[np.arange(len(tokens_R)), tokens_R]
     return tokens_R, np.log(chosen_R)
+
+
+def keep_top_k(probabilities_RV: Tensor, top_k_R: Tensor) -> Tensor:
+    """Keeps the k likeliest tokens of each row, renormalised; of equal ones those with lower ids."""
+    ordered_RV, order_RV = probabilities_RV.sort(dim=-1, descending=True, stable=True)
+    is_kept_RV = torch.arange(probabilities_RV.shape[-1]) < top_k_R[:, None]
+    ordered_RV = torch.where(is_kept_RV, ordered_RV, 0.0)
+    kept_RV = torch.zeros_like(probabilities_RV).scatter_(1, order_RV, ordered_RV)
+    return kept_RV / kept_RV.sum(dim=-1, keepdim=True)
 
 
 def keep_top_p(probabilities_RV: Tensor, top_p_R: Tensor) -> Tensor:

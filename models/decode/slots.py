@@ -46,6 +46,9 @@ class SlotTable:
         self.seed_keys_S = np.zeros(slots, dtype=np.uint64)
         self.temperature_S = np.ones(slots, dtype=np.float32)
         self.top_p_S = np.ones(slots, dtype=np.float32)
+        self.top_k_S = np.zeros(slots, dtype=np.int64)
+        self.prompt_S = np.zeros(slots, dtype=np.int64)  # prompt tokens of the running request
+        self._stop_sequences: dict[int, list[np.ndarray]] = {}  # of slots that have any
         self.is_stop_SV = np.zeros((slots, vocab_size), dtype=bool)
         self._used_at_S = np.zeros(slots, dtype=np.int64)
         self._uses = 0
@@ -89,6 +92,11 @@ class SlotTable:
         self.seed_keys_S[slot] = seed_key(request.seed)
         self.temperature_S[slot] = request.temperature
         self.top_p_S[slot] = request.top_p
+        self.top_k_S[slot] = request.top_k
+        self.prompt_S[slot] = length
+        self._stop_sequences.pop(slot, None)
+        if request.stop_sequences:
+            self._stop_sequences[slot] = [np.array(run) for run in request.stop_sequences]
         self.is_stop_SV[slot] = False
         self.is_stop_SV[slot, list(request.stop_token_ids)] = True
 
@@ -107,7 +115,8 @@ class SlotTable:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Adds samples up to the first that differs from the draft already behind the context.
 
-        Returns (drafts that held, tokens gained) a slot; a stop token or the limit may cut it.
+        Returns (drafts that held, tokens gained) a slot; a stop token, a stop sequence or the limit
+        may cut it.
         """
         width = tokens_Bm.shape[1]
         at_B, column = self.context_S[slots_B], slots_B[:, None]
@@ -121,8 +130,31 @@ class SlotTable:
         self.tokens_SC[column, places_Bm] = tokens_Bm
         self.logprobs_SC[column, places_Bm] = logprobs_Bm
         self.versions_SC[column, places_Bm] = version
+        if self._stop_sequences:
+            for index, slot in enumerate(slots_B.tolist()):
+                first = int(at_B[index])
+                for end in range(first + 1, first + int(gained_B[index])):
+                    if self.ends_with_stop_sequence(slot, end):
+                        gained_B[index] = end - first
+                        break
         self._advance(slots_B, at_B + gained_B)
         return accepted_B, gained_B
+
+    def at_stop_sequence(self, slots_R: np.ndarray) -> np.ndarray:
+        """Whether each slot's sampled tokens end with one of its stop sequences."""
+        is_end_R = np.zeros(len(slots_R), dtype=bool)
+        if self._stop_sequences:
+            for index, slot in enumerate(slots_R.tolist()):
+                is_end_R[index] = self.ends_with_stop_sequence(slot, int(self.context_S[slot]))
+        return is_end_R
+
+    def ends_with_stop_sequence(self, slot: int, end: int) -> bool:
+        """Whether the sampled tokens before `end` end with a stop sequence."""
+        tokens_C, first = self.tokens_SC[slot], self.prompt_S[slot]
+        return any(
+            end - first >= len(run) and np.array_equal(tokens_C[end - len(run) : end], run)
+            for run in self._stop_sequences.get(slot, ())
+        )
 
     def _advance(self, slots_B: np.ndarray, context_B: np.ndarray) -> None:
         """Sets the context lengths; all tokens but the last were fed."""
@@ -136,6 +168,7 @@ class SlotTable:
         """
         self._uses += 1
         self._used_at_S[slot] = self._uses
+        self._stop_sequences.pop(slot, None)
         self.state_S[slot] = (
             SlotState.IDLE if self._session_of_slot[slot] is not None else SlotState.FREE
         )

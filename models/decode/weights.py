@@ -14,14 +14,31 @@ expert width, M draft width.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from models.decode.packed import PackedDraft, PackedWeights, join_flat, pack_matrix
 from models.spec import ModelSpec
 
+_ALWAYS_FP32 = ("gate_ED", "qk_scale_Hd")
 _GROUPED_ALIGNMENT_ELEMENTS = 4  # grouped_mm wants strides of 16 bytes
+
+
+class Precision(StrEnum):
+    """What weights and caches are stored and multiplied in."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The same as torch names it."""
+        return torch.float32 if self is Precision.FP32 else torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +76,76 @@ class DecodeWeights:
     final_norm_D: Tensor
     layers: tuple[LayerWeights, ...]
     drafts: tuple[DraftWeights, ...]
+    packed: PackedWeights | None = None  # the same once more, for native decoding
 
 
-def prepare_weights(spec: ModelSpec, weights: Mapping[str, Tensor], version: int) -> DecodeWeights:
+def prepare_weights(
+    spec: ModelSpec,
+    weights: Mapping[str, Tensor],
+    version: int,
+    precision: Precision = Precision.FP32,
+    *,
+    native: bool = False,
+) -> DecodeWeights:
     """Checks names, shapes and finiteness, then copies and fuses; the input may be changed
-    afterwards.
+    afterwards. `native` also packs them for compiled loops.
 
     Raises ValueError that names the tensor, so that nothing half-applied is ever served.
     """
     _check(spec, weights, version)
     source = {name: weights[name].detach().to(torch.float32) for name in spec.weight_shapes()}
-    return DecodeWeights(
+    layers = tuple(_fuse_layer(spec, source, layer) for layer in range(spec.num_layers))
+    drafts = tuple(_fuse_draft(spec, source, depth) for depth in range(spec.mtp_depth))
+    prepared = DecodeWeights(
         version=version,
         embedding_VD=source["model.embed_tokens.weight"].clone(),
         final_norm_D=source["model.norm.weight"].clone(),
-        layers=tuple(_fuse_layer(spec, source, layer) for layer in range(spec.num_layers)),
-        drafts=tuple(_fuse_draft(spec, source, depth) for depth in range(spec.mtp_depth)),
+        layers=tuple(_stored(layer, precision) for layer in layers),
+        drafts=tuple(_stored(draft, precision) for draft in drafts),
+    )
+    prepared = replace(prepared, embedding_VD=prepared.embedding_VD.to(precision.dtype))
+    return replace(prepared, packed=_pack(prepared)) if native else prepared
+
+
+def _stored(part: Any, precision: Precision) -> Any:
+    """The part with its matrices in `precision`. Norms, and what chooses experts, stay float32: a
+    rounded router would choose others than the trainer's.
+    """
+    if precision is Precision.FP32:
+        return part
+    matrices = {
+        field.name: getattr(part, field.name).to(precision.dtype)
+        for field in fields(part)
+        if getattr(part, field.name).dim() > 1 and field.name not in _ALWAYS_FP32
+    }
+    return replace(part, **matrices)
+
+
+def _pack(weights: DecodeWeights) -> PackedWeights:
+    layers = weights.layers
+    return PackedWeights(
+        embedding_VD=join_flat([weights.embedding_VD]),
+        head=pack_matrix(weights.embedding_VD.t()),
+        qkv=np.concatenate([pack_matrix(layer.qkv_OD.t()) for layer in layers]),
+        qk_scale=join_flat([layer.qk_scale_Hd for layer in layers]),
+        output=np.concatenate([pack_matrix(layer.output_OD) for layer in layers]),
+        gate=np.concatenate([pack_matrix(layer.gate_ED.t()) for layer in layers]),
+        gate_bias=join_flat([layer.gate_bias_E for layer in layers]),
+        up=np.concatenate([pack_matrix(up) for layer in layers for up in layer.expert_up_EDF]),
+        down=np.concatenate(
+            [pack_matrix(down) for layer in layers for down in layer.expert_down_EFD]
+        ),
+        final_norm_D=join_flat([weights.final_norm_D]),
+        drafts=tuple(
+            PackedDraft(
+                hidden_in=pack_matrix(draft.hidden_in_DD.t()),
+                embed_in=pack_matrix(draft.embed_in_DD.t()),
+                gate_up=pack_matrix(draft.gate_up_MD.t()),
+                down=pack_matrix(draft.down_MD),
+                norm_D=join_flat([draft.norm_D]),
+            )
+            for draft in weights.drafts
+        ),
     )
 
 

@@ -1,15 +1,22 @@
-"""How fast one core decodes. Run: python -m tests.benchmarks.decode [--quick]
+"""How fast one core decodes, and two beside other engines.
 
-Random weights of nano's shape. Rates are tokens a second of the decode thread's own CPU time (equal
-to wall time on an idle machine, steady on a busy one); the wall column shows what this run saw. The
-floor is the time of the matrix products alone, same shapes, same run. The agent row plays many
-sessions of several short turns through `LocalEngine`, as rollouts do.
+Run: python -m tests.benchmarks.decode [--quick] [--vllm-python PYTHON]
+
+With a Python that has vLLM's CPU build and transformers installed, our engine is compared with both
+at the shape of decode_peers.py, in wall time; without one, that part is not run and its targets are
+left out. The rest has random weights of nano's shape, eager and compiled (`native`): tokens a second
+of the decode thread's own CPU time (equal to wall time on an idle machine, steady on a busy one);
+the wall column shows what this run saw. The floor is the time of the matrix products alone, same
+shapes, same run. The agent row plays many sessions of several short turns through `LocalEngine`, as
+rollouts do.
 """
 
+import argparse
 import asyncio
 import json
-import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter, process_time, thread_time
 
 import numpy as np
@@ -20,6 +27,7 @@ from models.decode.engine import DecodeEngine, EngineConfig
 from models.decode.protocol import GenerateRequest
 from models.decode.weights import DecodeWeights, prepare_weights
 from models.presets import NANO
+from tests.benchmarks.decode_peers import compare_with_peers
 from tests.fakes.tiny_model import random_weights
 
 PROMPT_TOKENS = 128
@@ -28,6 +36,9 @@ TARGETS = {
     "decode_b64_tokens_per_second": 6000.0,
     "request_overhead_milliseconds": 0.3,
     "reuse_first_token_ratio": 0.5,
+    "vllm_b1_speedup": 2.5,
+    "vllm_b16_speedup": 2.0,
+    "vllm_b64_speedup": 1.5,
 }
 
 
@@ -47,10 +58,10 @@ def random_prompt(rng: np.random.Generator, tokens: int) -> tuple[int, ...]:
     return tuple(rng.integers(0, NANO.vocab_size, tokens).tolist())
 
 
-def measure_batch(weights: DecodeWeights, batch: int, new_tokens: int) -> Rates:
+def measure_batch(weights: DecodeWeights, batch: int, new_tokens: int, *, is_native: bool) -> Rates:
     """Decodes `batch` requests side by side."""
     rng = np.random.default_rng(batch)
-    config = EngineConfig(slots=64, share_prefixes=False)
+    config = EngineConfig(slots=64, share_prefixes=False, native=is_native)
     engine = DecodeEngine(NANO, weights, config, clock=thread_time)
     for index in range(batch):
         prompt = random_prompt(rng, PROMPT_TOKENS)
@@ -187,43 +198,87 @@ async def measure_service(weights_seed: int, is_quick: bool) -> dict[str, float]
     }
 
 
-def main(arguments: list[str]) -> None:
-    """Prints the table and one JSON line."""
-    is_quick = "--quick" in arguments
+def measure_engines(is_quick: bool) -> dict[str, float]:
+    """Eager and compiled decoding of nano's shape on one core."""
+    figures: dict[str, float] = {}
+    columns = ("decode/s", "total/s", "wall/s", "prefill/s", "x floor")
+    print(f"{'':7s} {'batch':>5} " + " ".join(f"{column:>9}" for column in columns))
+    for name, is_native in (("eager", False), ("native", True)):
+        weights = prepare_weights(NANO, random_weights(NANO), 0, native=is_native)
+        started = perf_counter()
+        measure_batch(weights, 4, 16, is_native=is_native)
+        figures[f"{name}_start_seconds"] = perf_counter() - started
+        prefix = "" if name == "eager" else "native_"
+        for batch in (1, 16, 64):
+            rates = measure_batch(weights, batch, 48 if is_quick else 256, is_native=is_native)
+            print(
+                f"{name:7s} {rates.batch:5d} {rates.decode_per_second:9.0f} "
+                f"{rates.total_per_second:9.0f} {rates.wall_per_second:9.0f} "
+                f"{rates.prefill_per_second:9.0f} {rates.floor_ratio:9.2f}",
+                flush=True,
+            )
+            figures[f"{prefix}decode_b{batch}_tokens_per_second"] = rates.decode_per_second
+            figures[f"{prefix}prefill_b{batch}_tokens_per_second"] = rates.prefill_per_second
+            figures[f"{prefix}decode_b{batch}_over_floor_ratio"] = rates.floor_ratio
+    return figures
+
+
+def measure_peers(python: Path | None, is_quick: bool) -> dict[str, float]:
+    """Speed-ups over the peers, and what each side made a second."""
+    if python is None:
+        print("peers: not run (no --vllm-python)")
+        return {}
+    figures: dict[str, float] = {}
+    print(f"{'peer':13s} {'batch':>5} {'ours/s':>8} {'peer/s':>8} {'speed-up':>9}")
+    with tempfile.TemporaryDirectory() as directory:
+        for row in compare_with_peers(
+            python,
+            Path(directory),
+            new_tokens=64 if is_quick else 256,
+            rounds=2 if is_quick else 5,
+            kinds=("vllm", "transformers"),
+        ):
+            print(
+                f"{row.peer:13s} {row.batch:5d} {row.our_tokens_per_second:8.0f} "
+                f"{row.peer_tokens_per_second:8.0f} {row.ratio:8.2f}x",
+                flush=True,
+            )
+            figures[f"{row.peer}_b{row.batch}_speedup"] = row.ratio
+            figures[f"{row.peer}_b{row.batch}_tokens_per_second"] = row.peer_tokens_per_second
+            figures[f"beside_{row.peer}_b{row.batch}_tokens_per_second"] = row.our_tokens_per_second
+    return figures
+
+
+def main() -> None:
+    """Prints the tables and one JSON line."""
+    parser = argparse.ArgumentParser(description="decode rates")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--vllm-python", type=Path, help="has vLLM (CPU) and transformers")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
+    figures = measure_peers(arguments.vllm_python, arguments.quick)
+    figures |= measure_engines(arguments.quick)
     weights = prepare_weights(NANO, random_weights(NANO), 0)
-    measure_batch(weights, 4, 16)
-    figures: dict[str, float] = {}
-    print(
-        f"{'batch':>5} {'decode/s':>9} {'total/s':>9} {'wall/s':>9} {'prefill/s':>9} {'x floor':>8}"
-    )
-    for batch in (1, 16, 64):
-        rates = measure_batch(weights, batch, 48 if is_quick else 256)
-        print(
-            f"{rates.batch:5d} {rates.decode_per_second:9.0f} {rates.total_per_second:9.0f} "
-            f"{rates.wall_per_second:9.0f} {rates.prefill_per_second:9.0f} {rates.floor_ratio:8.2f}"
-        )
-        figures[f"decode_b{batch}_tokens_per_second"] = rates.decode_per_second
-        figures[f"prefill_b{batch}_tokens_per_second"] = rates.prefill_per_second
-        figures[f"decode_b{batch}_over_floor_ratio"] = rates.floor_ratio
-    figures["reuse_first_token_ratio"] = measure_reuse(weights)
-    figures |= asyncio.run(measure_service(0, is_quick))
-    for name in list(figures)[9:]:
-        print(f"{name:36s} {figures[name]:10.3f}")
+    service = {"reuse_first_token_ratio": measure_reuse(weights)}
+    service |= asyncio.run(measure_service(0, arguments.quick))
+    for name, value in service.items():
+        print(f"{name:36s} {value:10.3f}")
+    figures |= service
+    targets = {name: target for name, target in TARGETS.items() if name in figures}
     met = {
         name: figures[name] <= target
         if name.endswith(("milliseconds", "ratio"))
         else figures[name] >= target
-        for name, target in TARGETS.items()
+        for name, target in targets.items()
     }
     rounded = {name: round(value, 4) for name, value in figures.items()}
     print(
         json.dumps(
-            {"name": "decode", "figures": rounded, "targets": TARGETS, "met": all(met.values())}
+            {"name": "decode", "figures": rounded, "targets": targets, "met": all(met.values())}
         )
     )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

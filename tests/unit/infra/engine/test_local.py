@@ -8,7 +8,7 @@ import pytest
 from infra.engine.local import LocalEngine
 from infra.errors import EngineError
 from models.decode.engine import EngineConfig
-from models.decode.protocol import GenerateRequest
+from models.decode.protocol import GenerateRequest, StopReason
 from tests.fakes.tiny_model import TINY, random_weights
 
 
@@ -146,3 +146,45 @@ def test_an_engine_serves_one_loop_after_another() -> None:
     engine = make_engine()
     answers = [asyncio.run(engine.generate(request(index))) for index in range(2)]
     assert [len(answer.token_ids) for answer in answers] == [20, 20]
+
+
+@pytest.mark.asyncio
+async def test_a_stream_tells_the_tokens_of_the_whole_answer_one_by_one() -> None:
+    engine = make_engine()
+    whole = await engine.generate(request(0))
+    stream = engine.stream(dataclasses.replace(request(0), session_id="other"))
+    pieces = [piece async for piece in stream]
+    assert [token for piece in pieces for token in piece] == list(whole.token_ids)
+    assert len(pieces) == len(whole.token_ids)
+    assert stream.close().token_ids == whole.token_ids
+    engine.close()
+
+
+@pytest.mark.asyncio
+async def test_a_stream_closed_early_frees_the_engine_and_keeps_what_was_sampled() -> None:
+    engine = make_engine()
+    whole = await engine.generate(request(0, tokens=60))
+    stream = engine.stream(dataclasses.replace(request(0, tokens=60), session_id="other"))
+    seen: list[int] = []
+    async for piece in stream:
+        seen += piece
+        if len(seen) >= 5:
+            break
+    generation = stream.close()
+    assert generation.stop_reason is StopReason.CANCELLED
+    assert generation.token_ids == whole.token_ids[: len(generation.token_ids)]
+    assert len(generation.logprobs_T) == len(generation.token_ids) >= len(seen)
+    assert engine.statistics()["running_requests"] == 0
+    engine.close()
+
+
+@pytest.mark.asyncio
+async def test_a_closed_engine_fails_its_streams() -> None:
+    engine = make_engine()
+    stream = engine.stream(request(0, tokens=60))
+    engine.close()
+    with pytest.raises(EngineError, match="is closed"):
+        async for _ in stream:
+            pass
+    with pytest.raises(EngineError, match="is closed"):
+        stream.close()

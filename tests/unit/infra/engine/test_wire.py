@@ -8,7 +8,7 @@ from models.decode.protocol import GenerateRequest, Generation, Priority, StopRe
 
 def test_a_request_survives_the_wire() -> None:
     request = GenerateRequest(
-        "r", "s", (1, 2, 3), 7, (6,), 0.5, 0.9, 2**60, Priority.USER, return_routes=False
+        "r", "s", (1, 2, 3), 7, (6,), 0.5, 0.9, 2**60, Priority.USER, False, 12, ((4, 5),)
     )
     assert decode_request(encode_request(request)) == request
 

@@ -8,7 +8,7 @@ import torch
 
 from models.decode.engine import CachePolicy, DecodeEngine, EngineConfig
 from models.decode.protocol import GenerateRequest, Generation, Priority, StopReason
-from models.decode.weights import DecodeWeights, prepare_weights
+from models.decode.weights import DecodeWeights, Precision, prepare_weights
 from tests.fakes.tiny_model import TINY, random_weights
 from tests.numerics.plain_model import plain_logits
 
@@ -58,6 +58,34 @@ def test_logprobs_of_a_mixed_batch_equal_the_plain_model() -> None:
         np.testing.assert_allclose(
             generation.logprobs_T, plain_logprobs(one.token_ids, generation), atol=2e-5
         )
+
+
+def test_bfloat16_stays_below_the_alarm_of_the_parity_monitor() -> None:
+    """Against float32 arithmetic on the same rounded weights. Products lose 8 bits of 24, so a
+    log-probability moves by about 1 %: k3 of some 1e-4 where fp32 has 1e-10, under the 1e-3 at
+    which the parity monitor raises its alarm.
+    """
+    rounded = {name: t.bfloat16().float() for name, t in random_weights(TINY).items()}
+    weights = prepare_weights(TINY, rounded, 0, Precision.BF16)
+    requests = [request(index, prompt) for index, prompt in enumerate(prompts(24))]
+    finished = run(make_engine(weights, precision=Precision.BF16), requests)
+    differences = []
+    for one in requests:
+        generation = finished[one.request_id]
+        context = torch.tensor(one.token_ids + generation.token_ids)
+        logprobs_TV = plain_logits(context, rounded, TINY).log_softmax(-1)
+        places = torch.arange(len(one.token_ids) - 1, len(context) - 1)
+        differences.append(generation.logprobs_T - logprobs_TV[places, context[places + 1]].numpy())
+    difference = np.concatenate(differences)
+    k3 = np.mean(np.expm1(difference) - difference)
+    assert 1e-8 < k3 <= 1e-3
+
+
+def test_bfloat16_halves_the_cache() -> None:
+    engine = make_engine(prepare_weights(TINY, random_weights(TINY), 0, Precision.BF16))
+    small = make_engine(WEIGHTS, precision=Precision.BF16)
+    assert small._cache.keys_LSGdC.nbytes * 2 == engine._cache.keys_LSGdC.nbytes
+    assert small._cache.values_LSGCd.dtype is torch.bfloat16
 
 
 def test_samples_do_not_depend_on_the_batch() -> None:
@@ -196,6 +224,62 @@ def test_stop_token_ends_and_is_included() -> None:
     assert stopped.stop_reason is StopReason.STOP_TOKEN
 
 
+def test_a_stop_sequence_ends_the_answer_and_is_part_of_it() -> None:
+    one = request(0, (1, 2, 3), temperature=2.0)
+    tokens = run(make_engine(), [one])[one.request_id].token_ids
+    runs = [tokens[end - 3 : end] for end in range(3, len(tokens))]
+    end = next(end for end in range(8, len(tokens)) if runs.index(tokens[end - 3 : end]) == end - 3)
+    sequences = ((tokens[0], 31 - tokens[1]), tokens[end - 3 : end])
+    stopped = run(make_engine(), [dataclasses.replace(one, stop_sequences=sequences)])
+    generation = stopped[one.request_id]
+    assert generation.token_ids == tokens[:end]
+    assert len(generation.logprobs_T) == end
+    assert generation.stop_reason is StopReason.STOP_SEQUENCE
+
+
+def test_a_stop_sequence_never_begins_in_the_prompt() -> None:
+    one = request(0, (1, 2, 3))
+    tokens = run(make_engine(), [one])[one.request_id].token_ids
+    reaching_back = dataclasses.replace(one, stop_sequences=((3, tokens[0]),))
+    assert run(make_engine(), [reaching_back])[one.request_id].token_ids == tokens
+
+
+def test_a_slot_forgets_the_stop_sequences_of_its_last_request() -> None:
+    engine = make_engine(slots=1)
+    one = request(0, (1, 2, 3))
+    tokens = run(make_engine(), [one])[one.request_id].token_ids
+    run(engine, [dataclasses.replace(one, stop_sequences=(tokens[3:5],))])
+    again = dataclasses.replace(one, request_id="again", session_id="again")
+    assert run(engine, [again])["again"].token_ids == tokens
+
+
+def test_top_k_of_one_is_greedy_and_leaves_its_neighbours_alone() -> None:
+    requests = [request(index, (1, 2, 3)) for index in range(4)]
+    free = run(make_engine(), requests)
+    limited = [dataclasses.replace(requests[0], top_k=1), *requests[1:]]
+    mixed = run(make_engine(), limited)
+    greedy = run(make_engine(), [dataclasses.replace(requests[0], temperature=0.0)])
+    assert mixed["request-0"].token_ids == greedy["request-0"].token_ids
+    assert np.all(mixed["request-0"].logprobs_T == 0)
+    for one in requests[1:]:
+        assert mixed[one.request_id].token_ids == free[one.request_id].token_ids
+        np.testing.assert_allclose(
+            mixed[one.request_id].logprobs_T, free[one.request_id].logprobs_T, atol=2e-5
+        )
+
+
+def test_sampled_tokens_are_told_while_the_request_runs() -> None:
+    engine = make_engine()
+    one = request(0, (1, 2, 3))
+    engine.submit(one)
+    for _ in range(5):
+        engine.step()
+    told = engine.sampled_tokens(one.request_id, 0)
+    assert engine.sampled_tokens(one.request_id, 3) == told[3:]
+    assert run(engine, [])[one.request_id].token_ids[: len(told)] == told
+    assert len(told) == 5
+
+
 def test_a_full_context_is_an_answer_not_an_error() -> None:
     requests = [
         request(0, (1,) * 90, max_new_tokens=50),
@@ -240,6 +324,9 @@ def test_cancel_returns_what_was_sampled() -> None:
         ({"temperature": -1.0}, "temperature=-1.0"),
         ({"top_p": 0.0}, "top_p=0.0"),
         ({"max_new_tokens": -1}, "max_new_tokens=-1"),
+        ({"top_k": -1}, "top_k=-1"),
+        ({"stop_sequences": ((),)}, "stop sequence"),
+        ({"stop_sequences": ((1, 32),)}, "stop sequence"),
         ({"stop_token_ids": (99,)}, "stop_token_ids"),
     ],
 )

@@ -5,7 +5,14 @@ import pytest
 import torch
 from scipy.stats import chisquare, kstest
 
-from models.decode.sampling import NoiseSource, SamplingRules, keep_top_p, sample_rows, seed_key
+from models.decode.sampling import (
+    NoiseSource,
+    SamplingRules,
+    keep_top_k,
+    keep_top_p,
+    sample_rows,
+    seed_key,
+)
 
 LOGITS_V = torch.tensor([1.0, 0.2, -0.5, 2.0, 0.0, -3.0, 0.7, 1.5])
 NOISE = NoiseSource(len(LOGITS_V))
@@ -36,6 +43,27 @@ def test_top_p_keeps_the_smallest_sufficient_set_and_renormalises() -> None:
     assert set(tokens_R.tolist()) == set(kept.tolist())
     expected = probabilities_V / probabilities_V[kept].sum()
     np.testing.assert_allclose(logprobs_R, np.log(expected)[tokens_R], atol=1e-5)
+
+
+def test_top_k_then_top_p_keep_the_likeliest_and_renormalise() -> None:
+    rows = 5_000
+    rules = SamplingRules(
+        np.ones(rows, np.float32), np.full(rows, 0.7, np.float32), np.full(rows, 4)
+    )
+    noise_RV = NOISE.exponential(np.full(rows, seed_key(11)), np.arange(rows))
+    tokens_R, logprobs_R = sample_rows(LOGITS_V.expand(rows, -1), rules, noise_RV)
+    probabilities_V = torch.softmax(LOGITS_V, -1).numpy()
+    four = np.argsort(-probabilities_V)[:4]
+    shares = probabilities_V[four] / probabilities_V[four].sum()
+    kept = four[: int(np.searchsorted(np.cumsum(shares), 0.7)) + 1]
+    assert set(tokens_R.tolist()) == set(kept.tolist())
+    expected = probabilities_V / probabilities_V[kept].sum()
+    np.testing.assert_allclose(logprobs_R, np.log(expected)[tokens_R], atol=1e-5)
+
+
+def test_top_k_of_equal_tokens_keeps_the_first() -> None:
+    kept_RV = keep_top_k(torch.full((1, 8), 0.125), torch.tensor([3]))
+    torch.testing.assert_close(kept_RV, torch.tensor([[1 / 3] * 3 + [0.0] * 5]))
 
 
 def test_top_p_of_one_leaves_other_rows_alone() -> None:

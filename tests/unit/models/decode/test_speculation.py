@@ -11,8 +11,9 @@ from scipy.stats import chisquare
 
 from models.decode.engine import DecodeEngine, EngineConfig
 from models.decode.forward import Trunk
-from models.decode.protocol import GenerateRequest, Generation
-from models.decode.speculation import SpeculationGate, draft_logits
+from models.decode.gate import SpeculationGate
+from models.decode.protocol import GenerateRequest, Generation, StopReason
+from models.decode.speculation import draft_logits
 from models.decode.weights import DecodeWeights, prepare_weights
 from tests.fakes.tiny_model import TINY, random_weights
 from tests.numerics.plain_model import plain_draft, plain_logits
@@ -24,7 +25,7 @@ WEIGHTS = prepare_weights(TINY, CANONICAL, 0)
 class AlwaysDraft(SpeculationGate):
     """A gate that never measures."""
 
-    def choose(self, batch: int) -> int:
+    def choose(self, batch: int, *, has_match: bool = False) -> int:
         return self.max_depth
 
 
@@ -60,6 +61,27 @@ def test_speculative_decoding_equals_plain_decoding(temperature: float) -> None:
         )
     accepted = sum(generation.draft_tokens_accepted for generation in speculative)
     assert accepted > 0 or temperature < 1  # random draft layers rarely guess a maximum
+
+
+def test_a_stop_sequence_inside_a_speculative_step_ends_it_there() -> None:
+    """Every run of one to three tokens of the plain answer, wherever drafts put the step ends."""
+    one = GenerateRequest("r", "s", (3, 5, 2), 24, (), 0.8, seed=2)
+    tokens = run(make_engine(0), [one])[0].token_ids
+    requests = [
+        dataclasses.replace(
+            one,
+            request_id=f"r{start}-{length}",
+            session_id=f"s{start}-{length}",
+            stop_sequences=(tokens[start : start + length],),
+        )
+        for start in range(20)
+        for length in (1, 2, 3)
+    ]
+    plain, speculative = run(make_engine(0), requests), run(make_engine(2), requests)
+    for expected, generation in zip(plain, speculative, strict=True):
+        assert generation.token_ids == expected.token_ids
+        assert generation.stop_reason is expected.stop_reason is StopReason.STOP_SEQUENCE
+    assert sum(generation.draft_tokens_accepted for generation in speculative) > 0
 
 
 def test_a_full_context_ends_speculation_too() -> None:

@@ -1,0 +1,28 @@
+"""The door to compiled decoding, which needs numba (extra `cpu`).
+
+Owns `load_native_trunk`, the one place that imports it. Leaves: a `NativeTrunk`, or a ValueError
+that says what to install.
+"""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from models.decode.cache import SlotCache
+from models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from models.decode.native_trunk import NativeTrunk
+
+
+def load_native_trunk(
+    spec: ModelSpec, rotation_C1d: Tensor, cache: SlotCache, rows: int
+) -> "NativeTrunk":
+    """Compiled loops for a shape; `rows` is the most that one step feeds."""
+    try:
+        from models.decode.native_trunk import NativeTrunk  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"native=True, but module {error.name} is missing: install the extra `cpu`"
+        ) from error
+    return NativeTrunk(spec, rotation_C1d, cache, rows)

@@ -1,0 +1,140 @@
+"""Sampling and drafting as compiled loops.
+
+Owns `race_rows`, which draws a token a row by the exponential race of models/decode/sampling.py
+with the same noise of (seed, position, token), and `run_draft`, one draft layer. Enters: logits,
+seeds, positions, packed weights. Leaves: tokens, log-probabilities, draft logits. Rows limited by
+top-k or top-p are sampled by sampling.py.
+
+Shapes: R rows, V vocabulary, B slots, D model width, M draft width.
+"""
+
+import numba
+import numpy as np
+
+from models.decode.native_kernels import (
+    exponential,
+    gate_row,
+    multiply_packed,
+    normalize_row,
+)
+from models.decode.native_tiles import JIT, bits_of_float, float_of_bits
+
+_GOLDEN_64 = np.uint64(0x9E3779B97F4A7C15)
+_MIX_64_A = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_64_B = np.uint64(0x94D049BB133111EB)
+_GOLDEN_32 = np.uint32(0x9E3779B9)
+_MIX_32_A = np.uint32(0x85EBCA6B)
+_MIX_32_B = np.uint32(0xC2B2AE35)
+_UNIT_23 = np.float32(2.0**-23)
+_HALF = np.float32(0.5)
+_ONE = np.float32(1.0)
+_ZERO = np.float32(0.0)
+
+
+@numba.njit(**JIT)
+def _logarithm(x):
+    """Natural logarithm of a number in (0, 1), to float32 rounding."""
+    bits = bits_of_float(x)
+    power = np.float32((bits >> np.int32(23)) - np.int32(126))
+    part = float_of_bits(
+        np.int32((bits & np.int32(0x007FFFFF)) | np.int32(0x3F000000))
+    )  # in [0.5, 1)
+    is_small = part < np.float32(0.707106781186547524)
+    power = power - _ONE if is_small else power
+    part = part + part - _ONE if is_small else part - _ONE
+    square = part * part
+    series = np.float32(7.0376836292e-2)
+    series = series * part - np.float32(1.1514610310e-1)
+    series = series * part + np.float32(1.1676998740e-1)
+    series = series * part - np.float32(1.2420140846e-1)
+    series = series * part + np.float32(1.4249322787e-1)
+    series = series * part - np.float32(1.6668057665e-1)
+    series = series * part + np.float32(2.0000714765e-1)
+    series = series * part - np.float32(2.4999993993e-1)
+    series = series * part + np.float32(3.3333331174e-1)
+    series = series * part * square
+    series = series - np.float32(2.12194440e-4) * power - _HALF * square
+    return part + series + np.float32(0.693359375) * power
+
+
+@numba.njit(**JIT)
+def _mix_64(value):
+    value = (value ^ (value >> np.uint64(30))) * _MIX_64_A
+    value = (value ^ (value >> np.uint64(27))) * _MIX_64_B
+    return value ^ (value >> np.uint64(31))
+
+
+@numba.njit(**JIT)
+def _token_noise(low, high, token):
+    """Exponential noise of one token; `low` and `high` are the halves of the place's key."""
+    bits = np.uint32(np.uint32(token) * _GOLDEN_32 + low)
+    bits = np.uint32((bits ^ np.uint32(bits >> np.uint32(16))) * _MIX_32_A)
+    bits = np.uint32(bits + high)
+    bits = np.uint32((bits ^ np.uint32(bits >> np.uint32(13))) * _MIX_32_B)
+    unit = (np.float32(np.int32(bits >> np.uint32(9))) + _HALF) * _UNIT_23
+    return -_logarithm(unit)
+
+
+@numba.njit(**JIT)
+def race_rows(
+    logits, step, vocab, seed_keys_R, positions_R, temperature_R, raced_V, tokens_R, logprobs_R
+):
+    """One token a row and its log-probability under the distribution sampled from. A greedy row
+    (temperature 0) takes the maximum and reports the untempered model's.
+    """
+    for row in range(len(tokens_R)):
+        first = row * step
+        is_greedy = temperature_R[row] == _ZERO
+        divisor = _ONE if is_greedy else temperature_R[row]
+        largest = logits[first]
+        for token in range(vocab):
+            largest = max(largest, logits[first + token])
+        total = _ZERO
+        for token in range(vocab):
+            grown = exponential((logits[first + token] - largest) / divisor)
+            raced_V[token] = grown
+            total += grown
+        if not is_greedy:
+            position = np.uint64(positions_R[row])
+            key = _mix_64(seed_keys_R[row] + position * _GOLDEN_64)
+            low, high = np.uint32(key), np.uint32(key >> np.uint64(32))
+            for token in range(vocab):
+                raced_V[token] = raced_V[token] / _token_noise(low, high, token)
+        best_value = raced_V[0]
+        for token in range(vocab):
+            best_value = max(best_value, raced_V[token])
+        best = 0
+        while raced_V[best] < best_value:
+            best += 1
+        tokens_R[row] = best
+        logprobs_R[row] = (logits[first + best] - largest) / divisor - np.log(total)
+
+
+@numba.njit(**JIT)
+def run_draft(draft, embedding, head, width, vocab, epsilon, tokens_B, hidden, buffers):
+    """One draft layer: logits of the token after `tokens_B`; `hidden` becomes the next depth's."""
+    hidden_in, embed_in, gate_up, down, norm_D = draft
+    normal, mixed, inner, logits = buffers
+    rows, inner_width = len(tokens_B), len(down) // width
+    mixed[: rows * width] = _ZERO
+    for row in range(rows):
+        normalize_row(hidden, row * width, normal, row * width, width, epsilon)
+    multiply_packed(normal, 0, width, hidden_in, 0, mixed, 0, width, rows, width, width)
+    for row in range(rows):
+        normalize_row(embedding, tokens_B[row] * width, normal, row * width, width, epsilon)
+    multiply_packed(normal, 0, width, embed_in, 0, mixed, 0, width, rows, width, width)
+    for row in range(rows):
+        normalize_row(mixed, row * width, normal, row * width, width, epsilon)
+    double = 2 * inner_width
+    inner[: rows * double] = _ZERO
+    multiply_packed(normal, 0, width, gate_up, 0, inner, 0, double, rows, width, double)
+    for row in range(rows):
+        gate_row(inner, row * double, inner_width)
+    multiply_packed(inner, 0, double, down, 0, mixed, 0, width, rows, inner_width, width)
+    for row in range(rows):
+        normalize_row(mixed, row * width, normal, row * width, width, epsilon)
+        for column in range(width):
+            normal[row * width + column] *= norm_D[column]
+            hidden[row * width + column] = mixed[row * width + column]
+    logits[: rows * vocab] = _ZERO
+    multiply_packed(normal, 0, width, head, 0, logits, 0, vocab, rows, width, vocab)

@@ -1,0 +1,85 @@
+"""Weights laid out for compiled loops: flat arrays, matrices in panels.
+
+Owns `PackedWeights` and how a matrix is packed: panels of 64 columns (the last one narrower), each
+panel row after row, so that a product reads memory in order. Enters: tensors. Leaves: numpy arrays.
+It needs no compiler.
+
+Shapes: V vocabulary, D model width, H query heads, G key/value heads, d head width, E experts, F
+expert width, M draft width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LANES = 16  # float32 in a vector register of 512 bits; LLVM splits it where registers are shorter
+PANEL = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PackedDraft:
+    """One draft layer."""
+
+    hidden_in: np.ndarray  # packed [D, D]
+    embed_in: np.ndarray  # packed [D, D]
+    gate_up: np.ndarray  # packed [D, 2M]
+    down: np.ndarray  # packed [M, D]
+    norm_D: np.ndarray
+
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """In the order that the compiled draft takes them."""
+        return self.hidden_in, self.embed_in, self.gate_up, self.down, self.norm_D
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeights:
+    """All matrices of one version; those of layers and experts follow one another."""
+
+    embedding_VD: np.ndarray
+    head: np.ndarray  # the embedding again, packed as [D, V]
+    qkv: np.ndarray  # packed [D, (H + 2G) * d] a layer
+    qk_scale: np.ndarray  # [H + G, d] a layer
+    output: np.ndarray  # packed [H * d, D] a layer
+    gate: np.ndarray  # packed [D, E], E padded, a layer
+    gate_bias: np.ndarray  # [E] a layer
+    up: np.ndarray  # packed [D, 2F] an expert of a layer
+    down: np.ndarray  # packed [F, D] an expert of a layer
+    final_norm_D: np.ndarray
+    drafts: tuple[PackedDraft, ...]
+
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """In the order that the compiled trunk takes them."""
+        return (
+            self.embedding_VD,
+            self.head,
+            self.qkv,
+            self.qk_scale,
+            self.output,
+            self.gate,
+            self.gate_bias,
+            self.up,
+            self.down,
+            self.final_norm_D,
+        )
+
+
+def whole_vectors(columns: int) -> int:
+    """Columns rounded up to whole vectors."""
+    return -(-columns // LANES) * LANES
+
+
+def pack_matrix(matrix_KO: Tensor) -> np.ndarray:
+    """Panels of a matrix, columns padded with zeros to whole vectors."""
+    depth, columns = matrix_KO.shape
+    padded = torch.zeros(depth, whole_vectors(columns))
+    padded[:, :columns] = matrix_KO
+    panels = padded.split(PANEL, dim=1)
+    return np.concatenate([panel.contiguous().view(-1).numpy() for panel in panels])
+
+
+def join_flat(parts: Sequence[Tensor]) -> np.ndarray:
+    """The elements of all parts in order."""
+    return np.concatenate([part.contiguous().view(-1).numpy() for part in parts])

@@ -1,0 +1,222 @@
+"""Our engine beside vLLM's CPU build and Hugging Face generate: same weights, same prompts.
+
+Owns the reference shape of the comparison and the processes of each side. Ours is one process a
+core, each with its share of the prompts; the others get both cores in their own way. Rounds
+alternate between the sides, so that a slow moment of the machine hits all; figures are medians.
+Everyone decodes greedily and never stops early. The peers run Qwen3-MoE with the weights rounded to
+bfloat16 and multiply in it; ours runs the same rounded weights in float32 and its own router
+(sigmoid instead of softmax: same cost, other tokens).
+"""
+
+import json
+import multiprocessing
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import IO
+
+import numpy as np
+import torch
+
+from infra.engine.vllm_export import Architecture, write_model_directory
+from models.decode.engine import DecodeEngine, EngineConfig
+from models.decode.protocol import GenerateRequest
+from models.decode.weights import prepare_weights
+from models.spec import ModelSpec
+from tests.fakes.tiny_model import random_weights
+
+PROMPT_TOKENS = 128
+BATCHES = (1, 16, 64)
+PEER_SCRIPT = Path(__file__).with_name("peer_generate.py")
+REFERENCE = ModelSpec(
+    vocab_size=2048,
+    hidden_size=256,
+    num_layers=4,
+    num_attention_heads=8,
+    num_query_groups=2,
+    head_dim=32,
+    num_experts=4,
+    experts_per_token=2,
+    expert_hidden_size=256,
+    max_sequence_tokens=512,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Medians of one batch size, measured in turn."""
+
+    peer: str
+    batch: int
+    our_tokens_per_second: float
+    peer_tokens_per_second: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster ours is."""
+        return self.our_tokens_per_second / self.peer_tokens_per_second
+
+
+def rounded_weights() -> dict[str, torch.Tensor]:
+    """Weights that bfloat16 holds exactly."""
+    return {name: t.bfloat16().float() for name, t in random_weights(REFERENCE).items()}
+
+
+def make_prompts() -> list[list[int]]:
+    """As many prompts as the largest batch."""
+    rng = np.random.default_rng(0)
+    return rng.integers(0, REFERENCE.vocab_size, (max(BATCHES), PROMPT_TOKENS)).tolist()
+
+
+def generate(engine: DecodeEngine, prompts: list[list[int]], new_tokens: int) -> int:
+    """Decodes all prompts side by side; returns the tokens made."""
+    for index, prompt in enumerate(prompts):
+        request = GenerateRequest(
+            f"r{index}", f"s{index}", tuple(prompt), new_tokens, (), temperature=0.0
+        )
+        engine.submit(request)
+    made = 0
+    while engine.has_work:
+        made += sum(len(generation.token_ids) for generation in engine.step())
+    for index in range(len(prompts)):
+        engine.end_session(f"s{index}")
+    return made
+
+
+def serve_engine(connection: Connection, is_native: bool, new_tokens: int) -> None:
+    """One engine process: prompts in, tokens made out; None ends it."""
+    torch.set_num_threads(1)
+    weights = prepare_weights(REFERENCE, rounded_weights(), 0, native=is_native)
+    config = EngineConfig(slots=64, share_prefixes=False, native=is_native)
+    engine = DecodeEngine(REFERENCE, weights, config)
+    generate(engine, make_prompts()[:2], 4)
+    connection.send("ready")
+    while (prompts := connection.recv()) is not None:
+        connection.send(generate(engine, prompts, new_tokens))
+
+
+@contextmanager
+def our_engines(processes: int, *, is_native: bool, new_tokens: int) -> Iterator[list[Connection]]:
+    """Engine processes, ended with the block."""
+    context = multiprocessing.get_context("spawn")
+    pairs = [context.Pipe() for _ in range(processes)]
+    workers = [
+        context.Process(target=serve_engine, args=(theirs, is_native, new_tokens))
+        for _, theirs in pairs
+    ]
+    for worker in workers:
+        worker.start()
+    try:
+        for ours, _ in pairs:
+            ours.recv()
+        yield [ours for ours, _ in pairs]
+    finally:
+        for (ours, _), worker in zip(pairs, workers, strict=True):
+            ours.send(None)
+            worker.join()
+
+
+def time_ours(engines: list[Connection], prompts: list[list[int]], new_tokens: int) -> float:
+    """Seconds until all shares are done; a share is every n-th prompt."""
+    used = engines[: len(prompts)]
+    started = perf_counter()
+    for index, engine in enumerate(used):
+        engine.send(prompts[index :: len(used)])
+    made = sum(engine.recv() for engine in used)
+    seconds = perf_counter() - started
+    if made != len(prompts) * new_tokens:
+        raise AssertionError(f"made {made} tokens, wanted {len(prompts) * new_tokens}")
+    return seconds
+
+
+@contextmanager
+def peer_process(
+    python: Path, kind: str, directory: Path, new_tokens: int
+) -> Iterator[subprocess.Popen[str]]:
+    """A peer that has loaded the model."""
+    environment = os.environ | {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "all",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "2",
+    }
+    command = [
+        str(python),
+        str(PEER_SCRIPT),
+        kind,
+        str(directory / "model"),
+        str(directory / "prompts.json"),
+        str(new_tokens),
+    ]
+    log = (directory / f"{kind}.log").open("w")
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        env=environment,
+    )
+    try:
+        if _next_line(process.stdout) != "ready":
+            raise RuntimeError(f"{kind} did not start, see {directory}/{kind}.log")
+        yield process
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        log.close()
+
+
+def _next_line(stream: IO[str] | None) -> str:
+    """What the peer says next; its libraries' own output is passed over."""
+    assert stream is not None
+    for line in stream:
+        if line.startswith("@"):
+            return line[1:].strip()
+    return ""
+
+
+def time_peer(process: subprocess.Popen[str], batch: int) -> float:
+    """Seconds of one generation by a peer."""
+    assert process.stdin is not None
+    process.stdin.write(f"{batch}\n")
+    process.stdin.flush()
+    return float(json.loads(_next_line(process.stdout))["seconds"])
+
+
+def compare_with_peers(
+    python: Path, directory: Path, *, new_tokens: int, rounds: int, kinds: tuple[str, ...]
+) -> Iterator[Comparison]:
+    """Ours and each peer in turn, `rounds` times a batch size."""
+    prompts = make_prompts()
+    architecture = Architecture.QWEN3_MOE
+    write_model_directory(
+        directory / "model", REFERENCE, rounded_weights(), architecture, torch.bfloat16
+    )
+    (directory / "prompts.json").write_text(json.dumps(prompts))
+    for kind in kinds:
+        with (
+            our_engines(2, is_native=True, new_tokens=new_tokens) as engines,
+            peer_process(python, kind, directory, new_tokens) as peer,
+        ):
+            for batch in BATCHES:
+                time_peer(peer, batch)  # its graphs of this size are compiled now
+                time_ours(engines, prompts[:batch], new_tokens)
+                ours, theirs = [], []
+                for _ in range(rounds):
+                    ours.append(time_ours(engines, prompts[:batch], new_tokens))
+                    theirs.append(time_peer(peer, batch))
+                made = batch * new_tokens
+                yield Comparison(kind, batch, made / median(ours), made / median(theirs))

@@ -1,0 +1,188 @@
+"""Compiled decoding computes what the eager trunk computes, and a row never sees its neighbours."""
+
+import numpy as np
+import pytest
+import torch
+
+from models.decode.engine import CachePolicy, DecodeEngine, EngineConfig
+from models.decode.native_kernels import exponential, multiply_packed
+from models.decode.native_sampling import race_rows
+from models.decode.packed import pack_matrix, whole_vectors
+from models.decode.protocol import GenerateRequest, Generation
+from models.decode.sampling import NoiseSource, SamplingRules, sample_rows, seed_key
+from models.decode.weights import Precision, prepare_weights
+from models.spec import ModelSpec
+from tests.fakes.tiny_model import TINY, random_weights
+from tests.numerics.plain_model import plain_logits
+
+# 48 = one panel of 32 and one of 16 lanes; 70 tokens and 6 experts leave padding.
+SPEC = TINY.model_copy(
+    update={
+        "vocab_size": 70,
+        "hidden_size": 48,
+        "head_dim": 16,
+        "num_experts": 6,
+        "expert_hidden_size": 16,
+        "mtp_hidden_size": 32,
+    }
+)
+CANONICAL = random_weights(SPEC)
+WEIGHTS = prepare_weights(SPEC, CANONICAL, 0, native=True)
+LATER = prepare_weights(SPEC, random_weights(SPEC, seed=1), 1, native=True)
+
+
+def make_engine(*, native: bool = True, **changes: object) -> DecodeEngine:
+    config = EngineConfig(**({"slots": 8, "native": native} | changes))  # type: ignore[arg-type]
+    return DecodeEngine(SPEC, WEIGHTS, config)
+
+
+def requests(count: int, new_tokens: int = 24) -> list[GenerateRequest]:
+    rng = np.random.default_rng(3)
+    return [
+        GenerateRequest(
+            f"r{index}",
+            f"s{index}",
+            tuple(rng.integers(0, SPEC.vocab_size, int(rng.integers(1, 40))).tolist()),
+            new_tokens,
+            (),
+            temperature=(1.0, 0.7, 0.0)[index % 3],
+            top_p=0.9 if index % 4 == 3 else 1.0,
+            seed=index,
+        )
+        for index in range(count)
+    ]
+
+
+def run(engine: DecodeEngine, wanted: list[GenerateRequest]) -> list[Generation]:
+    for one in wanted:
+        engine.submit(one)
+    finished = {}
+    while engine.has_work:
+        finished |= {generation.request_id: generation for generation in engine.step()}
+    return [finished[one.request_id] for one in wanted]
+
+
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 5, 16), (7, 33, 208), (4, 64, 64)])
+def test_a_packed_product_adds_the_matrix_product(rows: int, depth: int, columns: int) -> None:
+    rng = np.random.default_rng(0)
+    x_NK = rng.normal(size=(rows, depth)).astype(np.float32)
+    w_KO = rng.normal(size=(depth, columns)).astype(np.float32)
+    y_NO = rng.normal(size=(rows, columns)).astype(np.float32)
+    expected = y_NO.astype(np.float64) + x_NK.astype(np.float64) @ w_KO
+    packed, flat = pack_matrix(torch.from_numpy(w_KO)), y_NO.reshape(-1).copy()
+    multiply_packed(x_NK.reshape(-1), 0, depth, packed, 0, flat, 0, columns, rows, depth, columns)
+    np.testing.assert_allclose(flat.reshape(rows, columns), expected, atol=2e-5)
+
+
+def test_a_products_row_is_the_same_bit_for_bit_alone_and_among_others() -> None:
+    rng = np.random.default_rng(0)
+    x_NK = rng.normal(size=(7, 48)).astype(np.float32)
+    packed = pack_matrix(torch.from_numpy(rng.normal(size=(48, 96)).astype(np.float32)))
+    together = np.zeros(7 * 96, dtype=np.float32)
+    multiply_packed(x_NK.reshape(-1), 0, 48, packed, 0, together, 0, 96, 7, 48, 96)
+    for row in range(7):
+        alone = np.zeros(96, dtype=np.float32)
+        multiply_packed(x_NK[row].copy(), 0, 48, packed, 0, alone, 0, 96, 1, 48, 96)
+        np.testing.assert_array_equal(alone, together[row * 96 : (row + 1) * 96])
+
+
+def test_the_exponential_is_exact_to_rounding() -> None:
+    for x in np.linspace(-80, 80, 997, dtype=np.float32):
+        assert exponential(x) == pytest.approx(np.exp(np.float64(x)), rel=3e-7)
+
+
+def test_sampling_draws_the_eager_samples() -> None:
+    rows, vocab = 600, 70
+    logits_RV = np.random.default_rng(1).normal(size=(rows, vocab)).astype(np.float32)
+    temperature_R = np.tile(np.array([1.0, 0.5, 0.0], dtype=np.float32), rows // 3)
+    seeds_R, positions_R = np.full(rows, seed_key(9)), np.arange(rows)
+    rules = SamplingRules(temperature_R, np.ones(rows, np.float32))
+    noise_RV = NoiseSource(vocab).exponential(seeds_R, positions_R)
+    tokens_R, logprobs_R = sample_rows(torch.from_numpy(logits_RV), rules, noise_RV)
+    step = whole_vectors(vocab)
+    padded = np.zeros((rows, step), dtype=np.float32)
+    padded[:, :vocab] = logits_RV
+    found_R, found_logprobs_R = np.zeros(rows, np.int64), np.zeros(rows, np.float32)
+    scratch = np.zeros(vocab, np.float32)
+    race_rows(
+        padded.reshape(-1),
+        step,
+        vocab,
+        seeds_R,
+        positions_R,
+        temperature_R,
+        scratch,
+        found_R,
+        found_logprobs_R,
+    )
+    np.testing.assert_array_equal(found_R, tokens_R)
+    np.testing.assert_allclose(found_logprobs_R, logprobs_R, atol=2e-6)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_native_decoding_samples_what_eager_decoding_samples(depth: int) -> None:
+    wanted = requests(12)
+    changes = {"prefill_tokens_per_step": 16, "speculation_depth": depth}
+    eager = run(make_engine(native=False, **changes), wanted)
+    native = run(make_engine(**changes), wanted)
+    for expected, generation in zip(eager, native, strict=True):
+        assert generation.token_ids == expected.token_ids
+        np.testing.assert_allclose(generation.logprobs_T, expected.logprobs_T, atol=3e-5)
+        np.testing.assert_array_equal(
+            np.sort(generation.routed_experts), np.sort(expected.routed_experts)
+        )
+
+
+def plain_logprobs(
+    one: GenerateRequest, generation: Generation, weights: dict[str, torch.Tensor]
+) -> np.ndarray:
+    context = torch.tensor(one.token_ids + generation.token_ids)
+    logprobs_TV = plain_logits(context, weights, SPEC).log_softmax(-1)
+    places = torch.arange(len(one.token_ids) - 1, len(context) - 1)
+    return logprobs_TV[places, context[places + 1]].numpy()
+
+
+def test_native_logprobs_equal_the_plain_models() -> None:
+    one = requests(1)[0]
+    generation = run(make_engine(), [one])[0]
+    difference = generation.logprobs_T - plain_logprobs(one, generation, CANONICAL)
+    assert np.mean(np.expm1(difference) - difference) <= 1e-6
+
+
+def test_native_logprobs_are_the_same_bit_for_bit_in_any_batch_and_chunking() -> None:
+    wanted = requests(9)
+    together = run(make_engine(), wanted)
+    for one, expected in zip(wanted, together, strict=True):
+        if one.top_p < 1:
+            continue  # torch sorts whole batches
+        alone = run(make_engine(slots=1, prefill_tokens_per_step=5), [one])[0]
+        assert alone.token_ids == expected.token_ids
+        np.testing.assert_array_equal(alone.logprobs_T, expected.logprobs_T)
+
+
+def test_native_decoding_follows_a_swap() -> None:
+    engine = make_engine(cache_policy=CachePolicy.EXACT)
+    one = requests(1)[0]
+    engine.submit(one)
+    for _ in range(6):
+        engine.step()
+    made = len(engine.sampled_tokens(one.request_id, 0))
+    engine.swap_weights(LATER)
+    finished: list[Generation] = []
+    while engine.has_work:
+        finished += engine.step()
+    expected_T = plain_logprobs(one, finished[0], random_weights(SPEC, seed=1))
+    np.testing.assert_allclose(finished[0].logprobs_T[made:], expected_T[made:], atol=3e-5)
+    assert finished[0].weight_versions_T.tolist() == [0] * made + [1] * (24 - made)
+
+
+def test_shapes_that_do_not_fill_vectors_are_refused_by_name() -> None:
+    spec: ModelSpec = SPEC.model_copy(update={"head_dim": 8})
+    weights = prepare_weights(spec, random_weights(spec), 0, native=True)
+    with pytest.raises(ValueError, match="head_dim=8, wanted a multiple of 16"):
+        DecodeEngine(spec, weights, EngineConfig(slots=1, native=True))
+
+
+def test_native_decoding_in_bfloat16_is_refused() -> None:
+    with pytest.raises(ValueError, match="float32 only"):
+        EngineConfig(native=True, precision=Precision.BF16)
