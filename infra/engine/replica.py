@@ -52,6 +52,7 @@ class EngineReplica:
         self._update_lock = asyncio.Lock()
         self._last_swap: SwapReport | None = None
         self._last_fetch_seconds = 0.0
+        self._pinned_version: int | None = None
 
     async def follow(self, objects: ObjectStore, chain_id: str) -> int | None:
         """Binds the replica to a chain and applies its newest version, if there is one; returns
@@ -59,7 +60,7 @@ class EngineReplica:
         """
         async with self._update_lock:
             if self._subscriber is None or self._subscriber.chain_id != chain_id:
-                self._subscriber = ChainSubscriber(objects, chain_id)
+                self._subscriber = ChainSubscriber(objects, chain_id, reader_id=self.replica_id)
         latest = await asyncio.to_thread(self._subscriber.latest_version)
         if latest is not None:
             await self.update_to(latest)
@@ -82,13 +83,34 @@ class EngineReplica:
                 f"wanted follow() before update_to({version})"
             )
         async with self._update_lock:
+            if self._pinned_version not in (None, version):
+                raise EngineError(
+                    f"replica {self.replica_id} is pinned to version {self._pinned_version}, "
+                    f"wanted unpin() before update_to({version})"
+                )
             if (
                 self._state is ReplicaState.SERVING
                 and self._engine is not None
                 and self._engine.version == version
             ):
                 return self._last_swap or SwapReport(version, 0.0, 0.0)
-            return await self._change_weights(partial(self._subscriber.fetch, version), version)
+            subscriber = self._subscriber
+            try:
+                report = await self._change_weights(partial(subscriber.fetch, version), version)
+            except OstinatoError as error:
+                await asyncio.to_thread(subscriber.refuse, version, str(error))
+                raise
+            await asyncio.to_thread(subscriber.acknowledge, version)
+            return report
+
+    async def pin(self, version: int) -> None:
+        """Serves exactly `version` until unpin(): an evaluation never mixes versions."""
+        await self.update_to(version)
+        self._pinned_version = version
+
+    async def unpin(self) -> None:
+        """Follows updates again."""
+        self._pinned_version = None
 
     async def _change_weights(
         self, fetch: Callable[[], Mapping[str, Tensor]], version: int

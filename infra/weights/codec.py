@@ -14,8 +14,11 @@ A gap code equal to the largest value of its width means "that many unchanged el
 Shapes: N changed elements of a tensor, G gap codes (N plus escapes).
 """
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +27,11 @@ import zstandard
 from safetensors.torch import load, save
 
 COMPRESSION_LEVEL = 1  # 2 M fp32: level 1 takes 10 ms for 92.3 %, level 3 takes 28 ms for 92.4 %
+PARALLEL_FROM_BYTES = 32 * 2**20  # below, threads cost more than they bring
+THREADS = min(8, os.cpu_count() or 1)
 GAP_DTYPES = (np.uint8, np.uint16, np.uint32)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 _BITS_BY_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -54,6 +61,21 @@ def tensor_bits(tensor: torch.Tensor) -> np.ndarray:
 def tensor_checksum(tensor: torch.Tensor) -> str:
     """xxh3-128 of the tensor's bytes in row-major order, as hex."""
     return xxhash.xxh3_128_hexdigest(tensor_bits(tensor).data)
+
+
+def in_threads(
+    function: Callable[[Item], Result], items: Iterable[Item], total_bytes: int
+) -> list[Result]:
+    """`function` of each item, in order; side by side when there are many bytes to go through."""
+    if total_bytes < PARALLEL_FROM_BYTES or THREADS == 1:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="codec") as pool:
+        return list(pool.map(function, items))
+
+
+def size_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Bytes of all elements."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def encode_gaps(positions_N: np.ndarray) -> np.ndarray:
@@ -88,44 +110,63 @@ def whole(tensors: Mapping[str, torch.Tensor]) -> Changes:
 
 def difference(base: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> Changes:
     """What changed from base. A tensor travels whole where that is smaller than its changes."""
+    found = in_threads(
+        lambda name: _tensor_difference(name, base.get(name), tensors[name]),
+        tensors,
+        size_bytes(tensors),
+    )
     packed: dict[str, torch.Tensor] = {}
-    changed_elements = 0
-    for name, tensor in tensors.items():
-        bits = tensor_bits(tensor)
-        is_changed = bits != tensor_bits(base[name])
-        count = int(np.count_nonzero(is_changed))
-        changed_elements += count
-        full_bytes = bits.size * tensor.element_size()
-        if count == 0:
-            continue
-        if count * (tensor.element_size() + 1) < full_bytes:
-            positions_N = np.flatnonzero(is_changed)
-            codes_G = encode_gaps(positions_N)
-            if codes_G.nbytes + count * tensor.element_size() < full_bytes:
-                packed[f"{name}::gaps"] = torch.from_numpy(codes_G)
-                packed[f"{name}::values"] = torch.from_numpy(bits[positions_N]).view(tensor.dtype)
-                continue
-        packed[f"{name}::full"] = tensor
-    return Changes(packed, changed_elements)
+    for entries, _ in found:
+        packed |= entries
+    return Changes(packed, sum(count for _, count in found))
+
+
+def _tensor_difference(
+    name: str, base: torch.Tensor | None, tensor: torch.Tensor
+) -> tuple[dict[str, torch.Tensor], int]:
+    """Payload entries of one tensor and how many elements changed."""
+    if base is None or (base.dtype, base.shape) != (tensor.dtype, tensor.shape):
+        return {f"{name}::full": tensor}, tensor.numel()
+    bits = tensor_bits(tensor)
+    is_changed = bits != tensor_bits(base)
+    count = int(np.count_nonzero(is_changed))
+    full_bytes = bits.size * tensor.element_size()
+    if count == 0:
+        return {}, 0
+    if count * (tensor.element_size() + 1) < full_bytes:
+        positions_N = np.flatnonzero(is_changed)
+        codes_G = encode_gaps(positions_N)
+        if codes_G.nbytes + count * tensor.element_size() < full_bytes:
+            values_N = torch.from_numpy(bits[positions_N]).view(tensor.dtype)
+            return {f"{name}::gaps": torch.from_numpy(codes_G), f"{name}::values": values_N}, count
+    return {f"{name}::full": tensor}, count
 
 
 def encode_payload(changes: Changes) -> bytes:
     """The stored form: safetensors, compressed."""
     contiguous = {key: tensor.contiguous() for key, tensor in changes.packed.items()}
-    return zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compress(save(contiguous))
+    threads = THREADS if changes.size_bytes >= PARALLEL_FROM_BYTES else 0
+    compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, threads=threads)
+    return compressor.compress(save(contiguous))
 
 
 def decode_payload(data: bytes, base: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The base with the payload applied. Never writes into the base; unchanged tensors are shared with it."""
-    result = dict(base)
     packed = load(zstandard.ZstdDecompressor().decompress(data))
-    for key, tensor in packed.items():
+
+    def apply(key: str) -> tuple[str, torch.Tensor]:
         name, _, part = key.rpartition("::")
         if part == "full":
-            result[name] = tensor
-        elif part == "gaps":
-            updated = base[name].clone(memory_format=torch.contiguous_format)
-            positions_N = decode_gaps(tensor.numpy())
-            tensor_bits(updated)[positions_N] = tensor_bits(packed[f"{name}::values"])
-            result[name] = updated
-    return result
+            return name, packed[key]
+        updated = base[name].clone(memory_format=torch.contiguous_format)
+        positions_N = decode_gaps(packed[key].numpy())
+        tensor_bits(updated)[positions_N] = tensor_bits(packed[f"{name}::values"])
+        return name, updated
+
+    keys = [key for key in packed if key.rpartition("::")[2] in ("full", "gaps")]
+    touched_bytes = sum(
+        tensor.numel() * tensor.element_size()
+        for key in keys
+        if (tensor := base.get(key.rpartition("::")[0])) is not None
+    )
+    return dict(base) | dict(in_threads(apply, keys, touched_bytes))

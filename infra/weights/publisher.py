@@ -1,9 +1,10 @@
 """The writing end of a weight chain.
 
-Owns `ChainPublisher`: one per trainer. Enters: all weights at a new version. Leaves: a committed
-version in the object store. It continues the chain of a trainer that died, and refuses to write
-once a younger publisher has claimed the chain. It does not read trainers' models, and one instance
-is used by one thread at a time.
+Owns `ChainPublisher`: one per trainer, on its first rank. Enters: all weights at a new version, or
+this rank's shard of them. Leaves: a committed version in the object store. It continues the chain
+of a trainer that died, and refuses to write once a younger publisher has claimed the chain. It does
+not read trainers' models, and one instance is used by one thread at a time. Other ranks have a
+`ShardPublisher`.
 """
 
 import logging
@@ -11,32 +12,46 @@ import time
 from collections.abc import Callable, Mapping
 
 import torch
-import xxhash
 
 from infra.errors import StorageError
 from infra.objects import ObjectStore
-from infra.weights.codec import Changes, difference, encode_payload, tensor_checksum, whole
+from infra.weights.codec import Changes
 from infra.weights.manifest import (
     ChainManifest,
     ChainObject,
     EpochClaim,
     TensorEntry,
+    TensorPart,
     anchor_wanted_key,
     commit_manifest,
     epoch_key,
     list_epochs,
     list_versions,
     list_wanted_anchors,
-    payload_key,
     read_manifest,
+    seal_record,
 )
+from infra.weights.patient_store import PatientStore
 from infra.weights.retention import collect_garbage, collect_orphans
+from infra.weights.shard_writer import ShardWriter, StagedShard
+from infra.weights.shards import (
+    PublishPlan,
+    ShardRecord,
+    Waiting,
+    await_record,
+    plan_key,
+    shard_key,
+)
 from infra.weights.subscriber import ChainSubscriber
 
 logger = logging.getLogger(__name__)
 
 WORTHWHILE_RATIO = 0.7  # of the anchor's size, before compression
 COLLECT_EVERY = 4  # publishes
+
+
+class PublisherFenced(StorageError):
+    """Another publisher owns the chain now; this one may never write again."""
 
 
 class ChainPublisher:
@@ -49,20 +64,26 @@ class ChainPublisher:
         *,
         anchor_every: int = 25,
         keep_versions: int | None = None,
+        num_shards: int = 1,
         clock: Callable[[], float] = time.time,
+        waiting: Waiting | None = None,
     ) -> None:
-        """`keep_versions` newest versions survive each publish (None: all do)."""
-        if anchor_every < 1:
-            raise ValueError(f"anchor_every is {anchor_every}, wanted at least 1 ({chain_id})")
+        """`keep_versions` newest versions survive each publish (None: all do). `num_shards` ranks write together."""
+        if anchor_every < 1 or num_shards < 1:
+            raise ValueError(
+                f"anchor_every is {anchor_every} and num_shards {num_shards}, wanted at least 1 ({chain_id})"
+            )
         self.chain_id = chain_id
-        self._objects = objects
+        self._objects = PatientStore.around(objects)
         self._anchor_every = anchor_every
         self._keep_versions = keep_versions
+        self._num_shards = num_shards
         self._clock = clock
+        self._waiting = waiting or Waiting()
         self._epoch: int | None = None
         self._last_version: int | None = None
         self._last_manifest: ChainManifest | None = None
-        self._base: dict[str, torch.Tensor] | None = None
+        self._writer = ShardWriter(self._objects, chain_id, 0, num_shards)
         self._commits = 0
 
     @property
@@ -75,12 +96,17 @@ class ChainPublisher:
         """Commit record of last_version; None when there is none or it cannot be read."""
         return self._last_manifest
 
+    @property
+    def epoch(self) -> int:
+        """This publisher's claim, which the other ranks' `ShardPublisher.resume` need."""
+        if self._epoch is None:
+            raise StorageError(f"chain {self.chain_id}: no epoch yet, wanted resume() before")
+        return self._epoch
+
     def holds(self, weights: Mapping[str, torch.Tensor]) -> bool:
-        """Whether the newest committed version is exactly these weights, bit for bit."""
+        """Whether the newest committed version is exactly these weights (of one shard), bit for bit."""
         last = self._last_manifest
-        return last is not None and last.tensors == {
-            name: _entry(tensor.detach().cpu()) for name, tensor in weights.items()
-        }
+        return last is not None and last.tensors == self._writer.describe(weights, {})
 
     def resume(self) -> ChainManifest | None:
         """Claims the chain and takes up its newest version; None when the chain is new.
@@ -88,109 +114,195 @@ class ChainPublisher:
         When that version cannot be rebuilt bit for bit its number still counts, and the next publish is an anchor.
         """
         self._epoch = self._claim_epoch()
-        self._last_version, self._last_manifest, self._base = None, None, None
+        self._last_version, self._last_manifest, self._writer.base = None, None, None
         versions = list_versions(self._objects, self.chain_id)
         if not versions:
             return None
         collect_orphans(self._objects, self.chain_id)
         self._last_version = versions[-1]
+        shard = 0 if self._num_shards > 1 else None
         try:
-            self._base = ChainSubscriber(self._objects, self.chain_id).fetch(versions[-1])
+            subscriber = ChainSubscriber(self._objects, self.chain_id, shard=shard)
+            self._writer.base = subscriber.fetch_stored(versions[-1])
             self._last_manifest = read_manifest(self._objects, self.chain_id, versions[-1])
         except StorageError as error:
-            self._base = None
+            self._writer.base = None
             logger.warning(
                 "chain=%s version=%d cannot be rebuilt, next publish is an anchor: %s",
                 self.chain_id, versions[-1], error,
             )  # fmt: skip
         return self._last_manifest
 
-    def publish(self, version: int, weights: Mapping[str, torch.Tensor]) -> ChainManifest:
+    def publish(
+        self,
+        version: int,
+        weights: Mapping[str, torch.Tensor],
+        parts: Mapping[str, TensorPart] | None = None,
+    ) -> ChainManifest:
         """Commits `weights` as `version`, which must be newer than the last.
 
-        The same version with the same bits again is answered with its manifest; with other bits it is refused.
+        The same version with the same bits again is answered with its manifest; with other bits it is refused. `parts`
+        names the weights that are stretches of larger tensors. After a failure the next publish looks at the chain
+        anew under a new epoch, since the failed one may have been committed all the same.
         """
+        return self.commit(version, self.stage(weights, parts))
+
+    def stage(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        parts: Mapping[str, TensorPart] | None = None,
+    ) -> StagedShard:
+        """The first half of publish: a copy, after which the weights may change."""
+        return self._writer.stage(weights, parts or {})
+
+    def commit(self, version: int, staged: StagedShard) -> ChainManifest:
+        """The second half of publish, which may run beside training."""
         if self._epoch is None:
             self.resume()
-        # Clones: the caller goes on training in place while these are encoded and kept as the next base.
-        tensors = {
-            name: tensor.detach().cpu().clone().contiguous() for name, tensor in weights.items()
-        }
-        entries = {name: _entry(tensor) for name, tensor in tensors.items()}
+        entries = self._writer.describe(staged.tensors, staged.parts)
         if self._last_version is not None and version <= self._last_version:
             return self._published_before(version, entries)
-        last = self._last_manifest
-        if last is not None and _layouts(last.tensors) != _layouts(entries):
-            self._base = None  # tensors came, went or changed shape: no difference to take
-        self._check_fence(version)
-        manifest = self._upload(version, tensors, entries)
-        self._check_fence(version)
-        if not commit_manifest(self._objects, manifest):
-            raise StorageError(
-                f"chain {self.chain_id}: version {version} refused, another publisher committed it"
-            )
-        self._last_version, self._last_manifest, self._base = version, manifest, tensors
-        if manifest.kind == "anchor":
-            self._clear_wanted()
-        self._collect(version)
+        try:
+            manifest = self._write(version, staged, entries)
+        except PublisherFenced:
+            raise
+        except BaseException:
+            self._epoch = None
+            raise
+        self._last_version, self._last_manifest = version, manifest
+        self._writer.adopt(staged)
+        self._tidy(manifest)
         logger.info(
             "chain=%s version=%d kind=%s density=%.4f stored_bytes=%d",
             self.chain_id, version, manifest.kind, manifest.density_ratio, manifest.stored_bytes,
         )  # fmt: skip
         return manifest
 
-    def _upload(
-        self, version: int, tensors: dict[str, torch.Tensor], entries: dict[str, TensorEntry]
+    def _write(
+        self, version: int, staged: StagedShard, entries: dict[str, TensorEntry]
     ) -> ChainManifest:
-        assert self._epoch is not None
-        everything = whole(tensors)
-        changes = everything if self._base is None else difference(self._base, tensors)
+        self._check_fence(version)
+        upload = self._upload_alone if self._num_shards == 1 else self._upload_together
+        manifest = self._manifest(version, upload(version, staged, entries))
+        self._check_fence(version)
+        if not commit_manifest(self._objects, manifest):
+            self._check_is_ours(manifest)
+        return manifest
+
+    def _upload_alone(
+        self, version: int, staged: StagedShard, entries: dict[str, TensorEntry]
+    ) -> list[ShardRecord]:
+        last = self._last_manifest
+        if last is not None and _layouts(last.tensors) != _layouts(entries):
+            self._writer.base = None  # tensors came, went or changed shape: no difference to take
+
+        def is_anchor_due(delta: ChainObject | None, everything: Changes) -> bool:
+            if delta is None or last is None:
+                return True
+            delta_bytes = last.delta_bytes_since_anchor + delta.size_bytes
+            return (
+                last.deltas_since_anchor + 1 >= self._anchor_every
+                or delta_bytes > everything.size_bytes
+                or self._is_anchor_wanted()
+            )
+
         # A delta near the size of an anchor saves nobody a download: then the version is an anchor alone.
-        has_delta = (
-            self._base is not None and changes.size_bytes < WORTHWHILE_RATIO * everything.size_bytes
+        record = self._writer.upload(
+            staged,
+            entries,
+            version,
+            self.epoch,
+            has_delta=lambda changes, everything: (
+                self._writer.base is not None
+                and changes.size_bytes < WORTHWHILE_RATIO * everything.size_bytes
+            ),
+            has_anchor=is_anchor_due,
         )
-        delta = self._put(version, "delta", changes) if has_delta else None
-        since, bytes_since = 0, 0
-        if delta is not None and self._last_manifest is not None:
-            since = self._last_manifest.deltas_since_anchor + 1
-            bytes_since = self._last_manifest.delta_bytes_since_anchor + delta.size_bytes
-        anchor = None
-        if delta is None or self._is_anchor_due(since, bytes_since, everything.size_bytes):
-            anchor, since, bytes_since = self._put(version, "anchor", everything), 0, 0
+        return [record]
+
+    def _upload_together(
+        self, version: int, staged: StagedShard, entries: dict[str, TensorEntry]
+    ) -> list[ShardRecord]:
+        last, epoch = self._last_manifest, self.epoch
+        can_follow = last is not None and last.num_shards == self._num_shards
+        plan = PublishPlan(
+            version=version,
+            epoch=epoch,
+            num_shards=self._num_shards,
+            base_version=self._last_version if can_follow else None,
+            has_anchor=last is None
+            or not can_follow
+            or last.deltas_since_anchor + 1 >= self._anchor_every
+            or last.delta_bytes_since_anchor > last.raw_bytes
+            or self._is_anchor_wanted(),
+        )
+        self._objects.put_bytes(plan_key(self.chain_id, version, epoch), seal_record(plan))
+        records = [
+            self._writer.upload(
+                staged,
+                entries,
+                version,
+                epoch,
+                has_delta=lambda *_: plan.base_version is not None,
+                has_anchor=lambda *_: plan.has_anchor,
+            )
+        ]
+        for shard in range(1, self._num_shards):
+            key = shard_key(self.chain_id, version, epoch, shard)
+            records.append(await_record(self._objects, ShardRecord, key, self._waiting))
+        return records
+
+    def _manifest(self, version: int, shards: list[ShardRecord]) -> ChainManifest:
+        last = self._last_manifest
+        delta = tuple(shard.delta for shard in shards if shard.delta is not None)
+        anchor = tuple(shard.anchor for shard in shards if shard.anchor is not None)
+        tensors = {name: entry for shard in shards for name, entry in shard.tensors.items()}
+        names = sum(len(shard.tensors) for shard in shards)
+        if len(tensors) != names or not {len(delta), len(anchor)} <= {0, len(shards)}:
+            raise StorageError(
+                f"chain {self.chain_id}: version {version} has {len(delta)} deltas and {len(anchor)} anchors of "
+                f"{len(shards)} shards, {names} names of which {len(tensors)} differ; wanted whole sets and no name twice"
+            )
+        follows = bool(delta) and not anchor and last is not None
+        delta_bytes = sum(item.size_bytes for item in delta)
         return ChainManifest(
             chain_id=self.chain_id,
             version=version,
-            epoch=self._epoch,
-            base_version=None if delta is None else self._last_version,
+            epoch=self.epoch,
+            base_version=self._last_version if delta else None,
             delta=delta,
             anchor=anchor,
-            tensors=entries,
-            changed_elements=changes.changed_elements,
-            total_elements=everything.changed_elements,
-            raw_bytes=everything.size_bytes,
-            deltas_since_anchor=since,
-            delta_bytes_since_anchor=bytes_since,
+            tensors=tensors,
+            changed_elements=sum(shard.changed_elements for shard in shards),
+            total_elements=sum(shard.total_elements for shard in shards),
+            raw_bytes=sum(shard.raw_bytes for shard in shards),
+            deltas_since_anchor=last.deltas_since_anchor + 1 if follows and last else 0,
+            delta_bytes_since_anchor=last.delta_bytes_since_anchor + delta_bytes
+            if follows and last
+            else 0,
             published_at=self._clock(),
         )
 
-    def _is_anchor_due(self, deltas: int, delta_bytes: int, anchor_bytes: int) -> bool:
-        return (
-            deltas >= self._anchor_every
-            or delta_bytes > anchor_bytes
-            or bool(list_wanted_anchors(self._objects, self.chain_id))
+    def _check_is_ours(self, manifest: ChainManifest) -> None:
+        """Passes when the manifest in place is this very one: a repeated put finds its own first try."""
+        found = read_manifest(self._objects, self.chain_id, manifest.version)
+        if found == manifest:
+            return
+        self._check_fence(manifest.version)
+        raise StorageError(
+            f"chain {self.chain_id}: version {manifest.version} refused, another publisher committed it "
+            f"in epoch {found.epoch}, before this one of epoch {self._epoch} could; wanted a newer version"
         )
 
-    def _put(self, version: int, kind: str, changes: Changes) -> ChainObject:
-        assert self._epoch is not None
-        data = encode_payload(changes)
-        key = payload_key(self.chain_id, version, kind, self._epoch)
-        self._objects.put_bytes(key, data)
-        return ChainObject(key=key, size_bytes=len(data), checksum=xxhash.xxh3_128_hexdigest(data))
+    def _is_anchor_wanted(self) -> bool:
+        return bool(list_wanted_anchors(self._objects, self.chain_id))
 
     def _published_before(self, version: int, entries: dict[str, TensorEntry]) -> ChainManifest:
         last = self._last_manifest
-        if last is not None and last.version == version and last.tensors == entries:
-            return last
+        if last is not None and last.version == version:
+            own = {name: entry for name, entry in last.tensors.items() if entry.shard == 0}
+            if own == entries:
+                return last
         raise StorageError(
             f"chain {self.chain_id}: publish of version {version}, wanted more than {self._last_version}, "
             "the last committed one (its bits differ or cannot be read)"
@@ -208,33 +320,29 @@ class ChainPublisher:
     def _check_fence(self, version: int) -> None:
         newest = max(list_epochs(self._objects, self.chain_id), default=0)
         if newest != self._epoch:
-            raise StorageError(
+            raise PublisherFenced(
                 f"chain {self.chain_id}: version {version} refused, this publisher holds epoch "
                 f"{self._epoch} and the chain belongs to epoch {newest}: another took over"
             )
 
-    def _clear_wanted(self) -> None:
-        for version in list_wanted_anchors(self._objects, self.chain_id):
-            self._objects.delete(anchor_wanted_key(self.chain_id, version))
-
-    def _collect(self, version: int) -> None:
+    def _tidy(self, manifest: ChainManifest) -> None:
+        """What may wait: answered wishes for an anchor, and versions nobody needs."""
         self._commits += 1
-        if self._keep_versions is None or self._commits % COLLECT_EVERY:
-            return
         try:
-            collect_garbage(self._objects, self.chain_id, keep_versions=self._keep_versions)
-        except (
-            StorageError
-        ) as error:  # the version is committed; what cannot be deleted now is met again later
-            logger.warning("chain=%s version=%d garbage stays: %s", self.chain_id, version, error)
-
-
-def _entry(tensor: torch.Tensor) -> TensorEntry:
-    return TensorEntry(
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=tuple(tensor.shape),
-        checksum=tensor_checksum(tensor),
-    )
+            if manifest.kind == "anchor":
+                for version in list_wanted_anchors(self._objects, self.chain_id):
+                    self._objects.delete(anchor_wanted_key(self.chain_id, version))
+            if self._keep_versions is not None and self._commits % COLLECT_EVERY == 0:
+                collect_garbage(
+                    self._objects,
+                    self.chain_id,
+                    keep_versions=self._keep_versions,
+                    now=self._clock(),
+                )
+        except StorageError as error:  # the version is committed; what stays is met again later
+            logger.warning(
+                "chain=%s version=%d garbage stays: %s", self.chain_id, manifest.version, error
+            )
 
 
 def _layouts(entries: Mapping[str, TensorEntry]) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -2,11 +2,15 @@
 
 Owns `ChainSubscriber`: one per engine replica. Enters: a version number. Leaves: that version's
 tensors, every one checked against the checksum its publisher took, or a StorageError; never
-anything between. It holds the newest version it built, so that the next one costs only a delta.
+anything between. It holds the newest version it built, so that the next one costs only a delta. A
+subscriber with a reader id says on the chain what it fetches, holds and refuses, and garbage
+collection spares that.
 """
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -16,16 +20,23 @@ from safetensors import SafetensorError
 
 from infra.errors import StorageError
 from infra.objects import ObjectStore
-from infra.weights.codec import decode_payload, tensor_checksum
+from infra.weights.codec import decode_payload, in_threads, size_bytes, tensor_checksum
 from infra.weights.manifest import (
     ChainManifest,
     ChainObject,
+    ShardObjects,
+    TensorEntry,
     anchor_wanted_key,
     list_versions,
     read_manifest,
 )
+from infra.weights.patient_store import PatientStore
+from infra.weights.readers import ReaderRecord, forget_reader, write_reader
+from infra.weights.shards import assemble
 
 logger = logging.getLogger(__name__)
+
+DOWNLOADS = 8  # objects on their way at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +49,41 @@ class _Road:
 
     @property
     def download_bytes(self) -> int:
-        anchor = None if self.anchor is None else self.anchor.anchor
-        return _delta_bytes(self.deltas) + (0 if anchor is None else anchor.size_bytes)
+        anchor = () if self.anchor is None else self.anchor.anchor
+        return _delta_bytes(self.deltas) + sum(item.size_bytes for item in anchor)
+
+    @property
+    def stages(self) -> Iterator[tuple[ChainManifest, ShardObjects]]:
+        """Versions on the way, each with the objects that lead to it."""
+        if self.anchor is not None:
+            yield self.anchor, self.anchor.anchor
+        for manifest in self.deltas:
+            yield manifest, manifest.delta
 
 
 class ChainSubscriber:
     """Rebuilds published versions, from what it holds where it can and from an anchor where it must."""
 
-    def __init__(self, objects: ObjectStore, chain_id: str) -> None:
+    def __init__(
+        self,
+        objects: ObjectStore,
+        chain_id: str,
+        *,
+        reader_id: str | None = None,
+        shard: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`reader_id` is the name under which it acknowledges; None reads unseen. With `shard` it
+        builds the tensors of that shard alone.
+        """
         self.chain_id = chain_id
-        self._objects = objects
+        self._objects = PatientStore.around(objects)
+        self._reader_id = reader_id
+        self._shard = shard
+        self._clock = clock
         self._held: dict[str, torch.Tensor] | None = None
         self._held_manifest: ChainManifest | None = None
+        self._applied_version: int | None = None
 
     @property
     def held_version(self) -> int | None:
@@ -62,11 +96,20 @@ class ChainSubscriber:
         return versions[-1] if versions else None
 
     def fetch(self, version: int) -> dict[str, torch.Tensor]:
-        """The tensors of a version, verified. They are shared with later fetches: do not write into them.
+        """The tensors of a version by name, verified. They are shared with later fetches: do not write into them.
 
         The cheapest road is tried first, then every other one; StorageError names what failed on each, and the
         publisher is asked for an anchor.
         """
+        tensors = self.fetch_stored(version)
+        manifest = self._held_manifest
+        if manifest is None or all(entry.part is None for entry in manifest.tensors.values()):
+            return tensors
+        return assemble(tensors, manifest.tensors)
+
+    def fetch_stored(self, version: int) -> dict[str, torch.Tensor]:
+        """As `fetch`, but stretches of tensors as they are stored, each under its own name."""
+        self._tell(wanted_version=version)
         target = read_manifest(self._objects, self.chain_id, version)
         if self._held is not None and self._held_manifest == target:
             return dict(self._held)
@@ -93,6 +136,44 @@ class ChainSubscriber:
             + "; the publisher's next version will be an anchor"
         )
 
+    def acknowledge(self, version: int) -> None:
+        """Says on the chain that `version` was applied and verified."""
+        self._applied_version = version
+        self._tell()
+
+    def refuse(self, version: int, reason: str) -> None:
+        """Says on the chain that `version` could not be built or applied."""
+        self._tell(refused_version=version, reason=reason)
+
+    def leave(self) -> None:
+        """Takes its record off the chain: it holds nothing back any more."""
+        if self._reader_id is not None:
+            forget_reader(self._objects, self.chain_id, self._reader_id)
+
+    def _tell(
+        self,
+        *,
+        wanted_version: int | None = None,
+        refused_version: int | None = None,
+        reason: str = "",
+    ) -> None:
+        if self._reader_id is None:
+            return
+        record = ReaderRecord(
+            reader_id=self._reader_id,
+            held_version=self._applied_version,
+            wanted_version=wanted_version,
+            refused_version=refused_version,
+            reason=reason,
+            at=self._clock(),
+        )
+        try:
+            write_reader(self._objects, self.chain_id, record)
+        except StorageError as error:  # weights matter more: unprotected it still has other roads
+            logger.warning(
+                "chain=%s reader=%s is silent: %s", self.chain_id, self._reader_id, error
+            )
+
     def ask_for_anchor(self, version: int) -> None:
         """Tells the publisher that `version` could not be built, so that its next version is an anchor."""
         self._objects.put_bytes(anchor_wanted_key(self.chain_id, version), b"{}")
@@ -102,9 +183,9 @@ class ChainSubscriber:
         history = self._history(target, failures)
         first: list[_Road] = []
         for current, deltas in history:
-            if current.anchor is not None:
+            if current.anchor:
                 first.append(_Road(f"anchor {current.version}", current, deltas))
-            if current.delta is not None and current.base_version == self.held_version is not None:
+            if current.delta and current.base_version == self.held_version is not None:
                 first.append(_Road(f"held {self.held_version}", None, (current, *deltas)))
                 break
             is_behind = self.held_version is None or current.version <= self.held_version
@@ -112,7 +193,7 @@ class ChainSubscriber:
                 break
         yield from sorted(first, key=lambda road: road.download_bytes)
         for current, deltas in history:
-            if current.anchor is not None:
+            if current.anchor:
                 yield _Road(f"anchor {current.version}", current, deltas)
 
     def _history(
@@ -122,7 +203,7 @@ class ChainSubscriber:
         current, deltas = target, ()
         while True:
             yield current, deltas
-            if current.delta is None or current.base_version is None:
+            if not current.delta or current.base_version is None:
                 return
             deltas = (current, *deltas)
             try:
@@ -139,18 +220,30 @@ class ChainSubscriber:
             current = base
 
     def _travel(self, road: _Road, target: ChainManifest) -> dict[str, torch.Tensor]:
-        tensors: dict[str, torch.Tensor] = {} if road.anchor is not None else dict(self._held or {})
-        if road.anchor is not None:
-            tensors = self._apply(road.anchor.anchor, tensors)
-        for manifest in road.deltas:
-            tensors = self._apply(manifest.delta, tensors)
+        tensors = {} if road.anchor is not None else dict(self._held or {})
+        stages = list(road.stages)
+        items = [self._own(objects) for _, objects in stages]
+        payloads = self._download([item for own in items for item in own])
+        for (manifest, _), own in zip(stages, items, strict=True):
+            for item in own:
+                tensors = _decode(item, next(payloads), tensors)
+            known = manifest.tensors.keys()
+            tensors = {name: tensor for name, tensor in tensors.items() if name in known}
         self._verify(tensors, target)
         return tensors
 
-    def _apply(
-        self, item: ChainObject | None, base: dict[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        assert item is not None
+    def _own(self, objects: ShardObjects) -> ShardObjects:
+        return objects if self._shard is None else objects[self._shard : self._shard + 1]
+
+    def _download(self, items: list[ChainObject]) -> Iterator[bytes]:
+        """Checked bytes of each object, in order; several are on their way at once."""
+        if len(items) < 2:
+            yield from map(self._get, items)
+            return
+        with ThreadPoolExecutor(min(DOWNLOADS, len(items)), "download") as pool:
+            yield from pool.map(self._get, items)
+
+    def _get(self, item: ChainObject) -> bytes:
         data = self._objects.get_bytes(item.key)
         checksum = xxhash.xxh3_128_hexdigest(data)
         if checksum != item.checksum:
@@ -158,32 +251,44 @@ class ChainSubscriber:
                 f"object {item.key}: {len(data)} bytes with checksum {checksum}, "
                 f"wanted {item.size_bytes} bytes with {item.checksum}"
             )
-        try:
-            return decode_payload(data, base)
-        except (zstandard.ZstdError, SafetensorError, KeyError, IndexError, RuntimeError) as error:
-            raise StorageError(
-                f"object {item.key}: does not decode ({error!r}), wanted a payload"
-            ) from error
+        return data
 
     def _verify(self, tensors: dict[str, torch.Tensor], target: ChainManifest) -> None:
-        if tensors.keys() != target.tensors.keys():
-            odd = sorted(tensors.keys() ^ target.tensors.keys())
+        entries = {
+            name: entry
+            for name, entry in target.tensors.items()
+            if self._shard is None or entry.shard == self._shard
+        }
+        if tensors.keys() != entries.keys():
+            odd = sorted(tensors.keys() ^ entries.keys())
             raise StorageError(
                 f"chain {self.chain_id}: version {target.version} has other tensors than its manifest: {odd[:4]}"
             )
-        for name, entry in target.tensors.items():
+
+        def check(item: tuple[str, TensorEntry]) -> None:
+            name, entry = item
             tensor = tensors[name]
-            seen = (
-                str(tensor.dtype).removeprefix("torch."),
-                tuple(tensor.shape),
-                tensor_checksum(tensor),
-            )
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            seen = (dtype, tuple(tensor.shape), tensor_checksum(tensor))
             if seen != (entry.dtype, entry.shape, entry.checksum):
                 raise StorageError(
                     f"chain {self.chain_id}: version {target.version} tensor {name} is {seen}, "
                     f"wanted {(entry.dtype, entry.shape, entry.checksum)}"
                 )
 
+        in_threads(check, entries.items(), size_bytes(tensors))
+
+
+def _decode(
+    item: ChainObject, data: bytes, base: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    try:
+        return decode_payload(data, base)
+    except (zstandard.ZstdError, SafetensorError, KeyError, IndexError, RuntimeError) as error:
+        raise StorageError(
+            f"object {item.key}: does not decode ({error!r}), wanted a payload"
+        ) from error
+
 
 def _delta_bytes(deltas: tuple[ChainManifest, ...]) -> int:
-    return sum(manifest.delta.size_bytes for manifest in deltas if manifest.delta is not None)
+    return sum(item.size_bytes for manifest in deltas for item in manifest.delta)

@@ -7,14 +7,13 @@ journal.
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from infra.errors import StorageError, TrainingError, boundary
 from infra.objects import ObjectStore
-from infra.weights import ChainManifest, ChainPublisher
+from infra.weights import ChainManifest, ChainPublisher, OverlappedPublisher
 from models.build import TrainerModel, build_trainer_model
 from models.checkpoint import load_checkpoint
 from models.optimizer import OptimizerConfig, build_optimizer, set_learning_rates
@@ -67,8 +66,7 @@ class RLTrainer:
             anchor_every=config.anchor_every_versions,
             keep_versions=config.keep_chain_versions,
         )
-        self._upload_thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
-        self._upload: Future[ChainManifest] | None = None
+        self._uploads = OverlappedPublisher(self._publisher)
         self._published: ChainManifest | None = None
         self._publisher.resume()
         self.publish()
@@ -105,7 +103,7 @@ class RLTrainer:
         The version is one more than the newest on the chain, or that one if it holds these very weights already. An
         upload still running is waited for, and its error raised.
         """
-        if self._upload is not None:
+        if self._uploads.is_busy:
             self.finish_publish()
         weights = self._model.export_weights()
         newest = self._publisher.last_version
@@ -114,15 +112,13 @@ class RLTrainer:
             self.weight_version = newest
             return newest
         version = 0 if newest is None else newest + 1
-        self._upload = self._upload_thread.submit(self._publisher.publish, version, weights)
+        self._uploads.start(version, weights)
         self.weight_version = version
         return version
 
     def finish_publish(self) -> ChainManifest:
         """Waits for the newest version to be committed. StorageError when it could not be."""
-        if self._upload is not None:
-            upload, self._upload = self._upload, None
-            self._published = upload.result()
+        self._published = self._uploads.finish() or self._published
         if self._published is None:
             raise TrainingError(
                 f"step {self.step}: nothing was published yet, wanted start_publish before"
@@ -145,11 +141,7 @@ class RLTrainer:
 
     def close(self) -> None:
         """Waits for the upload under way and ends its thread."""
-        try:
-            if self._upload is not None:
-                self.finish_publish()
-        finally:
-            self._upload_thread.shutdown()
+        self._uploads.close()
 
     def _restore(self) -> None:
         loaded = self._checkpoints.load_newest()

@@ -4,7 +4,16 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
+DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+)
 SHAPES = ((), (0,), (1,), (7,), (3, 0), (4, 5), (2, 3, 5), (400,), (70_000,))
 DENSITIES = (0.0, 0.001, 0.01, 0.2, 0.6, 0.9, 1.0)
 
@@ -30,7 +39,10 @@ def changed(tensor: torch.Tensor, generator: np.random.Generator, density: float
         )
         < density
     )
-    return torch.where(pick, other, tensor)
+    if tensor.dtype.itemsize > 1:
+        return torch.where(pick, other, tensor)
+    bits = torch.where(pick, other.view(torch.uint8), tensor.view(torch.uint8))
+    return bits.view(tensor.dtype)  # 8-bit floats know no where
 
 
 layouts = st.dictionaries(

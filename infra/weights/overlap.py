@@ -1,0 +1,67 @@
+"""Publishing beside training.
+
+Owns `OverlappedPublisher`: one thread that commits what was staged. Enters: weights at a new
+version; they are copied before `start` returns, so the next step may begin at once. Leaves: the
+commit record, or the error that kept it from being written, at the next call: never only in a log.
+At most one version is under way; the next `start` waits for it, so a slow store slows training down
+and versions neither pile up in memory nor overtake one another.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+
+from infra.weights.manifest import ChainManifest, TensorPart
+from infra.weights.shard_writer import StagedShard
+
+
+class Publisher(Protocol):
+    """`ChainPublisher` on the first rank, `ShardPublisher` on the others."""
+
+    def stage(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        parts: Mapping[str, TensorPart] | None = None,
+    ) -> StagedShard: ...
+
+    def commit(self, version: int, staged: StagedShard) -> ChainManifest: ...
+
+
+class OverlappedPublisher:
+    """One publisher and its thread. Used by one thread at a time."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
+        self._under_way: Future[ChainManifest] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a version is under way, or its error was not told yet."""
+        return self._under_way is not None
+
+    def start(
+        self,
+        version: int,
+        weights: Mapping[str, torch.Tensor],
+        parts: Mapping[str, TensorPart] | None = None,
+    ) -> ChainManifest | None:
+        """Copies the weights and commits them in the background; returns what `finish` would have before."""
+        before = self.finish()
+        staged = self._publisher.stage(weights, parts)
+        self._under_way = self._thread.submit(self._publisher.commit, version, staged)
+        return before
+
+    def finish(self) -> ChainManifest | None:
+        """Waits for the version under way; raises why it was not committed. None when there is none."""
+        under_way, self._under_way = self._under_way, None
+        return None if under_way is None else under_way.result()
+
+    def close(self) -> ChainManifest | None:
+        """As finish, and ends the thread."""
+        try:
+            return self.finish()
+        finally:
+            self._thread.shutdown()

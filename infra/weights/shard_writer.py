@@ -1,0 +1,116 @@
+"""One rank's hand in publishing: its tensors, the copy published last, and the upload of what changed.
+
+Owns `ShardWriter`. Enters: the rank's tensors at a new version. Leaves: payloads in the store and
+the record of them. The copy published last moves on only after the version is committed (`adopt`),
+so a publish that fails changes nothing. It neither commits nor decides who may write.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import xxhash
+
+from infra.objects import ObjectStore
+from infra.weights.codec import (
+    Changes,
+    difference,
+    encode_payload,
+    in_threads,
+    size_bytes,
+    tensor_checksum,
+    whole,
+)
+from infra.weights.manifest import ChainObject, TensorEntry, TensorPart, payload_key
+from infra.weights.shards import ShardRecord
+
+AnchorRule = Callable[[ChainObject | None, Changes], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedShard:
+    """A copy of one rank's tensors at one version."""
+
+    tensors: dict[str, torch.Tensor]
+    parts: dict[str, TensorPart]
+
+
+class ShardWriter:
+    """Encodes and uploads one shard of a chain."""
+
+    def __init__(self, objects: ObjectStore, chain_id: str, shard: int, num_shards: int) -> None:
+        self._objects = objects
+        self._chain_id = chain_id
+        self._shard = shard
+        self._num_shards = num_shards
+        self.base: dict[str, torch.Tensor] | None = None
+
+    def describe(
+        self, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, TensorPart]
+    ) -> dict[str, TensorEntry]:
+        """Entry of every tensor as the manifest names it."""
+
+        def entry(name: str) -> TensorEntry:
+            tensor = tensors[name].detach().cpu()
+            return TensorEntry(
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                shape=tuple(tensor.shape),
+                checksum=tensor_checksum(tensor),
+                shard=self._shard,
+                part=parts.get(name),
+            )
+
+        found = in_threads(entry, tensors, size_bytes(tensors))
+        return dict(zip(tensors, found, strict=True))
+
+    def stage(
+        self, weights: Mapping[str, torch.Tensor], parts: Mapping[str, TensorPart]
+    ) -> StagedShard:
+        """A copy: the caller goes on training in place while it is encoded and kept as the next base."""
+
+        def copy(name: str) -> torch.Tensor:
+            return weights[name].detach().cpu().clone(memory_format=torch.contiguous_format)
+
+        copies = in_threads(copy, weights, size_bytes(weights))
+        return StagedShard(dict(zip(weights, copies, strict=True)), dict(parts))
+
+    def upload(
+        self,
+        staged: StagedShard,
+        entries: dict[str, TensorEntry],
+        version: int,
+        epoch: int,
+        *,
+        has_delta: Callable[[Changes, Changes], bool],
+        has_anchor: AnchorRule,
+    ) -> ShardRecord:
+        """Puts the payloads that the rules ask for; they see what changed and what there is in all."""
+        everything = whole(staged.tensors)
+        changes = everything if self.base is None else difference(self.base, staged.tensors)
+        delta = anchor = None
+        if has_delta(changes, everything):
+            delta = self._put(version, "delta", epoch, changes)
+        if has_anchor(delta, everything):
+            anchor = self._put(version, "anchor", epoch, everything)
+        return ShardRecord(
+            version=version,
+            epoch=epoch,
+            shard=self._shard,
+            delta=delta,
+            anchor=anchor,
+            tensors=entries,
+            changed_elements=changes.changed_elements,
+            total_elements=everything.changed_elements,
+            raw_bytes=everything.size_bytes,
+        )
+
+    def adopt(self, staged: StagedShard) -> None:
+        """The staged copy was committed: the next delta starts from it."""
+        self.base = staged.tensors
+
+    def _put(self, version: int, kind: str, epoch: int, changes: Changes) -> ChainObject:
+        data = encode_payload(changes)
+        shard = self._shard if self._num_shards > 1 else None
+        key = payload_key(self._chain_id, version, kind, epoch, shard)
+        self._objects.put_bytes(key, data)
+        return ChainObject(key=key, size_bytes=len(data), checksum=xxhash.xxh3_128_hexdigest(data))
