@@ -1,14 +1,17 @@
 """Several engine replicas as one `ModelClient`.
 
-Owns `EngineFleet` (client side: routing, error translation, updates of all replicas) and
-`start_replicas` (making the actors). Any number of processes may each hold a fleet over the same
-actors. Enters: requests. Leaves: generations. A request whose replica died raises EngineError and
-is not repeated here: who asked knows whether a repeat is safe.
+Owns `EngineFleet` (client side: routing, waiting for room, error translation, health, updates of
+all replicas, growing and shrinking) and `start_replicas` (making the actors). Any number of
+processes may each hold a fleet over the same actors. Enters: requests. Leaves: generations. A
+request whose replica died raises EngineError and is not repeated here: who asked knows whether a
+repeat is safe.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import ray
@@ -16,9 +19,11 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from infra.cluster.actors import get_or_create_actor
+from infra.engine.admission import AdmissionQueue, Ticket
+from infra.engine.health import HealthEvent, ReplicaHealth, hear, observe
 from infra.engine.local import SwapReport
 from infra.engine.mailbox import Mailbox, MailboxReplica
-from infra.engine.router import RequestRouter
+from infra.engine.router import RequestRouter, RouterLimits
 from infra.engine.states import ReplicaState
 from infra.engine.wire import decode_generation, encode_request
 from infra.errors import EngineError, OstinatoError
@@ -34,6 +39,11 @@ _MAX_CONCURRENCY = 1000  # coroutines of one replica: waiting requests cost noth
 _RESTARTS = 5
 _PATIENCE_SECONDS = 180.0  # a request waits this long for a serving replica; a restart takes 10
 _REFRESH_SECONDS = 1.0
+_PROBE_SECONDS = 30.0  # a question about health is answered within this, or the replica is silent
+_RECOVERY_PROBES = (
+    4  # a recovery may take as long as so many probes: it starts a process and fetches
+)
+_DRAIN_POLL_SECONDS = 0.02
 
 
 def start_replicas(
@@ -73,43 +83,109 @@ class EngineFleet:
         replicas: Mapping[str, ActorHandle],
         *,
         patience_seconds: float = _PATIENCE_SECONDS,
+        probe_seconds: float = _PROBE_SECONDS,
+        limits: RouterLimits | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        """`limits` bound what a replica is promised; callers wait for room by priority. None: no bound."""
         self._patience_seconds = patience_seconds
+        self._probe_seconds = probe_seconds
+        self._clock = clock
         self._refreshed_at = float("-inf")
         self._replicas = dict(replicas)
-        self._router = RequestRouter(list(replicas), state=ReplicaState.STARTING)
-        self._mailboxes = {name: Mailbox(name, actor) for name, actor in replicas.items()}
+        self._router = RequestRouter(list(replicas), state=ReplicaState.STARTING, limits=limits)
+        self._admission = AdmissionQueue()
+        self._health = {name: ReplicaHealth(since=clock()) for name in replicas}
+        self._mailboxes = {name: self._open_mailbox(name) for name in replicas}
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Samples an answer on the replica that holds the session, or the least busy one."""
         tokens = len(request.token_ids) + request.max_new_tokens
-        replica_id = await self._choose(request.session_id, tokens)
+        replica_id = await self._choose(request, tokens)
         try:
             call = self._mailboxes[replica_id].generate(encode_request(request))
             return decode_generation(
                 await self._answer(call, replica_id, f"request {request.request_id}")
             )
-        except EngineError:
+        except EngineError as error:
             if self._router.states()[replica_id] is ReplicaState.SERVING:
-                self._router.set_state(replica_id, ReplicaState.STALE)
+                self._note(replica_id, HealthEvent.REFUSED, reason=str(error))
             raise
         finally:
             self._router.finish(replica_id, tokens)
+            self._admit()
 
-    async def _choose(self, session_id: str, tokens: int) -> str:
-        """A serving replica; waits for a while when none serves."""
+    async def _choose(self, request: GenerateRequest, tokens: int) -> str:
+        """A serving replica with room; waits for room as long as it takes, for any that serves for a while."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_seconds
         if not all(state is ReplicaState.SERVING for state in self._router.states().values()):
             await self._refresh_when_due()
-        while True:
-            try:
-                return self._router.choose(session_id, tokens)
-            except EngineError:
-                if loop.time() >= deadline:
-                    raise
-            await asyncio.sleep(_REFRESH_SECONDS)
-            await self._refresh_when_due()
+        is_placed = asyncio.Event()
+        ticket = self._admission.push(
+            request.session_id,
+            tokens,
+            context_tokens=len(request.token_ids),
+            priority=request.priority,
+            on_placed=is_placed.set,
+        )
+        try:
+            while True:
+                self._admit()
+                if ticket.replica_id is not None:
+                    return ticket.replica_id
+                if not self._router.is_serving() and loop.time() >= deadline:
+                    raise EngineError(
+                        f"no replica serves session {request.session_id}: {self._router.describe()}, "
+                        f"wanted one within {self._patience_seconds:.0f} s"
+                    )
+                try:
+                    await asyncio.wait_for(is_placed.wait(), _REFRESH_SECONDS)
+                except TimeoutError:
+                    await self._refresh_when_due()
+        except BaseException:
+            self._admission.withdraw(ticket)
+            if ticket.replica_id is not None:  # cancelled just when it was placed
+                self._router.finish(ticket.replica_id, tokens)
+                self._admit()
+            raise
+
+    def _admit(self) -> None:
+        """Places whoever waits and finds room now."""
+        if len(self._admission) and self._router.is_serving():
+            self._admission.place(self._place)
+
+    def _place(self, ticket: Ticket) -> str | None:
+        return self._router.try_choose(
+            ticket.session_id,
+            ticket.tokens,
+            priority=ticket.priority,
+            context_tokens=ticket.context_tokens,
+        )
+
+    def _open_mailbox(self, name: str) -> Mailbox:
+        return Mailbox(name, self._replicas[name], partial(self._note_silence, name))
+
+    def _note_silence(self, name: str) -> bool:
+        """A replica holds requests and says nothing; True when it counts as dead now."""
+        return self._note(name, HealthEvent.SILENT).state is ReplicaState.DEAD
+
+    def _note(self, name: str, event: HealthEvent, **facts: Any) -> ReplicaHealth:
+        return self._set_health(name, observe(self._health[name], event, at=self._clock(), **facts))
+
+    def _set_health(self, name: str, health: ReplicaHealth) -> ReplicaHealth:
+        before, self._health[name] = self._health[name], health
+        if before.state is not health.state:
+            _logger.log(
+                logging.INFO if health.state is ReplicaState.SERVING else logging.WARNING,
+                "replica changed %s",
+                fields(
+                    replica=name, before=before.state, now=health.state, reason=health.reason or "-"
+                ),
+            )
+            self._router.set_state(name, health.state)
+            self._admit()
+        return health
 
     async def _refresh_when_due(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -122,6 +198,33 @@ class EngineFleet:
         replica_id = self._router.end_session(session_id)
         if replica_id is not None:
             self._mailboxes[replica_id].end_session(session_id)
+
+    async def add(
+        self, name: str, actor: ActorHandle, chain: tuple[ObjectStore, str] | None = None
+    ) -> ReplicaState:
+        """Takes one more replica; it gets requests once it has applied verified weights (of `chain`, if given)."""
+        self._replicas[name] = actor
+        self._health[name] = ReplicaHealth(since=self._clock())
+        self._router.add_replica(name, ReplicaState.STARTING)
+        self._mailboxes[name] = self._open_mailbox(name)
+        if chain is not None:
+            await self._change_all({name: actor.follow.remote(*chain)}, f"follow chain {chain[1]}")
+        await self._refresh_state(name)
+        return self._health[name].state
+
+    async def retire(self, name: str) -> ActorHandle:
+        """Drains a replica: nothing new goes there, what it has is finished. Returns the actor, which the caller ends."""
+        self._note(name, HealthEvent.RETIRE, reason="drained")
+        while self._router.outstanding_requests()[name]:
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        await self._mailboxes.pop(name).close()
+        self._router.remove_replica(name)
+        del self._health[name]
+        return self._replicas.pop(name)
+
+    def waiting(self) -> dict[str, int]:
+        """Requests that wait for room, by priority."""
+        return {priority.value: count for priority, count in self._admission.waiting().items()}
 
     async def close(self) -> None:
         """Stops listening to the replicas; they live on."""
@@ -159,24 +262,59 @@ class EngineFleet:
 
     async def _refresh_state(self, name: str) -> None:
         try:
-            health = await self._answer(self._replicas[name].recover.remote(), name, "recover")
+            call = self._replicas[name].recover.remote()
+            health = await self._probe(call, name, "recover", _RECOVERY_PROBES)
         except EngineError:
             return  # its state was noted by _answer
-        self._router.set_state(name, ReplicaState(health["state"]))
+        self._hear(name, health)
+
+    def _hear(self, name: str, told: Mapping[str, Any]) -> None:
+        """Notes what a replica told of itself, unless it was retired meanwhile."""
+        if name in self._health:
+            health = hear(
+                self._health[name],
+                ReplicaState(told["state"]),
+                at=self._clock(),
+                process_id=told["process_id"],
+                version=told["version"],
+                reason=told["reason"],
+            )
+            self._set_health(name, health)
 
     def states(self) -> dict[str, ReplicaState]:
         """What this client last knew of every replica."""
         return self._router.states()
 
+    def healths(self) -> dict[str, ReplicaHealth]:
+        """State, since when, reason and version of every replica as this client knows it."""
+        return dict(self._health)
+
     async def health(self) -> dict[str, dict[str, str | int]]:
         """State, reason, version and process id by replica."""
         calls = {name: actor.health.remote() for name, actor in self._replicas.items()}
-        return {name: await self._answer(call, name, "health") for name, call in calls.items()}
+        return {name: await self._probe(call, name, "health") for name, call in calls.items()}
 
     async def statistics(self) -> dict[str, dict[str, float]]:
         """Running totals by replica."""
         calls = {name: actor.statistics.remote() for name, actor in self._replicas.items()}
-        return {name: await self._answer(call, name, "statistics") for name, call in calls.items()}
+        return {name: await self._probe(call, name, "statistics") for name, call in calls.items()}
+
+    async def _probe(self, call: Awaitable[Any], name: str, what: str, probes: int = 1) -> Any:
+        """A question that a living replica answers in time; silence counts against it."""
+        asked = asyncio.ensure_future(self._answer(call, name, what))
+        limit_seconds = probes * self._probe_seconds
+        done, _ = await asyncio.wait({asked}, timeout=limit_seconds)
+        if not done:
+            asked.add_done_callback(lambda late: late.cancelled() or late.exception())
+            self._note(name, HealthEvent.SILENT, reason=f"{what} was not answered")
+            raise EngineError(
+                f"{what} failed, replica {name} is silent, wanted an answer "
+                f"within {limit_seconds:.0f} s"
+            )
+        answer = asked.result()
+        if self._health[name].state is ReplicaState.SUSPECT:
+            self._note(name, HealthEvent.ANSWERED)
+        return answer
 
     async def _change_all(self, calls: Mapping[str, ray.ObjectRef], what: str) -> list:
         """Waits for a change of weights everywhere, notes who serves afterwards, then raises the
@@ -187,14 +325,24 @@ class EngineFleet:
         failures = []
         for name, answer in zip(calls, answers, strict=True):
             if not isinstance(answer, BaseException):
-                self._router.set_state(name, ReplicaState.SERVING)
+                self._note_applied(name, answer)
                 continue
             failures.append(answer)
-            if self._router.states()[name] is not ReplicaState.DEAD:
-                self._router.set_state(name, ReplicaState.STALE)
+            if self._health[name].state is not ReplicaState.DEAD:
+                self._note(name, HealthEvent.REFUSED, reason=f"{what}: {answer}")
         if failures:
             raise failures[0]
         return answers
+
+    def _note_applied(self, name: str, answer: SwapReport | int | None) -> None:
+        """After a verified apply. A chain without versions (None) leaves a replica as it was."""
+        version = answer.version if isinstance(answer, SwapReport) else answer
+        if version is None:
+            self._note(name, HealthEvent.STARTED, reason="the chain has no version yet")
+            return
+        if self._health[name].state is ReplicaState.DEAD:  # a new process answered this call
+            self._note(name, HealthEvent.STARTED)
+        self._note(name, HealthEvent.VERIFIED, version=version)
 
     async def _answer(self, call: Awaitable[Any], replica_id: str, what: str) -> Any:
         """The value of a call; errors of the method pass, a lost process becomes EngineError."""
@@ -205,12 +353,8 @@ class EngineFleet:
                 raise error.cause from error
             raise EngineError(f"{what} failed on replica {replica_id}: {error.cause!r}") from error
         except RayError as error:
-            if self._router.states()[replica_id] is not ReplicaState.DEAD:
-                self._router.set_state(replica_id, ReplicaState.DEAD)
-                _logger.error(
-                    "replica is dead %s",
-                    fields(replica=replica_id, what=what, error=type(error).__name__),
-                )
+            if replica_id in self._health:
+                self._note(replica_id, HealthEvent.LOST, reason=f"{what}: {type(error).__name__}")
             raise EngineError(
                 f"{what} failed, replica {replica_id} is gone: {type(error).__name__}"
             ) from error

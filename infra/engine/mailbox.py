@@ -8,7 +8,7 @@ collects). A call of Ray costs 1.4 ms of processor time on both sides together, 
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ray.actor import ActorHandle
@@ -23,6 +23,7 @@ from models.spec import ModelSpec
 
 GATHER_SECONDS = 0.002
 COLLECT_SECONDS = 5.0  # an empty answer after this long shows that the replica lives
+SILENCE_SECONDS = 60.0  # without even that for so long it is silent
 
 Answer = tuple[str, GenerationTuple | None, Exception | None]  # by request id
 
@@ -100,9 +101,18 @@ class MailboxReplica(EngineReplica):
 class Mailbox:
     """The client side of one replica. Belongs to the event loop that first uses it."""
 
-    def __init__(self, replica_id: str, actor: ActorHandle) -> None:
+    def __init__(
+        self,
+        replica_id: str,
+        actor: ActorHandle,
+        on_silence: Callable[[], bool] = lambda: False,
+        silence_seconds: float = SILENCE_SECONDS,
+    ) -> None:
+        """`on_silence` is told each time the replica says nothing for too long; True gives it up."""
         self._replica_id = replica_id
         self._actor = actor
+        self._on_silence = on_silence
+        self._silence_seconds = silence_seconds
         self._client_id = uuid.uuid4().hex
         self._waiting: dict[str, asyncio.Future[GenerationTuple]] = {}
         self._requests: list[RequestTuple] = []
@@ -157,9 +167,8 @@ class Mailbox:
         """Delivers answers while any request waits."""
         while self._waiting:
             try:
-                call: Any = self._actor.collect.remote(self._client_id)
-                answers: list[Answer] = await call
-            except RayError as error:
+                answers = await self._next_answers()
+            except (RayError, EngineError) as error:
                 self._fail_all(error)
                 return
             for request_id, generation, error in answers:
@@ -172,6 +181,21 @@ class Mailbox:
                     future.set_result(generation)
             if answers:
                 await asyncio.sleep(0)  # let who got an answer ask again before `while` looks
+
+    async def _next_answers(self) -> list[Answer]:
+        """What one call brings; EngineError when the replica was given up as silent."""
+        call: Any = self._actor.collect.remote(self._client_id)
+        asked = asyncio.ensure_future(call)
+        while True:
+            done, _ = await asyncio.wait({asked}, timeout=self._silence_seconds)
+            if done:
+                return asked.result()
+            if self._on_silence():
+                asked.add_done_callback(lambda late: late.cancelled() or late.exception())
+                raise EngineError(
+                    f"replica {self._replica_id} is silent with {len(self._waiting)} requests, "
+                    f"wanted a word every {COLLECT_SECONDS:.0f} s"
+                )
 
     def _fail_all(self, error: Exception) -> None:
         for future in self._waiting.values():

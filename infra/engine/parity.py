@@ -53,8 +53,21 @@ def measure_mismatch(engine_logprobs_T: np.ndarray, trainer_logprobs_T: np.ndarr
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ParityAlarm:
+    """A step at which engine and trainer disagree: the payload of a `parity_alarm` event."""
+
+    step: int
+    k1: float
+    k3: float
+    p99_ratio: float
+    tokens: int
+    alarm_k3: float
+    k3_without_replay: float | None  # on the trainer's own routes; None: not measured
+
+
 class ParityMonitor:
-    """Watches one run: measures each step and raises the alarm in the log."""
+    """Watches one run: measures or judges each step and raises the alarm."""
 
     def __init__(self, run_id: str, alarm_k3: float = ALARM_K3) -> None:
         self._run_id = run_id
@@ -67,17 +80,39 @@ class ParityMonitor:
     ) -> Mismatch:
         """Measures one step's tokens that were sampled by the version that now computes them."""
         mismatch = measure_mismatch(engine_logprobs_T, trainer_logprobs_T)
-        self.worst_k3 = max(self.worst_k3, mismatch.k3)
-        if not mismatch.k3 <= self._alarm_k3:  # NaN is an alarm too
-            self.alarms += 1
-            _logger.error(
-                "engine and trainer disagree %s",
-                fields(
-                    run=self._run_id,
-                    step=step,
-                    k3=mismatch.k3,
-                    alarm=self._alarm_k3,
-                    tokens=mismatch.tokens,
-                ),
-            )
+        self.judge(step, mismatch)
         return mismatch
+
+    def judge(
+        self, step: int, replayed: Mismatch, without_replay: Mismatch | None = None
+    ) -> ParityAlarm | None:
+        """The alarm when the mismatch with router replay is above the level; None when it is not.
+
+        The mismatch without replay is told along: when it alone is high, routing differs and replay
+        does its work; when both are, something else does.
+        """
+        self.worst_k3 = max(self.worst_k3, replayed.k3)
+        if replayed.k3 <= self._alarm_k3:  # NaN is not: it is an alarm too
+            return None
+        self.alarms += 1
+        alarm = ParityAlarm(
+            step=step,
+            k1=replayed.k1,
+            k3=replayed.k3,
+            p99_ratio=replayed.p99_ratio,
+            tokens=replayed.tokens,
+            alarm_k3=self._alarm_k3,
+            k3_without_replay=None if without_replay is None else without_replay.k3,
+        )
+        _logger.error(
+            "engine and trainer disagree %s",
+            fields(
+                run=self._run_id,
+                step=step,
+                k3=alarm.k3,
+                alarm=alarm.alarm_k3,
+                without_replay=alarm.k3_without_replay,
+                tokens=alarm.tokens,
+            ),
+        )
+        return alarm

@@ -1,6 +1,6 @@
 """What a replica may be, and which requests it may take.
 
-Owns `ReplicaState`. It decides nothing by itself.
+Owns `ReplicaState`. It decides nothing by itself: `health` has the transitions.
 """
 
 from enum import StrEnum
@@ -10,6 +10,9 @@ class ReplicaState(StrEnum):
     """One replica's standing. Only SERVING takes requests."""
 
     STARTING = "starting"  # holds no verified weights yet
-    SERVING = "serving"
+    SERVING = "serving"  # healthy
+    SUSPECT = "suspect"  # did not answer in time: gets nothing new, keeps what it has
     STALE = "stale"  # an update failed: refuses requests until a verified one is applied
-    DEAD = "dead"  # its process is gone
+    DEAD = "dead"  # its process is gone, or was silent for too long
+    RESTARTING = "restarting"  # a new process stands in its place, without verified weights
+    RETIRED = "retired"  # leaves for good: finishes what it has

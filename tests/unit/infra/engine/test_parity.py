@@ -31,6 +31,18 @@ def test_monitor_raises_the_alarm_on_a_gap_and_on_nan() -> None:
     assert monitor.alarms == 2
 
 
+def test_an_alarm_tells_what_replay_was_worth() -> None:
+    monitor = ParityMonitor("run", alarm_k3=1e-3)
+    logprobs = np.full(8, -1.0)
+    good = measure_mismatch(logprobs, logprobs + 1e-5)
+    bad = measure_mismatch(logprobs, logprobs + 0.3)
+    assert monitor.judge(1, good, bad) is None  # routes differ, replay mends it
+    alarm = monitor.judge(2, bad, bad)
+    assert alarm is not None
+    assert (alarm.step, alarm.k3, alarm.k3_without_replay) == (2, bad.k3, bad.k3)
+    assert (monitor.alarms, monitor.worst_k3) == (1, bad.k3)
+
+
 def test_arrays_that_are_not_parallel_are_refused() -> None:
     with pytest.raises(ValueError, match="wanted equal"):
         measure_mismatch(np.zeros(3), np.zeros(4))
