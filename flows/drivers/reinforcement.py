@@ -35,6 +35,8 @@ from infra.cluster.actors import end_actor, get_or_create_actor, wait_for
 from infra.cluster.ray_start import start_ray, stop_ray
 from infra.cluster.workspace import Workspace
 from infra.engine.fleet import EngineFleet, start_replicas
+from infra.engine.parity import Mismatch as EngineMismatch
+from infra.engine.parity import ParityMonitor
 from infra.errors import EngineError, ProblemError
 from infra.ledger import Ledger
 from infra.objects import ObjectStore
@@ -45,6 +47,7 @@ from tasks.grading.alarms import HackMonitor
 from tasks.learning.actor import TrainedStep, TrainerActor, TrainerStatus
 from tasks.learning.advantages import make_samples
 from tasks.learning.config import TrainerRequest
+from tasks.learning.report import Mismatch, StepReport
 from tasks.records import Trajectory
 from tasks.rollout.actor import RolloutFleet, start_workers
 from tasks.rollout.curriculum import Curriculum
@@ -93,6 +96,7 @@ class ReinforcementRun:
         self._chain_id = f"chain-{request.run_id}"
         self._engine_totals = EngineTotals()
         self._monitor = HackMonitor(request.grading.monitor)
+        self._parity = ParityMonitor(request.run_id, request.learning.mismatch_alarm_k3)
         self._wanted_version = -1
         self._version_changed = asyncio.Event()
         self._step_ended_at = 0.0
@@ -258,6 +262,7 @@ class ReinforcementRun:
         progress = self._orchestrator.progress
         rows: Mapping[str, float] = describe_groups(step.groups)
         self._watch_hacks(step)
+        self._watch_parity(trained.report)
         metrics: dict[str, float | int | str] = {
             **trained.report.metrics(),
             **rows,
@@ -293,6 +298,19 @@ class ReinforcementRun:
             logger.warning("hack alarm %s", fields(run=self._request.run_id, alarm=alarm))
             payload = {"step": step.step, **dataclasses.asdict(alarm)}
             self._ledger.events.add(self._request.run_id, "hack_alarm", payload, time.time())
+
+    def _watch_parity(self, report: StepReport) -> None:
+        """An alarm is told to the log and to the ledger."""
+        told = report.mismatch_without_replay
+        alarm = self._parity.judge(
+            report.step,
+            _engine_mismatch(report.mismatch_equal_version),
+            None if told is None else _engine_mismatch(told),
+        )
+        if alarm is not None:
+            self._ledger.events.add(
+                self._request.run_id, "parity_alarm", dataclasses.asdict(alarm), time.time()
+            )
 
     async def _report_status(self) -> None:
         """Says every second what waits for what."""
@@ -378,6 +396,16 @@ class ReinforcementRun:
 
     async def _ask(self, reference: Any, what: str, limit_seconds: float) -> Any:
         return await asyncio.to_thread(wait_for, reference, what, limit_seconds)
+
+
+def _engine_mismatch(told: Mismatch) -> EngineMismatch:
+    return EngineMismatch(
+        tokens=told.tokens,
+        k1=told.k1_nats,
+        k3=told.k3_nats,
+        p99_ratio=told.p99_ratio,
+        max_ratio=told.max_ratio,
+    )
 
 
 def _mean(values: list[float]) -> float:

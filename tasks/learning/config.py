@@ -4,9 +4,16 @@ Owns LearningConfig and TrainerRequest. Torch-free: the recipe composes them. Ho
 a step and how stale they may be is the rollout stage's to say.
 """
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 
 class Config(BaseModel):
@@ -84,6 +91,19 @@ class RouterReplayConfig(Config):
         le=1,
         description="a replayed expert scoring under this share of the router's weakest own choice is replaced",
     )
+    compared_tokens: int = Field(
+        default=0,
+        ge=0,
+        description="sampled tokens of a step, at least, that are scored a second time without replay; 0: none",
+    )
+
+    @model_serializer(mode="wrap")
+    def _leave_out_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A recipe that compares nothing keeps the identity it had before this could be asked for."""
+        written = handler(self)
+        if not self.compared_tokens:
+            written.pop("compared_tokens", None)
+        return written
 
 
 class PackingConfig(Config):

@@ -61,6 +61,10 @@ class StepReport(Record):
         description="tokens sampled with the very weights of weight_version"
     )
     mismatch_all: Mismatch
+    mismatch_without_replay: Mismatch | None = Field(
+        default=None,
+        description="as mismatch_equal_version, with the trainer's own routes, over some tokens; None: not asked for",
+    )
     is_mismatch_alarming: bool
     staleness: Staleness
     clipped_ratio: float = Field(description="share of sampled tokens outside the clip band")
@@ -90,7 +94,7 @@ class StepReport(Record):
                     for key, number in inner.items()
                     if key != "schema_version"
                 }
-            else:
+            elif value is not None:
                 flat[name] = value
         return flat
 

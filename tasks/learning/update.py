@@ -17,7 +17,13 @@ from models.build import TrainerModel
 from tasks.learning.config import LearningConfig, RouterReplayConfig
 from tasks.learning.objective import policy_loss
 from tasks.learning.packing import Microbatch, pack
-from tasks.learning.report import StepReport, TokenScores, measure_mismatch, measure_staleness
+from tasks.learning.report import (
+    Mismatch,
+    StepReport,
+    TokenScores,
+    measure_mismatch,
+    measure_staleness,
+)
 from tasks.records import Sample
 
 
@@ -62,6 +68,7 @@ class PolicyUpdate:
             [advantages[index] for index in chosen],
             self._config.packing,
         )
+        without_replay = self._mismatch_without_replay(microbatches, weight_version)
         loss, scores = self._accumulate(microbatches)
         gradient_norm = 0.0
         if any(is_live):
@@ -91,7 +98,8 @@ class PolicyUpdate:
             entropy_nats=_mean(scores.entropy_N),
             mismatch_equal_version=equal,
             mismatch_all=measure_mismatch(scores.trainer_logprobs_N, scores.rollout_logprobs_N),
-            is_mismatch_alarming=equal.k3_nats > self._config.mismatch_alarm_k3,
+            mismatch_without_replay=without_replay,
+            is_mismatch_alarming=not equal.k3_nats <= self._config.mismatch_alarm_k3,  # NaN too
             staleness=measure_staleness(
                 [s.segment.oldest_version for s, t in zip(samples, has_tokens, strict=True) if t],
                 weight_version,
@@ -141,6 +149,33 @@ class PolicyUpdate:
                 )
             )
         return loss, TokenScores.concatenate(parts)
+
+    @torch.no_grad()
+    def _mismatch_without_replay(
+        self, microbatches: Sequence[Microbatch], weight_version: int
+    ) -> Mismatch | None:
+        """What replay is worth: the same weights' log-probs on their own routes, over the first microbatches."""
+        wanted_tokens = self._config.router_replay.compared_tokens
+        if not wanted_tokens:
+            return None
+        self._model.train()
+        trainer, rollout, seen_tokens = [], [], 0
+        for batch in microbatches:
+            if seen_tokens >= wanted_tokens:
+                break
+            mask_BT = torch.from_numpy(batch.loss_mask_BT)
+            logprobs_BT = self._model.token_logprobs(
+                torch.from_numpy(batch.tokens_BT),
+                mask_BT=mask_BT,
+                padding_BT=torch.from_numpy(batch.padding_BT),
+            )
+            equal_BT = batch.loss_mask_BT & (batch.weight_versions_BT == weight_version)
+            trainer.append(logprobs_BT.numpy()[equal_BT])
+            rollout.append(batch.rollout_logprobs_BT[equal_BT])
+            seen_tokens += int(equal_BT.sum())
+        if not trainer:
+            return measure_mismatch(np.zeros(0), np.zeros(0))
+        return measure_mismatch(np.concatenate(trainer), np.concatenate(rollout))
 
     def _apply(self, step: int) -> float:
         """Clips and takes the optimiser step. Returns the norm before clipping."""

@@ -14,8 +14,10 @@ from tasks.learning.config import (
     ObjectiveConfig,
     PackingConfig,
     PolicyOptimizerConfig,
+    RouterReplayConfig,
 )
 from tasks.learning.update import PolicyUpdate, sum_k1
+from tasks.records import Sample
 from tests.unit.tasks.learning.samples import TINY, make_sample, random_samples
 
 PACKING = PackingConfig(bucket_tokens=(8, 16, 40), microbatch_tokens=160)
@@ -178,3 +180,58 @@ def test_steps_on_a_bandit_raise_the_reward() -> None:
         update.step(samples, step=step, weight_version=step)
     assert np.mean(rewards[:3]) < 0.2
     assert np.mean(rewards[-3:]) > 0.8
+
+
+def test_mismatch_without_replay_is_measured_when_asked_and_changes_nothing() -> None:
+    samples = draw()
+    plain = make_config()
+    asked = make_config(router_replay=RouterReplayConfig(compared_tokens=10_000))
+    report = run_step(build_trainer_model(TINY, seed=3), samples, asked)
+    without = report.mismatch_without_replay
+    assert without is not None
+    assert without.tokens == report.mismatch_equal_version.tokens > 0
+    assert_close(gradients(samples, asked), gradients(samples, plain))
+    assert run_step(build_trainer_model(TINY, seed=3), samples).mismatch_without_replay is None
+
+
+def with_foreign_routes(model: TrainerModel, sample: Sample) -> Sample:
+    """The sample as an engine with other routes would have made it: fixed experts, log-probs on them."""
+    segment = sample.segment
+    routes_TLK = np.zeros_like(segment.routed_experts_TLK)
+    routes_TLK[..., 0], routes_TLK[..., 1] = 3, 1
+    with torch.no_grad():
+        logprobs_T = model.token_logprobs(
+            torch.from_numpy(segment.token_ids_T.astype(np.int64))[None],
+            torch.from_numpy(routes_TLK)[None],
+            plausibility_ratio=0.0,
+        )[0].numpy()
+    return sample.model_copy(
+        update={
+            "segment": segment.model_copy(
+                update={
+                    "routed_experts_TLK": routes_TLK,
+                    "logprobs_T": np.where(segment.loss_mask_T, logprobs_T, 0).astype(np.float32),
+                }
+            )
+        }
+    )
+
+
+def test_replay_of_foreign_routes_shows_in_the_mismatch_without_it() -> None:
+    """Log-probs taken on routes that the router would not choose agree only where those are replayed."""
+    model = build_trainer_model(TINY, seed=3)
+    samples = random_samples(model, 6, seed=5)
+    asked = make_config(
+        router_replay=RouterReplayConfig(compared_tokens=10_000, plausibility_ratio=0.0)
+    )
+    foreign = [with_foreign_routes(model, sample) for sample in samples]
+    report = run_step(model, foreign, asked)
+    assert report.mismatch_without_replay is not None
+    assert report.mismatch_equal_version.k3_nats < 1e-9
+    assert report.mismatch_without_replay.k3_nats > 1e-6
+
+
+def test_config_that_compares_nothing_is_written_as_before() -> None:
+    assert "compared_tokens" not in RouterReplayConfig().model_dump()
+    asked = RouterReplayConfig(compared_tokens=5)
+    assert RouterReplayConfig.model_validate(asked.model_dump()) == asked
