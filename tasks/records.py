@@ -57,6 +57,22 @@ class BlockEdit(Record):
     broken_lines: tuple[str, ...]
 
 
+class OracleCall(Record):
+    """One call with the original's result; both in the form of infra/sandbox/function_calls.py."""
+
+    arguments: str
+    result: str
+
+
+class FunctionOracle(Record):
+    """What a function does, seen from outside."""
+
+    path: str
+    symbol: str
+    visible: tuple[OracleCall, ...] = Field(description="made by the tests; may be shown")
+    held_out: tuple[OracleCall, ...] = Field(description="derived; never shown")
+
+
 class Problem(Record):
     """One proven RL problem. The broken repository is the prepared repository with `edits` and
     `blocks` applied.
@@ -100,12 +116,17 @@ class Problem(Record):
         default=False,
         description="the prompt leaves open what only the user can tell, so asking is right",
     )
+    oracle: FunctionOracle | None = Field(
+        default=None,
+        description="calls of the function in `path` that no test makes, with the original's "
+        "results; None: it has none",
+    )
 
     @model_serializer(mode="wrap")
     def _leave_out_unused(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Fields that single-line problems do not have are not written: their files stay the same."""
         content = serialize(self)
-        for name in ("blocks", "cut_tests", "hidden_tests", "prompts", "difficulty"):
+        for name in ("blocks", "cut_tests", "hidden_tests", "prompts", "difficulty", "oracle"):
             if not content[name] and content[name] != 0.0:
                 del content[name]
         if not content["question_warranted"]:

@@ -26,6 +26,7 @@ _RUNNER_FILES = frozenset(
         "setup.py",
         "pyproject.toml",
         "sitecustomize.py",
+        "usercustomize.py",
     }
 )
 _CACHE_DIRECTORIES = frozenset(

@@ -23,7 +23,7 @@ LIMIT_REASONS = frozenset(
 BROKEN_STATUSES = frozenset(
     {CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.INVALID_ARGUMENTS}
 )
-EDIT_TOOLS = frozenset({"edit_file", "write_file"})
+EDIT_TOOLS = frozenset({"edit_file", "write_file", "delete_file"})
 NO_FEEDBACK = "no_feedback"
 
 

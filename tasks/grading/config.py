@@ -6,8 +6,15 @@ them.
 """
 
 from enum import StrEnum
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 
 class Config(BaseModel):
@@ -181,5 +188,18 @@ class GradingConfig(Config):
         default=False,
         description="a pass must hold in a fresh box under plain pytest as well",
     )
+    asks_oracle: bool = Field(
+        default=False,
+        description="a pass must agree with the original on calls that no test makes, where the "
+        "problem has them",
+    )
     scan: ScanConfig = ScanConfig()
     monitor: MonitorConfig = MonitorConfig()
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A recipe that does not use a later field keeps the identity it had before."""
+        written = handler(self)
+        if not self.asks_oracle:
+            written.pop("asks_oracle", None)
+        return written

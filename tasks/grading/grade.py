@@ -37,6 +37,7 @@ async def grade(
         test_server,
         time_limit_seconds=config.time_limit_seconds,
         second_runner=config.second_runner,
+        asks_oracle=config.asks_oracle,
     )
     change = AttemptChange.of(problem, changed_files, test_server.repository)
     flags = scan_attempt(change, verdict, transcript, config.scan)

@@ -2,7 +2,7 @@
 
 Owns `judge`: the changed files, filtered by path, are laid over the pristine repository in the test
 server's box, never in the agent's; every required test must pass by name, exactly once. A pass may
-have to hold under a second runner too. A failure of infrastructure travels as SandboxLost and is
+have to hold under a second runner too, and on calls that no test makes. A failure of infrastructure travels as SandboxLost and is
 never a verdict.
 """
 
@@ -11,12 +11,15 @@ from collections.abc import Mapping
 
 from infra.errors import GradingError
 from infra.sandbox.environment import report_to_text
+from infra.sandbox.namespace import NamespaceSandbox
 from infra.sandbox.plain_run import run_plainly
-from infra.sandbox.protocol import TestOutcome, TestReport
+from infra.sandbox.protocol import SandboxLimits, TestOutcome, TestReport
+from infra.sandbox.repository import PreparedRepository
 from infra.sandbox.test_server import TestServer
 from tasks.grading.attacks import find_forbidden
 from tasks.grading.change import AttemptChange
-from tasks.records import Problem, Verdict
+from tasks.grading.oracle import judge_by_oracle
+from tasks.records import FunctionOracle, Problem, Verdict
 
 
 async def judge(
@@ -26,6 +29,7 @@ async def judge(
     *,
     time_limit_seconds: float,
     second_runner: bool = False,
+    asks_oracle: bool = False,
 ) -> Verdict:
     """The verdict on one end state. Changes of tests and of runner files count for nothing."""
     if problem.repository_fingerprint != server.repository.fingerprint:
@@ -57,17 +61,38 @@ async def judge(
             report,
             await run_plainly(server.repository, changed_files, required, time_limit_seconds),
         )
+    difference = ""
+    if report.passed and asks_oracle and problem.oracle is not None:
+        difference = await _find_difference(server.repository, changed_files, problem.oracle)
     return Verdict(
         problem_id=problem.problem_id,
-        passed=report.passed,
+        passed=report.passed and not difference,
         tests_required=len(required),
         tests_passed=len(report.passed_ids),
         outcomes={test: outcome.value for test, outcome in report.outcomes.items()},
-        detail=report.tampering or report_to_text(report),
+        detail=report.tampering or difference or report_to_text(report),
         wall_seconds=time.perf_counter() - started,
         tampering=(report.tampering,) if report.tampering else (),
         ignored_paths=ignored,
     )
+
+
+async def _find_difference(
+    repository: PreparedRepository,
+    changed_files: Mapping[str, bytes | None],
+    oracle: FunctionOracle,
+) -> str:
+    """Where the change and the original part on calls that no test makes; empty where they agree."""
+    sandbox = await NamespaceSandbox.open(repository, SandboxLimits(memory_bytes=2 << 30))
+    try:
+        await sandbox.reset(repository.keep_editable(changed_files))
+        found = await judge_by_oracle(sandbox, oracle)
+    finally:
+        await sandbox.close()
+    if found.passed:
+        return ""
+    agreeing = f"{found.num_agreeing} of {found.num_calls} held-out calls agree"
+    return f"differs from the original: {agreeing}; {found.first_difference}"
 
 
 def _agree(first: TestReport, second: TestReport) -> TestReport:

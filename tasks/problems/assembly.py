@@ -7,16 +7,18 @@ repository gave. Leaves: problems in a fixed order. Nothing is run here.
 import ast
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from infra.sandbox.repository import PreparedRepository
 from infra.syntax import parse_python
 from tasks.problems.candidates import Candidate
+from tasks.problems.definitions import find_definitions
 from tasks.problems.difficulty import estimate_difficulty
 from tasks.problems.duplicates import find_duplicates
 from tasks.problems.hiding import hide_tests
 from tasks.problems.leaks import CodeNames, ReadableTree, find_leaks
-from tasks.problems.prompts import choose_level, write_prompts
+from tasks.problems.prompts import choose_level, leaves_two_readings, write_prompts
 from tasks.problems.set_build import BuiltPart, read_everything
 from tasks.problems.set_config import Kind, ProblemSetConfig, PromptLevel
 from tasks.problems.validity import Finding, Judgement
@@ -57,8 +59,9 @@ def _make_problems(built: BuiltPart, config: ProblemSetConfig) -> Iterable[tuple
     repository = built.part.repository
     everything = read_everything(repository.directory)
     tree, names = ReadableTree(everything), CodeNames(everything)
+    symbols = _read_symbols(repository)
     for candidate, judgement in built.proven:
-        problem = make_problem(candidate, judgement, built, config)
+        problem = make_problem(candidate, judgement, built, config, symbols)
         is_checked = bool(problem.hidden_tests) or bool(problem.blocks)
         is_mined = candidate.kind is Kind.MINED_COMMIT
         leaks = is_checked and not is_mined and find_leaks(problem, repository.files, tree, names)
@@ -66,9 +69,13 @@ def _make_problems(built: BuiltPart, config: ProblemSetConfig) -> Iterable[tuple
 
 
 def make_problem(
-    candidate: Candidate, judgement: Judgement, built: BuiltPart, config: ProblemSetConfig
+    candidate: Candidate,
+    judgement: Judgement,
+    built: BuiltPart,
+    config: ProblemSetConfig,
+    symbols: Collection[str] = (),
 ) -> Problem:
-    """The record of a proven candidate."""
+    """The record of a proven candidate. `symbols`: all that the repository's package defines."""
     repository = built.part.repository
     hidden, cuts = hide_tests(
         judgement.fail_to_pass,
@@ -99,7 +106,21 @@ def make_problem(
                 docstring_kept=candidate.docstring_kept,
                 prompt_names_symbol=level is not PromptLevel.VAGUE,
             ),
+            # a failing test that the agent can run tells which of the two is meant
+            "question_warranted": len(hidden) == len(judgement.fail_to_pass)
+            and leaves_two_readings(candidate, level, symbols),
+            "oracle": None if oracle is None else oracle.model_copy(update={"visible": ()}),
         }
+    )
+
+
+def _read_symbols(repository: PreparedRepository) -> tuple[str, ...]:
+    """Qualified names of everything that the product code defines."""
+    return tuple(
+        definition.qualified_name
+        for path, content in repository.files.items()
+        if path.endswith(".py") and repository.is_editable(path)
+        for definition in find_definitions(path, content.decode(errors="replace"))
     )
 
 
@@ -199,16 +220,12 @@ def summarise(made: ProblemSet, parts: Sequence[BuiltPart], failures: dict[str, 
         },
         "fail_to_pass": _spread([len(item.fail_to_pass) for item in problems]),
         "problems_with_hidden_tests": sum(1 for item in problems if item.hidden_tests),
-        "problems_with_oracle": _count_with_oracle(problems, parts),
+        "problems_with_oracle": sum(1 for item in problems if item.oracle is not None),
+        "questions_warranted": sum(1 for item in problems if item.question_warranted),
         "tests": {item.part.repository.name: len(item.baseline.tests) for item in parts},
         "unstable_tests": {item.part.repository.name: item.baseline.num_unstable for item in parts},
         "seconds_in_boxes": round(sum(item.seconds_in_boxes for item in parts), 1),
     }
-
-
-def _count_with_oracle(problems: Sequence[Problem], parts: Sequence[BuiltPart]) -> int:
-    known = {(item.part.repository.name, *key) for item in parts for key in item.oracles}
-    return sum(1 for item in problems if (item.repository, item.path, item.symbol) in known)
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

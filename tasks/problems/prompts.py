@@ -7,12 +7,13 @@ quotes the removed code.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from infra.sandbox.function_calls import format_call, format_result
 from tasks.problems.candidates import Candidate
-from tasks.problems.oracle import FunctionOracle, format_call, format_result
 from tasks.problems.set_config import Kind, PromptLevel
 from tasks.problems.validity import Judgement
+from tasks.records import FunctionOracle
 
 TERSE_CHARACTERS = 390
 _EXAMPLE_CHARACTERS = 300
@@ -98,7 +99,8 @@ def write_prompts(
         "symbol": candidate.symbol,
         "path": candidate.path,
         "repository": candidate.repository,
-        "topic": _topic(candidate),
+        "topic": " ".join(topic_words(candidate.symbol))
+        or candidate.path.rpartition("/")[2].removesuffix(".py"),
         "symptom": _symptom(judgement),
         "purpose": _purpose(docstring),
         "example": _example(oracle),
@@ -130,12 +132,25 @@ def _fill(template: str, words: Mapping[str, str]) -> str:
     return "\n".join(lines).strip()
 
 
-def _topic(candidate: Candidate) -> str:
-    """Words of the symbol, or of its file, without naming either."""
-    name = candidate.symbol.rpartition(".")[2].strip("_")
-    owner = candidate.symbol.rpartition(".")[0].rpartition(".")[2]
-    words = [word for word in f"{owner}_{name}".split("_") if len(word) > 2]
-    return " ".join(words).lower() or candidate.path.rpartition("/")[2].removesuffix(".py")
+def topic_words(symbol: str) -> tuple[str, ...]:
+    """What the vague wording calls a function: the words of its name and its class."""
+    name = symbol.rpartition(".")[2].strip("_")
+    owner = symbol.rpartition(".")[0].rpartition(".")[2]
+    return tuple(word.lower() for word in f"{owner}_{name}".split("_") if len(word) > 2)
+
+
+def leaves_two_readings(candidate: Candidate, level: PromptLevel, symbols: Iterable[str]) -> bool:
+    """Whether the wording fits other functions of the repository as well, and the code shows no gap
+    that would tell which is meant: the vague one, where what is broken still runs.
+
+    `symbols`: qualified names of everything the repository defines.
+    """
+    if level is not PromptLevel.VAGUE or candidate.kind not in (Kind.MUTATION, Kind.COMBINED):
+        return False
+    words = frozenset(topic_words(candidate.symbol))
+    return any(
+        words <= frozenset(topic_words(symbol)) for symbol in symbols if symbol != candidate.symbol
+    )
 
 
 def _symptom(judgement: Judgement) -> str:

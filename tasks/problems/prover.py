@@ -17,9 +17,10 @@ from infra.sandbox.test_server import TestServer, VerdictCache
 from tasks.problems.baseline import Baseline, measure_baseline
 from tasks.problems.candidates import Candidate
 from tasks.problems.generation import Sources
-from tasks.problems.oracle import FunctionOracle, build_oracles, record_calls
+from tasks.problems.oracle import build_oracles, record_calls
 from tasks.problems.set_config import OracleConfig, ValidityRules
 from tasks.problems.validity import Bench, Judgement, judge_candidate
+from tasks.records import FunctionOracle
 
 _WARM_REPOSITORIES = 2
 _HASH_SEED = 1  # of the second server; the first has the box's own 0

@@ -23,10 +23,9 @@ from tasks.problems.baseline import Baseline
 from tasks.problems.candidates import Candidate
 from tasks.problems.generation import Sources, combine, generate
 from tasks.problems.leaks import CodeNames, ReadableTree, find_leaks
-from tasks.problems.oracle import FunctionOracle
 from tasks.problems.set_config import Kind, ProblemSetConfig
 from tasks.problems.validity import Finding, Judgement
-from tasks.records import Split
+from tasks.records import FunctionOracle, Split
 
 logger = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ import pytest
 
 from flows.recipe import load_recipe, recipe_names
 from infra.errors import ConfigError
+from tasks.grading.rewards import term_weights
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -41,3 +42,16 @@ def test_load_recipe_seed_reaches_every_seeded_stage() -> None:
     recipe = load_recipe("nano", seed=7)
     stages = (recipe.corpus, recipe.pretraining, recipe.mtp, recipe.rollout)
     assert {stage.seed for stage in stages} == {7}
+
+
+@pytest.mark.parametrize("name", [n for n in recipe_names() if not n.startswith(("nano", "mini"))])
+def test_recipes_of_large_problems_repeat_passes_and_weigh_every_term(name: str) -> None:
+    grading = load_recipe(name).grading
+    assert grading.second_runner
+    assert grading.asks_oracle
+    assert all(term_weights(grading).values()), term_weights(grading)
+
+
+def test_a_later_field_of_grading_leaves_the_identity_of_older_recipes() -> None:
+    assert "asks_oracle" not in load_recipe("nano").grading.model_dump(mode="json")
+    assert load_recipe("problems_16").grading.model_dump(mode="json")["asks_oracle"] is True

@@ -33,6 +33,7 @@ def test_fingerprint_depends_on_names_and_contents_only():
         ("ledgerkit/hook.pth", False),
         ("setup.cfg", False),
         ("sitecustomize.py", False),
+        ("usercustomize.py", False),
         ("pytest.py", False),
     ],
 )

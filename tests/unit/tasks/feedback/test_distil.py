@@ -54,6 +54,12 @@ def test_broken_calls_and_refusals_are_negative_even_when_the_user_is_silent() -
     assert distil_reward(interaction(said=refused), CONFIG).reward == -0.5
 
 
+@pytest.mark.parametrize("tool", ["edit_file", "write_file", "delete_file"])
+def test_every_tool_that_changes_files_is_an_edit(tool: str) -> None:
+    changed = transcript(CallStatus.OK, tool=tool)
+    assert "no_edit" not in distil_reward(interaction(said=changed), CONFIG).terms
+
+
 def test_chat_needs_no_edit() -> None:
     assert distil_reward(interaction(said=transcript(), kind="chat"), CONFIG).reward == 0.0
 

@@ -1,10 +1,15 @@
 """Gold passes, no-op fails, and every known way to cheat fails."""
 
+import json
+
 import pytest
 
 from infra.errors import GradingError
+from infra.sandbox import NamespaceSandbox
+from infra.sandbox.function_calls import FunctionCall, make_calls
 from tasks.grading.attacks import find_forbidden
 from tasks.grading.verdicts import judge
+from tasks.records import FunctionOracle, OracleCall
 from tests.unit.tasks.grading.conftest import PATH
 
 TESTS = "tests/test_counting.py"
@@ -141,3 +146,47 @@ def test_problem_of_other_sources_is_refused(runner, problem, server):
     other = problem.model_copy(update={"repository_fingerprint": "0" * 16})
     with pytest.raises(GradingError, match="fingerprint 0000"):
         judge_files(runner, other, server, {})
+
+
+@pytest.fixture(scope="module")
+def problem_with_oracle(runner, problem, repository):
+    """What the original answers to calls that no test makes."""
+    texts = ("one three fifteen", "zz " * 40, "")
+    calls = [
+        FunctionCall(PATH, "count_words", json.dumps({"plain": [text, least], "named": {}}))
+        for text in texts
+        for least in (1, 4)
+    ]
+
+    async def ask():
+        sandbox = await NamespaceSandbox.open(repository)
+        try:
+            return await make_calls(sandbox, calls, 0.5)
+        finally:
+            await sandbox.close()
+
+    held_out = tuple(
+        OracleCall(arguments=call.arguments, result=result)
+        for call, result in zip(calls, runner.run(ask()), strict=True)
+    )
+    oracle = FunctionOracle(path=PATH, symbol="count_words", visible=(), held_out=held_out)
+    return problem.model_copy(update={"oracle": oracle})
+
+
+def test_what_only_the_tests_cannot_tell_the_oracle_does(runner, problem_with_oracle, server):
+    original = server.repository.files[PATH]
+    narrow = original.replace(b"    total = 0\n", b"    total = 0 if len(text) < 100 else 9\n")
+    assert narrow != original
+
+    def judged(files, asks_oracle):
+        coroutine = judge(
+            problem_with_oracle, files, server, time_limit_seconds=20, asks_oracle=asks_oracle
+        )
+        return runner.run(coroutine)
+
+    assert judged({PATH: narrow}, asks_oracle=False).passed
+    verdict = judged({PATH: narrow}, asks_oracle=True)
+    assert not verdict.passed
+    assert verdict.tests_passed == verdict.tests_required
+    assert "4 of 6 held-out calls agree; count_words('zz zz" in verdict.detail
+    assert judged({}, asks_oracle=True).passed

@@ -3,14 +3,10 @@
 import pytest
 
 from infra.sandbox import NamespaceSandbox
+from infra.sandbox.function_calls import format_call
+from tasks.grading.oracle import judge_by_oracle
 from tasks.problems.definitions import find_definitions
-from tasks.problems.oracle import (
-    build_oracles,
-    derive_arguments,
-    format_call,
-    judge_by_oracle,
-    record_calls,
-)
+from tasks.problems.oracle import build_oracles, derive_arguments, record_calls
 from tasks.problems.set_config import OracleConfig
 from tests.fakes.repositories import WORDKIT, open_repository
 
@@ -44,17 +40,17 @@ async def test_original_agrees_and_hard_coding_does_not():
         shown = {call.arguments for call in oracle.visible}
         assert shown
         assert not shown & {call.arguments for call in oracle.held_out}
-        assert (await judge_by_oracle(sandbox, oracle, CONFIG)).passed
+        assert (await judge_by_oracle(sandbox, oracle)).passed
         text = repository.files[PATH].decode()
         await sandbox.write(PATH, hard_coded(oracle, text).encode())
         visible = oracle.model_copy(update={"held_out": oracle.visible})
-        assert (await judge_by_oracle(sandbox, visible, CONFIG)).passed
-        verdict = await judge_by_oracle(sandbox, oracle, CONFIG)
+        assert (await judge_by_oracle(sandbox, visible)).passed
+        verdict = await judge_by_oracle(sandbox, oracle)
         assert not verdict.passed
         assert verdict.num_agreeing < verdict.num_calls == len(oracle.held_out)
         assert verdict.first_difference.startswith("pad_center(")
         await sandbox.write(PATH, b"import os\nos._exit(0)\n")
-        assert (await judge_by_oracle(sandbox, oracle, CONFIG)).num_agreeing == 0
+        assert (await judge_by_oracle(sandbox, oracle)).num_agreeing == 0
     finally:
         await sandbox.close()
 

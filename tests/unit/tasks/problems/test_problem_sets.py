@@ -11,7 +11,6 @@ from infra.cluster.workspace import Workspace
 from infra.sandbox import PreparedRepository, TestServer
 from infra.settings import Settings
 from tasks.problems import set_run
-from tasks.problems.oracle import FunctionOracle
 from tasks.problems.set_config import (
     YIELD_FILE,
     Kind,
@@ -22,7 +21,7 @@ from tasks.problems.set_config import (
     Quotas,
     ValidityRules,
 )
-from tasks.records import Problem, Split
+from tasks.records import FunctionOracle, Problem, Split
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
 
 
@@ -153,6 +152,23 @@ def test_statistics_and_yield_table_agree_with_the_problems(built):
     names = {item.pop("repository") for item in oracles}
     assert "wordkit" in names
     assert all(FunctionOracle.model_validate(item).held_out for item in oracles)
+    assert figures["questions_warranted"] == sum(item.question_warranted for item in problems)
+
+
+def test_a_problem_carries_the_held_out_calls_of_its_function(built):
+    tmp_path, _, problems = built
+    lines = (tmp_path / "run" / "problems" / "oracles.jsonl").read_text().splitlines()
+    held_out = {
+        (item["repository"], item["path"], item["symbol"]): item["held_out"]
+        for item in map(json.loads, lines)
+    }
+    carrying = [problem for problem in problems if problem.oracle is not None]
+    assert carrying
+    for problem in problems:
+        wanted = held_out.get((problem.repository, problem.path, problem.symbol))
+        found = None if problem.oracle is None else problem.oracle.model_dump(mode="json")
+        assert (found and found["held_out"]) == wanted
+        assert not found or found["visible"] == []
 
 
 def test_killed_build_continues_with_the_same_set(built):

@@ -1,0 +1,105 @@
+"""Calls of functions with given arguments in a box, and what came back, as data.
+
+Owns the host's side of inside/call_program.py and how its JSON forms read as Python. Enters: a
+sandbox that holds some state of a repository. Leaves: one result a call, as text that equals the
+text of an equal result. Code under test never sees a wanted result: the comparison is the caller's.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from infra.sandbox.inside.call_program import decode
+from infra.sandbox.protocol import ExecResult, Sandbox
+
+CALL_ROOT = "/repo"
+_PROGRAM = "/tmp/call_program.py"
+_REQUEST = "/tmp/request.json"
+_ANSWER = "/tmp/answer.jsonl"
+_START_SECONDS = 20.0
+
+
+class FunctionCall(NamedTuple):
+    """A top-level function of a file, and its arguments in the program's JSON form."""
+
+    path: str
+    symbol: str
+    arguments: str
+
+
+async def make_calls(
+    sandbox: Sandbox, calls: Sequence[FunctionCall], call_seconds: float
+) -> list[str | None]:
+    """One result a call, in their order; None where a call ended the process.
+
+    `call_seconds`: processor time that one call may use.
+    """
+    entries = [
+        {"function": f"{_module_of(path)}:{symbol}", "arguments": arguments}
+        for path, symbol, arguments in calls
+    ]
+    results: list[str | None] = []
+    while len(results) < len(entries):
+        waiting = entries[len(results) :]
+        request = {"root": CALL_ROOT, "calls": waiting, "call_seconds": call_seconds}
+        seconds = _START_SECONDS + call_seconds * len(waiting)
+        lines, _ = await run_call_program(sandbox, "call", request, seconds)
+        results += [json.dumps(line, sort_keys=True) for line in lines[: len(waiting)]]
+        if len(results) < len(entries):
+            results.append(None)
+            if not lines:  # the program itself cannot start or import: nothing else will answer
+                results += [None] * (len(entries) - len(results))
+    return results
+
+
+async def run_call_program(
+    sandbox: Sandbox, mode: str, request: dict[str, Any], timeout_seconds: float
+) -> tuple[list[dict[str, Any]], ExecResult]:
+    """What the program answered to one request, and how it ended."""
+    program = Path(__file__).parent / "inside" / "call_program.py"
+    await sandbox.write(_PROGRAM, program.read_bytes())
+    await sandbox.write(_REQUEST, json.dumps(request).encode())
+    await sandbox.write(_ANSWER, b"")
+    command = f"python3 -P {_PROGRAM} {mode} {_REQUEST} {_ANSWER}"
+    done = await sandbox.exec(command, timeout_seconds)
+    answer = await sandbox.read(_ANSWER)
+    return [json.loads(line) for line in answer.splitlines() if line.endswith(b"}")], done
+
+
+def format_call(symbol: str, arguments: str) -> str:
+    """A call as Python text."""
+    content = json.loads(arguments)
+    shown = [_format(form) for form in content["plain"]]
+    shown += [f"{name}={_format(form)}" for name, form in content["named"].items()]
+    return f"{symbol}({', '.join(shown)})"
+
+
+def format_result(result: str) -> str:
+    """What a call gave, as Python text; empty when it has none."""
+    ((kind, content),) = json.loads(result).items()
+    if kind == "returns":
+        return _format(content)
+    if kind == "iterates":
+        return f"an iterator over [{', '.join(_format(item) for item in content)}]"
+    return f"a {content}" if kind == "raises" else ""
+
+
+def _format(form: Any) -> str:
+    if isinstance(form, dict) and "name" in form:
+        return form["name"].partition(":")[2]
+    if isinstance(form, dict) and "text" in form:
+        return form["text"]
+    if isinstance(form, dict):
+        ((kind, content),) = form.items()
+        if kind in ("list", "tuple", "set") and content:
+            inner = ", ".join(_format(item) for item in content)
+            tail = "," if kind == "tuple" and len(content) == 1 else ""
+            return {"list": "[{}]", "tuple": "({})", "set": "{{{}}}"}[kind].format(inner + tail)
+        if kind == "dict":
+            return "{" + ", ".join(f"{_format(k)}: {_format(v)}" for k, v in content) + "}"
+    return repr(decode(form))
+
+
+def _module_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
