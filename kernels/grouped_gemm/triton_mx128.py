@@ -26,6 +26,8 @@ from kernels.mxfp8.triton_quantize import power
 
 BLOCK = tl.constexpr(WIDE_GROUP)
 OPTIONS = {"num_warps": 8, "num_stages": 4}
+# Columns of a gradient tile: scales along both edges make two sums live at once, and 128 columns spill.
+GRADIENT_COLUMNS = 64
 
 
 @triton.jit
@@ -85,6 +87,7 @@ def gradient_mx128_kernel(
     width_n,
     width_k,
     num_rows,
+    BLOCK_K: tl.constexpr,
 ):
     """out[e, n, k] = sum over the expert's rows p of grads[n, p] * rows[k, p]: grid (k tiles, n
     tiles, experts). Experts begin and end at multiples of 128 rows.
@@ -94,7 +97,7 @@ def gradient_mx128_kernel(
     start = tl.multiple_of(tl.load(ends_ptr + expert - 1, mask=expert > 0, other=0), BLOCK)
     end = tl.load(ends_ptr + expert)
     columns_n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    columns_k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    columns_k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     is_n, is_k = columns_n < width_n, columns_k < width_k
     places = start + tl.arange(0, BLOCK)
     scales_p = tl.cdiv(num_rows, BLOCK)
@@ -102,7 +105,7 @@ def gradient_mx128_kernel(
     right = rows_ptr + columns_k.to(tl.int64)[None, :] * num_rows + places[:, None]
     left_scales = grad_scales_ptr + columns_n * scales_p
     right_scales = row_scales_ptr + columns_k * scales_p
-    sums = tl.zeros((BLOCK, BLOCK), tl.float32)
+    sums = tl.zeros((BLOCK, BLOCK_K), tl.float32)
     for step in range(start // BLOCK, end // BLOCK):
         a = tl.load(left, mask=is_n[:, None], other=0.0)
         b = tl.load(right, mask=is_k[None, :], other=0.0)
@@ -144,9 +147,10 @@ def grouped_wgrad_mx128_triton(
     if num_rows % WIDE_GROUP:
         raise ValueError(f"operands have {num_rows} rows, wanted a multiple of {WIDE_GROUP}")
     out = grads_NP.new_empty((experts, width_n, width_k), dtype=torch.bfloat16)
-    grid = (triton.cdiv(width_k, WIDE_GROUP), triton.cdiv(width_n, WIDE_GROUP), experts)
+    grid = (triton.cdiv(width_k, GRADIENT_COLUMNS), triton.cdiv(width_n, WIDE_GROUP), experts)
     gradient_mx128_kernel[grid](
         grads_NP.contiguous(), grad_scales.contiguous(), rows_KP.contiguous(),
-        row_scales.contiguous(), ends_E, out, width_n, width_k, num_rows, **OPTIONS,
+        row_scales.contiguous(), ends_E, out, width_n, width_k, num_rows, GRADIENT_COLUMNS,
+        **OPTIONS,
     )  # fmt: skip
     return out

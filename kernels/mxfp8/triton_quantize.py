@@ -238,8 +238,10 @@ def tile_of(block_rows: int, block_columns: int) -> tuple[int, int]:
 
 
 def warps_of(tile: tuple[int, int]) -> int:
-    """Warps of a program: at most 64 elements a thread."""
-    return NUM_WARPS if tile[0] * tile[1] < 16384 else 2 * NUM_WARPS
+    """Warps of a program: at most 64 elements a thread, 32 of a big tile, whose two copies of 64
+    would take more registers than let four programs share a multiprocessor.
+    """
+    return NUM_WARPS if tile[0] * tile[1] < 16384 else 4 * NUM_WARPS
 
 
 def _grid(shape: torch.Size, tile: tuple[int, int]) -> tuple[int, int, int]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from kernels.permutation.op import permute_op, plan_rows_op, unpermute_op
 
 PLAN_BLOCK = 128
+PLAN_WARPS = 8
 ROW_TILE = (8, 512)
 TOKEN_TILE = (4, 512)
 
@@ -134,8 +135,9 @@ def plan_rows_triton(
     place_NK = torch.empty_like(experts_NK)
     source_P = experts_NK.new_full((num_rows,), -1)
     place_kernel[(blocks,)](
-        experts_NK, first, place_NK, source_P, num_copies, top_k, PLAN_BLOCK, padded
-    )
+        experts_NK, first, place_NK, source_P, num_copies, top_k, PLAN_BLOCK, padded,
+        num_warps=PLAN_WARPS,
+    )  # fmt: skip
     return place_NK, source_P, ends_E[:num_experts].contiguous()
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels.router.op import router_topk_op
 
-TOKENS = 16
+TOKENS = 8
 LOWEST = tl.constexpr(-3.0e38)
 
 

@@ -28,7 +28,8 @@ from kernels.swiglu.op import (
 
 FORWARD_TILE = (16, 128)
 PLAIN_TILE = (16, 128)
-BOTH_TILE = {32: (32, 64), 128: (128, 128)}
+# Rows and columns of a program's tile, rows of its flat and columns of its tall parts.
+BOTH_TILE = {32: (32, 64, 16, 32), 128: (128, 128, 32, 32)}
 BOTH_WARPS = {32: 4, 128: 16}
 
 
@@ -131,43 +132,6 @@ def swiglu_backward_kernel(
 
 
 @triton.jit
-def store_both(
-    tile,
-    values_ptr,
-    scales_ptr,
-    values_t_ptr,
-    scales_t_ptr,
-    row,
-    column,
-    num_rows,
-    num_columns,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    G: tl.constexpr,
-):
-    """The row copy of a tile and that of its transpose."""
-    wide = tile.to(tl.float32)
-    values, scales = quantize_tile(wide, ROWS, COLUMNS, 1, G, True)
-    store_tile(
-        values,
-        scales,
-        values_ptr,
-        scales_ptr,
-        row,
-        column,
-        num_rows,
-        num_columns,
-        ROWS,
-        COLUMNS,
-        1,
-        G,
-    )
-    store_transposed(
-        tile, values_t_ptr, scales_t_ptr, row, column, num_rows, num_columns, ROWS, COLUMNS, G
-    )
-
-
-@triton.jit
 def store_transposed(
     tile,
     values_t_ptr,
@@ -199,6 +163,37 @@ def store_transposed(
 
 
 @triton.jit
+def store_row_copy(
+    tile,
+    values_ptr,
+    scales_ptr,
+    row,
+    column,
+    num_rows,
+    num_columns,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    G: tl.constexpr,
+):
+    """The row copy of a tile."""
+    values, scales = quantize_tile(tile.to(tl.float32), ROWS, COLUMNS, 1, G, True)
+    store_tile(
+        values,
+        scales,
+        values_ptr,
+        scales_ptr,
+        row,
+        column,
+        num_rows,
+        num_columns,
+        ROWS,
+        COLUMNS,
+        1,
+        G,
+    )
+
+
+@triton.jit
 def swiglu_backward_quantize_kernel(
     grad_ptr,
     inner_ptr,
@@ -214,58 +209,69 @@ def swiglu_backward_quantize_kernel(
     width,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PART_ROWS: tl.constexpr,
+    PART_COLUMNS: tl.constexpr,
     G: tl.constexpr,
 ):
     """All columns of some rows; both copies of the gradients, the transposed copy of the rows. The
     width is a multiple of the tile's, so that gate and up share no block.
+
+    A block of a row copy spans columns only, one of a transposed copy rows only. So a tile is
+    walked twice, in flat parts and in tall parts: no thread holds a square one, which would spill,
+    and the second walk finds the inputs in the cache.
     """
     DTYPE: tl.constexpr = inner_ptr.dtype.element_ty
     row = tl.program_id(0) * ROWS
     rows = row + tl.arange(0, ROWS)
     scale = tl.load(scale_ptr + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    # Inputs are read again for each output: all at once spill 672 bytes a thread in 128-blocks, so 328.
     for column in range(0, width, COLUMNS):
-        gate, up = load_halves(inner_ptr, row, column, num_rows, width, ROWS, COLUMNS)
-        grad = load_tile(grad_ptr, row, column, num_rows, width, ROWS, COLUMNS)
-        total += tl.sum(grad * (silu(gate) * up), 1)
-        tile = gate_gradient(grad, gate, up, scale).to(DTYPE)
-        store_both(
-            tile,
-            values_ptr,
-            scales_ptr,
-            values_t_ptr,
-            scales_t_ptr,
-            row,
-            column,
-            num_rows,
-            2 * width,
-            ROWS,
-            COLUMNS,
-            G,
-        )
-        gate, up = load_halves(inner_ptr, row, column, num_rows, width, ROWS, COLUMNS)
-        grad = load_tile(grad_ptr, row, column, num_rows, width, ROWS, COLUMNS)
-        tile = (silu(gate) * (grad * scale[:, None])).to(DTYPE)
-        store_both(
-            tile,
-            values_ptr,
-            scales_ptr,
-            values_t_ptr,
-            scales_t_ptr,
-            row,
-            width + column,
-            num_rows,
-            2 * width,
-            ROWS,
-            COLUMNS,
-            G,
-        )
-        gate, up = load_halves(inner_ptr, row, column, num_rows, width, ROWS, COLUMNS)
-        tile = (silu(gate) * up * scale[:, None]).to(DTYPE)
-        store_transposed(
-            tile, active_t_ptr, active_scales_ptr, row, column, num_rows, width, ROWS, COLUMNS, G
-        )
+        for part in range(0, ROWS, PART_ROWS):
+            flat = row + part
+            flat_rows = flat + tl.arange(0, PART_ROWS)
+            flat_scale = tl.load(scale_ptr + flat_rows, mask=flat_rows < num_rows, other=0.0)
+            flat_scale = flat_scale.to(tl.float32)
+            gate, up = load_halves(inner_ptr, flat, column, num_rows, width, PART_ROWS, COLUMNS)
+            grad = load_tile(grad_ptr, flat, column, num_rows, width, PART_ROWS, COLUMNS)
+            tile = gate_gradient(grad, gate, up, flat_scale).to(DTYPE)
+            store_row_copy(
+                tile,
+                values_ptr,
+                scales_ptr,
+                flat,
+                column,
+                num_rows,
+                2 * width,
+                PART_ROWS,
+                COLUMNS,
+                G,
+            )
+            tile = (silu(gate) * (grad * flat_scale[:, None])).to(DTYPE)
+            store_row_copy(
+                tile, values_ptr, scales_ptr, flat, width + column, num_rows, 2 * width, PART_ROWS,
+                COLUMNS, G,
+            )  # fmt: skip
+        for part in range(0, COLUMNS, PART_COLUMNS):
+            tall = column + part
+            gate, up = load_halves(inner_ptr, row, tall, num_rows, width, ROWS, PART_COLUMNS)
+            grad = load_tile(grad_ptr, row, tall, num_rows, width, ROWS, PART_COLUMNS)
+            plain = silu(gate) * up
+            total += tl.sum(grad * plain, 1)
+            tile = (plain * scale[:, None]).to(DTYPE)
+            store_transposed(
+                tile, active_t_ptr, active_scales_ptr, row, tall, num_rows, width, ROWS,
+                PART_COLUMNS, G,
+            )  # fmt: skip
+            tile = gate_gradient(grad, gate, up, scale).to(DTYPE)
+            store_transposed(
+                tile, values_t_ptr, scales_t_ptr, row, tall, num_rows, 2 * width, ROWS,
+                PART_COLUMNS, G,
+            )  # fmt: skip
+            tile = (silu(gate) * (grad * scale[:, None])).to(DTYPE)
+            store_transposed(
+                tile, values_t_ptr, scales_t_ptr, row, width + tall, num_rows, 2 * width, ROWS,
+                PART_COLUMNS, G,
+            )  # fmt: skip
     tl.store(grad_scale_ptr + rows, total, mask=rows < num_rows)
 
 

@@ -72,8 +72,8 @@ def test_quantize_is_exact(block: tuple[int, int], rounding: str) -> None:
 
 @pytest.mark.parametrize("block", [(1, 32), (128, 128)])
 def test_dequantize_is_exact_for_every_code_and_scale(block: tuple[int, int]) -> None:
-    codes = torch.arange(256).to(torch.uint8).repeat(128, 1).view(torch.float8_e4m3fn)
-    shape = (128 // block[0], 256 // block[1])
+    codes = torch.arange(256).to(torch.uint8).repeat(384, 1).view(torch.float8_e4m3fn)
+    shape = (384 // block[0], 256 // block[1])
     scales = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0))
     scales.view(-1)[:3] = torch.tensor([0, 254, 255])
     scales = scales.to(torch.uint8)
@@ -107,6 +107,12 @@ def test_swiglu_quantize_equals_unfused(group: int) -> None:
     wanted = swiglu_op(inner, scale)
     assert relative_error(plain, wanted) < 1e-3
     assert (plain != wanted).float().mean() < 0.01
+
+
+def test_swiglu_backward_quantize_names_the_width_it_wants() -> None:
+    inner, grad = draw(32, 2 * 96), draw(32, 96, seed=1)
+    with pytest.raises(ValueError, match="width is 96, wanted a multiple of 128"):
+        triton_swiglu.swiglu_backward_quantize_triton(grad, inner, normal(32), 128)
 
 
 @pytest.mark.parametrize("group", [32, 128])

@@ -71,13 +71,14 @@ PRODUCT = tile("BLOCK_M BLOCK_N BLOCK_C", triton_bf16.PRODUCT_TILE) | {"EXPERTS"
 TRANSPOSED = tile("BLOCK_M BLOCK_N BLOCK_C", triton_bf16.TRANSPOSED_TILE) | {"EXPERTS": 128}
 HEAD = tile("BLOCK_T BLOCK_V BLOCK_D", triton_head.TILE)
 RCEIL = {"IS_RCEIL": True}
+BIG_TILE = {"num_warps": triton_quantize.warps_of((128, 128))}
 
 CASES = {
     "quantize_row_32": Case(triton_quantize.quantize_kernel, QUANTIZE, ROW | RCEIL),
     "quantize_row_128": Case(triton_quantize.quantize_kernel, QUANTIZE, WIDE | RCEIL),
     "quantize_column_32": Case(triton_quantize.quantize_kernel, QUANTIZE, COLUMN | RCEIL),
     "quantize_weight_128": Case(
-        triton_quantize.quantize_kernel, QUANTIZE, SQUARE | RCEIL, {"num_warps": 8}
+        triton_quantize.quantize_kernel, QUANTIZE, SQUARE | RCEIL, BIG_TILE
     ),
     "quantize_row_column_32": Case(
         triton_quantize.quantize_row_col_kernel,
@@ -88,7 +89,7 @@ CASES = {
         triton_quantize.quantize_row_col_kernel,
         BOTH,
         tile("ROWS COLUMNS G", (*triton_quantize.BOTH_TILE[128], 128)),
-        {"num_warps": 8},
+        BIG_TILE,
     ),
     "dequantize_32": Case(triton_quantize.dequantize_kernel, DEQUANTIZE, ROW),
     "swiglu_quantize_32": Case(
@@ -104,19 +105,20 @@ CASES = {
     "swiglu_backward_quantize_32": Case(
         triton_swiglu.swiglu_backward_quantize_kernel,
         BACKWARD,
-        tile("ROWS COLUMNS G", (*triton_swiglu.BOTH_TILE[32], 32)),
+        tile("ROWS COLUMNS PART_ROWS PART_COLUMNS G", (*triton_swiglu.BOTH_TILE[32], 32)),
         {"num_warps": triton_swiglu.BOTH_WARPS[32]},
     ),
     "swiglu_backward_quantize_128": Case(
         triton_swiglu.swiglu_backward_quantize_kernel,
         BACKWARD,
-        tile("ROWS COLUMNS G", (*triton_swiglu.BOTH_TILE[128], 128)),
+        tile("ROWS COLUMNS PART_ROWS PART_COLUMNS G", (*triton_swiglu.BOTH_TILE[128], 128)),
         {"num_warps": triton_swiglu.BOTH_WARPS[128]},
     ),
     "plan_place": Case(
         triton_permute.place_kernel,
         "*i64 *i32 *i64 *i64 i32",
         {"TOP_K": 8, "BLOCK": triton_permute.PLAN_BLOCK, "EXPERTS": 128},
+        {"num_warps": triton_permute.PLAN_WARPS},
     ),
     "permute": Case(
         triton_permute.permute_kernel,
@@ -161,7 +163,7 @@ CASES = {
     "weight_gradient_mx128": Case(
         triton_mx128.gradient_mx128_kernel,
         "*fp8e4nv *u8 *fp8e4nv *u8 *i32 *bf16 i32 i32 i32",
-        {},
+        {"BLOCK_K": triton_mx128.GRADIENT_COLUMNS},
         triton_mx128.OPTIONS,
     ),
     "head_scores": Case(
