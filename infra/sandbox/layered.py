@@ -32,6 +32,7 @@ from infra.sandbox.protocol import (
     Snapshot,
     SnapshotKind,
 )
+from infra.sandbox.roster import Lifetime, Roster, check_count, start_all
 from infra.sandbox.system import has_static_agent
 from infra.sandbox.tools import FILE_SECONDS, BoxTools
 
@@ -72,7 +73,7 @@ class LayeredSandbox(BoxTools):
         self.folder = folder
         self._backend = backend
         self._box = box
-        self._expires_at = backend.clock() + spec.ttl_seconds
+        self._lifetime = Lifetime(backend.clock, spec.ttl_seconds)
         self._reading = asyncio.Lock()
         self._is_closed = False
 
@@ -84,7 +85,7 @@ class LayeredSandbox(BoxTools):
     @property
     def is_expired(self) -> bool:
         """Whether its time to live is over."""
-        return self._backend.clock() >= self._expires_at
+        return self._lifetime.is_over
 
     def count_memory_kills(self) -> int:
         """How often the kernel ended a process of this box for memory."""
@@ -125,12 +126,12 @@ class LayeredSandbox(BoxTools):
             cpu_seconds=cpu_seconds,
             num_processes=num_processes,
             written_bytes=measure_folder(self.folder / "up"),
-            expires_in_seconds=self._expires_at - self._backend.clock(),
+            expires_in_seconds=self._lifetime.left_seconds,
         )
 
     async def renew(self, ttl_seconds: float | None = None) -> None:
         """Count the time to live from now; None: as long as the spec said."""
-        self._expires_at = self._backend.clock() + (ttl_seconds or self.spec.ttl_seconds)
+        self._lifetime.renew(ttl_seconds)
 
     async def close(self) -> None:
         """End the box and free what it wrote. A second close does nothing."""
@@ -176,9 +177,8 @@ class NamespaceBackend:
         self.server = server or (STATIC_SERVER if has_static_agent() else _PYTHON_SERVER)
         self._numbers = itertools.count()
         self._looks = itertools.count()
-        self._sandboxes: dict[str, LayeredSandbox] = {}
+        self._sandboxes: Roster[LayeredSandbox] = Roster()
         self._snapshots: dict[str, _Kept] = {}
-        self._by_key: dict[str, asyncio.Task[LayeredSandbox]] = {}
         self._has_hard_limits = True
         self._watcher: asyncio.Task[None] | None = None
 
@@ -191,26 +191,16 @@ class NamespaceBackend:
 
     async def create(self, spec: SandboxSpec) -> LayeredSandbox:
         """A box over the spec's repository and files, ready to be asked."""
-        if not spec.client_key:
-            return await self._create(spec)
-        known = self._by_key.get(spec.client_key)
-        if known is not None and (not known.done() or _is_alive(known)):
-            return await asyncio.shield(known)
-        task = asyncio.create_task(self._create(spec))
-        self._by_key[spec.client_key] = task
-        return await asyncio.shield(task)
+        return await self._sandboxes.create_once(spec.client_key, lambda: self._create(spec))
 
     async def fork(
         self, source: Snapshot | LiveSandbox, count: int = 1
     ) -> tuple[LayeredSandbox, ...]:
         """Boxes over the same files; they share the frozen layers and start side by side."""
-        if count < 1:
-            raise InvalidArgument(f"fork: count is {count}, wanted at least 1")
+        check_count(count)
         if isinstance(source, Snapshot):
             return await self._start_from(self._kept(source), count)
-        if self._sandboxes.get(source.sandbox_id) is not source:
-            raise SandboxNotFound(f"no sandbox {source.sandbox_id} in this backend")
-        kept = await self._keep(self._sandboxes[source.sandbox_id], is_implicit=True)
+        kept = await self._keep(self._sandboxes.find(source), is_implicit=True)
         try:
             return await self._start_from(kept, count)
         finally:
@@ -224,19 +214,11 @@ class NamespaceBackend:
         self, labels: Mapping[str, str] | None = None
     ) -> tuple[LayeredSandbox, ...]:
         """Boxes that carry all these labels."""
-        wanted = (labels or {}).items()
-        return tuple(
-            sandbox
-            for sandbox in self._sandboxes.values()
-            if all(sandbox.spec.labels.get(name) == value for name, value in wanted)
-        )
+        return self._sandboxes.with_labels(labels)
 
     async def reap(self) -> tuple[str, ...]:
         """Close boxes past their time to live and lost ones; their ids."""
-        ended = [box for box in self._sandboxes.values() if box.is_expired or box.is_lost]
-        for sandbox in ended:
-            await sandbox.close()
-        return tuple(sandbox.sandbox_id for sandbox in ended)
+        return await self._sandboxes.reap()
 
     async def remove_snapshot(self, snapshot: Snapshot) -> None:
         """Free its layers, as far as nothing else stands on them."""
@@ -250,8 +232,7 @@ class NamespaceBackend:
 
     async def close(self) -> None:
         """End every box and remove all layers."""
-        for sandbox in list(self._sandboxes.values()):
-            await sandbox.close()
+        await self._sandboxes.close_all()
         if self._watcher is not None:
             self._watcher.cancel()
         self._snapshots.clear()
@@ -275,7 +256,7 @@ class NamespaceBackend:
 
     def forget(self, sandbox: LayeredSandbox) -> None:
         """A box has ended: nothing of it is listed or held any more."""
-        if self._sandboxes.pop(sandbox.sandbox_id, None) is None:
+        if not self._sandboxes.remove(sandbox):
             return
         self.store.let_go(sandbox.stack)
         kept = self._snapshots.get(sandbox.parent_id or "")
@@ -293,17 +274,9 @@ class NamespaceBackend:
 
     async def _start_from(self, kept: _Kept, count: int) -> tuple[LayeredSandbox, ...]:
         spec = kept.spec.model_copy(update={"client_key": ""})
-        started = await asyncio.gather(
-            *(self._start(spec, kept.stack, kept.snapshot.snapshot_id) for _ in range(count)),
-            return_exceptions=True,
+        return await start_all(
+            self._start(spec, kept.stack, kept.snapshot.snapshot_id) for _ in range(count)
         )
-        sandboxes = [item for item in started if isinstance(item, LayeredSandbox)]
-        failures = [item for item in started if isinstance(item, BaseException)]
-        if failures:
-            for sandbox in sandboxes:
-                await sandbox.close()
-            raise failures[0]
-        return tuple(sandboxes)
 
     async def _start(
         self, spec: SandboxSpec, stack: Stack, parent_id: str | None
@@ -320,7 +293,7 @@ class NamespaceBackend:
         sandbox = LayeredSandbox(self, spec, stack, parent_id, folder, box)
         self._has_hard_limits = box.has_hard_limits
         self.store.hold(stack)
-        self._sandboxes[sandbox.sandbox_id] = sandbox
+        self._sandboxes.add(sandbox)
         if self._watcher is None:
             self._watcher = asyncio.create_task(self._watch_space())
         if parent_id in self._snapshots:
@@ -378,7 +351,7 @@ class NamespaceBackend:
         seen: dict[str, int] = {}
         while self._sandboxes:
             await asyncio.sleep(_WATCH_SECONDS)
-            boxes = list(self._sandboxes.values())
+            boxes = list(self._sandboxes)
             used = [box for box in boxes if seen.get(box.sandbox_id) != box.num_requests]
             idle = [box for box in boxes if box not in used]
             first = next(self._looks) * _IDLE_BOXES_A_LOOK % max(len(idle), 1)
@@ -390,7 +363,3 @@ class NamespaceBackend:
     def _drop(self, kept: _Kept) -> None:
         del self._snapshots[kept.snapshot.snapshot_id]
         self.store.let_go(kept.stack)
-
-
-def _is_alive(task: asyncio.Task[LayeredSandbox]) -> bool:
-    return not task.cancelled() and task.exception() is None and not task.result().is_lost

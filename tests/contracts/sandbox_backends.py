@@ -4,7 +4,8 @@ A backend joins by an entry in BACKENDS; what it cannot do it says in its capabi
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,19 @@ def backend_parameters() -> list:
     return [pytest.param(name, marks=MARKS.get(name, ())) for name in BACKENDS]
 
 
+@contextmanager
+def running_bench(make: Callable[[], SandboxBackend]) -> "Iterator[Bench]":
+    """A bench of a backend that is made, and ended, on a loop of its own."""
+    with asyncio.Runner() as runner:
+
+        async def make_on_the_loop() -> SandboxBackend:
+            return make()
+
+        backend = runner.run(make_on_the_loop())
+        yield Bench(runner, backend)
+        runner.run(backend.close())
+
+
 class Bench:
     """A backend with its event loop, for tests that are plain functions."""
 
@@ -65,3 +79,8 @@ class Bench:
     def shell(self, sandbox: LiveSandbox, command: str, seconds: float = COMMAND_SECONDS) -> bytes:
         """Output of a shell command."""
         return self.run(sandbox.exec(command, seconds)).output
+
+    def is_usable(self, sandbox: LiveSandbox, seconds: float = COMMAND_SECONDS) -> bool:
+        """Whether a command still runs and a file is still written."""
+        self.run(sandbox.write("/tmp/probe", b"ok"))
+        return self.shell(sandbox, "cat /tmp/probe", seconds) == b"ok"

@@ -21,20 +21,15 @@ from tests.contracts.sandbox_backends import (
     COMMAND_SECONDS,
     Bench,
     backend_parameters,
+    running_bench,
     wordkit_spec,
 )
 
 
 @pytest.fixture(scope="module", params=backend_parameters())
 def bench(request) -> Iterator[Bench]:
-    with asyncio.Runner() as runner:
-
-        async def open_backend():
-            return BACKENDS[request.param]()
-
-        backend = runner.run(open_backend())
-        yield Bench(runner, backend)
-        runner.run(backend.close())
+    with running_bench(BACKENDS[request.param]) as bench:
+        yield bench
 
 
 @pytest.fixture(scope="module")

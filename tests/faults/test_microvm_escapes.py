@@ -1,6 +1,5 @@
 """What an agent tries inside a virtual machine, with the shell alone, to get out or to break it."""
 
-import asyncio
 import os
 import socket
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from infra.sandbox.protocol import (
     WriteRequest,
 )
 from infra.settings import load_settings
-from tests.contracts.sandbox_backends import Bench
+from tests.contracts.sandbox_backends import Bench, running_bench
 
 pytestmark = [pytest.mark.microvm, pytest.mark.timeout(600)]
 
@@ -31,15 +30,9 @@ SECONDS = 300.0  # a command takes milliseconds; the host may be loaded and the 
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
-    with asyncio.Runner() as runner:
-
-        async def make() -> MicroVmBackend:
-            images = load_settings().cache_directory / "microvm"
-            return MicroVmBackend(images, accelerator=Accelerator.TCG)
-
-        backend = runner.run(make())
-        yield Bench(runner, backend)
-        runner.run(backend.close())
+    images = load_settings().cache_directory / "microvm"
+    with running_bench(lambda: MicroVmBackend(images, accelerator=Accelerator.TCG)) as bench:
+        yield bench
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +45,6 @@ def fresh(bench) -> Iterator[LiveSandbox]:
     sandbox = bench.run(bench.backend.create(SandboxSpec(limits=LIMITS)))
     yield sandbox
     bench.run(sandbox.close())
-
-
-def is_usable(bench: Bench, sandbox: LiveSandbox) -> bool:
-    """Whether a command still runs and a file is still written."""
-    bench.run(sandbox.write("/tmp/probe", b"ok"))
-    return bench.shell(sandbox, "cat /tmp/probe", SECONDS) == b"ok"
 
 
 def test_host_files_and_environment_are_not_there(bench, shared, tmp_path):
@@ -102,13 +89,13 @@ def test_agent_is_closed_to_inspection_and_signals(bench, shared):
     )
     seen = bench.run(shared.exec(command, SECONDS, separate_stderr=True)).output
     assert seen.split() == [b"0", b"1", b"2", b"3"]  # 3 is the folder that ls reads
-    assert is_usable(bench, shared)
+    assert bench.is_usable(shared, SECONDS)
 
 
 def test_fork_bomb_is_stopped_and_the_box_goes_on(bench, fresh):
     bench.run(fresh.exec("bomb() { bomb | bomb & }; bomb; sleep 1", 10.0))
     bench.shell(fresh, "kill -9 -1", SECONDS)
-    assert is_usable(bench, fresh)
+    assert bench.is_usable(fresh, SECONDS)
     assert bench.run(fresh.stats()).num_processes <= LIMITS.processes
 
 
@@ -118,7 +105,7 @@ def test_memory_hogs_end_and_are_told_and_the_box_goes_on(bench, fresh):
     one = bench.run(fresh.exec("exec dd if=/dev/zero of=/dev/null bs=700M count=1", SECONDS))
     assert one.exit_code != 0
     assert result.out_of_memory or one.out_of_memory
-    assert is_usable(bench, fresh)
+    assert bench.is_usable(fresh, SECONDS)
 
 
 def test_disk_files_and_scratch_space_are_limited(bench, fresh):
@@ -127,7 +114,7 @@ def test_disk_files_and_scratch_space_are_limited(bench, fresh):
     for folder in (".", "/tmp", "/dev/shm"):
         assert bench.run(fresh.exec(fill.format(folder), SECONDS)).exit_code == 9
         bench.shell(fresh, f"rm -f big {folder}/?", SECONDS)
-    assert is_usable(bench, fresh)
+    assert bench.is_usable(fresh, SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +175,7 @@ def test_output_floods_cost_bounded_memory(bench, shared):
         return await shared.wait_job(number, SECONDS)
 
     assert len(bench.run(job()).data) <= 1 << 20
-    assert is_usable(bench, shared)
+    assert bench.is_usable(shared, SECONDS)
 
 
 def test_daemons_end_with_the_machine_and_its_machine_with_the_sandbox(bench):

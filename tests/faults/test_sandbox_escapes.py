@@ -12,7 +12,13 @@ from infra.errors import InvalidArgument, OutOfMemory, SandboxError
 from infra.sandbox.layered import NamespaceBackend
 from infra.sandbox.protocol import LiveSandbox, ReadRequest, SandboxSpec, TestOutcome, WriteRequest
 from infra.sandbox.test_server import TestServer
-from tests.contracts.sandbox_backends import BACKENDS, COMMAND_SECONDS, LIMITS, Bench
+from tests.contracts.sandbox_backends import (
+    BACKENDS,
+    COMMAND_SECONDS,
+    LIMITS,
+    Bench,
+    running_bench,
+)
 from tests.fakes.repositories import WORDKIT, open_repository
 
 # Distributions that other projects vendor, and that problems are made from.
@@ -26,14 +32,8 @@ PACKAGES = (
 # Machines have no Python in their small image; tests/faults/test_microvm_escapes.py tries them.
 @pytest.fixture(scope="module", params=[name for name in BACKENDS if name != "microvm"])
 def bench(request) -> Iterator[Bench]:
-    with asyncio.Runner() as runner:
-
-        async def open_backend():
-            return BACKENDS[request.param]()
-
-        backend = runner.run(open_backend())
-        yield Bench(runner, backend)
-        runner.run(backend.close())
+    with running_bench(BACKENDS[request.param]) as bench:
+        yield bench
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +46,6 @@ def fresh(bench) -> Iterator[LiveSandbox]:
     sandbox = bench.create()
     yield sandbox
     bench.run(sandbox.close())
-
-
-def is_usable(bench: Bench, sandbox: LiveSandbox) -> bool:
-    """Whether a command still runs and a file is still written."""
-    bench.run(sandbox.write("/tmp/probe", b"ok"))
-    return bench.shell(sandbox, "cat /tmp/probe") == b"ok"
 
 
 def test_host_files_are_not_there(bench, shared, tmp_path):
@@ -113,7 +107,7 @@ def test_abstract_sockets_of_the_host_are_not_reached(bench, shared):
 def test_fork_bomb_is_stopped_and_the_box_goes_on(bench, fresh):
     bench.run(fresh.exec("bomb() { bomb | bomb & }; bomb; sleep 0.3", 3.0))
     bench.shell(fresh, "kill -9 -1")  # the bomb's own user may end it; process 1 stays
-    assert is_usable(bench, fresh)
+    assert bench.is_usable(fresh)
     assert bench.run(fresh.stats()).num_processes <= LIMITS.processes
 
 
@@ -123,7 +117,7 @@ def test_memory_hogs_end_and_the_box_goes_on(bench, fresh):
     assert result.exit_code != 0
     many = f"for i in 1 2 3 4 5 6; do python3 -c '{hog.replace(chr(10), chr(10))}' & done; wait"
     bench.run(fresh.exec(many, COMMAND_SECONDS))
-    assert is_usable(bench, fresh)
+    assert bench.is_usable(fresh)
 
 
 def test_disk_fill_ends_the_box_that_fills_and_is_its_own_fault(bench):
@@ -164,7 +158,7 @@ def test_server_is_closed_to_inspection_and_signals(bench, shared):
     )
     assert bench.run(shared.exec(command, COMMAND_SECONDS)).exit_code is not None
     assert b"socket" not in bench.shell(shared, "ls -l /proc/1/fd/ /proc/self/fd/")
-    assert is_usable(bench, shared)
+    assert bench.is_usable(shared)
 
 
 def test_control_channel_is_not_inherited(bench, shared):
@@ -293,7 +287,7 @@ def test_output_floods_cost_bounded_memory(bench, shared):
         return await shared.wait_job(number, COMMAND_SECONDS)
 
     assert len(bench.run(job()).data) <= 1 << 20
-    assert is_usable(bench, shared)
+    assert bench.is_usable(shared)
 
 
 def test_names_that_break_tools_are_only_names(bench, fresh):

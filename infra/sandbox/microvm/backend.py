@@ -8,16 +8,14 @@ host's.
 """
 
 import asyncio
-import contextlib
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from infra.errors import InvalidArgument, SandboxBusy, SandboxLost, SandboxNotFound
+from infra.errors import InvalidArgument, SandboxBusy, SandboxNotFound
 from infra.sandbox.microvm.changes import (
     Changes,
     changes_of_files,
@@ -35,6 +33,7 @@ from infra.sandbox.protocol import (
     Snapshot,
     SnapshotKind,
 )
+from infra.sandbox.roster import Roster, check_count, start_all
 
 
 @dataclass(slots=True)
@@ -71,9 +70,8 @@ class MicroVmBackend:
             memory_folder=memory_folder,
         )
         self._numbers = itertools.count()
-        self._sandboxes: dict[str, MicroVmSandbox] = {}
+        self._sandboxes: Roster[MicroVmSandbox] = Roster()
         self._snapshots: dict[str, _Kept] = {}
-        self._by_key: dict[str, asyncio.Task[MicroVmSandbox]] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -89,26 +87,16 @@ class MicroVmBackend:
 
     async def create(self, spec: SandboxSpec) -> MicroVmSandbox:
         """A machine over the spec's repository and files, ready to be asked."""
-        if not spec.client_key:
-            return await self._create(spec)
-        known = self._by_key.get(spec.client_key)
-        if known is not None and (not known.done() or _is_alive(known)):
-            return await asyncio.shield(known)
-        task = asyncio.create_task(self._create(spec))
-        self._by_key[spec.client_key] = task
-        return await asyncio.shield(task)
+        return await self._sandboxes.create_once(spec.client_key, lambda: self._create(spec))
 
     async def fork(
         self, source: Snapshot | LiveSandbox, count: int = 1
     ) -> Sequence[MicroVmSandbox]:
         """New machines in the state of `source`, a running one's processes included."""
-        if count < 1:
-            raise InvalidArgument(f"fork: count is {count}, wanted at least 1")
+        check_count(count)
         if isinstance(source, Snapshot):
             return await self._start_from(self._kept(source), count)
-        sandbox = self._sandboxes.get(source.sandbox_id)
-        if sandbox is None or sandbox is not source:
-            raise SandboxNotFound(f"no sandbox {source.sandbox_id} in this backend")
+        sandbox = self._sandboxes.find(source)
         devices_file = self._new_path("devices")
         try:
             changes = await sandbox.read_changes()
@@ -126,19 +114,11 @@ class MicroVmBackend:
         self, labels: Mapping[str, str] | None = None
     ) -> tuple[MicroVmSandbox, ...]:
         """Machines that carry all these labels."""
-        wanted = (labels or {}).items()
-        return tuple(
-            sandbox
-            for sandbox in self._sandboxes.values()
-            if all(sandbox.spec.labels.get(name) == value for name, value in wanted)
-        )
+        return self._sandboxes.with_labels(labels)
 
     async def reap(self) -> tuple[str, ...]:
         """Close machines past their time to live and lost ones; their ids."""
-        ended = [item for item in self._sandboxes.values() if item.is_expired or item.is_lost]
-        for sandbox in ended:
-            await sandbox.close()
-        return tuple(sandbox.sandbox_id for sandbox in ended)
+        return await self._sandboxes.reap()
 
     async def remove_snapshot(self, snapshot: Snapshot) -> None:
         """Free its files; SandboxBusy while a sandbox or another snapshot stands on it."""
@@ -158,8 +138,7 @@ class MicroVmBackend:
 
     async def close(self) -> None:
         """End every machine and free all memory."""
-        for sandbox in list(self._sandboxes.values()):
-            await sandbox.close()
+        await self._sandboxes.close_all()
         self._snapshots.clear()
         await self.templates.close()
         await settle()
@@ -222,7 +201,7 @@ class MicroVmBackend:
 
     def forget(self, sandbox: MicroVmSandbox) -> None:
         """A machine has ended: it is listed no more."""
-        if self._sandboxes.pop(sandbox.sandbox_id, None) is None:
+        if not self._sandboxes.remove(sandbox):
             return
         kept = self._snapshots.get(sandbox.origin.parent_id or "")
         if kept is not None:
@@ -259,7 +238,7 @@ class MicroVmBackend:
         started_at = time.perf_counter()
         machine = await Machine.begin(origin.template.shape, state)
         sandbox = MicroVmSandbox(self, f"microvm-{next(self._numbers)}", origin, machine)
-        self._sandboxes[sandbox.sandbox_id] = sandbox
+        self._sandboxes.add(sandbox)
         if origin.parent_id in self._snapshots:
             self._snapshots[origin.parent_id].num_users += 1
         return sandbox, started_at
@@ -268,7 +247,7 @@ class MicroVmBackend:
         origin = replace(self._copied_origin(kept.origin), parent_id=kept.snapshot.snapshot_id)
         if kept.state is None:
             starts = (self._start_fresh(origin, origin.changes) for _ in range(count))
-            return await _gather_or_close(starts)
+            return await start_all(starts)
         state = kept.state
         if kept.pages_file.exists():
             state = replace(state, pages=await asyncio.to_thread(load_pages, kept.pages_file))
@@ -277,7 +256,7 @@ class MicroVmBackend:
     async def _start_all(
         self, origin: Origin, state: MachineState, count: int
     ) -> Sequence[MicroVmSandbox]:
-        return await _gather_or_close(self._start_copy(origin, state) for _ in range(count))
+        return await start_all(self._start_copy(origin, state) for _ in range(count))
 
     def _copied_origin(self, origin: Origin) -> Origin:
         return replace(origin, spec=origin.spec.model_copy(update={"client_key": ""}))
@@ -292,29 +271,7 @@ class MicroVmBackend:
         return self.templates.folder / f"state-{next(self._numbers)}.{kind}"
 
 
-async def _gather_or_close(
-    starts: Iterable[Coroutine[Any, Any, MicroVmSandbox]],
-) -> Sequence[MicroVmSandbox]:
-    """All of them, or none and the first failure."""
-    started = await asyncio.gather(*starts, return_exceptions=True)
-    sandboxes = [item for item in started if isinstance(item, MicroVmSandbox)]
-    for item in started:
-        if isinstance(item, BaseException):
-            for sandbox in sandboxes:
-                await sandbox.close()
-            raise item
-    return tuple(sandboxes)
-
-
 def _remove_files(kept: _Kept) -> None:
     kept.pages_file.unlink(missing_ok=True)
     if kept.state is not None:
         kept.state.devices_file.unlink(missing_ok=True)
-
-
-def _is_alive(task: asyncio.Task[MicroVmSandbox]) -> bool:
-    if task.cancelled() or task.exception() is not None:
-        return False
-    with contextlib.suppress(SandboxLost):
-        return not task.result().is_lost
-    return False

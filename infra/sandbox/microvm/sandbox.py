@@ -26,6 +26,7 @@ from infra.sandbox.protocol import (
     Snapshot,
     SnapshotKind,
 )
+from infra.sandbox.roster import Lifetime
 from infra.sandbox.tools import FILE_SECONDS, BoxTools
 
 _ENVIRONMENT = {
@@ -84,7 +85,7 @@ class MicroVmSandbox(BoxTools):
         self.machine = machine
         self._machine_channel = channel
         self._keeper = keeper
-        self._expires_at = keeper.clock() + origin.spec.ttl_seconds
+        self._lifetime = Lifetime(keeper.clock, origin.spec.ttl_seconds)
         self._is_closed = False
 
     @property
@@ -100,7 +101,7 @@ class MicroVmSandbox(BoxTools):
     @property
     def is_expired(self) -> bool:
         """Whether its time to live is over."""
-        return self._keeper.clock() >= self._expires_at
+        return self._lifetime.is_over
 
     def count_memory_kills(self) -> int:
         """How often the guest's kernel ended a process for memory, as far as commands told."""
@@ -171,12 +172,12 @@ class MicroVmSandbox(BoxTools):
             cpu_seconds=self.machine.cpu_seconds,
             num_processes=reply["num_processes"],
             written_bytes=reply["written_bytes"],
-            expires_in_seconds=self._expires_at - self._keeper.clock(),
+            expires_in_seconds=self._lifetime.left_seconds,
         )
 
     async def renew(self, ttl_seconds: float | None = None) -> None:
         """Count the time to live from now; None: as long as the spec said."""
-        self._expires_at = self._keeper.clock() + (ttl_seconds or self.spec.ttl_seconds)
+        self._lifetime.renew(ttl_seconds)
 
     async def close(self) -> None:
         """End the machine; its memory and files are gone. A second close does nothing."""

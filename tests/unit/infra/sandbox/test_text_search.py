@@ -24,7 +24,7 @@ SECONDS = 20.0
 NAMES = st.sampled_from(("a", "a.py", "b.py", "Z.md", ".hidden", "test_a.py", "e f.txt", "ä.py"))
 FOLDERS = st.sampled_from(("", "", "pkg/", "pkg/inner/", ".git/", "__pycache__/", "a.b/"))
 LINES = st.sampled_from(
-    ("", "foo", "  foo(bar)", "Foo = 1", "bär foo", "x\r", "foo: 1:foo", "a\0b", "ſ", "_f0_")
+    ("", "foo", "  foo(bar)", "Foo = 1", "bär foo", "x\r", "foo: 1:foo", "a\0b", "\u017f", "_f0_")
 )
 TREES = st.dictionaries(
     st.builds(str.__add__, FOLDERS, NAMES),
