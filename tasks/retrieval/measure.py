@@ -149,14 +149,25 @@ def measure_systems(
     """Plain BM25, BM25 by field, vectors alone and both fused; empty without pools."""
     if not pools:
         return {}
+    scorers = make_scorers(embedder, pools, dense_weight)
+    return {name: measure(pools, scorer) for name, scorer in scorers.items()}
+
+
+def make_scorers(
+    embedder: Embedder, pools: Sequence[Pool], dense_weight: float
+) -> dict[str, Scorer]:
+    """The systems that are compared, each scored once a pool."""
     plain = {pool.name: score_lexically(pool, BODY_ONLY) for pool in pools}
     words = {pool.name: score_lexically(pool) for pool in pools}
     dense = {pool.name: score_densely(embedder, pool) for pool in pools}
     return {
-        "bm25": measure(pools, lambda pool: plain[pool.name]),
-        "bm25 by field": measure(pools, lambda pool: words[pool.name]),
-        "vectors": measure(pools, lambda pool: dense[pool.name]),
-        "fused": measure(
-            pools, lambda pool: fuse_rows(words[pool.name], dense[pool.name], dense_weight)
-        ),
+        "bm25": lambda pool: plain[pool.name],
+        "bm25 by field": lambda pool: words[pool.name],
+        "vectors": lambda pool: dense[pool.name],
+        "fused": lambda pool: fuse_rows(words[pool.name], dense[pool.name], dense_weight),
     }
+
+
+def reciprocal_ranks(pools: Sequence[Pool], scorer: Scorer) -> np.ndarray:
+    """One value a question, in the order of pools and questions: systems compare by pairs."""
+    return np.concatenate([1 / ranks_of(pool, scorer(pool)) for pool in pools])

@@ -7,6 +7,7 @@ changed in place, and the loss of each epoch. The randomness of a run is its see
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -76,27 +77,17 @@ def train_on_code(
         return []
     queries, codes = _bags(embedder.vocabulary, pairs)
     negatives = mine_negatives(pairs, config.hard_negatives, seed)
-    random = np.random.default_rng(seed)
-    generator = torch.Generator().manual_seed(seed)
+
+    def loss_of(rows: np.ndarray, chance: _Chance) -> Tensor:
+        wanted = [*rows, *negatives[rows].ravel()]
+        return contrastive_loss(
+            embedder.encode_queries([queries[row] for row in rows], chance.torch),
+            embedder.encode_code([codes[row] for row in wanted], chance.torch),
+            embedder.log_temperature.exp(),
+        )
+
     steps_an_epoch = max(1, len(pairs) // config.batch_pairs)
-    optimizer, schedule = _optimizer(embedder, config.learning_rate, config.epochs * steps_an_epoch)
-    losses: list[float] = []
-    for epoch in range(config.epochs):
-        total = 0.0
-        order = random.permutation(len(pairs))
-        for step, rows in enumerate(np.array_split(order, steps_an_epoch)):
-            wanted = [*rows, *negatives[rows].ravel()]
-            loss = contrastive_loss(
-                embedder.encode_queries([queries[row] for row in rows], generator),
-                embedder.encode_code([codes[row] for row in wanted], generator),
-                embedder.log_temperature.exp(),
-            )
-            _step(embedder, optimizer, loss)
-            schedule.step()
-            total += loss.item()
-            report(epoch * steps_an_epoch + step + 1, config.epochs * steps_an_epoch, loss.item())
-        losses.append(total / steps_an_epoch)
-    return losses
+    return _run_epochs(embedder, len(pairs), steps_an_epoch, config, seed, loss_of, report)
 
 
 def train_on_traces(
@@ -112,30 +103,54 @@ def train_on_traces(
         return []
     queries, codes = _bags(embedder.vocabulary, pairs)
     cache: dict[CodeText, WordBag] = {}
-    random = np.random.default_rng(seed)
-    generator = torch.Generator().manual_seed(seed)
+    num_replayed = min(config.replay_pairs, len(pairs)) if len(pairs) >= 2 else 0
+
+    def loss_of(rows: np.ndarray, chance: _Chance) -> Tensor:
+        batch = [examples[row] for row in rows]
+        loss = _trace_loss(embedder, batch, config, cache, chance.numpy, chance.torch)
+        if not num_replayed:
+            return loss
+        replayed = chance.numpy.choice(len(pairs), num_replayed, replace=False)
+        return loss + contrastive_loss(
+            embedder.encode_queries([queries[row] for row in replayed], chance.torch),
+            embedder.encode_code([codes[row] for row in replayed], chance.torch),
+            embedder.log_temperature.exp(),
+        )
+
     steps_an_epoch = math.ceil(len(examples) / config.batch_traces)
-    optimizer, schedule = _optimizer(embedder, config.learning_rate, config.epochs * steps_an_epoch)
+    return _run_epochs(embedder, len(examples), steps_an_epoch, config, seed, loss_of, report)
+
+
+class _Chance(NamedTuple):
+    """What a run draws from: orders and choices, and dropped words."""
+
+    numpy: np.random.Generator
+    torch: torch.Generator
+
+
+def _run_epochs(
+    embedder: Embedder,
+    num_examples: int,
+    steps_an_epoch: int,
+    config: ContrastiveConfig | TraceConfig,
+    seed: int,
+    loss_of: Callable[[np.ndarray, _Chance], Tensor],
+    report: Report,
+) -> list[float]:
+    """Steps over all examples in a new order each epoch; mean loss of each."""
+    chance = _Chance(np.random.default_rng(seed), torch.Generator().manual_seed(seed))
+    num_steps = config.epochs * steps_an_epoch
+    optimizer, schedule = _optimizer(embedder, config.learning_rate, num_steps)
     losses: list[float] = []
     for epoch in range(config.epochs):
         total = 0.0
-        order = random.permutation(len(examples))
+        order = chance.numpy.permutation(num_examples)
         for step, rows in enumerate(np.array_split(order, steps_an_epoch)):
-            batch = [examples[row] for row in rows]
-            loss = _trace_loss(embedder, batch, config, cache, random, generator)
-            if config.replay_pairs and len(pairs) >= 2:
-                replayed = random.choice(
-                    len(pairs), min(config.replay_pairs, len(pairs)), replace=False
-                )
-                loss = loss + contrastive_loss(
-                    embedder.encode_queries([queries[row] for row in replayed], generator),
-                    embedder.encode_code([codes[row] for row in replayed], generator),
-                    embedder.log_temperature.exp(),
-                )
+            loss = loss_of(rows, chance)
             _step(embedder, optimizer, loss)
             schedule.step()
             total += loss.item()
-            report(epoch * steps_an_epoch + step + 1, config.epochs * steps_an_epoch, loss.item())
+            report(epoch * steps_an_epoch + step + 1, num_steps, loss.item())
         losses.append(total / steps_an_epoch)
     return losses
 
