@@ -14,6 +14,7 @@ A gap code equal to the largest value of its width means "that many unchanged el
 Shapes: N changed elements of a tensor, G gap codes (N plus escapes).
 """
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 import xxhash
 import zstandard
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 COMPRESSION_LEVEL = 1  # 2 M fp32: level 1 takes 10 ms for 92.3 %, level 3 takes 28 ms for 92.4 %
 PARALLEL_FROM_BYTES = 32 * 2**20  # below, threads cost more than they bring
@@ -32,6 +33,23 @@ THREADS = min(8, os.cpu_count() or 1)
 GAP_DTYPES = (np.uint8, np.uint16, np.uint32)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+SAFETENSORS_DTYPES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
 _BITS_BY_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -143,11 +161,32 @@ def _tensor_difference(
 
 
 def encode_payload(changes: Changes) -> bytes:
-    """The stored form: safetensors, compressed."""
-    contiguous = {key: tensor.contiguous() for key, tensor in changes.packed.items()}
-    threads = THREADS if changes.size_bytes >= PARALLEL_FROM_BYTES else 0
+    """The stored form: safetensors, compressed.
+
+    The file is fed to the compressor piece by piece: the library's own `save` copies all weights twice first
+    (measured: 0.32 of zstd's speed instead of 0.8).
+    """
+    tensors = {key: tensor.detach().contiguous() for key, tensor in changes.packed.items()}
+    order = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))  # keeps alignment
+    header: dict[str, object] = {}
+    end = 0
+    for key in order:
+        tensor = tensors[key]
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[key] = {
+            "dtype": SAFETENSORS_DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    threads = THREADS if end >= PARALLEL_FROM_BYTES else 0
     compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, threads=threads)
-    return compressor.compress(save(contiguous))
+    stream = compressor.compressobj(size=8 + len(text) + end)
+    pieces = [stream.compress(len(text).to_bytes(8, "little") + text)]
+    pieces += [stream.compress(tensor_bits(tensors[key]).data) for key in order]
+    pieces.append(stream.flush())
+    return b"".join(pieces)
 
 
 def decode_payload(data: bytes, base: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

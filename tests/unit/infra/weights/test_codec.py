@@ -3,15 +3,21 @@
 import numpy as np
 import pytest
 import torch
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load, save
 
 from infra.weights.codec import (
+    PARALLEL_FROM_BYTES,
+    SAFETENSORS_DTYPES,
+    Changes,
     decode_gaps,
     decode_payload,
     difference,
     encode_gaps,
     encode_payload,
+    size_bytes,
     whole,
 )
 from tests.unit.infra.weights.strategies import (
@@ -73,3 +79,24 @@ def test_difference_sees_signed_zero_and_nan_payloads() -> None:
 def test_difference_of_equal_tensors_is_empty() -> None:
     base = {"w": torch.full((10,), float("nan"))}
     assert difference(base, {"w": base["w"].clone()}).packed == {}
+
+
+def test_payload_is_what_the_safetensors_library_writes() -> None:
+    generator = np.random.default_rng(0)
+    tensors = {
+        str(dtype): random_bits(generator, dtype, shape)
+        for dtype, shape in zip(SAFETENSORS_DTYPES, [(3, 5), (7,), (), (0, 4)] * 4, strict=False)
+    }
+    changes = Changes(tensors, 0)
+    written = zstandard.ZstdDecompressor().decompress(encode_payload(changes))
+    assert same_bits(load(written), load(save(tensors)))
+    assert len(written) % 8 == len(save(tensors)) % 8
+
+
+def test_payload_in_threads_is_the_same_weights() -> None:
+    generator = np.random.default_rng(1)
+    base = {f"w{index}": random_bits(generator, torch.bfloat16, (3_000_000,)) for index in range(6)}
+    target = {name: changed(tensor, generator, 0.01) for name, tensor in base.items()}
+    assert size_bytes(base) >= PARALLEL_FROM_BYTES
+    assert same_bits(decode_payload(encode_payload(difference(base, target)), base), target)
+    assert same_bits(decode_payload(encode_payload(whole(target)), {}), target)

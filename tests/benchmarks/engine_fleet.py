@@ -1,0 +1,208 @@
+"""How near a fleet comes to its ideal under heavy-tailed answers. Run: python -m tests.benchmarks.engine_fleet [--quick]
+
+First on a virtual clock with the real request router: 4 replicas under several loads, what stealing
+brings, then up to 1,000 replicas with processes that die, and what one routing decision costs.
+Then for real: 4 replicas as Ray actors with a small model, closed-loop sessions. There the ideal is
+what the same fleet makes in the same minute of answers of equal length (same mean), where no
+router can do harm.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import tempfile
+import time
+
+import numpy as np
+import psutil
+
+from infra.cluster.actors import end_actor
+from infra.cluster.ray_start import start_ray, stop_ray
+from infra.engine.fleet import EngineFleet, start_replicas
+from infra.engine.router import RouterLimits
+from infra.engine.simulation import FleetReport, FleetSimulation, ReplicaModel, Workload
+from infra.objects import ObjectStore
+from infra.weights import ChainPublisher
+from models.decode.engine import EngineConfig
+from models.decode.protocol import GenerateRequest
+from models.spec import ModelSpec
+from tests.fakes.tiny_model import random_weights
+
+REPLICAS = 4
+SESSIONS = 32
+MEAN_ANSWER_TOKENS = 40
+SMALL = ModelSpec(
+    vocab_size=512,
+    hidden_size=64,
+    num_layers=2,
+    num_attention_heads=4,
+    num_query_groups=2,
+    head_dim=16,
+    num_experts=4,
+    experts_per_token=2,
+    expert_hidden_size=64,
+    max_sequence_tokens=512,
+    mtp_depth=0,
+    mtp_hidden_size=16,
+)
+TARGETS = {
+    "simulated_4_replicas_ideal_ratio": 0.95,
+    "simulated_largest_ideal_ratio": 0.95,
+    "real_4_replicas_ideal_ratio": 0.95,
+}
+
+
+def simulate(
+    replicas: int, workload: Workload, seconds: float, **options
+) -> tuple[FleetReport, float]:
+    """The report, and microseconds of processor time a turn, simulation included."""
+    simulation = FleetSimulation(replicas, ReplicaModel(), workload, seed=1, **options)
+    started = time.process_time()
+    report = simulation.run(seconds / 2, seconds)
+    spent = time.process_time() - started
+    return report, spent / max(1, report.turns) * 1e6
+
+
+def show(label: str, report: FleetReport, microseconds: float) -> None:
+    print(
+        f"{label:42s} {report.tokens_per_second:12,.0f} {report.ideal_ratio:7.1%} {report.turns:9,d} "
+        f"{report.moved_ratio:7.2%} {report.refed_ratio:7.2%} {report.failed_turns:7,d} {microseconds:8.1f}"
+    )
+
+
+def simulated(is_quick: bool) -> dict[str, float]:
+    """Tables on the virtual clock."""
+    print(
+        f"{'virtual clock':42s} {'tokens/s':>12s} {'ideal':>7s} {'turns':>9s} {'moved':>7s} {'refed':>7s} "
+        f"{'failed':>7s} {'us/turn':>8s}"
+    )
+    seconds = 300.0 if is_quick else 1200.0
+    figures: dict[str, float] = {}
+    workload = Workload()
+    for load in (0.5, 1.0, 1.25):
+        loaded = dataclasses.replace(workload, sessions_per_replica=64 * load)
+        report, microseconds = simulate(REPLICAS, loaded, seconds)
+        show(f"4 replicas, {load:.2f} sessions a slot", report, microseconds)
+        if load == 1.0:
+            figures["simulated_4_replicas_ideal_ratio"] = report.ideal_ratio
+    for margin in (0, 4_096, 16_384, 65_536, 10**9):
+        limits = RouterLimits(steal_margin_tokens=margin)
+        report, microseconds = simulate(REPLICAS, workload, seconds, limits=limits)
+        name = "never" if margin == 10**9 else f"over {margin:,} tokens"
+        show(f"4 replicas, sessions move {name}", report, microseconds)
+    for replicas in (32, 100) if is_quick else (32, 100, 1000):
+        report, microseconds = simulate(replicas, workload, 120.0)
+        show(f"{replicas} replicas", report, microseconds)
+        figures["simulated_largest_ideal_ratio"] = report.ideal_ratio
+        figures["largest_simulated_replicas"] = float(replicas)
+        figures["simulated_turn_microseconds"] = microseconds
+    replicas = 100 if is_quick else 1000
+    report, microseconds = simulate(replicas, workload, 120.0, losses_per_replica_second=1 / 3600)
+    show(f"{replicas} replicas, each dies once an hour", report, microseconds)
+    figures["simulated_deaths_ideal_ratio"] = report.ideal_ratio
+    return figures
+
+
+def answer_lengths(is_heavy: bool, seed: int) -> np.ndarray:
+    """Lengths of equal mean: all alike, or lognormal."""
+    if not is_heavy:
+        return np.full(4096, MEAN_ANSWER_TOKENS)
+    drawn = np.random.default_rng(seed).lognormal(0.0, 1.2, 4096)
+    return np.clip(drawn / drawn.mean() * MEAN_ANSWER_TOKENS, 1, 400).astype(int)
+
+
+async def measure_real(
+    fleet: EngineFleet, is_heavy: bool, seconds: float, seed: int
+) -> tuple[float, float]:
+    """Closed-loop sessions of four turns; tokens a wall second, and a second of the replicas' processor
+    time, over the second half of the time.
+    """
+    lengths = answer_lengths(is_heavy, seed)
+    stop = asyncio.Event()
+    tag = f"{'heavy' if is_heavy else 'even'}{seed}"
+
+    async def play(player: int) -> None:
+        rng, number = np.random.default_rng(seed * 1000 + player), 0
+        while not stop.is_set():
+            session, context = f"{tag}-{player}-{number}", tuple(rng.integers(0, 512, 16).tolist())
+            for turn in range(4):
+                limit = min(int(lengths[(player * 131 + number) % 4096]), 500 - len(context))
+                number += 1
+                if limit < 1 or stop.is_set():
+                    break
+                request = GenerateRequest(
+                    f"{session}-{turn}", session, context, limit, (), seed=number
+                )
+                context += (await fleet.generate(request)).token_ids
+            await fleet.end_session(session)
+
+    processes = [psutil.Process(int(h["process_id"])) for h in (await fleet.health()).values()]
+
+    async def made() -> tuple[float, float, float]:
+        tokens = sum(n["generated_tokens"] for n in (await fleet.statistics()).values())
+        return tokens, time.perf_counter(), sum(sum(p.cpu_times()[:2]) for p in processes)
+
+    players = [asyncio.create_task(play(index)) for index in range(SESSIONS)]
+    await asyncio.sleep(seconds / 2)
+    before = await made()
+    await asyncio.sleep(seconds / 2)
+    tokens, wall_seconds, processor_seconds = np.subtract(await made(), before)
+    stop.set()
+    await asyncio.gather(*players)
+    return float(tokens / wall_seconds), float(tokens / processor_seconds)
+
+
+async def real(seconds: float, rounds: int) -> dict[str, float]:
+    """Even and heavy-tailed answers in turn, on the same replicas."""
+    with tempfile.TemporaryDirectory() as directory:
+        objects = ObjectStore.from_url(f"file://{directory}")
+        ChainPublisher(objects, "c").publish(0, random_weights(SMALL))
+        config = EngineConfig(slots=SESSIONS // REPLICAS)
+        names = [f"benchmark-{index}" for index in range(REPLICAS)]
+        replicas = start_replicas(SMALL, config, names, num_cpus=0.1)
+        limits = RouterLimits(steal_margin_tokens=400)
+        fleet = EngineFleet(replicas, limits=limits)
+        await fleet.follow(objects, "c")
+        await measure_real(fleet, True, 2.0, 99)
+        wall, processor = [], []
+        for round_index in range(rounds):
+            kinds = (False, True, True, False) if round_index % 2 else (True, False, False, True)
+            rates: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+            for number, is_heavy in enumerate(kinds):
+                seed = 10 * round_index + number
+                rates[is_heavy].append(await measure_real(fleet, is_heavy, seconds, seed))
+            even, heavy = np.mean(rates[False], axis=0), np.mean(rates[True], axis=0)
+            wall.append(heavy[0] / even[0])
+            processor.append(heavy[1] / even[1])
+            print(
+                f"real, round {round_index}: even {even[0]:,.0f} tokens/s, heavy {heavy[0]:,.0f}; "
+                f"a second of processor time {even[1]:,.0f} and {heavy[1]:,.0f}"
+            )
+        await fleet.close()
+        for actor in replicas.values():
+            end_actor(actor)
+    return {
+        "real_4_replicas_ideal_ratio": float(np.median(wall)),
+        "real_4_replicas_processor_ratio": float(np.median(processor)),
+    }
+
+
+def main() -> None:
+    """Prints the tables and one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="shorter runs, 100 replicas at most")
+    options = parser.parse_args()
+    figures = simulated(options.quick)
+    start_ray(num_cpus=2, object_store_bytes=100_000_000)
+    try:
+        figures |= asyncio.run(real(4.0 if options.quick else 8.0, 3 if options.quick else 6))
+    finally:
+        stop_ray()
+    met = all(figures[name] >= target for name, target in TARGETS.items())
+    rounded = {name: float(f"{value:.4g}") for name, value in figures.items()}
+    print(json.dumps({"name": "engine_fleet", "figures": rounded, "targets": TARGETS, "met": met}))
+
+
+if __name__ == "__main__":
+    main()
