@@ -8,6 +8,7 @@ repeat is safe.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -217,6 +218,8 @@ class EngineFleet:
         self._note(name, HealthEvent.RETIRE, reason="drained")
         while self._router.outstanding_requests()[name]:
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        with contextlib.suppress(OstinatoError):  # one that cannot say goodbye is forgotten in time
+            await self._probe(self._replicas[name].leave.remote(), name, "leave")
         await self._mailboxes.pop(name).close()
         self._router.remove_replica(name)
         del self._health[name]

@@ -68,14 +68,13 @@ def test_one_fault_of_each_kind_anywhere_is_survived(
     publisher = ChainPublisher(store, "c", anchor_every=2)
     follower = ChainSubscriber(store, "c", reader_id="r")
     publisher.publish(0, weights_of(0))
-    for version in (1, 2):
-        s3.plan = [None] * generator.randrange(0, 5) + [fault]
-        publisher.publish(version, weights_of(version))
-        s3.plan = [None] * generator.randrange(0, 3) + [fault]
-        assert same_bits(follower.fetch(version), weights_of(version))
-        follower.acknowledge(version)
-    assert set(s3.injected) == {fault}
-    assert list_versions(store, "c") == [0, 1, 2]
+    s3.plan = [None] * generator.randrange(0, 5) + [fault]
+    publisher.publish(1, weights_of(1))
+    s3.plan = [None] * generator.randrange(0, 3) + [fault]
+    assert same_bits(follower.fetch(1), weights_of(1))
+    follower.acknowledge(1)
+    assert s3.injected == [fault, fault]
+    assert list_versions(store, "c") == [0, 1]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from infra.engine.router import RouterLimits
 from infra.engine.states import ReplicaState
 from infra.errors import EngineError
 from infra.objects import ObjectStore
-from infra.weights import ChainPublisher
+from infra.weights import ChainPublisher, list_readers
 from models.decode.engine import EngineConfig
 from models.decode.protocol import GenerateRequest, Priority
 from tests.fakes.tiny_model import TINY, random_weights
@@ -162,6 +162,7 @@ async def test_a_replica_joins_and_another_leaves_without_losing_a_request(chain
     assert [len(one.token_ids) for one in await asyncio.gather(*long)] == [80] * 4
     assert await leaving is actors["a"]
     assert list(fleet.states()) == ["b"]
+    assert [record.reader_id for record in list_readers(*chain)] == ["b"]
     await fleet.close()
 
 

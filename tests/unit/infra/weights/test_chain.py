@@ -66,7 +66,11 @@ def test_chain_any_history_arrives_bit_for_bit(
     assert all(same_bits(late.fetch(int(version)), history[version]) for version in order)
 
 
-@given(seeds, st.sampled_from(["missing", "torn", "flipped", "empty"]), st.integers(0, 10**6))
+@given(
+    seeds,
+    st.sampled_from(["missing", "torn", "flipped", "empty", "swapped"]),
+    st.integers(0, 10**6),
+)
 @settings(deadline=None, max_examples=40)
 def test_chain_any_one_damaged_object_is_survived_or_reported(
     tmp_path_factory, seed: int, damage: str, choice: int
@@ -78,7 +82,10 @@ def test_chain_any_one_damaged_object_is_survived_or_reported(
     follower = ChainSubscriber(store, "c")
     follower.fetch(1)
     keys = [key for key in store.list("chains/c/") if "/epochs/" not in key]
-    spoil(store, keys[choice % len(keys)], damage, choice)
+    if damage == "swapped":
+        swap(store, keys[choice % len(keys)], keys[choice // len(keys) % len(keys)])
+    else:
+        spoil(store, keys[choice % len(keys)], damage, choice)
     for subscriber in (follower, ChainSubscriber(store, "c")):
         for version, weights in enumerate(history):
             with contextlib.suppress(StorageError):  # reported: nothing was returned
@@ -97,6 +104,13 @@ def spoil(store: ObjectStore, key: str, damage: str, choice: int) -> None:
         flipped = bytearray(data)
         flipped[choice % len(data)] ^= 1 << (choice % 8)
         store.put_bytes(key, bytes(flipped))
+
+
+def swap(store: ObjectStore, one: str, other: str) -> None:
+    """Two objects in each other's place."""
+    first, second = store.get_bytes(one), store.get_bytes(other)
+    store.put_bytes(one, second)
+    store.put_bytes(other, first)
 
 
 def test_chain_broken_delta_before_an_anchor_is_bridged_by_the_anchor(tmp_path: Path) -> None:

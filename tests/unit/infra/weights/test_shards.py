@@ -1,5 +1,6 @@
 """Laws of many ranks: together they write what one would, and a version without one of them does not exist."""
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from infra.weights import (
 from infra.weights.manifest import TensorEntry, list_versions
 from infra.weights.shards import Waiting, assemble, shard_key
 from tests.unit.infra.weights.strategies import changed, random_bits, same_bits, seeds
+from tests.unit.infra.weights.test_chain import spoil
 
 Weights = dict[str, torch.Tensor]
 QUICK = Waiting(patience_seconds=20.0, poll_seconds=0.001)
@@ -149,6 +151,27 @@ def test_shards_a_damaged_shard_is_reported_and_named(tmp_path: Path) -> None:
     store.put_bytes(key, store.get_bytes(key)[:-7])
     with pytest.raises(StorageError, match=r"anchor\.00000001\.00002"):
         ChainSubscriber(store, "c").fetch(0)
+
+
+@given(seeds, st.sampled_from(["missing", "torn", "flipped", "empty"]), st.integers(0, 10**6))
+@settings(deadline=None, max_examples=20)
+def test_shards_any_one_damaged_object_is_survived_or_reported(
+    tmp_path_factory, seed: int, damage: str, choice: int
+) -> None:
+    store = open_store(tmp_path_factory.mktemp("chain"))
+    generator = np.random.default_rng(seed)
+    history, trainer = [make_weights(generator)], Ranks(store, 2, anchor_every=2)
+    for version in range(4):
+        trainer.publish(version, history[-1])
+        history.append({n: changed(t, generator, 0.03) for n, t in history[-1].items()})
+    follower = ChainSubscriber(store, "c")
+    follower.fetch(1)
+    keys = [key for key in store.list("chains/c/") if "/epochs/" not in key]
+    spoil(store, keys[choice % len(keys)], damage, choice)
+    for subscriber in (follower, ChainSubscriber(store, "c")):
+        for version in range(4):
+            with contextlib.suppress(StorageError):  # reported: nothing was returned
+                assert same_bits(subscriber.fetch(version), history[version])
 
 
 def test_shards_a_torn_shard_record_is_never_committed(tmp_path: Path) -> None:
