@@ -19,13 +19,16 @@ class FieldRule(NamedTuple):
     weight: float
     saturation: float
     length_normalisation: float
+    coverage: float = 0.0
+    """For a field whose every word is in the question; in proportion to that share below."""
 
 
-# MRR on tomlkit, grimp, jsonschema, docker and alembic: body only 0.442, these 0.623
+# Chosen on 1,624 questions of 16 packages that the benchmark does not measure on: 0.580 with weights 0.5, 1.5, 0.5, 1 and
+# no coverage, 0.593 with these. A name that the question spells out whole is better than one it only touches.
 BY_FIELD = (
-    FieldRule(0.5, 0.5, 0.5),  # scope
-    FieldRule(1.5, 0.5, 0.5),  # name
-    FieldRule(0.5, 1.5, 0.75),  # head
+    FieldRule(1.0, 0.5, 0.5),  # scope
+    FieldRule(1.0, 0.5, 0.5, coverage=4.0),  # name
+    FieldRule(0.75, 1.5, 0.75),  # head
     FieldRule(1.0, 1.5, 0.75),  # body
 )
 BODY_ONLY = (
@@ -48,6 +51,8 @@ def score_words(
     wanted = sorted(set(words))
     num_chunks = sum(part.num_chunks for part in parts) - sum(part.num_chunks for part in hidden)
     for column, rule in enumerate(rules):
+        if rule.coverage:
+            scores += rule.coverage * _covered_shares(segment, column, wanted)
         if not rule.weight or not num_chunks:
             continue
         total = sum(part.total_words[column] for part in parts)
@@ -66,3 +71,14 @@ def score_words(
                 gain = counts * (rule.saturation + 1) / (counts + norms[rows])
                 scores[rows] += rule.weight * rarity * gain
     return scores
+
+
+def _covered_shares(segment: Segment, column: int, words: Iterable[str]) -> np.ndarray:
+    """How much of each row's field is in the question, 0..1."""
+    covered = np.zeros(segment.num_rows)
+    for word in words:
+        posting = segment.posting(column, word)
+        if posting is not None:
+            rows, counts = posting
+            covered[rows] += counts
+    return covered / np.maximum(segment.lengths(column), 1.0)
