@@ -32,13 +32,13 @@ def demo(recipe: RecipeOption = "nano", seed: SeedOption = None) -> None:
 @app.command()
 def run(
     flow: Annotated[
-        str, typer.Argument(help="module name in flows/, for example continued_pretraining")
+        str, typer.Argument(help="a flow, for example continued_pretraining or search-training")
     ],
     recipe: RecipeOption = "nano",
     seed: SeedOption = None,
 ) -> None:
     """Runs one flow of the chain and what it needs."""
-    _run_flow(flow, recipe, seed)
+    _run_flow(flow.replace("-", "_"), recipe, seed)
 
 
 @app.command()

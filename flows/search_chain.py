@@ -30,10 +30,10 @@ def newest_runs(context: StageContext) -> tuple[str, ...]:
 
 
 def collect_traces(
-    context: StageContext, problems: ArtifactRef, run_ids: tuple[str, ...]
+    context: StageContext, problems: ArtifactRef | None, run_ids: tuple[str, ...]
 ) -> ArtifactRef | None:
     """Committed trajectories of these runs -> what agents read and edited; None without any."""
-    if not any(_num_committed(context, run_id) for run_id in run_ids):
+    if problems is None or not any(_num_committed(context, run_id) for run_id in run_ids):
         return None
 
     def build(directory: Path) -> tuple[Path, dict]:
@@ -50,22 +50,23 @@ def collect_traces(
 
 
 def train_encoder(
-    context: StageContext, problems: ArtifactRef, traces: ArtifactRef | None
+    context: StageContext, problems: ArtifactRef | None, traces: ArtifactRef | None
 ) -> ArtifactRef:
     """Installed code, and traces where there are any -> the published encoder."""
     config = context.recipe.retrieval
+    parents = () if problems is None or traces is None else (problems, traces)
 
     def build(directory: Path) -> tuple[Path, dict]:
+        directories = [str(context.directory_of(ref)) for ref in parents] or [None, None]
         request = RetrievalRequest(
             config=config,
-            traces_directory=None if traces is None else str(context.directory_of(traces)),
-            problems_directory=None if traces is None else str(context.directory_of(problems)),
+            problems_directory=directories[0],
+            traces_directory=directories[1],
         )
         entry = "tasks.retrieval.run:main"
         result = run_stage("retrieval", entry, request, RetrievalResult, directory)
         return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
 
-    parents = () if traces is None else (problems, traces)
     return context.ensure("search-encoder", config, parents, build)
 
 

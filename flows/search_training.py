@@ -24,11 +24,12 @@ def search_training(
         recipe: name of a shipped recipe or path of a TOML file.
         seed: overrides the recipe's seed.
         run_ids: runs whose trajectories teach; without any the newest reinforcement run of the recipe.
-        problems: the problem set of those runs; built when absent.
+        problems: the problem set of those runs; built when absent. Without runs none is needed.
     """
     context = StageContext.open(load_recipe(recipe, seed=seed))
-    problems = problems or problem_building(recipe, seed)
     run_ids = run_ids or search_chain.newest_runs(context)
+    if run_ids and problems is None:
+        problems = problem_building(recipe, seed)
     traces = search_chain.collect_traces(context, problems, run_ids)
     encoder = search_chain.train_encoder(context, problems, traces)
     result = search_chain.encoder_result(context, encoder)

@@ -1,0 +1,38 @@
+"""The search flow for real at a small size: packages in, a published encoder out, and nothing of it twice."""
+
+from pathlib import Path
+
+import pytest
+
+from flows import search_chain
+from flows.recipe import load_recipe
+from flows.search_training import search_training
+from flows.stage import StageContext
+from infra.search.chunk_cache import ChunkCache
+from infra.search.encoder import BagEncoder
+from infra.search.index import CodeIndex
+
+FILES = {
+    "kit/waiting.py": b"def sleep_until(moment):\n    while now() < moment:\n        pause()\n",
+    "kit/sums.py": b"def add_up(numbers):\n    return sum(numbers)\n",
+}
+
+
+@pytest.mark.timeout(300)
+def test_search_training_publishes_an_encoder_that_serves(prefect_server: None, home: Path) -> None:
+    encoder = search_training("miniature")
+
+    context = StageContext.open(load_recipe("miniature"))
+    result = search_chain.encoder_result(context, encoder)
+    assert result.num_traces == 0
+    assert result.num_pairs > 0
+    assert len(result.loss_nats) == context.recipe.retrieval.contrastive.epochs
+    assert {"bm25", "fused, untrained", "fused, after code"} <= set(result.held_out)
+
+    served = BagEncoder(context.directory_of(encoder))
+    index = CodeIndex.build(ChunkCache(served), FILES)
+    assert [hit.path for hit in index.search("add numbers", 1)] == ["kit/sums.py"]
+
+    finished = {path: path.stat().st_mtime_ns for path in home.glob("runs/*/*/result.json")}
+    assert search_training("miniature") == encoder
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
