@@ -5,7 +5,7 @@ console, one HTML page. It computes no result.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
@@ -245,6 +245,12 @@ def _perplexity_rows(trained: PretrainingResult) -> list[report.ReportRow]:
     ]
 
 
+def _in_words(counts: Mapping[str, int]) -> str:
+    """Counts as a sentence has them: 96 requests, 59 kept."""
+    named = sorted(counts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in named)
+
+
 def _cycle_rows(cycle: CycleReport) -> list[report.ReportRow]:
     if cycle.promotion is None or cycle.candidate_scorecard is None or cycle.training is None:
         return [
@@ -256,7 +262,7 @@ def _cycle_rows(cycle: CycleReport) -> list[report.ReportRow]:
                 note="too few to train on",
             )
         ]
-    users = "" if cycle.users is None else f"simulated users: {cycle.users.counts}"
+    users = "" if cycle.users is None else f"simulated users: {_in_words(cycle.users.counts)}"
     return [
         report.ReportRow(
             stage="cycle",
