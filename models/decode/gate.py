@@ -11,7 +11,8 @@ from collections import deque
 import numpy as np
 
 _WINDOW_STEPS = 16  # measurements a depth and batch size that the gate looks back on
-_PROBE_ROUNDS = 6  # times each depth is tried in a probe
+_PROBE_ROUNDS = 6  # times each choice is tried in a probe
+_RECONSIDER_STEPS = 32  # a probe's few steps may flatter a draft: what it does since then counts
 _FIRST_PROBE_INTERVAL_STEPS = 128
 _LAST_PROBE_INTERVAL_STEPS = (
     4096  # a depth that keeps losing is tried ever less often: under 0.2 % of steps
@@ -50,6 +51,18 @@ class SpeculationGate:
         """Adds one decode-only step."""
         if batch <= self.max_batch:
             self._course(batch, has_match).record(choice, seconds / batch, tokens / batch)
+
+    def wants_match(self, batch: int) -> bool:
+        """Whether it matters if the context has something to copy: a search costs a few percent of
+        a fast step.
+        """
+        if batch > self.max_batch:
+            return False
+        with_match, without = self._course(batch, True), self._course(batch, False)
+        if not (with_match.is_plain and without.is_plain):
+            return True
+        with_match.rest()
+        return False
 
     def count_accepted(self, accepted_B: np.ndarray, depth: int) -> None:
         """Counts, for each draft place, how often it was looked at (all before it accepted) and how
@@ -112,12 +125,30 @@ class _Course:
         self._steps_until_probe -= 1
         if not self._steps_until_probe:
             self._probe_steps_left = _PROBE_ROUNDS * self._choices
+        elif self.best and self._steps_until_probe % _RECONSIDER_STEPS == 0:
+            rates = self._rates()
+            self.best = self.best if rates[self.best] > rates[0] else 0
 
-    def _decide(self) -> None:
-        rates = [
+    def rest(self) -> None:
+        """A step that was not looked at brings the next probe closer too."""
+        self._steps_until_probe -= 1
+        if not self._steps_until_probe:
+            self._probe_steps_left = _PROBE_ROUNDS * self._choices
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the next step drafts nothing, whatever there is to draft."""
+        return not self._probe_steps_left and self.best == 0
+
+    def _rates(self) -> list[float]:
+        """Tokens a second of each choice; 0 for one that was never tried."""
+        return [
             float(np.mean(tokens) / np.median(seconds)) if seconds else 0.0
             for tokens, seconds in zip(self._tokens, self._seconds, strict=True)
         ]
+
+    def _decide(self) -> None:
+        rates = self._rates()
         winner = int(np.argmax(rates))
         winner = winner if rates[winner] > _MIN_GAIN_RATIO * rates[0] else 0
         is_settled = winner == self.best

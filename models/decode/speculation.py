@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["Drafted", "SpeculationGate", "Speculator", "draft_logits"]
 
 
+_PATIENCE_STEPS = 32
+_LONGEST_PAUSE_STEPS = 256
+
+
 @dataclass(frozen=True, slots=True)
 class Drafted:
     """What one step verifies."""
@@ -60,6 +64,8 @@ class Speculator:
         self._noise = noise
         self._lookup_tokens = config.lookup_tokens
         self._hidden_SD = torch.zeros(config.slots, hidden_size)
+        self._misses = 0  # searches in a row that found nothing to copy
+        self._steps_to_skip = 0
 
     def remember(self, slots_R: np.ndarray, hidden_RD: Tensor) -> None:
         """Keeps the hidden state of the last fed position of each slot."""
@@ -71,9 +77,12 @@ class Speculator:
         """
         batch, has_match = len(slots_B), False
         proposals_Bk = np.zeros((0, 0), dtype=np.int64)
-        if self._lookup_tokens and batch <= self.gate.max_batch:
+        if self._lookup_tokens and self._is_worth_a_search(batch):
             proposals_Bk, found = find_continuations(table, slots_B, self._lookup_tokens)
             has_match = 2 * found >= batch
+            self._misses = 0 if has_match else self._misses + 1
+            if self._misses and self._misses % _PATIENCE_STEPS == 0:
+                self._steps_to_skip = min(2 * self._misses, _LONGEST_PAUSE_STEPS)
         choice = self.gate.choose(batch, has_match=has_match)
         if choice == 0:
             return Drafted(choice, has_match)
@@ -89,6 +98,13 @@ class Speculator:
         noise_BmV = step_noise(self._noise, table, slots_B, width)
         self._draft_layers(weights, table, slots_B, noise_BmV)
         return Drafted(choice, has_match, width, noise_BmV)
+
+    def _is_worth_a_search(self, batch: int) -> bool:
+        """A text that repeats nothing is searched ever less often."""
+        if self._steps_to_skip:
+            self._steps_to_skip -= 1
+            return False
+        return self.gate.wants_match(batch)
 
     def _draft_layers(
         self, weights: DecodeWeights, table: SlotTable, slots_B: np.ndarray, noise_BmV: np.ndarray

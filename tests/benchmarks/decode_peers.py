@@ -142,7 +142,7 @@ def peer_process(
     """A peer that has loaded the model."""
     environment = os.environ | {
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "all",
+        "VLLM_CPU_OMP_THREADS_BIND": "0-1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "2",
