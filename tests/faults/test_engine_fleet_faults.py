@@ -1,0 +1,79 @@
+"""Real replica processes that freeze, die in an update and come back; the fleet grows and shrinks around them."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.cluster.actors import end_actor
+from infra.cluster.ray_start import start_ray, stop_ray
+from infra.engine.fleet import EngineFleet, start_replicas
+from infra.engine.states import ReplicaState
+from infra.errors import EngineError
+from infra.objects import ObjectStore
+from infra.weights import ChainPublisher, list_readers
+from models.decode.engine import EngineConfig
+from models.decode.protocol import GenerateRequest
+from tests.fakes.tiny_model import TINY, random_weights
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    start_ray(num_cpus=2, object_store_bytes=100_000_000)
+    yield
+    stop_ray()
+
+
+def request(index: int) -> GenerateRequest:
+    return GenerateRequest(
+        f"request-{index}", f"session-{index}", (1, 2, index % 32), 10, (), seed=index
+    )
+
+
+async def reach(fleet: EngineFleet, name: str, state: ReplicaState) -> None:
+    """Refreshes until the replica is there; the test's own time limit ends what never is."""
+    while fleet.states()[name] is not state:
+        await fleet.refresh_states()
+
+
+async def test_replicas_that_freeze_die_join_and_leave(tmp_path: Path) -> None:
+    chain = (ObjectStore.from_url(f"file://{tmp_path}/objects"), "c")
+    publisher = ChainPublisher(*chain)
+    publisher.publish(0, random_weights(TINY))
+    actors = start_replicas(TINY, EngineConfig(slots=4), ["a", "b"], num_cpus=0.1, chain=chain)
+    fleet = EngineFleet(actors, probe_seconds=2.0)
+    await fleet.follow(*chain)
+    pids = {name: int(told["process_id"]) for name, told in (await fleet.health()).items()}
+
+    os.kill(pids["a"], signal.SIGSTOP)
+    with pytest.raises(EngineError, match="replica a is silent"):
+        await fleet.statistics()
+    assert fleet.states() == {"a": ReplicaState.SUSPECT, "b": ReplicaState.SERVING}
+    for index in range(5):
+        await fleet.generate(request(index))
+    os.kill(pids["a"], signal.SIGCONT)
+    await reach(fleet, "a", ReplicaState.SERVING)
+
+    publisher.publish(1, random_weights(TINY, seed=1))
+    updating = asyncio.create_task(fleet.update_to(1))
+    os.kill(pids["b"], signal.SIGKILL)
+    await asyncio.gather(updating, return_exceptions=True)
+    await reach(fleet, "b", ReplicaState.SERVING)
+    assert (await fleet.health())["b"]["version"] == 1
+    await fleet.update_to(1)
+
+    newcomer = start_replicas(TINY, EngineConfig(slots=4), ["c"], num_cpus=0.1, chain=chain)
+    assert await fleet.add("c", newcomer["c"], chain) is ReplicaState.SERVING
+    answers = [asyncio.create_task(fleet.generate(request(index))) for index in range(20, 40)]
+    end_actor(await fleet.retire("a"))
+    versions = [set(answer.weight_versions_T.tolist()) for answer in await asyncio.gather(*answers)]
+    assert versions == [{1}] * 20
+    assert sorted(record.reader_id for record in list_readers(*chain)) == ["b", "c"]
+    await fleet.close()
+    for actor in (actors["b"], newcomer["c"]):
+        end_actor(actor)
