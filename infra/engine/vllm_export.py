@@ -2,7 +2,7 @@
 
 Owns the mapping from canonical weights to two public architectures. GLM-4-MoE computes exactly what
 our models compute: sigmoid router scores with a correction bias for the choice, shares over the
-chosen ones, norms on query and key heads. Qwen3-MoE has the same shapes and weights but a softmax
+chosen ones, norms on query and key heads; the shared expert it wants is written as zeros. Qwen3-MoE has the same shapes and weights but a softmax
 router without the bias: equal in cost, not in result. Enters: a ModelSpec, canonical weights.
 Leaves: `config.json` and `model.safetensors`, or the named tensors alone. Draft layers stay out:
 their form is ours.
@@ -67,6 +67,11 @@ def public_tensors(
             prefix = name.removesuffix("down_proj")
             for expert, matrix in enumerate(tensor):
                 yield f"{prefix}{expert}.down_proj.weight", matrix
+            if architecture is Architecture.GLM4_MOE:
+                shared = prefix.removesuffix("experts.") + "shared_experts."
+                for part in ("gate_proj", "up_proj"):
+                    yield f"{shared}{part}.weight", torch.zeros_like(tensor[0].t())
+                yield f"{shared}down_proj.weight", torch.zeros_like(tensor[0])
         else:
             yield name, tensor
 
@@ -111,7 +116,7 @@ def public_config(spec: ModelSpec, architecture: Architecture) -> dict[str, Any]
         "rope_parameters": rope | {"partial_rotary_factor": 1.0},
         "partial_rotary_factor": 1.0,
         "n_routed_experts": spec.num_experts,
-        "n_shared_experts": None,
+        "n_shared_experts": 1,
         "first_k_dense_replace": 0,
         "n_group": 1,
         "topk_group": 1,

@@ -1,0 +1,67 @@
+"""The engines that every contract of a model client runs against.
+
+An engine joins by an entry in ENGINES. The model has a shape that all of them can run, and weights
+that bfloat16 would not change, so that each may store them as it likes.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import pytest
+from torch import Tensor
+
+from infra.engine.local import LocalEngine, SwapReport
+from models.decode.engine import EngineConfig
+from models.decode.protocol import GenerateRequest, Generation
+from models.spec import ModelSpec
+from tests.fakes.tiny_model import random_weights
+
+SPEC = ModelSpec(
+    vocab_size=96,
+    hidden_size=64,
+    num_layers=2,
+    num_attention_heads=4,
+    num_query_groups=2,
+    head_dim=32,
+    num_experts=4,
+    experts_per_token=2,
+    expert_hidden_size=32,
+    max_sequence_tokens=96,
+)
+VERSION = 3
+
+
+class Engine(Protocol):
+    """A model client whose weights can be changed."""
+
+    version: int
+
+    async def generate(self, request: GenerateRequest) -> Generation: ...
+    async def end_session(self, session_id: str) -> None: ...
+    async def swap_weights(self, weights: Mapping[str, Tensor], version: int) -> SwapReport: ...
+    def close(self) -> None: ...
+
+
+def make_weights(seed: int = 0) -> dict[str, Tensor]:
+    """Weights of SPEC."""
+    return {name: t.bfloat16().float() for name, t in random_weights(SPEC, seed).items()}
+
+
+def _eager() -> LocalEngine:
+    return LocalEngine(SPEC, make_weights(), VERSION, EngineConfig(slots=8))
+
+
+def _native() -> LocalEngine:
+    return LocalEngine(SPEC, make_weights(), VERSION, EngineConfig(slots=8, native=True))
+
+
+def _vllm() -> Engine:
+    from infra.engine.vllm_client import VllmEngine
+
+    return VllmEngine(SPEC, make_weights(), VERSION, slots=8)
+
+
+ENGINES: dict[str, Callable[[], Engine]] = {"eager": _eager, "native": _native, "vllm": _vllm}
+MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
+    "vllm": (pytest.mark.vllm, pytest.mark.timeout(600))
+}
