@@ -3,9 +3,9 @@
 Owns `VllmEngine`. Enters: a ModelSpec, canonical weights, requests. Leaves: generations. Weights
 travel as a model directory (`vllm_export`) that vLLM reloads in place through its own call; all
 requests end before a swap, so a generation has one version. What differs from the native engine:
-routes of the whole context come with every generation; draft layers stay out, vLLM has no model of
-their form; a shape must be one that vLLM's attention supports. Needs the extra `vllm`; imported
-only where it was asked for.
+routes come only where vLLM can record them, then those of the whole context every time; draft
+layers stay out, vLLM has no model of their form. Needs the extra `vllm`; imported only where it was
+asked for.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class VllmEngine:
         *,
         slots: int = 64,
         dtype: torch.dtype = torch.float32,
-        with_routes: bool = True,
+        with_routes: bool = False,  # wants vLLM's model runner V2, which its CPU build lacks
         name: str = "vllm",
     ) -> None:
         prepare_weights(spec, weights, version)  # the same checks as the native engine's

@@ -12,7 +12,7 @@ import numpy as np
 
 _WINDOW_STEPS = 16  # measurements a depth and batch size that the gate looks back on
 _PROBE_ROUNDS = 6  # times each choice is tried in a probe
-_RECONSIDER_STEPS = 32  # a probe's few steps may flatter a draft: what it does since then counts
+_RECONSIDER_STEPS = 64  # between plain steps while drafting, which say what drafting is worth now
 _FIRST_PROBE_INTERVAL_STEPS = 128
 _LAST_PROBE_INTERVAL_STEPS = (
     4096  # a depth that keeps losing is tried ever less often: under 0.2 % of steps
@@ -110,9 +110,11 @@ class _Course:
 
     def next_choice(self) -> int:
         """Every choice in turn while probing, so that a slow moment of the machine hits all alike;
-        else the best.
+        else the best, with a plain step now and then.
         """
-        return self._probe_steps_left % self._choices if self._probe_steps_left else self.best
+        if self._probe_steps_left:
+            return self._probe_steps_left % self._choices
+        return 0 if self._steps_until_probe % _RECONSIDER_STEPS == 0 else self.best
 
     def record(self, choice: int, seconds: float, tokens: float) -> None:
         self._seconds[choice].append(seconds)
@@ -126,7 +128,7 @@ class _Course:
         if not self._steps_until_probe:
             self._probe_steps_left = _PROBE_ROUNDS * self._choices
         elif self.best and self._steps_until_probe % _RECONSIDER_STEPS == 0:
-            rates = self._rates()
+            rates = self._rates(caution=0.0)
             self.best = self.best if rates[self.best] > rates[0] else 0
 
     def rest(self) -> None:
@@ -140,15 +142,21 @@ class _Course:
         """Whether the next step drafts nothing, whatever there is to draft."""
         return not self._probe_steps_left and self.best == 0
 
-    def _rates(self) -> list[float]:
-        """Tokens a second of each choice; 0 for one that was never tried."""
-        return [
-            float(np.mean(tokens) / np.median(seconds)) if seconds else 0.0
-            for tokens, seconds in zip(self._tokens, self._seconds, strict=True)
-        ]
+    def _rates(self, caution: float) -> list[float]:
+        """Tokens a second of each choice; 0 for one that was never tried. `caution` is the standard
+        errors that are taken off the tokens: a few lucky drafts are no gain yet.
+        """
+        rates = []
+        for tokens, seconds in zip(self._tokens, self._seconds, strict=True):
+            if not seconds:
+                rates.append(0.0)
+                continue
+            gained = np.mean(tokens) - caution * np.std(tokens) * len(tokens) ** -0.5
+            rates.append(float(gained / np.median(seconds)))
+        return rates
 
     def _decide(self) -> None:
-        rates = self._rates()
+        rates = self._rates(caution=1.0)
         winner = int(np.argmax(rates))
         winner = winner if rates[winner] > _MIN_GAIN_RATIO * rates[0] else 0
         is_settled = winner == self.best

@@ -42,6 +42,11 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+def gives_routes(engine: Engine) -> bool:
+    """vLLM's CPU build has no runner that records the experts."""
+    return isinstance(engine, LocalEngine)
+
+
 def make_weights(seed: int = 0) -> dict[str, Tensor]:
     """Weights of SPEC."""
     return {name: t.bfloat16().float() for name, t in random_weights(SPEC, seed).items()}
