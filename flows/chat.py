@@ -355,6 +355,7 @@ class ChatOptions:
     apply: Apply
     temperature: float
     seed: int
+    tests: list[str] = field(default_factory=list)
 
 
 async def _chat(
@@ -376,6 +377,7 @@ async def _chat(
                 copy,
                 warm_tests=is_compact,
                 test_limit_seconds=model.harness.call_time_limit_seconds,
+                tests=options.tests,
             )
         )
         now = datetime.datetime.now(tz=datetime.UTC)
@@ -396,7 +398,7 @@ async def _chat(
         )
         workplace.environment.ask_limit_seconds = USER_SECONDS
         workplace.environment.ask_user = session.ask_user if not options.messages else None
-        tests = ", ".join(workplace.layout.test_paths) or "none found"
+        tests = ", ".join(options.tests or workplace.layout.test_paths) or "none found"
         screen.show_opening(
             str(workplace.root), model.name, model.harness.dialect, len(workplace.files), tests
         )
@@ -432,6 +434,9 @@ def build_command(open_local: OpenLocal | None) -> Callable[..., None]:
         apply: Annotated[str, typer.Option(help="ask, always or never write the edits")] = "ask",
         temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 1.0,
         seed: Annotated[int, typer.Option(help="of a checkpoint served here")] = 0,
+        tests: Annotated[
+            list[str] | None, typer.Option(help="what `pytest` runs; default: all; may be repeated")
+        ] = None,
     ) -> None:
         """A terminal agent on a repository; its edits reach your files only when you agree."""
         if apply not in ("ask", "always", "never"):
@@ -440,7 +445,16 @@ def build_command(open_local: OpenLocal | None) -> Callable[..., None]:
             raise typer.BadParameter("wanted either --gateway or --checkpoint")
         messages = message or []
         options = ChatOptions(
-            repo, gateway, checkpoint, recipe, api_key, messages, apply, temperature, seed
+            repo,
+            gateway,
+            checkpoint,
+            recipe,
+            api_key,
+            messages,
+            apply,
+            temperature,
+            seed,
+            tests or [],
         )
         run(options, open_local)
 

@@ -10,7 +10,7 @@ import difflib
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -191,10 +191,16 @@ class Workplace:
 
 @contextlib.asynccontextmanager
 async def open_workplace(
-    root: Path, copy: Path, *, warm_tests: bool, test_limit_seconds: float
+    root: Path,
+    copy: Path,
+    *,
+    warm_tests: bool,
+    test_limit_seconds: float,
+    tests: Sequence[str] = (),
 ) -> AsyncIterator[Workplace]:
     """A sandbox over a copy of `root` made below `copy`, for the length of the block. With
-    `warm_tests`, `pytest` runs every collected test in a warm box; else it is a command like others.
+    `warm_tests`, `pytest` runs every collected test in a warm box, or those of `tests` where any are
+    named; else it is a command like others.
     """
     root = root.resolve()
     files = copy_repository(root, copy)
@@ -208,15 +214,33 @@ async def open_workplace(
         run_tests = None
         if warm_tests and layout.test_paths:
             await place.test_server.start()
-            if place.test_server.tests:
-                run_tests = make_test_runner(
-                    place.test_server, place.test_server.tests, test_limit_seconds
-                )
+            chosen = choose_tests(place.test_server.tests, tests)
+            if chosen:
+                run_tests = make_test_runner(place.test_server, chosen, test_limit_seconds)
         environment = AgentEnvironment(sandbox, run_tests=run_tests, baseline=files)
         yield Workplace(root, files, layout, environment, place)
     finally:
         await place.release(sandbox)
         await place.close()
+
+
+def choose_tests(collected: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
+    """Collected tests below the wanted folders, files, classes or names; all without any."""
+    chosen = tuple(
+        test
+        for test in collected
+        if not wanted
+        or any(
+            test == place or test.startswith((f"{place}/", f"{place}::", f"{place}["))
+            for place in wanted
+        )
+    )
+    if collected and not chosen:
+        raise ConfigError(
+            f"tests {', '.join(wanted)}: none of {len(collected)} collected tests lies there, "
+            f"wanted a folder, file or test such as {collected[0]}"
+        )
+    return chosen
 
 
 def describe_change(path: str, before: bytes | None, after: bytes | None) -> str:

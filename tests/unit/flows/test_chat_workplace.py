@@ -9,6 +9,7 @@ import pytest
 
 from flows.chat_workplace import (
     Workplace,
+    choose_tests,
     copy_repository,
     describe_change,
     guess_layout,
@@ -120,3 +121,25 @@ def test_only_files_changed_lately_are_recent(root: Path) -> None:
 
 def test_a_change_of_bytes_is_named_only() -> None:
     assert describe_change("a.png", b"\xff", b"\xfe") == "Binary file a.png changed\n"
+
+
+COLLECTED = ("tests/test_a.py::test_x", "tests/test_a.py::test_y[1]", "tests/more/test_b.py::T::t")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [
+        ((), COLLECTED),
+        (("tests/test_a.py",), COLLECTED[:2]),
+        (("tests/more",), COLLECTED[2:]),
+        (("tests/test_a.py::test_y", "tests/more/test_b.py::T"), COLLECTED[1:]),
+    ],
+)
+def test_tests_are_chosen_by_folder_file_class_or_name(wanted, chosen) -> None:
+    assert choose_tests(COLLECTED, wanted) == chosen
+
+
+def test_a_place_without_tests_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tests tests/test_c.py: none of 3 collected"):
+        choose_tests(COLLECTED, ["tests/test_c.py"])
+    assert choose_tests((), ()) == ()
