@@ -32,7 +32,7 @@ class PairsConfig(Config):
     least_query_words: int = Field(default=3, ge=1)
     least_body_lines: int = Field(default=3, ge=1)
     most_body_characters: int = Field(default=6_000, ge=1)
-    most_pairs: int = Field(default=12_000, ge=1, description="drawn at random beyond these")
+    most_pairs: int = Field(default=60_000, ge=1, description="drawn at random beyond these")
     name_ratio: float = Field(
         default=0.5,
         ge=0,
@@ -43,7 +43,7 @@ class PairsConfig(Config):
 class ContrastiveConfig(Config):
     """Training on code."""
 
-    epochs: int = Field(default=4, ge=0)
+    epochs: int = Field(default=6, ge=0)
     batch_pairs: int = Field(default=256, ge=2)
     hard_negatives: int = Field(
         default=1, ge=0, description="wrong answers that BM25 likes, a question"
@@ -75,11 +75,21 @@ class RetrievalConfig(Config):
     """Everything that decides what the encoder becomes."""
 
     train_packages: tuple[str, ...] = Field(
-        default=(STANDARD_LIBRARY, "sqlalchemy"),
+        default=(
+            STANDARD_LIBRARY,
+            "sqlalchemy",
+            "numpy",
+            "scipy",
+            "sympy",
+            "matplotlib",
+            "torch",
+            "ray",
+            "prefect",
+        ),
         description="import names of installed packages; standard_library is the interpreter's own",
     )
     validation_packages: tuple[str, ...] = Field(
-        default=("tomlkit", "grimp", "docker"),
+        default=("tomlkit", "docker", "jsonschema", "alembic", "pydantic", "httpx", "anyio"),
         description="these choose the weight of the vectors beside BM25",
     )
     held_out_packages: tuple[str, ...] = Field(
