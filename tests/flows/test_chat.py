@@ -31,7 +31,7 @@ from tests.fakes.toy_gateway import (
 )
 
 DEADLINE_SECONDS = 500.0
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.timeout(600)
 CONTROL_C, END_OF_INPUT = b"\x03", b"\x04"
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
