@@ -13,6 +13,7 @@ from infra.sandbox.microvm.image import ImageKind, build_image
 from infra.sandbox.microvm.machine import PROGRAM, Machine
 from infra.sandbox.microvm.templates import TemplateStore
 from infra.sandbox.protocol import SandboxLimits, SandboxSpec, SnapshotKind
+from infra.sandbox.text_search import TextMatch, TextSearch, read_matches, search_command
 from infra.settings import load_settings
 
 pytestmark = [pytest.mark.microvm, pytest.mark.timeout(600)]
@@ -201,3 +202,14 @@ def test_a_guest_that_only_spins_is_ended_by_its_processor_time(runner, tmp_path
 
     with pytest.raises(SandboxLost, match="no answer from the guest"):
         runner.run(use())
+
+
+def test_the_guest_has_ripgrep_and_finds_what_boxes_find(runner, source):
+    async def use():
+        await source.write("pkg/a.py", b"def first():\n    pass\n")
+        await source.write("pkg/b.md", b"first\n")
+        search = search_command(TextSearch(r"\bfirst\b", glob="*.py"))
+        result = await source.exec(search, SECONDS)
+        return result.exit_code, read_matches(result.output)
+
+    assert runner.run(use()) == (0, ([TextMatch("pkg/a.py", 1, "def first():")], ""))
