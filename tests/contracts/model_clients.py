@@ -68,5 +68,6 @@ def _vllm() -> Engine:
 
 ENGINES: dict[str, Callable[[], Engine]] = {"eager": _eager, "native": _native, "vllm": _vllm}
 MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
-    "vllm": (pytest.mark.vllm, pytest.mark.timeout(600))
+    "native": (pytest.mark.timeout(300),),  # the first run on a machine compiles
+    "vllm": (pytest.mark.vllm, pytest.mark.timeout(600)),
 }

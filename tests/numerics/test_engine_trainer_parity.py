@@ -86,13 +86,16 @@ def compare(
     return sampled_BT[mask_BT], logprobs_BT[mask_BT]
 
 
+@pytest.mark.timeout(300)  # the first run on a machine compiles the native loops
 @pytest.mark.parametrize("with_routes", [False, True])
-@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize(("depth", "native"), [(0, False), (2, False), (2, True)])
 def test_sampled_tokens_have_the_trainers_logprobs(
-    trainer: TrainerModel, depth: int, with_routes: bool
+    trainer: TrainerModel, depth: int, native: bool, with_routes: bool
 ) -> None:
-    weights = prepare_weights(SPEC, trainer.export_weights(), 0)
-    config = EngineConfig(slots=8, prefill_tokens_per_step=48, speculation_depth=depth)
+    weights = prepare_weights(SPEC, trainer.export_weights(), 0, native=native)
+    config = EngineConfig(
+        slots=8, prefill_tokens_per_step=48, speculation_depth=depth, native=native
+    )
     segments = sample_segments(DecodeEngine(SPEC, weights, config), attempts=12, turns=3)
     mismatch = measure_mismatch(*compare(segments, trainer, with_routes=with_routes))
     assert mismatch.tokens > 300

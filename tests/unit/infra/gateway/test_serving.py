@@ -3,6 +3,7 @@ it serves.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -97,6 +98,33 @@ async def test_real_engine_and_sandbox_answer_and_leave_whole_records(
     assert segment.sampled_tokens > 0
     assert set(segment.weight_versions_T[segment.loss_mask_T]) == {5}
     assert (segment.routed_experts_TLK[:-1] >= 0).all()  # the last token was never fed back
+
+
+async def test_a_real_engine_streams_token_by_token_what_it_answers_whole(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    plan = ServingPlan(checkpoint(tmp_path, renderer, version=5))
+    chat = {
+        "model": "ostinato",
+        "messages": [{"role": "user", "content": "Fix first"}],
+        "seed": 7,
+        "max_tokens": 40,
+        "stream_options": {"include_usage": True},
+    }
+    async with served(tmp_path, plan) as (gateway, client):
+        whole = (await client.post("/v1/chat/completions", json=chat)).json()
+        text = (await client.post("/v1/chat/completions", json=chat | {"stream": True})).text
+    events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+    pieces = [event["choices"][0]["delta"].get("content") for event in events if event["choices"]]
+    said = [piece for piece in pieces if piece]
+    assert "".join(said) == whole["choices"][0]["message"]["content"]
+    assert len(said) > 10  # random weights seldom say END
+    assert events[-1]["usage"] == whole["usage"]
+    first, second = (
+        Transcript.from_bytes(gateway.context.objects.get_bytes(row.object_key)).segments[0]
+        for row in gateway.context.ledger.interactions.since(0)
+    )
+    assert (first.token_ids_T == second.token_ids_T).all()
 
 
 async def test_canary_and_promotion_reach_a_running_gateway(

@@ -15,6 +15,8 @@ from models.spec import ModelSpec
 from tests.fakes.tiny_model import TINY, random_weights
 from tests.numerics.plain_model import plain_logits
 
+pytestmark = pytest.mark.timeout(300)  # the first run on a machine compiles for 20 s of CPU
+
 # 48 = one panel of 32 and one of 16 lanes; 70 tokens and 6 experts leave padding.
 SPEC = TINY.model_copy(
     update={
