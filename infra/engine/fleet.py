@@ -40,7 +40,7 @@ _MAX_CONCURRENCY = 1000  # coroutines of one replica: waiting requests cost noth
 _RESTARTS = 5
 _PATIENCE_SECONDS = 180.0  # a request waits this long for a serving replica; a restart takes 10
 _REFRESH_SECONDS = 1.0
-_PROBE_SECONDS = 30.0  # a question about health is answered within this, or the replica is silent
+_PROBE_SECONDS = 60.0  # a question about health is answered within this, or the replica is silent
 _RECOVERY_PROBES = (
     4  # a recovery may take as long as so many probes: it starts a process and fetches
 )
@@ -93,6 +93,7 @@ class EngineFleet:
         self._probe_seconds = probe_seconds
         self._clock = clock
         self._refreshed_at = float("-inf")
+        self._refreshing: asyncio.Task[dict[str, ReplicaState]] | None = None
         self._replicas = dict(replicas)
         self._router = RequestRouter(list(replicas), state=ReplicaState.STARTING, limits=limits)
         self._admission = AdmissionQueue()
@@ -120,8 +121,7 @@ class EngineFleet:
         """A serving replica with room; waits for room as long as it takes, for any that serves for a while."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_seconds
-        if not all(state is ReplicaState.SERVING for state in self._router.states().values()):
-            await self._refresh_when_due()
+        self._refresh_beside()
         is_placed = asyncio.Event()
         ticket = self._admission.push(
             request.session_id,
@@ -135,15 +135,18 @@ class EngineFleet:
                 self._admit()
                 if ticket.replica_id is not None:
                     return ticket.replica_id
-                if not self._router.is_serving() and loop.time() >= deadline:
+                wait_seconds = _REFRESH_SECONDS
+                if not self._router.is_serving():
+                    wait_seconds = min(wait_seconds, deadline - loop.time())
+                if wait_seconds <= 0:
                     raise EngineError(
                         f"no replica serves session {request.session_id}: {self._router.describe()}, "
                         f"wanted one within {self._patience_seconds:.0f} s"
                     )
                 try:
-                    await asyncio.wait_for(is_placed.wait(), _REFRESH_SECONDS)
+                    await asyncio.wait_for(is_placed.wait(), wait_seconds)
                 except TimeoutError:
-                    await self._refresh_when_due()
+                    self._refresh_beside()
         except BaseException:
             self._admission.withdraw(ticket)
             if ticket.replica_id is not None:  # cancelled just when it was placed
@@ -188,11 +191,19 @@ class EngineFleet:
             self._admit()
         return health
 
-    async def _refresh_when_due(self) -> None:
+    def _refresh_beside(self) -> None:
+        """Looks after replicas that do not serve, once at a time. Nobody waits for it: who waits for room is
+        placed when one comes back, and a silent replica holds up no request for another.
+        """
+        if self._refreshing is not None:
+            if not self._refreshing.done():
+                return
+            self._refreshing.result()  # an error of the last round is the caller's to see
         now = asyncio.get_running_loop().time()
-        if now - self._refreshed_at >= _REFRESH_SECONDS:
+        is_whole = all(state is ReplicaState.SERVING for state in self._router.states().values())
+        if not is_whole and now - self._refreshed_at >= _REFRESH_SECONDS:
             self._refreshed_at = now
-            await self.refresh_states()
+            self._refreshing = asyncio.create_task(self.refresh_states())
 
     async def end_session(self, session_id: str) -> None:
         """Lets the cache of a finished conversation go; nobody waits for it."""
@@ -231,6 +242,9 @@ class EngineFleet:
 
     async def close(self) -> None:
         """Stops listening to the replicas; they live on."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
         for mailbox in self._mailboxes.values():
             await mailbox.close()
 

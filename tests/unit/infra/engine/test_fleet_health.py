@@ -9,6 +9,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from infra.engine.fleet import EngineFleet
+from infra.engine.health import HealthEvent
 from infra.engine.mailbox import MailboxReplica
 from infra.engine.router import RouterLimits
 from infra.engine.states import ReplicaState
@@ -102,6 +103,18 @@ async def test_a_suspect_that_answers_serves_again(chain) -> None:
     await fleet.health()
     assert fleet.states()["a"] is ReplicaState.SERVING
     assert fleet.healths()["a"].silences == 0
+    await fleet.close()
+
+
+async def test_a_silent_replica_holds_up_no_request_for_another(chain) -> None:
+    fleet, actors = make_fleet(chain, probe_seconds=30.0)
+    await fleet.follow(*chain)
+    actors["a"].is_frozen = True
+    fleet._note("a", HealthEvent.LOST)
+    answers = await asyncio.gather(*(fleet.generate(request(index)) for index in range(6)))
+    assert len(answers) == 6  # while the question to `a` is still open
+    assert fleet.states()["a"] is ReplicaState.DEAD
+    actors["a"].is_frozen = False
     await fleet.close()
 
 
