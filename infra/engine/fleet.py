@@ -175,7 +175,10 @@ class EngineFleet:
         return self._note(name, HealthEvent.SILENT).state is ReplicaState.DEAD
 
     def _note(self, name: str, event: HealthEvent, **facts: Any) -> ReplicaHealth:
-        return self._set_health(name, observe(self._health[name], event, at=self._clock(), **facts))
+        health = self._health.get(name)
+        if health is None:  # it left while a question to it was open
+            return ReplicaHealth(ReplicaState.RETIRED)
+        return self._set_health(name, observe(health, event, at=self._clock(), **facts))
 
     def _set_health(self, name: str, health: ReplicaHealth) -> ReplicaHealth:
         before, self._health[name] = self._health[name], health
@@ -278,9 +281,12 @@ class EngineFleet:
         return self._router.states()
 
     async def _refresh_state(self, name: str) -> None:
+        """One question. A recovery that takes longer goes on in the replica and is asked after again."""
+        if name not in self._replicas:
+            return
         try:
             call = self._replicas[name].recover.remote()
-            health = await self._probe(call, name, "recover", _RECOVERY_PROBES)
+            health = await self._probe(call, name, "recover")
         except EngineError:
             return  # its state was noted by _answer
         self._hear(name, health)
@@ -316,20 +322,19 @@ class EngineFleet:
         calls = {name: actor.statistics.remote() for name, actor in self._replicas.items()}
         return {name: await self._probe(call, name, "statistics") for name, call in calls.items()}
 
-    async def _probe(self, call: Awaitable[Any], name: str, what: str, probes: int = 1) -> Any:
+    async def _probe(self, call: Awaitable[Any], name: str, what: str) -> Any:
         """A question that a living replica answers in time; silence counts against it."""
         asked = asyncio.ensure_future(self._answer(call, name, what))
-        limit_seconds = probes * self._probe_seconds
-        done, _ = await asyncio.wait({asked}, timeout=limit_seconds)
+        done, _ = await asyncio.wait({asked}, timeout=self._probe_seconds)
         if not done:
             asked.add_done_callback(lambda late: late.cancelled() or late.exception())
             self._note(name, HealthEvent.SILENT, reason=f"{what} was not answered")
             raise EngineError(
                 f"{what} failed, replica {name} is silent, wanted an answer "
-                f"within {limit_seconds:.0f} s"
+                f"within {self._probe_seconds:.0f} s"
             )
         answer = asked.result()
-        if self._health[name].state is ReplicaState.SUSPECT:
+        if name in self._health and self._health[name].state is ReplicaState.SUSPECT:
             self._note(name, HealthEvent.ANSWERED)
         return answer
 
@@ -370,8 +375,7 @@ class EngineFleet:
                 raise error.cause from error
             raise EngineError(f"{what} failed on replica {replica_id}: {error.cause!r}") from error
         except RayError as error:
-            if replica_id in self._health:
-                self._note(replica_id, HealthEvent.LOST, reason=f"{what}: {type(error).__name__}")
+            self._note(replica_id, HealthEvent.LOST, reason=f"{what}: {type(error).__name__}")
             raise EngineError(
                 f"{what} failed, replica {replica_id} is gone: {type(error).__name__}"
             ) from error

@@ -77,7 +77,7 @@ def make_fleet(
 
 
 async def test_a_silent_replica_is_suspected_then_dead_then_back(chain) -> None:
-    fleet, actors = make_fleet(chain, probe_seconds=0.05)
+    fleet, actors = make_fleet(chain, probe_seconds=0.2)
     await fleet.follow(*chain)
     actors["a"].is_frozen = True
     with pytest.raises(EngineError, match="replica a is silent"):
@@ -85,21 +85,24 @@ async def test_a_silent_replica_is_suspected_then_dead_then_back(chain) -> None:
     assert fleet.states() == {"a": ReplicaState.SUSPECT, "b": ReplicaState.SERVING}
     for index in range(4):
         await fleet.generate(request(index))
-    await fleet.refresh_states()
+    while fleet.states()["a"] is ReplicaState.SUSPECT:
+        await fleet.refresh_states()
     assert fleet.states()["a"] is ReplicaState.DEAD
     actors["a"].is_frozen = False
-    await fleet.refresh_states()
-    assert fleet.states()["a"] is ReplicaState.SERVING
+    while fleet.states()["a"] is not ReplicaState.SERVING:  # a busy machine may be slow to answer
+        await fleet.refresh_states()
     await fleet.close()
 
 
 async def test_a_suspect_that_answers_serves_again(chain) -> None:
-    fleet, actors = make_fleet(chain, probe_seconds=0.05)
+    fleet, actors = make_fleet(chain, probe_seconds=0.2)
     await fleet.follow(*chain)
     actors["a"].is_frozen = True
     with pytest.raises(EngineError, match="silent"):
         await fleet.health()
+    assert fleet.states()["a"] is ReplicaState.SUSPECT
     actors["a"].is_frozen = False
+    fleet._probe_seconds = 30.0
     await fleet.health()
     assert fleet.states()["a"] is ReplicaState.SERVING
     assert fleet.healths()["a"].silences == 0
@@ -120,8 +123,7 @@ async def test_a_silent_replica_holds_up_no_request_for_another(chain) -> None:
 
 async def test_requests_of_a_replica_that_falls_silent_fail_and_others_go_on(chain) -> None:
     fleet, actors = make_fleet(chain)
-    for mailbox in fleet._mailboxes.values():
-        mailbox._silence_seconds = 0.02
+    fleet._mailboxes["a"]._silence_seconds = 0.02
     await fleet.follow(*chain)
     actors["a"].is_frozen = True
     answers = await asyncio.gather(
