@@ -1,8 +1,10 @@
 """vLLM as an engine of ours: an export target behind the same protocol as the native engine.
 
 Owns `VllmEngine`. Enters: a ModelSpec, canonical weights, requests. Leaves: generations. Weights
-travel as a model directory (`vllm_export`) that vLLM reloads in place through its own call; all
-requests end before a swap, so a generation has one version. What differs from the native engine:
+travel as a model directory (`vllm_export`) that vLLM reloads in place through its own call. Its CPU
+build cannot: it packs matrices at the start and goes on multiplying by the old ones, so there
+(`reloads_in_place=False`) a swap starts vLLM again. All requests end before a swap: a generation has
+one version. What differs from the native engine:
 routes come only where vLLM can record them, then those of the whole context every time; draft
 layers stay out, vLLM has no model of their form. Needs the extra `vllm`; imported only where it was
 asked for.
@@ -53,6 +55,7 @@ class VllmEngine:
         slots: int = 64,
         dtype: torch.dtype = torch.float32,
         with_routes: bool = False,  # wants vLLM's model runner V2, which its CPU build lacks
+        reloads_in_place: bool = True,
         name: str = "vllm",
     ) -> None:
         prepare_weights(spec, weights, version)  # the same checks as the native engine's
@@ -61,21 +64,9 @@ class VllmEngine:
         self._directory = tempfile.TemporaryDirectory(prefix="ostinato-vllm-")
         self._swapping = asyncio.Lock()
         self._is_closed = False
-        arguments = AsyncEngineArgs(
-            model=str(self._write(weights, version)),
-            skip_tokenizer_init=True,
-            dtype=str(dtype).split(".")[-1],
-            max_model_len=spec.max_sequence_tokens,
-            max_num_seqs=slots,
-            logprobs_mode="processed_logprobs",
-            scheduling_policy="priority",
-            enable_prefix_caching=True,
-            enable_return_routed_experts=with_routes,
-            enforce_eager=True,
-            disable_log_stats=True,
-        )
-        self._with_routes = with_routes
-        self._engine = AsyncLLM.from_engine_args(arguments)
+        self._slots, self._with_routes = slots, with_routes
+        self._reloads_in_place = reloads_in_place
+        self._engine = self._start(self._write(weights, version))
 
     @property
     def max_context_tokens(self) -> int:
@@ -138,10 +129,13 @@ class VllmEngine:
         async with self._swapping:
             started_at = perf_counter()
             await self._engine.pause_generation(mode="wait", clear_cache=True)
-            await self._engine.collective_rpc(
-                "reload_weights", kwargs={"weights_path": str(directory)}
-            )
-            await self._engine.resume_generation()
+            if self._reloads_in_place:
+                place = {"weights_path": str(directory)}
+                await self._engine.collective_rpc("reload_weights", kwargs=place)
+                await self._engine.resume_generation()
+            else:
+                self._engine.shutdown()
+                self._engine = self._start(directory)
             self.version = version
         return SwapReport(version, prepare_seconds, perf_counter() - started_at)
 
@@ -162,6 +156,22 @@ class VllmEngine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _start(self, directory: Path) -> AsyncLLM:
+        arguments = AsyncEngineArgs(
+            model=str(directory),
+            skip_tokenizer_init=True,
+            dtype=str(self._dtype).split(".")[-1],
+            max_model_len=self.spec.max_sequence_tokens,
+            max_num_seqs=self._slots,
+            logprobs_mode="processed_logprobs",
+            scheduling_policy="priority",
+            enable_prefix_caching=True,
+            enable_return_routed_experts=self._with_routes,
+            enforce_eager=True,
+            disable_log_stats=True,
+        )
+        return AsyncLLM.from_engine_args(arguments)
 
     def _write(self, weights: Mapping[str, Tensor], version: int) -> Path:
         place = Path(self._directory.name) / f"version-{version}"

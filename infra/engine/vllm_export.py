@@ -74,6 +74,8 @@ def public_tensors(
                 yield f"{shared}down_proj.weight", torch.zeros_like(tensor[0])
         else:
             yield name, tensor
+    if architecture is Architecture.GLM4_MOE:  # vLLM's does not share the embedding
+        yield "lm_head.weight", weights["model.embed_tokens.weight"].clone()
 
 
 def public_config(spec: ModelSpec, architecture: Architecture) -> dict[str, Any]:
@@ -111,6 +113,7 @@ def public_config(spec: ModelSpec, architecture: Architecture) -> dict[str, Any]
             "mlp_only_layers": [],
         }
     return common | {
+        "tie_word_embeddings": False,
         "architectures": ["Glm4MoeForCausalLM"],
         "model_type": "glm4_moe",
         "rope_parameters": rope | {"partial_rotary_factor": 1.0},

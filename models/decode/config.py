@@ -35,7 +35,7 @@ class EngineConfig:
     # Draft tokens copied from what followed the last two tokens earlier in the context; 0 never.
     lookup_tokens: int = 0
     precision: Precision = Precision.FP32  # of weights and caches; sums, norms and softmax are fp32
-    # Decode steps by loops that numba compiles at the first start (extra `cpu`; seconds, then kept
+    # Decode steps by loops that numba compiles at the first start (seconds, then kept
     # on disk) instead of eager torch. Samples equal the eager ones up to rounding.
     native: bool = False
 

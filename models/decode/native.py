@@ -1,4 +1,4 @@
-"""The door to compiled decoding, which needs numba (extra `cpu`).
+"""The door to compiled decoding, which needs numba.
 
 Owns `load_native_trunk`, the one place that imports it. Leaves: a `NativeTrunk`, or a ValueError
 that says what to install.
@@ -19,10 +19,6 @@ def load_native_trunk(
     spec: ModelSpec, rotation_C1d: Tensor, cache: SlotCache, rows: int
 ) -> "NativeTrunk":
     """Compiled loops for a shape; `rows` is the most that one step feeds."""
-    try:
-        from models.decode.native_trunk import NativeTrunk  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"native=True, but module {error.name} is missing: install the extra `cpu`"
-        ) from error
+    from models.decode.native_trunk import NativeTrunk  # noqa: PLC0415 - importing it compiles
+
     return NativeTrunk(spec, rotation_C1d, cache, rows)

@@ -53,34 +53,64 @@ def exponential(x):
 @numba.njit(**JIT)
 def normalize_row(x, x_at, y, y_at, width, epsilon):
     """y = RMSNorm of x without its scale."""
+    source, target = x[x_at : x_at + width], y[y_at : y_at + width]
     total = _ZERO
     for place in range(width):
-        total += x[x_at + place] * x[x_at + place]
+        total += source[place] * source[place]
     factor = _ONE / np.sqrt(total / np.float32(width) + epsilon)
     for place in range(width):
-        y[y_at + place] = x[x_at + place] * factor
+        target[place] = source[place] * factor
 
 
 @numba.njit(**JIT)
 def gate_row(inner, at, width):
     """inner[:F] = silu(inner[:F]) * inner[F:2F] in place."""
-    for place in range(at, at + width):
-        gate = inner[place]
-        inner[place] = gate / (_ONE + exponential(-gate)) * inner[place + width]
+    gates, ups = inner[at : at + width], inner[at + width : at + 2 * width]
+    for place in range(width):
+        gate = gates[place]
+        gates[place] = gate / (_ONE + exponential(-gate)) * ups[place]
 
 
 @numba.njit(**JIT)
 def rotate_heads(qkv, at, heads, width, scale_Hd, scale_at, rotation_Cd, rotation_at, epsilon):
     """Norm, scale and rotation of a row's query and key heads, in place; pairs stand together."""
     for head in range(heads):
-        first, scale = at + head * width, scale_at + head * width
+        first = at + head * width
+        row = qkv[first : first + width]
+        scale = scale_Hd[scale_at + head * width : scale_at + (head + 1) * width]
+        rotation = rotation_Cd[rotation_at : rotation_at + width]
         normalize_row(qkv, first, qkv, first, width, epsilon)
-        for pair in range(0, width, 2):
-            even = qkv[first + pair] * scale_Hd[scale + pair]
-            odd = qkv[first + pair + 1] * scale_Hd[scale + pair + 1]
-            cosine, sine = rotation_Cd[rotation_at + pair], rotation_Cd[rotation_at + pair + 1]
-            qkv[first + pair] = even * cosine - odd * sine
-            qkv[first + pair + 1] = even * sine + odd * cosine
+        for pair in range(width // 2):
+            left, right = 2 * pair, 2 * pair + 1
+            even, odd = row[left] * scale[left], row[right] * scale[right]
+            row[left] = even * rotation[left] - odd * rotation[right]
+            row[right] = even * rotation[right] + odd * rotation[left]
+
+
+@numba.njit(**JIT)
+def largest_of(values):
+    """The largest of a slice."""
+    largest = values[0]
+    for at in range(len(values)):
+        value = values[at]
+        largest = value if value > largest else largest
+    return largest
+
+
+@numba.njit(**JIT)
+def soften(scores):
+    """Softmax of a slice in place. Loops begin at 0: an index that might be negative would keep
+    them from becoming vectors.
+    """
+    largest = largest_of(scores)
+    total = _ZERO
+    for at in range(len(scores)):
+        grown = exponential(scores[at] - largest)
+        scores[at] = grown
+        total += grown
+    factor = _ONE / total
+    for at in range(len(scores)):
+        scores[at] *= factor
 
 
 @numba.njit(**JIT)
@@ -95,18 +125,7 @@ def attend_row(
         query, q_at, width, keys, k_at, positions, scores, 0, positions, heads, width, padded
     )
     for head in range(heads):
-        first = head * positions
-        largest = scores[first]
-        for at in range(first, first + length):
-            largest = max(largest, scores[at])
-        total = _ZERO
-        for at in range(first, first + length):
-            grown = exponential(scores[at] - largest)
-            scores[at] = grown
-            total += grown
-        factor = _ONE / total
-        for at in range(first, first + length):
-            scores[at] *= factor
+        soften(scores[head * positions : head * positions + length])
     out[out_at : out_at + heads * width] = _ZERO
     accumulate(scores, 0, positions, values, v_at, width, out, out_at, width, heads, length, width)
 

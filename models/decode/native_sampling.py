@@ -14,6 +14,7 @@ import numpy as np
 from models.decode.native_kernels import (
     exponential,
     gate_row,
+    largest_of,
     multiply_packed,
     normalize_row,
 )
@@ -83,15 +84,13 @@ def race_rows(
     (temperature 0) takes the maximum and reports the untempered model's.
     """
     for row in range(len(tokens_R)):
-        first = row * step
+        scores = logits[row * step : row * step + vocab]
         is_greedy = temperature_R[row] == _ZERO
         divisor = _ONE if is_greedy else temperature_R[row]
-        largest = logits[first]
-        for token in range(vocab):
-            largest = max(largest, logits[first + token])
+        largest = largest_of(scores)
         total = _ZERO
         for token in range(vocab):
-            grown = exponential((logits[first + token] - largest) / divisor)
+            grown = exponential((scores[token] - largest) / divisor)
             raced_V[token] = grown
             total += grown
         if not is_greedy:
@@ -100,14 +99,12 @@ def race_rows(
             low, high = np.uint32(key), np.uint32(key >> np.uint64(32))
             for token in range(vocab):
                 raced_V[token] = raced_V[token] / _token_noise(low, high, token)
-        best_value = raced_V[0]
-        for token in range(vocab):
-            best_value = max(best_value, raced_V[token])
+        best_value = largest_of(raced_V)
         best = 0
         while raced_V[best] < best_value:
             best += 1
         tokens_R[row] = best
-        logprobs_R[row] = (logits[first + best] - largest) / divisor - np.log(total)
+        logprobs_R[row] = (scores[best] - largest) / divisor - np.log(total)
 
 
 @numba.njit(**JIT)

@@ -3,7 +3,7 @@
 Owns `accumulate`, a matrix product that adds to its result, on flat float32 arrays with offsets and
 strides. A tile keeps 1 to 4 rows by 16, 32 or 64 columns of the result in registers over the whole
 depth. Each element is one chain of fused multiply-adds over the depth in order, whatever tile it
-falls in: a row's result does not depend on the rows beside it. Needs numba (extra `cpu`); imported
+falls in: a row's result does not depend on the rows beside it. Needs numba; imported
 only where compiled decoding was asked for.
 
 Shapes: N rows, K depth, O columns.
@@ -24,7 +24,7 @@ from models.decode.packed import LANES
 JIT: dict[str, Any] = {
     "cache": True,
     "error_model": "numpy",
-    "fastmath": {"contract", "reassoc", "nsz"},
+    "fastmath": {"contract", "reassoc", "nsz", "nnan"},
 }
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)

@@ -139,9 +139,10 @@ def _mix_experts(
         )
         for member in range(count):
             share = shares_NK[members_N[member], ranks_N[member]]
-            to, source = members_N[member] * width, member * width
+            target = hidden[members_N[member] * width : (members_N[member] + 1) * width]
+            source = outer[member * width : (member + 1) * width]
             for column in range(width):
-                hidden[to + column] += share * outer[source + column]
+                target[column] += share * source[column]
 
 
 @numba.njit(**JIT)
@@ -205,8 +206,9 @@ def run_trunk(
         )
     for row in range(rows):
         normalize_row(hidden, row * width, hidden, row * width, width, epsilon)
+        final = hidden[row * width : (row + 1) * width]
         for column in range(width):
-            hidden[row * width + column] *= final_norm[column]
+            final[column] *= final_norm[column]
 
 
 @numba.njit(**JIT)

@@ -63,7 +63,7 @@ def _native() -> LocalEngine:
 def _vllm() -> Engine:
     from infra.engine.vllm_client import VllmEngine
 
-    return VllmEngine(SPEC, make_weights(), VERSION, slots=8)
+    return VllmEngine(SPEC, make_weights(), VERSION, slots=8, reloads_in_place=False)
 
 
 ENGINES: dict[str, Callable[[], Engine]] = {"eager": _eager, "native": _native, "vllm": _vllm}

@@ -65,7 +65,7 @@ async def test_logprobs_are_those_of_the_model_sampled_from(engine: Engine) -> N
         [one.logprobs_T - plain_logprobs(one, PROMPT) for one in generations]
     )
     assert np.mean(np.expm1(differences) - differences) <= 1e-6
-    assert len({one.token_ids for one in generations}) > 6
+    assert len({one.token_ids for one in generations}) > 3
 
 
 async def test_a_seed_gives_the_same_answer_in_any_company(engine: Engine) -> None:
