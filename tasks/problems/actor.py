@@ -24,7 +24,8 @@ from tasks.problems.set_config import ValidityRules
 logger = logging.getLogger(__name__)
 
 _RESTARTS = 20
-_TRIALS = 5
+_MOST_DEATHS = 5
+_MOST_WAITS = 180  # of a pause each: a start took 20 s on a machine at load 13
 _PAUSE_SECONDS = 1.0
 
 
@@ -113,20 +114,24 @@ class ProverPool:
 
 def _caller(name: str, actor: ActorHandle) -> Callable[..., Awaitable[Any]]:
     async def call(method: str, *arguments: object) -> Any:
-        for trial in range(1, _TRIALS + 1):
+        num_waits, num_deaths = 0, 0
+        while True:
             try:
                 return await getattr(actor, method).remote(*arguments)
             except RayTaskError as error:
                 if isinstance(error.cause, OstinatoError):
                     raise error.cause from error
                 raise
-            except (ActorUnavailableError, RayActorError) as error:
-                logger.warning("prover died %s", fields(worker=name, method=method, trial=trial))
-                if trial == _TRIALS:
+            except RayActorError as error:
+                # one that starts again says for all that time that it is unavailable
+                num_deaths += not isinstance(error, ActorUnavailableError)
+                num_waits += 1
+                if num_waits > _MOST_WAITS or num_deaths >= _MOST_DEATHS:
                     raise ClusterError(
-                        f"prover {name} died {_TRIALS} times on {method} of {arguments[0]}: {error}"
+                        f"prover {name} died {num_deaths} times and was away {num_waits} times on "
+                        f"{method} of {arguments[0]}: {error}"
                     ) from error
+                logger.warning("prover is away %s", fields(worker=name, method=method))
                 await asyncio.sleep(_PAUSE_SECONDS)
-        raise AssertionError("unreachable")
 
     return call
