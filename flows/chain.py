@@ -186,6 +186,7 @@ def reinforce(context: StageContext, problems: ArtifactRef, start: ArtifactRef) 
         "grading": recipe.grading,
         "harness": recipe.harness,
         "reinforcement": recipe.reinforcement,
+        "decoding": recipe.decoding,
     }
 
     def build(directory: Path) -> tuple[Path, dict]:
@@ -197,6 +198,7 @@ def reinforce(context: StageContext, problems: ArtifactRef, start: ArtifactRef) 
             learning=recipe.learning,
             harness=recipe.harness,
             grading=recipe.grading,
+            native_decoding=recipe.decoding.native,
             **recipe.reinforcement.model_dump(),
         )
         entry = "flows.drivers.reinforcement:main"
@@ -215,6 +217,7 @@ def evaluate(
         "evaluation": recipe.evaluation,
         "harness": recipe.harness,
         "grading": recipe.grading,
+        "decoding": recipe.decoding,
         "split": split.value,
     }
 
@@ -228,6 +231,7 @@ def evaluate(
                 config=recipe.evaluation,
                 harness=recipe.harness,
                 engine_slots=recipe.reinforcement.engine_slots,
+                native_decoding=recipe.decoding.native,
                 processes=context.settings.cpu_limit,
             ),
             grading=recipe.grading,

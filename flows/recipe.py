@@ -61,6 +61,15 @@ class ReinforcementConfig(Section):
     rollout_workers: int = Field(default=1, ge=1, description="processes that drive the harness")
 
 
+class DecodingConfig(Section):
+    """How the decode engine computes: alike in rollouts, in evaluation and before users."""
+
+    native: bool = Field(
+        default=False,
+        description="decode steps as loops that numba compiles, in fp32 on a CPU; off: eager torch",
+    )
+
+
 class CycleConfig(Section):
     """One real-time cycle."""
 
@@ -102,6 +111,7 @@ class Recipe(Section):
     rollout: RolloutConfig = RolloutConfig()
     learning: LearningConfig = LearningConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    decoding: DecodingConfig = DecodingConfig()
     reinforcement: ReinforcementConfig = ReinforcementConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     cycle: CycleConfig = CycleConfig()

@@ -93,6 +93,7 @@ async def _run_attempts(
             slots=evaluation.engine_slots,
             cache_policy=CachePolicy.EXACT,
             speculation_depth=evaluation.speculation_depth,
+            native=evaluation.native_decoding,
         ),
         name=f"evaluation{request.index}",
     )

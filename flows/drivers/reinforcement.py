@@ -115,7 +115,11 @@ class ReinforcementRun:
         )
         replicas = start_replicas(
             spec,
-            EngineConfig(slots=request.engine_slots, speculation_depth=request.speculation_depth),
+            EngineConfig(
+                slots=request.engine_slots,
+                speculation_depth=request.speculation_depth,
+                native=request.native_decoding,
+            ),
             [f"{request.run_id}.engine{index}" for index in range(request.engine_replicas)],
             num_cpus=0.0,
             chain=(self._objects, self._chain_id),

@@ -48,6 +48,9 @@ class ReinforcementRequest(Frozen):
     speculation_depth: int = Field(
         default=0, ge=0, description="draft tokens a decode step; 0: none"
     )
+    native_decoding: bool = Field(
+        default=False, description="decode by compiled loops (EngineConfig.native)"
+    )
     rollout_workers: int = Field(default=1, ge=1, description="processes that drive the harness")
 
 

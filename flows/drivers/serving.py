@@ -36,6 +36,7 @@ class ServedModel(BaseModel):
     engine_slots: int = Field(default=16, ge=1)
     boxes_per_repository: int = Field(default=8, ge=1)
     speculation_depth: int = Field(default=0, ge=0)
+    native_decoding: bool = False
 
     @property
     def plan(self) -> ServingPlan:
@@ -65,6 +66,7 @@ async def open_local_gateway(
             slots=served.engine_slots,
             cache_policy=CachePolicy.EXACT,
             speculation_depth=served.speculation_depth,
+            native=served.native_decoding,
         ),
         boxes_per_repository=served.boxes_per_repository,
     ) as gateway:

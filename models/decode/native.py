@@ -1,7 +1,6 @@
-"""The door to compiled decoding, which needs numba.
+"""The door to compiled decoding: importing the rest loads numba, so that it happens only where asked.
 
-Owns `load_native_trunk`, the one place that imports it. Leaves: a `NativeTrunk`, or a ValueError
-that says what to install.
+Owns `load_native_trunk`, the one place that imports it. Leaves: a `NativeTrunk`.
 """
 
 from typing import TYPE_CHECKING

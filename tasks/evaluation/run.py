@@ -40,6 +40,9 @@ class EvaluationRequest(Frozen):
     speculation_depth: int = Field(
         default=0, ge=0, description="draft tokens a decode step; 0: none"
     )
+    native_decoding: bool = Field(
+        default=False, description="decode by compiled loops (EngineConfig.native)"
+    )
     processes: int = Field(default=2, ge=1, description="shards that run at the same time")
 
 
