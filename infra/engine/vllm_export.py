@@ -2,10 +2,10 @@
 
 Owns the mapping from canonical weights to two public architectures. GLM-4-MoE computes exactly what
 our models compute: sigmoid router scores with a correction bias for the choice, shares over the
-chosen ones, norms on query and key heads; the shared expert it wants is written as zeros. Qwen3-MoE has the same shapes and weights but a softmax
-router without the bias: equal in cost, not in result. Enters: a ModelSpec, canonical weights.
-Leaves: `config.json` and `model.safetensors`, or the named tensors alone. Draft layers stay out:
-their form is ours.
+chosen ones, norms on query and key heads; the shared expert it wants is written as zeros. Qwen3-MoE
+has the same shapes and weights but a softmax router without the bias: equal in cost, not in result.
+Enters: a ModelSpec, canonical weights. Leaves: `config.json` and `model.safetensors`, or the named
+tensors alone. Draft layers stay out: their form is ours.
 """
 
 import json

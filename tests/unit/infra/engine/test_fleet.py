@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 
 from infra.cluster.ray_start import start_ray, stop_ray
 from infra.engine.fleet import EngineFleet, start_replicas
@@ -51,8 +50,8 @@ async def test_a_fleet_serves_updates_and_survives_a_killed_replica(tmp_path: Pa
     reports = await fleet.update_to(1)
     assert [report.version for report in reports] == [1, 1]
 
-    health = ray.get(replicas["replica-0"].health.remote())
-    os.kill(health["process_id"], signal.SIGKILL)
+    health = await fleet.health()
+    os.kill(int(health["replica-0"]["process_id"]), signal.SIGKILL)
     with pytest.raises(EngineError, match="replica-0 is gone"):
         await asyncio.gather(*(fleet.generate(request(index)) for index in range(20, 24)))
     for index in range(30, 34):
