@@ -51,6 +51,32 @@ class FaultyS3:
         return fault
 
 
+def read_body(request: BaseHTTPRequestHandler) -> bytes:
+    """The body of a request, in chunks or whole."""
+    if "chunked" in request.headers.get("Transfer-Encoding", ""):
+        body = b""
+        while size := int(request.rfile.readline().split(b";")[0], 16):
+            body += request.rfile.read(size)
+            request.rfile.readline()
+        request.rfile.readline()
+        return body
+    return request.rfile.read(int(request.headers.get("Content-Length") or 0))
+
+
+def forward(
+    request: BaseHTTPRequestHandler, host: str, port: int, body: bytes
+) -> tuple[int, list[tuple[str, str]], bytes]:
+    """What the server behind answers: status, headers, body."""
+    connection = http.client.HTTPConnection(host, port, timeout=20)
+    headers = {n: v for n, v in request.headers.items() if n.lower() not in _HOP_HEADERS}
+    headers.pop("Expect", None)
+    connection.request(request.command, request.path, body=body, headers=headers)
+    response = connection.getresponse()
+    answer = response.read()
+    connection.close()
+    return response.status, response.getheaders(), answer
+
+
 @contextmanager
 def faulty_s3(host: str, port: int) -> Iterator[FaultyS3]:
     """A running proxy to the server at host and port."""
@@ -64,7 +90,7 @@ def faulty_s3(host: str, port: int) -> Iterator[FaultyS3]:
             """Quiet."""
 
         def handle_any(self) -> None:
-            body = self._body()
+            body = read_body(self)
             with lock:
                 fault = state.next_fault()
             if fault in (Fault.INTERNAL_ERROR, Fault.SLOW_DOWN):
@@ -75,7 +101,7 @@ def faulty_s3(host: str, port: int) -> Iterator[FaultyS3]:
                 return
             if fault is Fault.SLOW:
                 time.sleep(SLOW_SECONDS)
-            status, headers, answer = self._forward(body)
+            status, headers, answer = forward(self, host, port, body)
             if fault is Fault.DONE_BUT_FAILED:
                 self._fail(500)
                 return
@@ -93,26 +119,6 @@ def faulty_s3(host: str, port: int) -> Iterator[FaultyS3]:
                 self.wfile.write(answer)
 
         do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_any
-
-        def _body(self) -> bytes:
-            if "chunked" in self.headers.get("Transfer-Encoding", ""):
-                body = b""
-                while size := int(self.rfile.readline().split(b";")[0], 16):
-                    body += self.rfile.read(size)
-                    self.rfile.readline()
-                self.rfile.readline()
-                return body
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-
-        def _forward(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-            connection = http.client.HTTPConnection(host, port, timeout=20)
-            headers = {n: v for n, v in self.headers.items() if n.lower() not in _HOP_HEADERS}
-            headers.pop("Expect", None)
-            connection.request(self.command, self.path, body=body, headers=headers)
-            response = connection.getresponse()
-            answer = response.read()
-            connection.close()
-            return response.status, response.getheaders(), answer
 
         def _fail(self, status: int) -> None:
             code = {500: "InternalError", 503: "SlowDown"}[status]
