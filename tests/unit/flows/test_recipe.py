@@ -55,3 +55,24 @@ def test_recipes_of_large_problems_repeat_passes_and_weigh_every_term(name: str)
 def test_a_later_field_of_grading_leaves_the_identity_of_older_recipes() -> None:
     assert "asks_oracle" not in load_recipe("nano").grading.model_dump(mode="json")
     assert load_recipe("problems_16").grading.model_dump(mode="json")["asks_oracle"] is True
+
+
+def test_a_recipe_of_ones_own_extends_a_shipped_one_or_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('extends = "nano"\n[reinforcement]\nmax_steps = 3\n')
+    (tmp_path / "nano.toml").write_text('extends = "mine"\nname = "neighbour"\n')
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "nano.toml").write_text('extends = "nano"\nname = "alone"\n')
+    alone = load_recipe(str(tmp_path / "alone" / "nano.toml"))
+    assert (alone.name, alone.reinforcement) == ("alone", load_recipe("nano").reinforcement)
+    with pytest.raises(ConfigError, match=r"nano\.toml extends .* in a circle"):
+        load_recipe(str(tmp_path / "mine.toml"))
+    (tmp_path / "nano.toml").unlink()
+    mine = load_recipe(str(tmp_path / "mine.toml"))
+    assert (mine.reinforcement.max_steps, mine.model) == (3, load_recipe("nano").model)
+
+
+def test_a_recipe_that_extends_nothing_known_names_what_there_is(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "nanno"\n')
+    with pytest.raises(ConfigError, match=r"mine\.toml: extends 'nanno', wanted .*'nano'"):
+        load_recipe(str(path))
