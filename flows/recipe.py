@@ -151,7 +151,8 @@ def load_recipe(
         raise ConfigError(_explain(path, error)) from None
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The values of a file over those of the recipe that it extends."""
     try:
         values = tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as error:
@@ -159,7 +160,23 @@ def _read_toml(path: Path) -> dict[str, Any]:
     parent = values.pop("extends", None)
     if parent is None:
         return values
-    return _merged(_read_toml(path.parent / f"{parent}.toml"), values)
+    chain = (*extended_by, path.resolve())
+    return _merged(_read_toml(_find_parent(path, parent, chain), chain), values)
+
+
+def _find_parent(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
+    """A neighbour of that name, else a shipped recipe; a file does not extend itself."""
+    for folder in (path.parent, RECIPES):
+        found = (folder / f"{name}.toml").resolve()
+        if found.is_file() and found != path.resolve():
+            if found in chain:
+                raise ConfigError(
+                    f"recipe {path} extends {name!r} in a circle: {list(map(str, chain))}"
+                )
+            return found
+    raise ConfigError(
+        f"recipe {path}: extends {name!r}, wanted a neighbour or one of {recipe_names()}"
+    )
 
 
 def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
