@@ -92,6 +92,16 @@ def test_both_programs_find_the_same_on_any_tree(box: Box, tree, search: TextSea
     assert box.run(search_command(search)) == (code, output)
 
 
+@pytest.mark.parametrize("make", [ripgrep_command, python_command])
+@pytest.mark.parametrize("counts_only", [False, True])
+def test_a_file_asked_for_by_name_that_is_not_text_has_no_matches(
+    box: Box, make, counts_only: bool
+) -> None:
+    box.lay({"a.py": b"foo\na\0b"})
+    code, output = box.run(make(TextSearch("foo", path="a.py", counts_only=counts_only)))
+    assert (code, read_matches(output)[0]) == (1, [])
+
+
 def test_without_ripgrep_the_box_uses_python(box: Box) -> None:
     box.lay({"pkg/a.py": b"def foo():\n    pass\n"})
     search = search_command(TextSearch("def (foo|bar)"))
