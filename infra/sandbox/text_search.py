@@ -11,7 +11,7 @@ import shlex
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from infra.sandbox.inside.text_search import HIDDEN_FOLDERS
+from infra.sandbox.inside.text_search import HIDDEN_FOLDERS, PROBED_BYTES
 from infra.sandbox.system import LIBRARY, PYTHON
 
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
@@ -44,17 +44,24 @@ def search_command(search: TextSearch) -> str:
 
 
 def ripgrep_command(search: TextSearch) -> str:
-    """The search by ripgrep; a zero byte stands behind each path."""
+    """The search by ripgrep; a zero byte stands behind each path.
+
+    A file that is asked for by name ripgrep searches even where it is not text, so that is looked
+    at before.
+    """
     flags = "--no-config --no-ignore --hidden --encoding none --color never --no-heading"
     globs = [f"-g {shlex.quote(glob)}" for glob in expand_braces(search.glob)]
     globs += [f"-g {shlex.quote(f'!{name}')}" for name in HIDDEN_FOLDERS]
-    return " ".join(
+    command = " ".join(
         [
             f"rg {flags} --with-filename --null --sort path {'-c' if search.counts_only else '-n'}",
             *globs,
             _common_arguments(search),
         ]
     )
+    path = shlex.quote(search.path or ".")
+    zeros = f"$(head -c {PROBED_BYTES} -- {path} | tr -dc '\\000' | wc -c)"
+    return f'if [ -f {path} ] && [ "{zeros}" -gt 0 ]; then (exit 1); else {command}; fi'
 
 
 def python_command(search: TextSearch) -> str:

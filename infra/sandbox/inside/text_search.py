@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 
 HIDDEN_FOLDERS = (".git", "__pycache__", ".venv", "node_modules")
-_PROBED_BYTES = 1 << 16
+PROBED_BYTES = 1 << 16
 
 
 def main(arguments: list[str]) -> int:
@@ -81,7 +81,7 @@ def matching_lines(path: str, expression: re.Pattern[str]) -> list[tuple[int, st
     except OSError as error:
         sys.stderr.write(f"grep: {path}: {error.strerror}\n")
         return []
-    if b"\0" in content[:_PROBED_BYTES]:
+    if b"\0" in content[:PROBED_BYTES]:
         return []
     lines = content.split(b"\n")
     if not lines[-1]:
