@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
         elif option == "-i":
             flags = re.IGNORECASE
         elif option == "-g":
-            globs.append(re.compile(glob_expression(arguments.pop(0))))
+            globs.append(re.compile(glob_expression(_letters(arguments.pop(0)))))
         else:
             pattern = arguments.pop(0)
     start = arguments[1]
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
         return 2
     found = 1
     for path in files_below(start):
-        inside = os.path.relpath(path, ".")
+        inside = _letters(os.path.relpath(path, "."))
         if globs and path != start and not any(glob.fullmatch(inside) for glob in globs):
             continue
         matches = matching_lines(path, expression)
@@ -108,6 +108,11 @@ def glob_expression(glob: str) -> str:
         else:
             text += _name_expression(part) + ("" if is_last else "/")
     return f"(?s:{text})"
+
+
+def _letters(name: str) -> str:
+    """One letter a byte of a name: what `?` and a class of a glob stand for in ripgrep."""
+    return os.fsencode(name).decode("latin-1")
 
 
 def _name_expression(part: str) -> str:

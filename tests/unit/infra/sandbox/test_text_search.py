@@ -102,6 +102,15 @@ def test_a_file_asked_for_by_name_that_is_not_text_has_no_matches(
     assert (code, read_matches(output)[0]) == (1, [])
 
 
+@pytest.mark.parametrize("make", [ripgrep_command, python_command])
+def test_a_question_mark_of_a_glob_is_one_byte_as_in_ripgrep(box: Box, make) -> None:
+    box.lay({"\u00e4.py": b"foo", "a.py": b"foo"})
+    code, output = box.run(make(TextSearch("foo", glob="?.py")))
+    assert (code, read_matches(output)[0]) == (0, [TextMatch("a.py", 1, "foo")])
+    code, output = box.run(make(TextSearch("foo", glob="\u00e4.*")))
+    assert (code, read_matches(output)[0]) == (0, [TextMatch("\u00e4.py", 1, "foo")])
+
+
 def test_without_ripgrep_the_box_uses_python(box: Box) -> None:
     box.lay({"pkg/a.py": b"def foo():\n    pass\n"})
     search = search_command(TextSearch("def (foo|bar)"))
