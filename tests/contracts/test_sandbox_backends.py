@@ -182,6 +182,18 @@ def test_job_is_followed_waited_for_and_killed(bench, shared):
     assert killed.exit_code == -15
 
 
+def test_a_job_killed_as_soon_as_it_starts_ends(bench, shared):
+    async def use():
+        codes = []
+        for _ in range(20):
+            job = await shared.start_job(["sleep", "1000"])
+            await shared.kill_job(job, 15)
+            codes.append((await shared.wait_job(job, COMMAND_SECONDS)).exit_code)
+        return codes
+
+    assert set(bench.run(use())) == {-15}
+
+
 def test_job_logs_are_read_by_place_and_keep_the_end(bench, shared):
     async def use():
         job = await shared.start_job("head -c 1500000 /dev/zero | tr '\\0' x; printf end")

@@ -138,7 +138,7 @@ static int do_job_wait(const Request *request) {
 static int do_signal(const Request *request, enum Kind kind, const char *name, int signal_number) {
     Process *process = find_process(request, kind, name);
     if (!process) return -1;
-    if (!process->has_ended) killpg(process->id, signal_number);
+    if (!process->has_ended) signal_group(process->id, signal_number);
     Reply reply = {0};
     send_reply(request->id, &reply);
     return 0;
@@ -230,7 +230,7 @@ static void finish(Process *process, int status, const struct rusage *usage) {
         if (process->outputs[index].pipe >= 0) close(process->outputs[index].pipe);
         process->outputs[index].pipe = -1;
     }
-    killpg(process->id, SIGKILL);
+    signal_group(process->id, SIGKILL);
     if (process->kind == JOB) {
         for (Waiter **place = &waiters; *place;) {
             Waiter *waiter = *place;
@@ -262,7 +262,7 @@ static void press_late_ones(void) {
     for (Process *process = processes; process; process = process->next) {
         if (!process->deadline || process->deadline > time || process->has_ended) continue;
         int gentle = process->kind == SESSION ? SIGINT : SIGTERM;
-        killpg(process->id, process->timed_out ? SIGKILL : gentle);
+        signal_group(process->id, process->timed_out ? SIGKILL : gentle);
         process->timed_out = 1;
         process->deadline = time + GRACE_SECONDS;
     }

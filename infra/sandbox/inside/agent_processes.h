@@ -108,6 +108,11 @@ static pid_t start(const char *folder, char **arguments, char **variables, int e
     _exit(127);
 }
 
+/* A child that has not come to its setsid yet leads no group: then the child itself. */
+static void signal_group(pid_t id, int number) {
+    if (killpg(id, number)) kill(id, number);
+}
+
 static int open_pipe(int ends[2]) {
     if (pipe2(ends, O_CLOEXEC)) return fail_system("pipe");
     fcntl(ends[0], F_SETFL, O_NONBLOCK);

@@ -105,11 +105,11 @@ class Process:
         return log
 
     def signal(self, number: int) -> None:
-        """To the whole group."""
-        try:
-            os.killpg(self.process_id, number)
-        except ProcessLookupError:
-            return
+        """To the whole group, or to a child alone that has not come to its setsid yet."""
+        for target in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError):
+                target(self.process_id, number)
+                return
 
     def press(self, now: float) -> None:
         """The deadline has passed: TERM the first time, KILL the next."""
