@@ -9,24 +9,11 @@ and versions neither pile up in memory nor overtake one another.
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
 
 import torch
 
 from infra.weights.manifest import ChainManifest, TensorPart
-from infra.weights.shard_writer import StagedShard
-
-
-class Publisher(Protocol):
-    """`ChainPublisher` on the first rank, `ShardPublisher` on the others."""
-
-    def stage(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        parts: Mapping[str, TensorPart] | None = None,
-    ) -> StagedShard: ...
-
-    def commit(self, version: int, staged: StagedShard) -> ChainManifest: ...
+from infra.weights.shard_writer import Publisher
 
 
 class OverlappedPublisher:

@@ -21,7 +21,6 @@ from infra.weights.manifest import (
     ChainObject,
     EpochClaim,
     TensorEntry,
-    TensorPart,
     anchor_wanted_key,
     commit_manifest,
     epoch_key,
@@ -33,7 +32,7 @@ from infra.weights.manifest import (
 )
 from infra.weights.patient_store import PatientStore
 from infra.weights.retention import collect_garbage, collect_orphans
-from infra.weights.shard_writer import ShardWriter, StagedShard
+from infra.weights.shard_writer import Publisher, ShardWriter, StagedShard
 from infra.weights.shards import (
     PublishPlan,
     ShardRecord,
@@ -54,7 +53,7 @@ class PublisherFenced(StorageError):
     """Another publisher owns the chain now; this one may never write again."""
 
 
-class ChainPublisher:
+class ChainPublisher(Publisher):
     """Publishes versions of one set of weights as anchors and deltas."""
 
     def __init__(
@@ -133,30 +132,13 @@ class ChainPublisher:
             )  # fmt: skip
         return self._last_manifest
 
-    def publish(
-        self,
-        version: int,
-        weights: Mapping[str, torch.Tensor],
-        parts: Mapping[str, TensorPart] | None = None,
-    ) -> ChainManifest:
-        """Commits `weights` as `version`, which must be newer than the last.
-
-        The same version with the same bits again is answered with its manifest; with other bits it is refused. `parts`
-        names the weights that are stretches of larger tensors. After a failure the next publish looks at the chain
-        anew under a new epoch, since the failed one may have been committed all the same.
-        """
-        return self.commit(version, self.stage(weights, parts))
-
-    def stage(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        parts: Mapping[str, TensorPart] | None = None,
-    ) -> StagedShard:
-        """The first half of publish: a copy, after which the weights may change."""
-        return self._writer.stage(weights, parts or {})
-
     def commit(self, version: int, staged: StagedShard) -> ChainManifest:
-        """The second half of publish, which may run beside training."""
+        """Commits what was staged as `version`, which must be newer than the last.
+
+        The same version with the same bits again is answered with its manifest; with other bits it is refused. After
+        a failure the next publish looks at the chain anew under a new epoch, since the failed one may have been
+        committed all the same.
+        """
         if self._epoch is None:
             self.resume()
         entries = self._writer.describe(staged.tensors, staged.parts)

@@ -5,22 +5,17 @@ shard record in the store; then it waits until the first rank commits the versio
 may the copy published last move on. It claims no epoch: the first rank's is handed to it.
 """
 
-from collections.abc import Mapping
-
-import torch
-
 from infra.errors import StorageError
 from infra.objects import ObjectStore
 from infra.weights.manifest import (
     ChainManifest,
-    TensorPart,
     list_epochs,
     manifest_key,
     read_manifest,
     seal_record,
 )
 from infra.weights.patient_store import PatientStore
-from infra.weights.shard_writer import ShardWriter, StagedShard
+from infra.weights.shard_writer import Publisher, ShardWriter, StagedShard
 from infra.weights.shards import (
     PublishPlan,
     Waiting,
@@ -31,7 +26,7 @@ from infra.weights.shards import (
 from infra.weights.subscriber import ChainSubscriber
 
 
-class ShardPublisher:
+class ShardPublisher(Publisher):
     """Publishes one shard of each version. Used by one thread at a time."""
 
     def __init__(
@@ -69,25 +64,8 @@ class ShardPublisher:
         except StorageError:
             self._writer.base = None  # the shard's next delta then holds whole tensors
 
-    def publish(
-        self,
-        version: int,
-        weights: Mapping[str, torch.Tensor],
-        parts: Mapping[str, TensorPart] | None = None,
-    ) -> ChainManifest:
-        """Uploads the shard of `version` and returns once the first rank has committed it."""
-        return self.commit(version, self.stage(weights, parts))
-
-    def stage(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        parts: Mapping[str, TensorPart] | None = None,
-    ) -> StagedShard:
-        """The first half of publish: a copy, after which the weights may change."""
-        return self._writer.stage(weights, parts or {})
-
     def commit(self, version: int, staged: StagedShard) -> ChainManifest:
-        """The second half of publish, which may run beside training."""
+        """Uploads the shard of `version` and returns once the first rank has committed it."""
         if self._epoch is None:
             raise StorageError(
                 f"chain {self.chain_id}: shard {self._shard} has no epoch, wanted resume() before"

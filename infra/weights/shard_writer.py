@@ -1,10 +1,11 @@
 """One rank's hand in publishing: its tensors, the copy published last, and the upload of what changed.
 
-Owns `ShardWriter`. Enters: the rank's tensors at a new version. Leaves: payloads in the store and
-the record of them. The copy published last moves on only after the version is committed (`adopt`),
+Owns `ShardWriter`, and `Publisher`, what every rank offers. Enters: the rank's tensors at a new version. Leaves:
+payloads in the store and the record of them. The copy published last moves on only after the version is committed (`adopt`),
 so a publish that fails changes nothing. It neither commits nor decides who may write.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from infra.weights.codec import (
     tensor_checksum,
     whole,
 )
-from infra.weights.manifest import ChainObject, TensorEntry, TensorPart, payload_key
+from infra.weights.manifest import ChainManifest, ChainObject, TensorEntry, TensorPart, payload_key
 from infra.weights.shards import ShardRecord
 
 AnchorRule = Callable[[ChainObject | None, Changes], bool]
@@ -114,3 +115,30 @@ class ShardWriter:
         key = payload_key(self._chain_id, version, kind, epoch, shard)
         self._objects.put_bytes(key, data)
         return ChainObject(key=key, size_bytes=len(data), checksum=xxhash.xxh3_128_hexdigest(data))
+
+
+class Publisher(ABC):
+    """One rank's end of a publish, in two halves: `ChainPublisher` on the first rank, `ShardPublisher` on the others."""
+
+    _writer: ShardWriter
+
+    def publish(
+        self,
+        version: int,
+        weights: Mapping[str, torch.Tensor],
+        parts: Mapping[str, TensorPart] | None = None,
+    ) -> ChainManifest:
+        """Commits `weights` as `version`; `parts` names those that are stretches of larger tensors."""
+        return self.commit(version, self.stage(weights, parts))
+
+    def stage(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        parts: Mapping[str, TensorPart] | None = None,
+    ) -> StagedShard:
+        """The first half of publish: a copy, after which the weights may change."""
+        return self._writer.stage(weights, parts or {})
+
+    @abstractmethod
+    def commit(self, version: int, staged: StagedShard) -> ChainManifest:
+        """The second half of publish, which may run beside training."""

@@ -19,14 +19,16 @@ from models.decode.native_kernels import (
     normalize_row,
 )
 from models.decode.native_tiles import JIT, bits_of_float, float_of_bits
+from models.decode.sampling import (
+    GOLDEN_32,
+    GOLDEN_64,
+    MIX_32_A,
+    MIX_32_B,
+    MIX_64_A,
+    MIX_64_B,
+    UNIT_23,
+)
 
-_GOLDEN_64 = np.uint64(0x9E3779B97F4A7C15)
-_MIX_64_A = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_64_B = np.uint64(0x94D049BB133111EB)
-_GOLDEN_32 = np.uint32(0x9E3779B9)
-_MIX_32_A = np.uint32(0x85EBCA6B)
-_MIX_32_B = np.uint32(0xC2B2AE35)
-_UNIT_23 = np.float32(2.0**-23)
 _HALF = np.float32(0.5)
 _ONE = np.float32(1.0)
 _ZERO = np.float32(0.0)
@@ -60,19 +62,19 @@ def _logarithm(x):
 
 @numba.njit(**JIT)
 def _mix_64(value):
-    value = (value ^ (value >> np.uint64(30))) * _MIX_64_A
-    value = (value ^ (value >> np.uint64(27))) * _MIX_64_B
+    value = (value ^ (value >> np.uint64(30))) * MIX_64_A
+    value = (value ^ (value >> np.uint64(27))) * MIX_64_B
     return value ^ (value >> np.uint64(31))
 
 
 @numba.njit(**JIT)
 def _token_noise(low, high, token):
     """Exponential noise of one token; `low` and `high` are the halves of the place's key."""
-    bits = np.uint32(np.uint32(token) * _GOLDEN_32 + low)
-    bits = np.uint32((bits ^ np.uint32(bits >> np.uint32(16))) * _MIX_32_A)
+    bits = np.uint32(np.uint32(token) * GOLDEN_32 + low)
+    bits = np.uint32((bits ^ np.uint32(bits >> np.uint32(16))) * MIX_32_A)
     bits = np.uint32(bits + high)
-    bits = np.uint32((bits ^ np.uint32(bits >> np.uint32(13))) * _MIX_32_B)
-    unit = (np.float32(np.int32(bits >> np.uint32(9))) + _HALF) * _UNIT_23
+    bits = np.uint32((bits ^ np.uint32(bits >> np.uint32(13))) * MIX_32_B)
+    unit = (np.float32(np.int32(bits >> np.uint32(9))) + _HALF) * UNIT_23
     return -_logarithm(unit)
 
 
@@ -95,7 +97,7 @@ def race_rows(
             total += grown
         if not is_greedy:
             position = np.uint64(positions_R[row])
-            key = _mix_64(seed_keys_R[row] + position * _GOLDEN_64)
+            key = _mix_64(seed_keys_R[row] + position * GOLDEN_64)
             low, high = np.uint32(key), np.uint32(key >> np.uint64(32))
             for token in range(vocab):
                 raced_V[token] = raced_V[token] / _token_noise(low, high, token)

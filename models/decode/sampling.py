@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_GOLDEN_64 = np.uint64(0x9E3779B97F4A7C15)
-_MIX_64_A = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_64_B = np.uint64(0x94D049BB133111EB)
-_GOLDEN_32 = np.uint32(0x9E3779B9)
-_MIX_32_A = np.uint32(0x85EBCA6B)
-_MIX_32_B = np.uint32(0xC2B2AE35)
-_UNIT_23 = np.float32(2.0**-23)
+# Of the noise; the compiled sampler (native_sampling.py) draws the same.
+GOLDEN_64 = np.uint64(0x9E3779B97F4A7C15)
+MIX_64_A = np.uint64(0xBF58476D1CE4E5B9)
+MIX_64_B = np.uint64(0x94D049BB133111EB)
+GOLDEN_32 = np.uint32(0x9E3779B9)
+MIX_32_A = np.uint32(0x85EBCA6B)
+MIX_32_B = np.uint32(0xC2B2AE35)
+UNIT_23 = np.float32(2.0**-23)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +49,25 @@ class NoiseSource:
     """Exponential noise as a function of (seed, position, token)."""
 
     def __init__(self, vocab_size: int) -> None:
-        self._token_keys_V = np.arange(vocab_size, dtype=np.uint32) * _GOLDEN_32
+        self._token_keys_V = np.arange(vocab_size, dtype=np.uint32) * GOLDEN_32
 
     def exponential(self, seed_keys_R: np.ndarray, positions_R: np.ndarray) -> np.ndarray:
         """Float32 noise [R, V] with mean 1; the same for equal (seed key, position) whatever the
         batch.
         """
-        keys_R = _mix_64(seed_keys_R + positions_R.astype(np.uint64) * _GOLDEN_64)
+        keys_R = _mix_64(seed_keys_R + positions_R.astype(np.uint64) * GOLDEN_64)
         low_R1 = keys_R.astype(np.uint32)[:, None]
         high_R1 = (keys_R >> np.uint64(32)).astype(np.uint32)[:, None]
         bits_RV = self._token_keys_V + low_R1
         bits_RV ^= bits_RV >> np.uint32(16)
-        bits_RV *= _MIX_32_A
+        bits_RV *= MIX_32_A
         bits_RV += high_R1
         bits_RV ^= bits_RV >> np.uint32(13)
-        bits_RV *= _MIX_32_B
+        bits_RV *= MIX_32_B
         bits_RV >>= np.uint32(9)  # 23 bits and a half are exact in float32: the noise is never 0
         uniform_RV = bits_RV.astype(np.float32)
         uniform_RV += np.float32(0.5)
-        uniform_RV *= _UNIT_23
+        uniform_RV *= UNIT_23
         np.log(uniform_RV, out=uniform_RV)
         return np.negative(uniform_RV, out=uniform_RV)
 
@@ -123,11 +124,11 @@ def keep_top_p(probabilities_RV: Tensor, top_p_R: Tensor) -> Tensor:
 
 def seed_key(seed: int) -> np.uint64:
     """Spreads a request's seed over 64 bits, so that near seeds share nothing."""
-    return _mix_64(np.array([seed % 2**64], dtype=np.uint64) + _GOLDEN_64)[0]
+    return _mix_64(np.array([seed % 2**64], dtype=np.uint64) + GOLDEN_64)[0]
 
 
 def _mix_64(values: np.ndarray) -> np.ndarray:
     """The finaliser of splitmix64."""
-    values = (values ^ (values >> np.uint64(30))) * _MIX_64_A
-    values = (values ^ (values >> np.uint64(27))) * _MIX_64_B
+    values = (values ^ (values >> np.uint64(30))) * MIX_64_A
+    values = (values ^ (values >> np.uint64(27))) * MIX_64_B
     return values ^ (values >> np.uint64(31))
