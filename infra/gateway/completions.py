@@ -3,17 +3,20 @@
 Owns `ChatService`. Enters: a checked ChatRequest of a tenant. Leaves: an answer or a stream of its
 pieces, and the interaction, recorded as tokens. An engine in this process streams token by token;
 from a model that cannot, a streamed answer is asked for in slices over one session, so each slice
-only adds its tokens. Either way noise depends on seed and position: the answer is the same.
+only adds its tokens. Either way noise depends on seed and position: the answer is the same. Stop
+strings are looked for in the text as tokens arrive (`answer_text.py`), since one string can come in
+many tokenisations: the answer ends with the token that completes one, and shows nothing of it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
 from infra.errors import EngineError
+from infra.gateway.answer_text import AnswerText
 from infra.gateway.arms import Arm, ArmTable
 from infra.gateway.config import GatewayConfig, TenantConfig
 from infra.gateway.conversations import Conversation, IdleStore, history_key
@@ -25,13 +28,19 @@ from infra.harness.parse import ParsedAnswer
 from infra.harness.segments import SegmentBuilder
 from infra.harness.tools import TOOLS
 from infra.harness.transcript import EndReason, ToolCallRecord, Transcript, TurnRecord
-from models.decode.protocol import GenerateRequest, Priority, StopReason, StreamingClient
+from models.decode.protocol import (
+    GenerateRequest,
+    Generation,
+    Priority,
+    StopReason,
+    StreamingClient,
+)
 from models.rendering import Renderer
 
 CHAT_KIND = "chat"
+MAX_STOPS = 4  # as OpenAI's API
 UNSUPPORTED = {
     "n": (None, 1),
-    "stop": (None, []),
     "logprobs": (None, False),
     "response_format": (None, {"type": "text"}),
     "tool_choice": (None, "auto"),
@@ -54,6 +63,7 @@ class Answering:
     seed: int
     tools: tuple[str, ...]
     started: float
+    text: AnswerText
     answer_ids: list[int] = field(default_factory=list)
     stop_reason: StopReason | None = None
     is_recorded: bool = False
@@ -138,11 +148,14 @@ class ChatService:
             else interaction_seed(self._config.seed, interaction_id),
             tools=tuple(tool.function.name for tool in request.tools or []),
             started=self._clock(),
+            text=AnswerText(request.stop or ()),
         )
 
     async def answer(self, answering: Answering) -> Finished:
         """The whole answer at once."""
-        async for _ in self._generate(answering, answering.budget_tokens):
+        # nothing is sampled far beyond a stop string that only the text can show
+        ahead_tokens = self._config.stream_slice_tokens if answering.request.stop else None
+        async for _ in self._generate(answering, ahead_tokens):
             pass
         return await self._finish(answering)
 
@@ -152,11 +165,7 @@ class ChatService:
         """
         shown = ""
         try:
-            model = answering.arm.model
-            if isinstance(model, StreamingClient):
-                pieces = self._generate_by_token(answering, model)
-            else:
-                pieces = self._generate(answering, self._config.stream_slice_tokens)
+            pieces = self._generate(answering, self._config.stream_slice_tokens)
             async with aclosing(pieces):  # a client that leaves must free the session at once
                 async for _ in pieces:
                     text = self._showable(answering)
@@ -174,38 +183,76 @@ class ChatService:
         yield finished
 
     async def _generate(
+        self, answering: Answering, ahead_tokens: int | None
+    ) -> AsyncGenerator[None, None]:
+        """Yields whenever there is more text, at least every `ahead_tokens`; None: at the end."""
+        model = answering.arm.model
+        async with self._lock_of(answering):
+            if ahead_tokens is not None and isinstance(model, StreamingClient):
+                pieces = self._generate_by_token(answering, model)
+            else:
+                pieces = self._generate_slices(answering, ahead_tokens or answering.budget_tokens)
+            try:
+                async with aclosing(pieces):
+                    async for _ in pieces:
+                        yield
+            finally:
+                if answering.text.close():
+                    answering.stop_reason = StopReason.STOP_SEQUENCE
+
+    async def _generate_slices(
         self, answering: Answering, slice_tokens: int
     ) -> AsyncGenerator[None, None]:
-        """Slices until a stop token or the budget; the engine continues its own session."""
-        async with self._lock_of(answering):
-            while answering.stop_reason is None:
-                left = answering.budget_tokens - len(answering.answer_ids)
-                request = self._engine_request(answering, min(slice_tokens, left))
-                generation = await answering.arm.model.generate(request)
-                if generation.stop_reason is StopReason.CANCELLED:
-                    raise EngineError(f"generation {generation.request_id} was cancelled")
-                answering.builder.append_generation(generation)
-                answering.answer_ids.extend(generation.token_ids)
-                is_spent = len(answering.answer_ids) >= answering.budget_tokens
-                if generation.stop_reason is not StopReason.LENGTH or is_spent:
-                    answering.stop_reason = generation.stop_reason
-                yield
+        """Slices until a stop or the budget; the engine continues its own session."""
+        while answering.stop_reason is None:
+            left = answering.budget_tokens - len(answering.answer_ids)
+            request = self._engine_request(answering, min(slice_tokens, left))
+            generation = await answering.arm.model.generate(request)
+            if generation.stop_reason is StopReason.CANCELLED:
+                raise EngineError(f"generation {generation.request_id} was cancelled")
+            self._take(answering, generation, 0)
+            is_spent = len(answering.answer_ids) >= answering.budget_tokens
+            if answering.text.is_stopped:
+                return
+            if generation.stop_reason is not StopReason.LENGTH or is_spent:
+                answering.stop_reason = generation.stop_reason
+            yield
 
     async def _generate_by_token(
         self, answering: Answering, model: StreamingClient
     ) -> AsyncGenerator[None, None]:
-        """Tokens as the engine samples them. Whatever ends it, all that was sampled is kept."""
-        async with self._lock_of(answering):
-            tokens = model.stream(self._engine_request(answering, answering.budget_tokens))
-            try:
-                async for sampled in tokens:
-                    answering.answer_ids.extend(sampled)
-                    yield
-            finally:
-                generation = tokens.close()
-                answering.builder.append_generation(generation)
-                answering.answer_ids[:] = generation.token_ids
-            answering.stop_reason = generation.stop_reason
+        """Tokens as the engine samples them. Whatever ends it, all that was sampled is kept, save
+        what came after a stop string.
+        """
+        tokens = model.stream(self._engine_request(answering, answering.budget_tokens))
+        try:
+            async for sampled in tokens:
+                self._read(answering, sampled)
+                yield
+                if answering.text.is_stopped:
+                    break
+        finally:
+            generation = tokens.close()
+            self._take(answering, generation, len(answering.answer_ids))
+        answering.stop_reason = generation.stop_reason
+
+    def _take(self, answering: Answering, generation: Generation, num_read: int) -> None:
+        """Records a generation of which `num_read` tokens were read before, up to where a stop
+        string is complete.
+        """
+        before = len(answering.answer_ids) - num_read
+        self._read(answering, generation.token_ids[num_read:])
+        kept_tokens = len(answering.answer_ids) - before
+        answering.builder.append_generation(generation.first(kept_tokens))
+
+    def _read(self, answering: Answering, token_ids: Sequence[int]) -> None:
+        """Adds tokens to the answer, up to and with the one that completes a stop string."""
+        for token_id in token_ids:
+            if answering.text.is_stopped:
+                return
+            answering.answer_ids.append(token_id)
+            if token_id not in self._renderer.stop_token_ids:  # the engine's stop tokens end it
+                answering.text.feed(self._renderer.token_bytes(token_id))
 
     def _lock_of(self, answering: Answering) -> asyncio.Lock:
         return self._locks.setdefault(answering.session_id, asyncio.Lock())
@@ -225,17 +272,16 @@ class ChatService:
 
     async def _finish(self, answering: Answering) -> Finished:
         message, parsed = read_answer(
-            self._text(answering), answering.tools, f"call_{answering.interaction_id[-12:]}_"
+            answering.text.text, answering.tools, f"call_{answering.interaction_id[-12:]}_"
         )
+        finish_reason = _finish_reason(answering, message)
         if answering.stop_reason is StopReason.STOP_TOKEN:
-            finish_reason = "tool_calls" if message.tool_calls else "stop"
+            # other answers end inside the model's turn: their tokens do not stand for the message
             history = [*answering.request.messages, message]
             conversation = Conversation(answering.session_id, tuple(answering.builder.token_ids))
             self.conversations.put(
                 history_key(answering.owner, history), conversation, self._clock()
             )
-        else:
-            finish_reason = "length"
         await self._record(answering, parsed=parsed)
         return Finished(message, finish_reason, answering.usage)
 
@@ -248,7 +294,7 @@ class ChatService:
     ) -> None:
         answering.is_recorded = True
         latency = self._clock() - answering.started
-        text = self._text(answering)
+        text = answering.text.text
         calls = parsed.calls if parsed is not None else ()
         turn = TurnRecord(
             generated_tokens=len(answering.answer_ids),
@@ -264,7 +310,7 @@ class ChatService:
                 for call in calls
             ),
         )
-        is_whole = answering.stop_reason is StopReason.STOP_TOKEN
+        is_whole = answering.stop_reason in (StopReason.STOP_TOKEN, StopReason.STOP_SEQUENCE)
         transcript = Transcript(
             segments=(answering.builder.build(),),
             turns=(turn,),
@@ -299,17 +345,11 @@ class ChatService:
         key = history_key(owner, messages[: last + 1])
         return self.conversations.get(key, self._clock()), messages[last + 1 :]
 
-    def _text(self, answering: Answering) -> str:
-        ids = answering.answer_ids
-        if ids and ids[-1] in self._renderer.stop_token_ids:
-            ids = ids[:-1]
-        return self._renderer.decode(ids)
-
     def _showable(self, answering: Answering) -> str:
-        """Text that later tokens cannot change: no half character, nothing from a tag on when tools
-        are offered.
+        """Text that later tokens cannot change: no half character, nothing that may become a stop
+        string, nothing from a tag on when tools are offered.
         """
-        text = self._text(answering).rstrip("\ufffd")
+        text = answering.text.settled
         if not answering.tools:
             return text
         return text.split("<", 1)[0].rstrip()
@@ -331,6 +371,14 @@ class ChatService:
                     code="unsupported_parameter",
                     param=name,
                 )
+        stops = request.stop or []
+        if len(stops) > MAX_STOPS or not all(stops):
+            raise ApiError(
+                400,
+                f"stop is {stops!r}, wanted 1 to {MAX_STOPS} strings of 1 character or more",
+                code="invalid_value",
+                param="stop",
+            )
         enabled = self._config.harness.tools
         for tool in request.tools or []:
             if tool.function.name not in TOOLS or tool.function.name not in enabled:
@@ -350,3 +398,10 @@ class ChatService:
                 code="string_above_max_length",
                 param="messages",
             )
+
+
+def _finish_reason(answering: Answering, message: ChatMessage) -> str:
+    """Why the answer ended, in OpenAI's words."""
+    if answering.stop_reason not in (StopReason.STOP_TOKEN, StopReason.STOP_SEQUENCE):
+        return "length"
+    return "tool_calls" if message.tool_calls else "stop"

@@ -7,7 +7,7 @@ own endpoints refuse unknown fields.
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from infra.gateway.signals import Signal
 
@@ -96,10 +96,15 @@ class ChatRequest(OpenAIWire):
     tools: list[ToolDefinition] | None = None
     tool_choice: Any = None
     n: int | None = None
-    stop: Any = None
+    stop: list[str] | None = Field(default=None, description="one string may come bare")
     logprobs: bool | None = None
     response_format: Any = None
     store: bool | None = Field(default=None, description="false withdraws consent for this request")
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _list_of_one(cls, stop: object) -> object:
+        return [stop] if isinstance(stop, str) else stop
 
 
 class AgentSessionRequest(Wire):

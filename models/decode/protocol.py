@@ -9,7 +9,7 @@ Shapes: T new tokens, P prompt tokens, L MoE layers, K experts a token.
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
@@ -80,6 +80,20 @@ class Generation:
     draft_tokens_proposed: int = 0
     draft_tokens_accepted: int = 0
     extras: dict[str, float] = field(default_factory=dict)
+
+    def first(self, num_tokens: int) -> "Generation":
+        """What it was when it had only its first `num_tokens` tokens; the reason stays."""
+        dropped = len(self.token_ids) - num_tokens
+        if dropped == 0:
+            return self
+        num_rows = max(0, len(self.routed_experts) - dropped)
+        return replace(
+            self,
+            token_ids=self.token_ids[:num_tokens],
+            logprobs_T=self.logprobs_T[:num_tokens],
+            weight_versions_T=self.weight_versions_T[:num_tokens],
+            routed_experts=self.routed_experts[:num_rows],
+        )
 
 
 class ModelClient(Protocol):

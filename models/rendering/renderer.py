@@ -92,6 +92,12 @@ class Renderer:
         table = self._token_bytes
         return b"".join([table[token_id] for token_id in token_ids]).decode("utf-8", "replace")
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to the text: `decode` is their sum, which may end inside a
+        character.
+        """
+        return self._token_bytes[token_id]
+
     def start(self, user: str, system: str | None = None) -> list[int]:
         """Opens a conversation: system message if any, user's message, the answer's header."""
         ids: list[int] = []

@@ -4,9 +4,12 @@ import json
 from collections.abc import Callable
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from infra.harness.transcript import CallStatus, Transcript
-from tests.fakes.toy_gateway import Toy
+from infra.harness.transcript import CallStatus, EndReason, Transcript
+from models.rendering import Renderer
+from tests.fakes.toy_gateway import Toy, make_toy_gateway
 
 pytestmark = pytest.mark.asyncio
 
@@ -141,12 +144,87 @@ async def test_max_tokens_cuts_the_answer(make_toy: Callable[..., Toy]) -> None:
     assert answer["usage"]["completion_tokens"] == 3
 
 
+def content_of(events: list[dict]) -> str:
+    deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    text=st.text(alphabet="abret <\n漢", min_size=1, max_size=30),
+    stops=st.lists(st.text(alphabet="abret <\n漢", min_size=1, max_size=4), max_size=4),
+    slice_tokens=st.integers(min_value=1, max_value=4),
+)
+async def test_stop_strings_cut_stream_and_whole_answer_alike(
+    tmp_path_factory: pytest.TempPathFactory,
+    renderer: Renderer,
+    text: str,
+    stops: list[str],
+    slice_tokens: int,
+) -> None:
+    toy = make_toy_gateway(
+        tmp_path_factory.mktemp("stops"),
+        renderer,
+        lambda conversation: text,
+        stream_slice_tokens=slice_tokens,
+    )
+    request = body(stop=stops, stream_options={"include_usage": True})
+    async with toy.client() as client:
+        whole = (await client.post("/v1/chat/completions", json=request)).json()
+    events = await streamed(toy, request)
+    content = whole["choices"][0]["message"]["content"]
+    assert text.startswith(content)
+    assert not any(stop in content for stop in stops)
+    assert (content == text) == (not any(stop in text for stop in stops))
+    assert content_of(events) == content
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+    assert events[-1]["usage"] == whole["usage"]
+    # tokens are counted, and kept for training, up to the one that completes the stop
+    said = transcripts(toy)
+    assert {one.segments[0].sampled_tokens for one in said} == {whole["usage"]["completion_tokens"]}
+    ids = renderer.encode_answer(text)[: whole["usage"]["completion_tokens"]]
+    assert said[0].segments[0].token_ids_T[-len(ids) :].tolist() == ids
+    if content != text:
+        assert any(stop in renderer.decode(ids) for stop in stops)
+        assert not any(stop in renderer.decode(ids[:-1]) for stop in stops)
+    assert {one.final_message for one in said} == {content}
+    assert {one.end_reason for one in said} == {EndReason.FINISHED}
+
+
+async def test_stop_string_behind_a_call_leaves_the_call(make_toy: Callable[..., Toy]) -> None:
+    toy = make_toy(lambda conversation: "<read_file>pkg/first.py</read_file>\nOBSERVATION: none")
+    request = body(tools=TOOLS, stop="\nOBSERVATION:")
+    async with toy.client() as client:
+        answer = (await client.post("/v1/chat/completions", json=request)).json()
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"path": "pkg/first.py"}
+
+
+async def test_history_cut_by_a_stop_string_goes_on_as_the_client_saw_it(
+    make_toy: Callable[..., Toy],
+) -> None:
+    toy = make_toy(lambda conversation: "one, two, three")
+    async with toy.client() as client:
+        first = (await client.post("/v1/chat/completions", json=body(stop=", t"))).json()
+        said = first["choices"][0]["message"]
+        assert said["content"] == "one"
+        await client.post("/v1/chat/completions", json=body(USER, said, USER))
+    prompt = toy.context.renderer.decode(toy.model.requests[-1].token_ids)
+    assert prompt.count("<|assistant|>one<|end|>") == 1
+
+
 @pytest.mark.parametrize(
     ("change", "param", "words"),
     [
         ({"model": "gpt-4"}, "model", "'gpt-4', wanted 'ostinato'"),
         ({"n": 2}, "n", "does not support"),
-        ({"stop": ["x"]}, "stop", "does not support"),
+        ({"stop": [""]}, "stop", "wanted 1 to 4 strings of 1 character or more"),
+        ({"stop": list("abcde")}, "stop", "wanted 1 to 4 strings"),
+        ({"stop": 3}, "stop", "valid list"),
         ({"temperature": 3}, "temperature", "less than or equal to 2"),
         ({"messages": []}, "messages", "at least 1"),
         (

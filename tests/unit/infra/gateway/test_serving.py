@@ -14,6 +14,7 @@ import pytest
 from infra.errors import ConfigError, StorageError
 from infra.gateway.config import GatewayConfig
 from infra.gateway.keys import local_tenants
+from infra.gateway.server import running_server
 from infra.gateway.serving import (
     OpenGateway,
     ServedCheckpoint,
@@ -125,6 +126,49 @@ async def test_a_real_engine_streams_token_by_token_what_it_answers_whole(
         for row in gateway.context.ledger.interactions.since(0)
     )
     assert (first.token_ids_T == second.token_ids_T).all()
+
+
+async def test_a_real_engine_stops_at_a_stop_string_inside_its_tokens(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    plan = ServingPlan(checkpoint(tmp_path, renderer, version=5))
+    chat = {
+        "model": "ostinato",
+        "messages": [{"role": "user", "content": "Fix first"}],
+        "seed": 7,
+        "max_tokens": 60,
+        "stream_options": {"include_usage": True},
+    }
+    async with served(tmp_path, plan) as (gateway, client):
+        whole = (await client.post("/v1/chat/completions", json=chat)).json()
+        said = whole["choices"][0]["message"]["content"]
+        stop = said[len(said) // 2 : len(said) // 2 + 3]
+        async with (
+            running_server(gateway.app, "127.0.0.1", 0) as url,
+            httpx.AsyncClient(base_url=url, headers=client.headers, timeout=60) as over_a_socket,
+        ):
+            cut = chat | {"stop": [stop, "never said"]}
+            answer = (await over_a_socket.post("/v1/chat/completions", json=cut)).json()
+            text = (
+                await over_a_socket.post("/v1/chat/completions", json=cut | {"stream": True})
+            ).text
+        rows = gateway.context.ledger.interactions.since(0)
+        segments = [
+            Transcript.from_bytes(gateway.context.objects.get_bytes(row.object_key)).segments[0]
+            for row in rows
+        ]
+    events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+    pieces = [event["choices"][0]["delta"].get("content") for event in events if event["choices"]]
+    assert answer["choices"][0]["message"]["content"] == said[: said.index(stop)]
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert "".join(piece for piece in pieces if piece) == said[: said.index(stop)]
+    assert events[-1]["usage"] == answer["usage"]
+    assert answer["usage"]["completion_tokens"] < whole["usage"]["completion_tokens"]
+    longest, first, second = segments
+    kept = len(first.token_ids_T)
+    assert (longest.token_ids_T[:kept] == first.token_ids_T).all()
+    assert (first.token_ids_T == second.token_ids_T).all()
+    assert (first.routed_experts_TLK[:-1] >= 0).all()
 
 
 async def test_canary_and_promotion_reach_a_running_gateway(
