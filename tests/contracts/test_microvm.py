@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.microvm, pytest.mark.timeout(600)]
 IMAGES = load_settings().cache_directory / "microvm"
 LIMITS = SandboxLimits(memory_bytes=256 << 20, writable_bytes=32 << 20)
 SECONDS = 300.0  # a command takes milliseconds; the host may be loaded and the guest is translated
+LATE_SECONDS = 2.5  # well over the second in which a guest tells its time
 COUNT = "n=0; while :; do n=$((n+1)); echo $n; done"
 
 
@@ -98,6 +99,69 @@ def test_random_numbers_and_clock_are_its_own_after_a_branch(runner, backend, so
     before, seen, after = runner.run(use())
     assert len({random for random, _ in seen}) == 3
     assert all(before - 1 <= int(clock) <= after + 1 for _, clock in seen)
+
+
+async def read_uptime(sandbox) -> tuple[float, float, float]:
+    """The guest's seconds since its boot, and the host's before and after they were read."""
+    before = time.monotonic()
+    seen = await sandbox.exec("cat /proc/uptime", SECONDS)
+    return before, float(seen.output.split()[0]), time.monotonic()
+
+
+async def read_clocks(*sandboxes) -> list[bool]:
+    """Whether each guest's clock shows what the host's does, to a second."""
+    right = []
+    for sandbox in sandboxes:
+        before = int(time.time())
+        clock = int((await sandbox.exec("date +%s", SECONDS)).output)
+        right.append(before - 1 <= clock <= int(time.time()) + 1)
+    return right
+
+
+def test_the_clock_of_a_guest_goes_as_fast_as_the_hosts(runner, source):
+    async def use():
+        first = later = await read_uptime(source)
+        while later[1] < first[1] + 3.0:
+            later = await read_uptime(source)
+        return first, later
+
+    first, later = runner.run(use())
+    grown = later[1] - first[1]
+    shortest, longest = later[0] - first[2], later[2] - first[0]
+    assert shortest - 0.02 <= grown <= longest + 0.02  # it is told in hundredths
+
+
+def test_clocks_are_right_after_a_branch_of_a_machine_that_stood_still(runner, backend, source):
+    async def use():
+        await source.machine.pause()
+        await asyncio.sleep(LATE_SECONDS)
+        await source.machine.resume()
+        (branch,) = await backend.fork(source)
+        right = await read_clocks(source, branch)
+        await branch.close()
+        return right
+
+    assert runner.run(use()) == [True, True]
+
+
+def test_the_clock_is_right_though_the_host_was_slow_to_start_the_machine(runner, backend):
+    """The process stands still from the moment it is to be told the time."""
+
+    async def use():
+        known = set(await backend.list_sandboxes())
+        creating = asyncio.create_task(backend.create(SandboxSpec(limits=LIMITS)))
+        while not (started := set(await backend.list_sandboxes()) - known):
+            await asyncio.sleep(0)
+        process = psutil.Process(started.pop().machine.process_id)
+        process.suspend()
+        await asyncio.sleep(LATE_SECONDS)
+        process.resume()
+        sandbox = await creating
+        right = await read_clocks(sandbox)
+        await sandbox.close()
+        return right
+
+    assert runner.run(use()) == [True]
 
 
 def test_memory_snapshot_brings_processes_back_after_their_machine_is_gone(runner, backend):
