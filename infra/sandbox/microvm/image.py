@@ -1,7 +1,8 @@
 """Images of the virtual machines, made from Debian packages by this script.
 
 Owns what a guest is made of: Debian's cloud kernel, a few of its modules, busybox and our static
-agent in an initial file system; the Python image adds a compressed read-only disk. Enters: a folder
+agent in an initial file system; the Python image adds a compressed read-only disk. A program for the
+host, which measures its clock for guests, lies beside them. Enters: a folder
 to keep images in. Leaves: an `Image`, made once and found again by the hash of its recipe. It needs
 apt-get and dpkg-deb (root is not needed: packages are unpacked, never installed) and a C compiler
 with a static C library, and it starts no machine.
@@ -24,6 +25,7 @@ from infra.errors import InvalidArgument, SandboxError
 from infra.sandbox.system import find_ripgrep
 
 _GUEST = Path(__file__).parent / "guest"
+_TICK_RATE = Path(__file__).parent / "host" / "tick_rate.c"
 _KERNEL_PACKAGE = "linux-image-cloud-amd64"
 # In the order in which they depend on one another.
 _MODULES = {
@@ -46,7 +48,7 @@ _ACCOUNTS = {
     "etc/group": "root:x:0:\nagent:x:1000:\n",
     "etc/hosts": "127.0.0.1 localhost\n",
 }
-_RECIPE = 2  # raise it when `_build` changes what an image holds
+_RECIPE = 3  # raise it when `_build` changes what an image holds
 _BUILD_SECONDS = 900.0
 
 
@@ -65,6 +67,7 @@ class Image:
     key: str
     kernel: Path
     initial: Path
+    tick_rate: Path  # a program for the host, see ticks.py
     disk: Path | None
 
 
@@ -85,7 +88,14 @@ def build_image(kind: ImageKind, folder: Path) -> Image:
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     disk = target / "disk.erofs"
-    return Image(kind, key, target / "kernel", target / "initial", disk if disk.is_file() else None)
+    return Image(
+        kind,
+        key,
+        target / "kernel",
+        target / "initial",
+        target / "tick_rate",
+        disk if disk.is_file() else None,
+    )
 
 
 def find_kind(name: str) -> ImageKind:
@@ -101,7 +111,7 @@ def find_kind(name: str) -> ImageKind:
 def _hash_recipe(kind: ImageKind) -> str:
     modules = " ".join(_MODULES[kind])
     digest = hashlib.sha256(f"{_RECIPE} {modules} {_ACCOUNTS}".encode())
-    for source in sorted(_GUEST.iterdir()):
+    for source in (*sorted(_GUEST.iterdir()), _TICK_RATE):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     digest.update(kind.encode())
     return digest.hexdigest()[:16]
@@ -119,10 +129,8 @@ def _build(kind: ImageKind, target: Path) -> None:
             if found is None:
                 raise SandboxError(f"{kernel_package} has no module {module}; it is needed to boot")
             shutil.copy(found, root / "modules")
-        _run(
-            "cc", "-static", "-O2", "-o", str(root / "init"),
-            *map(str, sorted(_GUEST.glob("*.c"))), folder=scratch,
-        )  # fmt: skip
+        _compile(root / "init", *sorted(_GUEST.glob("*.c")))
+        _compile(target / "tick_rate", _TICK_RATE)
         busybox = system / "bin" / "busybox"
         _fill_root(root, busybox)
         listing = "\n".join(sorted(str(path.relative_to(root)) for path in root.rglob("*")))
@@ -134,6 +142,11 @@ def _build(kind: ImageKind, target: Path) -> None:
         shutil.copy(next(system.glob("boot/vmlinuz-*")), target / "kernel")
         if kind is ImageKind.PYTHON:
             _build_disk(scratch, target / "disk.erofs")
+
+
+def _compile(program: Path, *sources: Path) -> None:
+    options = ("-static", "-O2", "-o", str(program))
+    _run("cc", *options, *map(str, sources), folder=program.parent)
 
 
 def _fill_root(root: Path, busybox: Path) -> None:

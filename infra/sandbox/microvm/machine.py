@@ -31,7 +31,7 @@ from infra.sandbox.microvm.memory import DirtyPages, read_dirty_pages, write_pag
 PROGRAM = "qemu-system-x86_64"
 _KERNEL_ARGUMENTS = (
     # Under load the guest cannot measure its clock against the timer chip and hangs; it is told.
-    "tsc_early_khz=2000000 lpj=4000000 no_timer_check mitigations=off random.trust_cpu=on "
+    "tsc_early_khz={ticks_khz} lpj=4000000 no_timer_check mitigations=off random.trust_cpu=on "
     "panic=-1 quiet"
 )
 _LAYOUT = 1  # raise it when `_describe` changes what a state holds
@@ -54,6 +54,7 @@ class MachineShape:
     image: Image
     accelerator: Accelerator
     memory_bytes: int
+    ticks_khz: int  # of the host's processor counter, which is the guest's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +383,7 @@ def _describe(shape: MachineShape, memory_file: Path | None, is_shared: bool) ->
         "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
         "-kernel", str(shape.image.kernel),
         "-initrd", str(shape.image.initial),
-        "-append", _KERNEL_ARGUMENTS,
+        "-append", _KERNEL_ARGUMENTS.format(ticks_khz=shape.ticks_khz),
     ]  # fmt: skip
     if shape.image.disk is not None:
         drive = f"id=disk,format=raw,readonly=on,if=none,file={shape.image.disk}"

@@ -193,16 +193,14 @@ class MicroVmSandbox(BoxTools):
 
     def _refresh(self, *, is_copy: bool, started_at: float) -> Awaitable[None]:
         async def ask() -> None:
-            await self.channel.request(
-                "refresh",
+            first_answer_at = await self._machine_channel.refresh(
                 self.spec.limits.start_seconds + FILE_SECONDS,
                 blobs=(os.urandom(48),),
-                wall_ns=time.time_ns(),
                 host_name=self.sandbox_id,
                 machine_id=secrets.token_hex(16),
                 is_copy=int(is_copy),
             )
-            self.hello_seconds = time.perf_counter() - started_at
+            self.hello_seconds = first_answer_at - started_at
 
         return ask()
 

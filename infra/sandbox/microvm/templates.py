@@ -27,6 +27,7 @@ from infra.sandbox.microvm.machine import (
     MachineState,
     hash_program,
 )
+from infra.sandbox.microvm.ticks import measure_ticks_khz, read_boot_id
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "ostinato-microvm-"
@@ -123,8 +124,9 @@ class TemplateStore:
 
     async def _boot(self, kind: ImageKind, memory_bytes: int) -> Template:
         image = await asyncio.to_thread(build_image, kind, self._image_folder)
+        ticks_khz = await asyncio.to_thread(measure_ticks_khz, image, self._image_folder)
         for accelerator in self._candidates():
-            shape = MachineShape(image, accelerator, memory_bytes)
+            shape = MachineShape(image, accelerator, memory_bytes, ticks_khz)
             kept = await asyncio.to_thread(self._find_kept, shape)
             if kept is not None:
                 self._accelerator = accelerator
@@ -183,7 +185,7 @@ class TemplateStore:
         """A state belongs to one QEMU; under KVM also to one boot of the host."""
         parts = [hash_program()]
         if shape.accelerator is Accelerator.KVM:
-            parts.append(_read_boot_id())
+            parts.append(read_boot_id())
         return self._image_folder / "booted" / "-".join((_name_shape(shape), *parts))
 
     def _state_for(self, shape: MachineShape) -> MachineState:
@@ -309,15 +311,12 @@ def _copy_sparse(source: Path, target: Path) -> None:
 
 def _kvm_refusal(image_folder: Path) -> Path:
     """Exists when this boot of the host was found unable to run a machine under KVM."""
-    return image_folder / f"no-kvm-{_read_boot_id()}"
-
-
-def _read_boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return image_folder / f"no-kvm-{read_boot_id()}"
 
 
 def _name_shape(shape: MachineShape) -> str:
-    return f"{shape.image.key}-{shape.accelerator}-{shape.memory_bytes >> 20}"
+    mebibytes = shape.memory_bytes >> 20
+    return f"{shape.image.key}-{shape.accelerator}-{mebibytes}-{shape.ticks_khz}"
 
 
 def _remove_leftovers(folder: Path) -> None:
