@@ -63,6 +63,15 @@ def test_second_call_with_the_name_finds_the_first_actor() -> None:
 
 
 @pytest.mark.usefixtures("ray_here")
+def test_actors_that_were_ended_answer_no_more() -> None:
+    actors = [get_or_create_actor(Counter, f"ended-{n}", n) for n in range(6)]
+    for n, actor in enumerate(actors):
+        assert wait_for(actor.add.remote(), "add", 60) == n + 1
+        end_actor(actor)
+        assert not is_actor_alive(actor)
+
+
+@pytest.mark.usefixtures("ray_here")
 def test_typed_error_of_an_actor_arrives_as_itself() -> None:
     actor = get_or_create_actor(Counter, "failing", 0)
     with pytest.raises(EngineError, match="replica 3 is gone") as caught:
