@@ -80,3 +80,10 @@ def test_events_come_newest_first(ledger: Ledger) -> None:
 
     assert [event.payload["for"] for event in ledger.events.recent("trainer")] == [2, 1, 0]
     assert [event.name for event in ledger.events.recent(limit_rows=1)] == ["serves"]
+
+
+def test_event_with_numbers_that_json_lacks_is_kept(ledger: Ledger) -> None:
+    payload = {"k3": float("nan"), "worst": [float("inf"), 1.5], "inner": {"low": -float("inf")}}
+    ledger.events.add("run", "parity_alarm", payload, 1.0)
+    (event,) = ledger.events.recent("run")
+    assert event.payload == {"k3": "nan", "worst": ["inf", 1.5], "inner": {"low": "-inf"}}
