@@ -16,12 +16,20 @@ from ray.exceptions import (
     RayTaskError,
     WorkerCrashedError,
 )
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import (
+    RetryError,
+    Retrying,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_delay,
+    wait_fixed,
+)
 
 from infra.cluster.ray_start import NAMESPACE
 from infra.errors import ClusterError, OstinatoError
 
 _RESTART_POLL_SECONDS = 0.2
+_END_POLL_SECONDS = 0.005
 
 
 def get_or_create_actor(
@@ -72,9 +80,21 @@ def _require_ray(name: str) -> None:
         raise ClusterError(f"actor {name} needs Ray, which this process has not; call start_ray")
 
 
-def end_actor(actor: ActorHandle) -> None:
-    """End an actor for good; it is not restarted."""
+def end_actor(actor: ActorHandle, timeout_seconds: float = 10.0) -> None:
+    """End an actor for good; it is not restarted, and answers no more when this returns."""
     ray.kill(actor, no_restart=True)
+    # Ray only sends the kill: calls made right after it may still be answered
+    trials = Retrying(
+        retry=retry_if_result(bool),
+        wait=wait_fixed(_END_POLL_SECONDS),
+        stop=stop_after_delay(timeout_seconds),
+    )
+    try:
+        trials(lambda: is_actor_alive(actor, timeout_seconds))
+    except RetryError as error:
+        raise ClusterError(
+            f"{actor} still answers {timeout_seconds:.0f} s after it was killed"
+        ) from error
 
 
 def wait_for(reference: Any, what: str, timeout_seconds: float) -> Any:
