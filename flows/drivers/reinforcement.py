@@ -9,7 +9,6 @@ are never trained twice. It holds no policy of its own.
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import logging
 import shutil
@@ -31,11 +30,11 @@ from flows.drivers.requests import ReinforcementRequest, ReinforcementResult
 from flows.drivers.rollout_worker import WorkerSetup, build_fleet_worker
 from flows.drivers.run_state import RunState, StatusFile
 from flows.drivers.step_metrics import EngineTotals, describe_groups
+from flows.drivers.step_watch import StepWatch
 from infra.cluster.actors import end_actor, get_or_create_actor, wait_for
 from infra.cluster.ray_start import start_ray, stop_ray
 from infra.cluster.workspace import Workspace
 from infra.engine.fleet import EngineFleet, start_replicas
-from infra.engine.parity import Mismatch as EngineMismatch
 from infra.engine.parity import ParityMonitor
 from infra.errors import EngineError, ProblemError
 from infra.ledger import Ledger
@@ -47,7 +46,6 @@ from tasks.grading.alarms import HackMonitor
 from tasks.learning.actor import TrainedStep, TrainerActor, TrainerStatus
 from tasks.learning.advantages import make_samples
 from tasks.learning.config import TrainerRequest
-from tasks.learning.report import Mismatch, StepReport
 from tasks.records import Trajectory
 from tasks.rollout.actor import RolloutFleet, start_workers
 from tasks.rollout.curriculum import Curriculum
@@ -95,8 +93,13 @@ class ReinforcementRun:
         self._status = StatusFile(workspace.directory, request.run_id)
         self._chain_id = f"chain-{request.run_id}"
         self._engine_totals = EngineTotals()
-        self._monitor = HackMonitor(request.grading.monitor)
-        self._parity = ParityMonitor(request.run_id, request.learning.mismatch_alarm_k3)
+        self._watch = StepWatch(
+            request.run_id,
+            self._ledger.events,
+            HackMonitor(request.grading.monitor),
+            ParityMonitor(request.run_id, request.learning.mismatch_alarm_k3),
+            time.time,
+        )
         self._wanted_version = -1
         self._version_changed = asyncio.Event()
         self._step_ended_at = 0.0
@@ -265,13 +268,12 @@ class ReinforcementRun:
         self._state.save(used)
         progress = self._orchestrator.progress
         rows: Mapping[str, float] = describe_groups(step.groups)
-        self._watch_hacks(step)
-        self._watch_parity(trained.report)
+        self._watch.observe(step.groups, trained.report)
         metrics: dict[str, float | int | str] = {
             **trained.report.metrics(),
             **rows,
             **step.metrics,
-            **self._monitor.metrics(),
+            **self._watch.hacks.metrics(),
             **self._engine_totals.since_last_step(),
             "version": trained.publication.version,
             "delta_density": trained.publication.density_ratio,
@@ -294,27 +296,6 @@ class ReinforcementRun:
         )
         logger.info("%s", message)
         self._workspace.progress.update(step.step, self._request.max_steps, message, **metrics)
-
-    def _watch_hacks(self, step: StepRequest) -> None:
-        """Feeds the monitors; an alarm that begins is told to the log and to the ledger."""
-        self._monitor.observe(member for group in step.groups for member in group.trajectories)
-        for alarm in self._monitor.new_alarms():
-            logger.warning("hack alarm %s", fields(run=self._request.run_id, alarm=alarm))
-            payload = {"step": step.step, **dataclasses.asdict(alarm)}
-            self._ledger.events.add(self._request.run_id, "hack_alarm", payload, time.time())
-
-    def _watch_parity(self, report: StepReport) -> None:
-        """An alarm is told to the log and to the ledger."""
-        told = report.mismatch_without_replay
-        alarm = self._parity.judge(
-            report.step,
-            _engine_mismatch(report.mismatch_equal_version),
-            None if told is None else _engine_mismatch(told),
-        )
-        if alarm is not None:
-            self._ledger.events.add(
-                self._request.run_id, "parity_alarm", dataclasses.asdict(alarm), time.time()
-            )
 
     async def _report_status(self) -> None:
         """Says every second what waits for what."""
@@ -342,7 +323,7 @@ class ReinforcementRun:
                 steps_done=progress.steps_done,
                 weight_version=progress.trainer_version,
                 outcomes=dict(self._orchestrator.table.outcomes),
-                alarms=[str(alarm) for alarm in self._monitor.alarms()],
+                alarms=self._watch.alarms(),
             )
             with contextlib.suppress(EngineError):  # who asks it for tokens tells of its death
                 self._engine_totals.update(await self._engines.statistics())
@@ -372,9 +353,11 @@ class ReinforcementRun:
             outcomes=dict(self._orchestrator.table.outcomes),
             solve_rate_first=_mean(rates[:ENDS_STEPS]),
             solve_rate_last=_mean(rates[-ENDS_STEPS:]),
-            hack_rates={name.value: rate for name, rate in self._monitor.rates().items() if rate},
-            hack_any_ratio=self._monitor.metrics()["hack_any_ratio"],
-            alarms=tuple(map(str, self._monitor.alarms())),
+            hack_rates={
+                name.value: rate for name, rate in self._watch.hacks.rates().items() if rate
+            },
+            hack_any_ratio=self._watch.hacks.metrics()["hack_any_ratio"],
+            alarms=tuple(self._watch.alarms()),
         )
 
     def _trainer_request(self) -> TrainerRequest:
@@ -400,16 +383,6 @@ class ReinforcementRun:
 
     async def _ask(self, reference: Any, what: str, limit_seconds: float) -> Any:
         return await asyncio.to_thread(wait_for, reference, what, limit_seconds)
-
-
-def _engine_mismatch(told: Mismatch) -> EngineMismatch:
-    return EngineMismatch(
-        tokens=told.tokens,
-        k1=told.k1_nats,
-        k3=told.k3_nats,
-        p99_ratio=told.p99_ratio,
-        max_ratio=told.max_ratio,
-    )
 
 
 def _mean(values: list[float]) -> float:

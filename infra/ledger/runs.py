@@ -1,5 +1,7 @@
 """Runs of flows and stages, and events: what `ostinato status` reads."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import insert, select, update
@@ -65,10 +67,13 @@ class EventRepository:
         self._database = database
 
     def add(self, source: str, name: str, payload: dict[str, Any], at: float) -> None:
-        """Append an event."""
+        """Append an event. A number that JSON lacks (NaN, infinity) is kept as its text: what an
+        alarm tells of must not keep the alarm from being told.
+        """
+        written = {key: _writable(value) for key, value in payload.items()}
         with self._database.write() as connection:
             connection.execute(
-                insert(EventTable).values(source=source, name=name, payload=payload, at=at)
+                insert(EventTable).values(source=source, name=name, payload=written, at=at)
             )
 
     def recent(self, source: str | None = None, limit_rows: int = 100) -> list[EventRow]:
@@ -81,3 +86,13 @@ class EventRepository:
                 statement.order_by(EventTable.event_id.desc()).limit(limit_rows)
             ).all()
         return [EventRow.model_validate(row) for row in found]
+
+
+def _writable(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _writable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(inner) for inner in value]
+    return value

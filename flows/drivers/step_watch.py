@@ -1,0 +1,83 @@
+"""What is wrong with a step, told to the log and to the ledger while the run goes on.
+
+Owns `StepWatch`: it feeds the hack monitor and the parity monitor of one run. Enters: a step's
+groups and the trainer's report. Leaves: `hack_alarm` and `parity_alarm` events, and the alarms that
+stand. It stops nothing.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+
+from infra.engine.parity import Mismatch as EngineMismatch
+from infra.engine.parity import ParityAlarm, ParityMonitor
+from infra.ledger.runs import EventRepository
+from infra.telemetry import fields
+from tasks.grading.alarms import HackMonitor
+from tasks.learning.report import Mismatch, StepReport
+from tasks.records import Group
+
+logger = logging.getLogger(__name__)
+
+HACK_ALARM = "hack_alarm"
+PARITY_ALARM = "parity_alarm"
+
+
+class StepWatch:
+    """The monitors of one run."""
+
+    def __init__(
+        self,
+        run_id: str,
+        events: EventRepository,
+        hacks: HackMonitor,
+        parity: ParityMonitor,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._run_id, self._events, self._wall_clock = run_id, events, wall_clock
+        self.hacks = hacks
+        self._parity = parity
+        self._parity_alarm: ParityAlarm | None = None
+
+    def observe(self, groups: Sequence[Group], report: StepReport) -> None:
+        """Judges a step. A hack alarm is told when it begins, a parity alarm at every step."""
+        self._watch_hacks(groups, report.step)
+        self._watch_parity(report)
+
+    def alarms(self) -> list[str]:
+        """What stands now, in words: hack alarms, and the last step's parity alarm."""
+        words = [str(alarm) for alarm in self.hacks.alarms()]
+        alarm = self._parity_alarm
+        if alarm is not None:
+            limit = f"(limit {alarm.alarm_k3:g})"
+            words.append(f"parity k3 {alarm.k3:.3g} {limit}: step {alarm.step}")
+        return words
+
+    def _watch_hacks(self, groups: Sequence[Group], step: int) -> None:
+        self.hacks.observe(member for group in groups for member in group.trajectories)
+        for alarm in self.hacks.new_alarms():
+            logger.warning("hack alarm %s", fields(run=self._run_id, alarm=alarm))
+            payload = {"step": step, **dataclasses.asdict(alarm)}
+            self._events.add(self._run_id, HACK_ALARM, payload, self._wall_clock())
+
+    def _watch_parity(self, report: StepReport) -> None:
+        told = report.mismatch_without_replay
+        alarm = self._parity.judge(
+            report.step,
+            _engine_mismatch(report.mismatch_equal_version),
+            None if told is None else _engine_mismatch(told),
+        )
+        self._parity_alarm = alarm
+        if alarm is not None:
+            payload = dataclasses.asdict(alarm)
+            self._events.add(self._run_id, PARITY_ALARM, payload, self._wall_clock())
+
+
+def _engine_mismatch(told: Mismatch) -> EngineMismatch:
+    return EngineMismatch(
+        tokens=told.tokens,
+        k1=told.k1_nats,
+        k3=told.k3_nats,
+        p99_ratio=told.p99_ratio,
+        max_ratio=told.max_ratio,
+    )

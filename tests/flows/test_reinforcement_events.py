@@ -1,0 +1,68 @@
+"""What a real RL run tells the ledger while it trains: Ray, engine, boxes and trainer, two steps."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.drivers.requests import ReinforcementRequest, ReinforcementResult
+from infra.cluster.child import run_child
+from infra.harness.config import HarnessConfig
+from infra.ledger import Ledger
+from infra.settings import Settings
+from infra.telemetry import read_metrics
+from tasks.learning.config import LearningConfig, ObjectiveConfig, RouterReplayConfig
+from tasks.rollout.config import RolloutConfig
+from tests.fakes.miniature import make_checkpoint, make_problem_set
+
+STEPS = 2
+BELOW_ROUNDING_K3 = 1e-30  # engine and trainer round differently: their k3 is some 1e-13
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path / "home")
+    request = ReinforcementRequest(
+        run_id="watched",
+        checkpoint_directory=str(make_checkpoint(tmp_path / "start")),
+        problems_directory=str(make_problem_set(tmp_path / "problems")),
+        rollout=RolloutConfig(
+            group_size=2, groups_per_step=1, concurrent_trajectories=4, least_spread=0.0
+        ),
+        learning=LearningConfig(
+            # rewards of random weights are all equal: such samples are computed too
+            objective=ObjectiveConfig(skip_zero_advantage=False),
+            mismatch_alarm_k3=BELOW_ROUNDING_K3,
+            router_replay=RouterReplayConfig(compared_tokens=1),
+        ),
+        harness=HarnessConfig(max_turns=2, max_generated_tokens=48, context_tokens=128),
+        max_steps=STEPS,
+        engine_slots=4,
+    )
+    run_child(
+        "flows.drivers.reinforcement:main",
+        request,
+        ReinforcementResult,
+        directory=tmp_path / "run",
+        settings=settings,
+    )
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    alarming = {
+        row["step"]: row
+        for row in rows
+        if float(row["mismatch_equal_version_k3_nats"]) > BELOW_ROUNDING_K3
+    }
+    assert len(rows) == STEPS
+    assert 1 in alarming  # the first step is sampled with the very weights it is taken at
+    events = Ledger(settings.ledger_url).events.recent("watched")
+    told = {event.payload["step"]: event for event in events if event.name == "parity_alarm"}
+    assert sorted(told) == sorted(alarming)
+    for step, event in told.items():
+        row = alarming[step]
+        assert event.payload["k3"] == row["mismatch_equal_version_k3_nats"]
+        assert event.payload["k1"] == row["mismatch_equal_version_k1_nats"]
+        assert event.payload["tokens"] == row["mismatch_equal_version_tokens"]
+        assert event.payload["alarm_k3"] == BELOW_ROUNDING_K3
+        assert event.payload["k3_without_replay"] == row["mismatch_without_replay_k3_nats"]
+        assert row["is_mismatch_alarming"]
+        assert event.payload["k3"] < 1e-6  # what is promised holds

@@ -1,0 +1,152 @@
+"""A trainer whose engine serves other weights than it says: the ledger is told, step by step."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.drivers.step_watch import StepWatch
+from infra.engine.parity import ParityMonitor
+from infra.harness.segments import SegmentBuilder
+from infra.ledger import Ledger
+from infra.objects import ObjectStore
+from models.build import build_trainer_model
+from models.checkpoint import save_checkpoint
+from models.decode.engine import DecodeEngine, EngineConfig
+from models.decode.protocol import GenerateRequest
+from models.decode.weights import prepare_weights
+from tasks.grading.alarms import HackMonitor
+from tasks.grading.config import MonitorConfig, Pattern
+from tasks.learning.config import (
+    LearningConfig,
+    ObjectiveConfig,
+    PackingConfig,
+    RouterReplayConfig,
+    TrainerRequest,
+)
+from tasks.learning.report import StepReport
+from tasks.learning.trainer import RLTrainer
+from tasks.records import Group, RewardReport, Sample
+from tasks.rollout.orchestrator import AttemptRequest
+from tests.fakes.rollouts import make_problem, make_trajectory
+from tests.unit.tasks.learning.samples import TINY
+
+NOW = 12.5
+SERVED_SEED, OTHER_SEED = 3, 4
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(f"sqlite:///{tmp_path}/ledger.db").migrate()
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[RLTrainer]:
+    weights = build_trainer_model(TINY, seed=SERVED_SEED).export_weights()
+    request = TrainerRequest(
+        config=LearningConfig(
+            objective=ObjectiveConfig(loss_divisor_tokens=64),
+            packing=PackingConfig(bucket_tokens=(16, 40), microbatch_tokens=160),
+            router_replay=RouterReplayConfig(compared_tokens=1),
+        ),
+        checkpoint_directory=str(save_checkpoint(tmp_path / "start", TINY, weights)),
+        work_directory=str(tmp_path / "work"),
+        object_store_url=f"file://{tmp_path}/objects",
+        chain_id="run",
+    )
+    trainer = RLTrainer(request, ObjectStore.from_url(request.object_store_url))
+    yield trainer
+    trainer.close()
+
+
+def engine_samples(seed: int) -> list[Sample]:
+    """Answers of a real engine that says its weights, those of `seed`, are version 0."""
+    weights = build_trainer_model(TINY, seed=seed).export_weights()
+    engine = DecodeEngine(TINY, prepare_weights(TINY, weights, 0), EngineConfig(slots=8))
+    builders = {str(index): SegmentBuilder([1, 2, 3 + index]) for index in range(8)}
+    for name, builder in builders.items():
+        engine.submit(GenerateRequest(name, name, tuple(builder.token_ids), 16, (), seed=int(name)))
+    while engine.has_work:
+        for generation in engine.step():
+            builders[generation.request_id].append_generation(generation)
+    return [
+        Sample(
+            sample_id=name,
+            trajectory_id=name,
+            group_id="g",
+            segment=builder.build(),
+            advantage=1.0 if int(name) % 2 else -1.0,
+            reward=1.0,
+        )
+        for name, builder in builders.items()
+    ]
+
+
+def watch_on(ledger: Ledger, trainer: RLTrainer) -> StepWatch:
+    return StepWatch(
+        "run",
+        ledger.events,
+        HackMonitor(MonitorConfig(window_trajectories=4, least_trajectories=2)),
+        ParityMonitor("run", trainer.config.mismatch_alarm_k3),
+        lambda: NOW,
+    )
+
+
+def test_engine_with_other_weights_is_an_event_and_an_honest_one_is_not(
+    ledger: Ledger, trainer: RLTrainer
+) -> None:
+    watch = watch_on(ledger, trainer)
+    honest = trainer.train_step(engine_samples(SERVED_SEED))
+    watch.observe([], honest)
+    assert honest.mismatch_equal_version.tokens > 100
+    assert ledger.events.recent("run") == []
+    assert watch.alarms() == []
+
+
+def test_parity_alarm_tells_the_ledger_what_the_trainer_measured(
+    ledger: Ledger, trainer: RLTrainer
+) -> None:
+    watch = watch_on(ledger, trainer)
+    wrong = trainer.train_step(engine_samples(OTHER_SEED))
+    watch.observe([], wrong)
+    told, replayed = wrong.mismatch_without_replay, wrong.mismatch_equal_version
+    assert told is not None
+    (event,) = ledger.events.recent("run")
+    assert (event.name, event.at) == ("parity_alarm", NOW)
+    assert event.payload == {
+        "step": 1,
+        "k1": replayed.k1_nats,
+        "k3": replayed.k3_nats,
+        "p99_ratio": replayed.p99_ratio,
+        "tokens": replayed.tokens,
+        "alarm_k3": trainer.config.mismatch_alarm_k3,
+        "k3_without_replay": told.k3_nats,
+    }
+    assert wrong.is_mismatch_alarming
+    assert watch.alarms()[0].startswith(f"parity k3 {replayed.k3_nats:.3g} (limit 0.001): step 1")
+    trainer.publish()
+    # no token of the next step has the new version: nothing was measured, so nothing stands
+    watch.observe([], trainer.train_step(engine_samples(SERVED_SEED)))
+    assert watch.alarms() == []
+    assert len(ledger.events.recent("run")) == 1
+
+
+def test_hack_alarm_is_an_event_when_it_begins(ledger: Ledger, trainer: RLTrainer) -> None:
+    watch = watch_on(ledger, trainer)
+    report: StepReport = trainer.train_step(engine_samples(SERVED_SEED))
+    flags = {Pattern.ODD_PATH.value: "seen"}
+    members = tuple(
+        make_trajectory(
+            AttemptRequest(f"t{index}", "g", make_problem("p"), index, 0, 1)
+        ).model_copy(update={"reward": RewardReport(total=0.0, terms={}, flags=flags)})
+        for index in range(2)
+    )
+    group = Group(group_id="g", problem_id="p", trajectories=members)
+    watch.observe([group], report)
+    watch.observe([group], report)
+    (event,) = ledger.events.recent("run")
+    assert (event.name, event.payload["step"]) == ("hack_alarm", 1)
+    assert event.payload["name"] == Pattern.ODD_PATH.value
+    assert watch.alarms()[0].startswith("odd_path 1.000")
