@@ -7,6 +7,7 @@ The defaults are the nano scope: toolz and the recipes of more-itertools.
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from infra.source_archives import SourceArchive
 from tasks.records import Split
 
 
@@ -28,6 +29,11 @@ class RepositorySource(Config):
     test_paths: tuple[str, ...] = Field(description="files or folders of tests in the archive")
     dropped_paths: tuple[str, ...] = Field(default=(), description="below the former, left out")
     mutated_paths: tuple[str, ...] = Field(description="files whose functions become problems")
+
+    @property
+    def archive(self) -> SourceArchive:
+        """Where it comes from."""
+        return SourceArchive(name=self.name, version=self.version, sha256=self.sha256)
 
 
 TOOLZ = RepositorySource(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from infra.cluster.workspace import Workspace
 from infra.sandbox.repository import PreparedRepository
-from tasks.problems.archives import fetch_archive, read_archive
+from infra.source_archives import fetch_archive, read_archive
 from tasks.problems.build import BuiltProblems, build_problems
 from tasks.problems.config import ProblemsRequest, ProblemsResult, RepositorySource
 from tasks.problems.proving import ProofOutcome
@@ -59,7 +59,7 @@ def _prepare(
     sources = request.config.repositories
     for number, source in enumerate(sources):
         workspace.progress.update(number, len(sources), f"fetching {source.name} {source.version}")
-        files = read_archive(fetch_archive(source, cache))
+        files = read_archive(fetch_archive(source.archive, cache))
         directory = target / REPOSITORIES_FOLDER / source.name
         repository = prepare_repository(
             source, files, directory, strip_text=request.config.strip_text

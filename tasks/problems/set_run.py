@@ -12,10 +12,10 @@ from pathlib import Path
 
 from infra.cluster.ray_start import start_ray, stop_ray
 from infra.cluster.workspace import Workspace
-from infra.errors import ProblemError
+from infra.errors import ConfigError, ProblemError
+from infra.source_archives import fetch_archive, fetch_wheel, read_archive, read_wheel
 from infra.telemetry import fields
 from tasks.problems.actor import ProverPool
-from tasks.problems.archives import fetch_archive, fetch_wheel, read_archive, read_wheel
 from tasks.problems.assembly import ProblemSet, assemble, summarise
 from tasks.problems.commits import mine_commits
 from tasks.problems.config import ProblemsResult
@@ -133,7 +133,7 @@ class _Preparing:
             self._workspace.progress.update(number, total, told)
             try:
                 parts.append(self._package(source))
-            except ProblemError as error:
+            except (ConfigError, ProblemError) as error:
                 self.failures[source.name] = str(error)
                 logger.warning("package left out %s", fields(name=source.name, error=str(error)))
         for source in config.git:
@@ -149,7 +149,9 @@ class _Preparing:
 
     def _package(self, source: PackageSource) -> Part:
         cache = self._request.archives_directory
-        files = strip_prefix(read_archive(fetch_archive(source, cache)), source.stripped_prefix)
+        files = strip_prefix(
+            read_archive(fetch_archive(source.archive, cache)), source.stripped_prefix
+        )
         beside: dict[str, bytes] = {}
         for requirement in source.dependencies:
             beside |= read_wheel(fetch_wheel(requirement, cache))

@@ -1,8 +1,8 @@
 """Source archives of packages, fetched once through pip and kept.
 
-Owns the archive cache: one file a package and version beside its SHA-256. Leaves: an unpacked
-archive in memory. It talks to the index only through pip, and not at all when the archive is
-cached.
+Owns the archive cache: one file a package and version beside its SHA-256. Enters: a pinned
+`SourceArchive`. Leaves: an unpacked archive in memory. It talks to the index only through pip, and
+not at all when the archive is cached. Nothing of an archive is run by us.
 """
 
 import hashlib
@@ -14,8 +14,9 @@ import tempfile
 import zipfile
 from pathlib import Path, PurePosixPath
 
-from infra.errors import ProblemError
-from tasks.problems.config import RepositorySource
+from pydantic import BaseModel, ConfigDict, Field
+
+from infra.errors import ConfigError
 
 _logger = logging.getLogger(__name__)
 _FETCH_SECONDS = 300
@@ -23,10 +24,23 @@ _MAX_ARCHIVE_BYTES = 64 << 20
 _SUFFIXES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")
 
 
-def fetch_archive(source: RepositorySource, cache: Path) -> Path:
+class SourceArchive(BaseModel):
+    """One package of the index at one version, as source."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(description="name on the package index")
+    version: str = Field(description="exact version")
+    sha256: str = Field(
+        default="",
+        description="of the archive; empty: what came first is noted and must stay the same",
+    )
+
+
+def fetch_archive(source: SourceArchive, cache: Path) -> Path:
     """The cached source archive.
 
-    Pip downloads it on the first call. ProblemError says how to supply it by hand.
+    Pip downloads it on the first call. ConfigError says how to supply it by hand.
     """
     folder = cache / f"{source.name}-{source.version}"
     known = _find_archive(folder)
@@ -34,11 +48,11 @@ def fetch_archive(source: RepositorySource, cache: Path) -> Path:
         _download(source, folder)
         known = _find_archive(folder)
     if known is None:
-        raise ProblemError(_explain(source, folder, "pip saved no source archive"))
+        raise ConfigError(_explain(source, folder, "pip saved no source archive"))
     found = hashlib.sha256(known.read_bytes()).hexdigest()
     wanted = source.sha256 or _read_checksum(folder, found)
     if found != wanted:
-        raise ProblemError(
+        raise ConfigError(
             f"source archive {known} of {source.name}=={source.version} has sha256 {found}, "
             f"wanted {wanted}; delete it"
         )
@@ -49,10 +63,8 @@ def fetch_wheel(requirement: str, cache: Path) -> Path:
     """The cached wheel of `name==version`, which a repository needs beside it; as `fetch_archive`."""
     name, _, version = requirement.partition("==")
     if not name or not version:
-        raise ProblemError(f"dependency {requirement!r}, wanted name==version")
-    source = RepositorySource(
-        name=name, version=version, package_paths=(), test_paths=(), mutated_paths=()
-    )
+        raise ConfigError(f"dependency {requirement!r}, wanted name==version")
+    source = SourceArchive(name=name, version=version)
     folder = cache / "wheels" / f"{name}-{version}"
     if not list(folder.glob("*.whl")):
         _download(source, folder, form="--only-binary")
@@ -71,25 +83,28 @@ def read_wheel(wheel: Path) -> dict[str, bytes]:
     }
 
 
-def read_archive(archive: Path) -> dict[str, bytes]:
-    """Regular files of an archive by path below its top folder.
+def read_archive(archive: Path, below: str = "") -> dict[str, bytes]:
+    """Regular files of an archive by path below its top folder, or below a folder in that.
 
-    Links and paths that leave the folder are refused.
+    Links are left out, paths that leave the folder are refused.
     """
+    prefix = f"{below}/" if below else ""
     files: dict[str, bytes] = {}
     total_bytes = 0
     members = _zip_members(archive) if archive.suffix == ".zip" else _tar_members(archive)
     for name, content in members:
         pure = PurePosixPath(name)
         if pure.is_absolute() or ".." in pure.parts:
-            raise ProblemError(
+            raise ConfigError(
                 f"archive {archive} holds the path {name!r}, wanted paths below its top folder"
             )
+        path = PurePosixPath(*pure.parts[1:]).as_posix()
+        if len(pure.parts) == 1 or not path.startswith(prefix):
+            continue
         total_bytes += len(content)
         if total_bytes > _MAX_ARCHIVE_BYTES:
-            raise ProblemError(f"archive {archive} unpacks to more than {_MAX_ARCHIVE_BYTES} bytes")
-        if len(pure.parts) > 1:
-            files[PurePosixPath(*pure.parts[1:]).as_posix()] = content
+            raise ConfigError(f"archive {archive} unpacks to more than {_MAX_ARCHIVE_BYTES} bytes")
+        files[path.removeprefix(prefix)] = content
     return files
 
 
@@ -106,7 +121,7 @@ def _read_checksum(folder: Path, found: str) -> str:
     return note.read_text().strip()
 
 
-def _download(source: RepositorySource, folder: Path, form: str = "--no-binary") -> None:
+def _download(source: SourceArchive, folder: Path, form: str = "--no-binary") -> None:
     """Download next to the final place and move, so that a killed download leaves nothing half
     done.
 
@@ -125,19 +140,17 @@ def _download(source: RepositorySource, folder: Path, form: str = "--no-binary")
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS)
         except subprocess.TimeoutExpired as error:
-            raise ProblemError(
+            raise ConfigError(
                 _explain(source, folder, f"pip did not end in {_FETCH_SECONDS} s")
             ) from error
         if done.returncode != 0:
-            raise ProblemError(
-                _explain(source, folder, (done.stderr or done.stdout).strip()[-600:])
-            )
+            raise ConfigError(_explain(source, folder, (done.stderr or done.stdout).strip()[-600:]))
         folder.mkdir(exist_ok=True)
         for path in Path(temporary).iterdir():
             path.replace(folder / path.name)
 
 
-def _explain(source: RepositorySource, folder: Path, why: str) -> str:
+def _explain(source: SourceArchive, folder: Path, why: str) -> str:
     return (
         f"source archive of {source.name}=={source.version} is missing: {why}\n"
         "fix: check the network and pip's index settings, or put the package's .tar.gz into "
@@ -155,7 +168,7 @@ def _tar_members(archive: Path) -> list[tuple[str, bytes]]:
             ]
             return [(name, file.read()) for name, file in opened if file is not None]
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise ProblemError(
+        raise ConfigError(
             f"archive {archive} cannot be read: {error}; delete it to fetch it again"
         ) from error
 
@@ -169,6 +182,6 @@ def _zip_members(archive: Path) -> list[tuple[str, bytes]]:
                 if not info.is_dir()
             ]
     except (zipfile.BadZipFile, OSError) as error:
-        raise ProblemError(
+        raise ConfigError(
             f"archive {archive} cannot be read: {error}; delete it to fetch it again"
         ) from error
