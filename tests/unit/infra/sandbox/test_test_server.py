@@ -237,17 +237,21 @@ def test_hot_and_cold_agree_on_mutants(runner, request, name):
     assert "hot" in runner.run(compare_all())
 
 
-def test_conftest_repository_runs_in_a_box_of_its_own(runner, wordkit, tmp_path):
+@pytest.fixture
+def confkit(wordkit, tmp_path):
+    """Wordkit with a conftest.py that imports it."""
     for path, content in {**wordkit.files, "tests/conftest.py": b"import wordkit\n"}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(content)
-    repository = PreparedRepository.from_directory("confkit", tmp_path, ("wordkit",), ("tests",))
+    return PreparedRepository.from_directory("confkit", tmp_path, ("wordkit",), ("tests",))
 
+
+def test_conftest_repository_runs_in_a_box_of_its_own(runner, confkit):
     async def run_all():
-        server = TestServer(repository)
+        server = TestServer(confkit)
         try:
             await server.start()
-            text = repository.files[COUNTING]
+            text = confkit.files[COUNTING]
             hot = await server.run(
                 {COUNTING: text.replace(b"total += 1", b"total += 2")}, server.tests
             )
@@ -257,6 +261,41 @@ def test_conftest_repository_runs_in_a_box_of_its_own(runner, wordkit, tmp_path)
             await server.close()
 
     assert runner.run(run_all()) == ("hot", False, "full", True)
+
+
+@pytest.mark.parametrize(
+    ("addition", "error_type"),
+    [
+        (b"\ndef broken(:\n", "SyntaxError"),
+        (b"\nimport missing_module\n", "ModuleNotFoundError"),
+        (b"\nraise SystemExit(0)\n", "SystemExit"),
+    ],
+)
+def test_edit_that_conftest_cannot_import_is_an_error_everywhere(
+    runner, confkit, addition, error_type
+):
+    async def run():
+        server = TestServer(confkit)
+        try:
+            await server.start()
+            files = {COUNTING: confkit.files[COUNTING] + addition}
+            return server.tests, await server.run(files, server.tests)
+        finally:
+            await server.close()
+
+    tests, report = runner.run(run())
+    assert dict.fromkeys(tests, TestOutcome.ERROR) == report.outcomes
+    assert report.first_failure is not None
+    assert report.first_failure.error_type == error_type
+
+
+def test_repository_whose_conftest_fails_is_a_clear_error(runner, wordkit, tmp_path):
+    for path, content in {**wordkit.files, "tests/conftest.py": b"import no_such\n"}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    repository = PreparedRepository.from_directory("badkit", tmp_path, ("wordkit",), ("tests",))
+    with pytest.raises(ProblemError, match=r"badkit: pytest collected no test.*no_such"):
+        runner.run(TestServer(repository).start())
 
 
 def test_repository_without_tests_is_a_clear_error(runner, tmp_path):
