@@ -233,7 +233,7 @@ class TestServer:
                 self._channel = None
             self._channel, opened = await self._start_box({})
             if not opened["tests"]:
-                errors = opened["collection_errors"]
+                errors = [*filter(None, [opened["load_error"]]), *opened["collection_errors"]]
                 raise ProblemError(
                     f"repository {self.repository.name}: pytest collected no test below "
                     f"{self.repository.test_paths}; {errors[:2]}"
@@ -249,8 +249,10 @@ class TestServer:
         time_limit_seconds: float,
     ) -> dict[str, Any]:
         """Run in a box of its own in which everything was imported with the changes in place."""
-        channel, _ = await self._start_box(changed)
+        channel, opened = await self._start_box(changed)
         try:
+            if opened["load_error"] is not None:
+                return _fail_everywhere(test_ids, opened["load_error"])
             reply, _ = await channel.request(
                 "run",
                 time_limit_seconds + self._limits.start_seconds,
@@ -298,6 +300,19 @@ class TestServer:
             if self.repository.is_editable(path):
                 mounts += ["--ro-bind", blank, f"{REPOSITORY_PATH}/{path}"]
         return tuple(mounts)
+
+
+def _fail_everywhere(test_ids: Sequence[str], error: Mapping[str, str]) -> dict[str, Any]:
+    """The reply of a box whose conftest.py could not import the changes: no test came to run."""
+    return {
+        "outcomes": dict.fromkeys(test_ids, TestOutcome.ERROR),
+        "failure": {"test_id": next(iter(test_ids), ""), "frames": [], **error},
+        "violations": [],
+        "route": "full",
+        "seconds": 0.0,
+        "cpu_seconds": 0.0,
+        "finished": True,
+    }
 
 
 def _read_report(reply: dict[str, Any]) -> TestReport:

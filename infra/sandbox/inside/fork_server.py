@@ -16,6 +16,7 @@ import time
 import traceback
 import types
 from collections import deque
+from collections.abc import Generator
 
 import pytest
 
@@ -168,9 +169,20 @@ class ForkServer:
         self._opening = opening
         self._ran_on_import: set[types.CodeType] = set()
         self._collection_errors: list[str] = []
+        self.load_error: dict[str, str] | None = None
         self._waiting: deque[tuple[dict, dict[str, bytes | None]]] = deque()
         self._runs: dict[int, Run] = {}  # by pipe
         self._selector = selectors.DefaultSelector()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_load_initial_conftests(self) -> Generator[None, None, None]:
+        """Remember why a conftest.py could not be imported: then pytest ends before it serves."""
+        try:
+            return (yield)
+        except BaseException as error:
+            cause = error.__cause__ or error
+            self.load_error = {"error_type": type(cause).__name__, "message": str(cause)[:400]}
+            raise
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Remember what could not be imported."""
@@ -217,6 +229,7 @@ class ForkServer:
                 "id": self._opening["id"],
                 "tests": list(items),
                 "collection_errors": self._collection_errors,
+                "load_error": None,
                 "canaries": len(canaries),
             }
         )
@@ -338,7 +351,12 @@ def main(descriptor: int) -> None:
     plugins = [argument for name in _UNUSED_PLUGINS for argument in ("-p", f"no:{name}")]
     tests = [os.path.join(_ROOT, path) for path in opening["test_paths"]]
     server = ForkServer(control, decoder, finder, opening)
-    code = pytest.main([*_PYTEST_ARGUMENTS, *plugins, _CANARY, *tests], plugins=[server])
+    try:
+        code = pytest.main([*_PYTEST_ARGUMENTS, *plugins, _CANARY, *tests], plugins=[server])
+    finally:
+        if server.load_error is not None:
+            told = {"tests": [], "collection_errors": [], "load_error": server.load_error}
+            control.sendall(encode_frame({"id": opening["id"], **told}))
     raise SystemExit(
         f"pytest ended with {code!r} before serving: {' | '.join(server._collection_errors[:3])}"
     )
