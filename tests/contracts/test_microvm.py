@@ -164,6 +164,30 @@ def test_the_clock_is_right_though_the_host_was_slow_to_start_the_machine(runner
     assert runner.run(use()) == [True]
 
 
+def test_changes_are_of_one_moment_while_a_job_writes(runner, source):
+    """Files are written in turn, so in no moment do their numbers differ by more than one."""
+    names = [str(i) for i in range(10, 50)]
+    each = f"for i in {' '.join(names)}; do"
+    # What lies between makes a look at them long enough for the job to have its turn.
+    begin = f"{each} echo 1 > $i; head -c 500000 /dev/zero > between$i; done"
+    write = f"n=1; while :; do n=$((n+1)); {each} echo $n > $i; done; done"
+
+    async def use():
+        await source.exec(begin, SECONDS)
+        job = await source.start_job(write)
+        while await source.read("49") in (b"1\n", b""):
+            await asyncio.sleep(0.01)
+        seen = [await source.diff() for _ in range(5)]
+        await source.kill_job(job)
+        return seen
+
+    for changes in runner.run(use()):
+        numbers = [int(changes[name] or b"0") for name in names]
+        written = [number for number in numbers if number]  # one may just be empty
+        assert written == sorted(written, reverse=True)
+        assert written[0] - written[-1] <= 1
+
+
 def test_memory_snapshot_brings_processes_back_after_their_machine_is_gone(runner, backend):
     async def use():
         sandbox = await backend.create(SandboxSpec(limits=LIMITS))
