@@ -8,7 +8,7 @@ the result is run.py's.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,9 +17,11 @@ from pydantic import ValidationError
 from infra.errors import ProblemError
 from infra.sandbox.repository import PreparedRepository
 from infra.sandbox.test_server import TestServer, VerdictCache
-from tasks.problems.config import ProblemsConfig, RepositorySource
+from tasks.descriptions import write_prompt
+from tasks.problems.config import DescribedSource, ProblemsConfig, RepositorySource
 from tasks.problems.coverage import TestMap, map_tests
-from tasks.problems.functions import find_functions
+from tasks.problems.descriptions import Descriptions
+from tasks.problems.functions import Function, find_functions
 from tasks.problems.mutations import Mutation, mutate_function
 from tasks.problems.proving import Proof, ProofOutcome, prove
 from tasks.problems.selection import (
@@ -28,7 +30,7 @@ from tasks.problems.selection import (
     choose_held_out_functions,
     order_candidates,
 )
-from tasks.records import LineEdit, Problem
+from tasks.records import LineEdit, Problem, Split
 
 _logger = logging.getLogger(__name__)
 OnProgress = Callable[[float, float, str], None]
@@ -56,8 +58,11 @@ async def build_problems(
     config: ProblemsConfig,
     journal: Path,
     on_progress: OnProgress,
+    descriptions: Descriptions | None = None,
 ) -> BuiltProblems:
-    """Problems of all splits, as many as wanted or as the repositories hold."""
+    """Problems of all splits, as many as wanted or as the repositories hold. `descriptions`: what
+    the functions of described packages are for.
+    """
     servers = {
         repository.name: TestServer(
             repository, parallel_runs=config.parallel_runs, cache=VerdictCache(capacity=1)
@@ -65,7 +70,7 @@ async def build_problems(
         for _, repository in repositories
     }
     try:
-        return await _build(repositories, servers, config, journal, on_progress)
+        return await _build(repositories, servers, config, journal, on_progress, descriptions or {})
     finally:
         for server in servers.values():
             await server.close()
@@ -77,6 +82,7 @@ async def _build(
     config: ProblemsConfig,
     journal: Path,
     on_progress: OnProgress,
+    descriptions: Descriptions,
 ) -> BuiltProblems:
     on_progress(0, 1, "running the pristine tests")
     maps = await asyncio.gather(*(map_tests(server, config) for server in servers.values()))
@@ -96,24 +102,29 @@ async def _build(
             f"no function of {names} is small enough and called by a cheap stable test"
         )
     mutations = [mutation for function in functions for mutation in mutate_function(function)]
-    held_out = choose_held_out_functions(functions, config)
     prover = _Prover(tested, config, journal, on_progress)
-    whole = await prover.prove_enough(
-        [mutation for mutation in mutations if mutation.function in held_out],
-        config.sizes.held_out_function,
+    fixed = {s.name: s.split for s, _ in repositories if isinstance(s, DescribedSource)}
+    drawn = [item for item in mutations if item.function.repository not in fixed]
+    held_out = choose_held_out_functions(
+        [f for f in functions if f.repository not in fixed], config
     )
-    rest = await prover.prove_enough(
-        [mutation for mutation in mutations if mutation.function not in held_out],
-        sum(config.sizes.model_dump().values()) - config.sizes.held_out_function,
-    )
-    proven = [*whole, *rest]
-    splits = assign_splits(proven, held_out, config)
+    proven, splits = await _prove_drawn(prover, drawn, held_out, config)
+    for split in dict.fromkeys(fixed.values()):
+        theirs = [
+            item
+            for item in mutations
+            if fixed.get(item.function.repository) is split and item.function.key in descriptions
+        ]
+        found = await prover.prove_enough(theirs, config.sizes.of(split))
+        proven += found
+        splits |= {candidate_id(item): split for item in found}
     problems = [
         make_problem(
             mutation,
             prover.proofs[candidate_id(mutation)],
             tested[mutation.function.repository].server,
             splits,
+            descriptions,
         )
         for mutation in proven
         if candidate_id(mutation) in splits
@@ -127,6 +138,27 @@ async def _build(
         num_raw_mutations=len(mutations),
         tests={name: found.num_tests for name, found in zip(servers, maps, strict=True)},
     )
+
+
+async def _prove_drawn(
+    prover: "_Prover",
+    mutations: Sequence[Mutation],
+    held_out: frozenset[Function],
+    config: ProblemsConfig,
+) -> tuple[list[Mutation], dict[str, Split]]:
+    """Proven mutations of packages whose problems are dealt out to the splits."""
+    if not mutations:
+        return [], {}
+    whole = await prover.prove_enough(
+        [mutation for mutation in mutations if mutation.function in held_out],
+        config.sizes.held_out_function,
+    )
+    rest = await prover.prove_enough(
+        [mutation for mutation in mutations if mutation.function not in held_out],
+        sum(config.sizes.model_dump().values()) - config.sizes.held_out_function,
+    )
+    proven = [*whole, *rest]
+    return proven, assign_splits(proven, held_out, config)
 
 
 class _Prover:
@@ -208,9 +240,21 @@ def _read_journal(journal: Path) -> dict[str, Proof]:
     return proofs
 
 
-def make_problem(mutation: Mutation, proof: Proof, server: TestServer, splits: dict) -> Problem:
-    """The record of a proven mutation."""
+def make_problem(
+    mutation: Mutation,
+    proof: Proof,
+    server: TestServer,
+    splits: Mapping[str, Split],
+    descriptions: Descriptions,
+) -> Problem:
+    """The record of a proven mutation; a described function is not named to the agent."""
     function = mutation.function
+    description = descriptions.get(function.key)
+    prompt = (
+        f"Fix {function.name} in {function.path}"
+        if description is None
+        else write_prompt(function.repository, description)
+    )
     return Problem(
         problem_id=proof.candidate_id,
         repository=function.repository,
@@ -221,7 +265,7 @@ def make_problem(mutation: Mutation, proof: Proof, server: TestServer, splits: d
         symbol=function.name,
         first_line=function.first_line,
         last_line=function.last_line,
-        prompt=f"Fix {function.name} in {function.path}",
+        prompt=prompt,
         edits=(
             LineEdit(
                 path=function.path,

@@ -36,6 +36,17 @@ class RepositorySource(Config):
         return SourceArchive(name=self.name, version=self.version, sha256=self.sha256)
 
 
+class DescribedSource(RepositorySource):
+    """A package whose problems say what a function is for and neither its name nor its file, so
+    that it must be located first. All of them belong to one split.
+    """
+
+    stripped_prefix: str = Field(
+        default="", description="folder of the archive that is on the import path, such as src"
+    )
+    split: Split
+
+
 TOOLZ = RepositorySource(
     name="toolz",
     version="1.2.0",
@@ -77,7 +88,9 @@ class SplitSizes(Config):
 class ProblemsConfig(Config):
     """Everything that decides which problems come out."""
 
-    repositories: tuple[RepositorySource, ...] = Field(default=(TOOLZ, MORE_ITERTOOLS))
+    repositories: tuple[RepositorySource | DescribedSource, ...] = Field(
+        default=(TOOLZ, MORE_ITERTOOLS)
+    )
     sizes: SplitSizes = SplitSizes()
     seed: int = Field(default=0, ge=0)
     strip_text: bool = Field(

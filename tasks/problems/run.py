@@ -14,9 +14,15 @@ from infra.cluster.workspace import Workspace
 from infra.sandbox.repository import PreparedRepository
 from infra.source_archives import fetch_archive, read_archive
 from tasks.problems.build import BuiltProblems, build_problems
-from tasks.problems.config import ProblemsRequest, ProblemsResult, RepositorySource
+from tasks.problems.config import (
+    DescribedSource,
+    ProblemsRequest,
+    ProblemsResult,
+    RepositorySource,
+)
+from tasks.problems.descriptions import Descriptions, describe_functions
 from tasks.problems.proving import ProofOutcome
-from tasks.problems.repositories import prepare_repository
+from tasks.problems.repositories import prepare_repository, strip_prefix
 from tasks.records import Split
 
 PROBLEMS_FILE = "problems.jsonl"
@@ -31,9 +37,15 @@ def main(request: ProblemsRequest, workspace: Workspace) -> ProblemsResult:
     config = request.config
     target = workspace.directory / "problems"
     cache = Path(request.archives_directory or workspace.settings.home / "cache" / "archives")
-    prepared = _prepare(request, target, cache, workspace)
+    prepared, descriptions = _prepare(request, target, cache, workspace)
     built = asyncio.run(
-        build_problems(prepared, config, workspace.directory / _JOURNAL, workspace.progress.update)
+        build_problems(
+            prepared,
+            config,
+            workspace.directory / _JOURNAL,
+            workspace.progress.update,
+            descriptions,
+        )
     )
     statistics = _summarise(built)
     (target / PROBLEMS_FILE).write_text(
@@ -54,18 +66,22 @@ def main(request: ProblemsRequest, workspace: Workspace) -> ProblemsResult:
 
 def _prepare(
     request: ProblemsRequest, target: Path, cache: Path, workspace: Workspace
-) -> list[tuple[RepositorySource, PreparedRepository]]:
+) -> tuple[list[tuple[RepositorySource, PreparedRepository]], Descriptions]:
     prepared: list[tuple[RepositorySource, PreparedRepository]] = []
+    descriptions: dict[tuple[str, str, str], str] = {}
     sources = request.config.repositories
     for number, source in enumerate(sources):
         workspace.progress.update(number, len(sources), f"fetching {source.name} {source.version}")
         files = read_archive(fetch_archive(source.archive, cache))
+        if isinstance(source, DescribedSource):
+            files = strip_prefix(files, source.stripped_prefix)
+            descriptions |= describe_functions(source, files)
         directory = target / REPOSITORIES_FOLDER / source.name
         repository = prepare_repository(
             source, files, directory, strip_text=request.config.strip_text
         )
         prepared.append((source, repository))
-    return prepared
+    return prepared, descriptions
 
 
 def _summarise(built: BuiltProblems) -> dict:

@@ -1,0 +1,34 @@
+"""Problems that say what a function is for and not what it is called: sentence and prompt.
+
+Owns the rules for a usable first sentence of a docstring, the prompt made of it, and how it is read
+out of a prompt again. Text in, text out. Whose problems are told so is for the stages to say.
+"""
+
+import re
+
+MAX_CHARACTERS = 110
+MIN_WORDS = 3
+_ROLE = re.compile(r":\w+:`~?\.?([^`]*)`")
+
+
+def first_sentence(docstring: str) -> str:
+    """The first sentence of the first paragraph, without markup."""
+    first = " ".join(docstring.strip().split("\n\n")[0].split())
+    plain = _ROLE.sub(r"\1", first).replace("`", "").replace("*", "")
+    return plain.split(". ")[0].rstrip(".: ")
+
+
+def is_usable(sentence: str, name: str) -> bool:
+    """Whether it says something, shortly, and does not name the function."""
+    is_named = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", sentence) is not None
+    return len(sentence) <= MAX_CHARACTERS and len(sentence.split()) >= MIN_WORDS and not is_named
+
+
+def write_prompt(repository: str, description: str) -> str:
+    """What the user says."""
+    return f"This fails in {repository}: {description}"
+
+
+def read_description(prompt: str) -> str:
+    """The sentence of a prompt of `write_prompt`."""
+    return prompt.partition(": ")[2]
