@@ -169,7 +169,7 @@ def test_changes_are_of_one_moment_while_a_job_writes(runner, source):
     names = [str(i) for i in range(10, 50)]
     each = f"for i in {' '.join(names)}; do"
     # What lies between makes a look at them long enough for the job to have its turn.
-    begin = f"{each} echo 1 > $i; head -c 500000 /dev/zero > between$i; done"
+    begin = f"{each} echo 1 > $i; head -c 100000 /dev/zero > between$i; done"
     write = f"n=1; while :; do n=$((n+1)); {each} echo $n > $i; done; done"
 
     async def use():
