@@ -89,8 +89,12 @@ def _build_problem_set(context: StageContext, config: ProblemSetConfig) -> Artif
     return context.ensure("problems", config, (), build)
 
 
-def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
-    """Source code and problems -> token shards and demonstrations."""
+def build_corpus(
+    context: StageContext, problems: ArtifactRef, encoder: ArtifactRef | None = None
+) -> ArtifactRef:
+    """Source code and problems -> token shards and demonstrations. `encoder` answers
+    codebase_search in them; None: plain passages.
+    """
     base = base_directory(context.recipe)
 
     def build(directory: Path) -> tuple[Path, dict]:
@@ -98,6 +102,7 @@ def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
             config=context.recipe.corpus,
             problems_directory=str(context.directory_of(problems)),
             harness=context.recipe.harness,
+            search_directory=None if encoder is None else str(context.directory_of(encoder)),
             tokenizer_path=None if base is None else str(base / "tokenizer.json"),
         )
         result = run_stage("corpus", "tasks.corpus.run:main", request, CorpusResult, directory)
@@ -114,13 +119,18 @@ def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
         "harness": context.recipe.harness,
         "base": base_identity(context.recipe),
     }
-    return context.ensure("corpus", identity, (problems,), build)
+    parents = (problems,) if encoder is None else (problems, encoder)
+    return context.ensure("corpus", identity, parents, build)
 
 
-def pretrain(context: StageContext, corpus: ArtifactRef) -> ArtifactRef:
-    """Base checkpoint and corpus -> the fine-tuned checkpoint that RL could start from."""
+def pretrain(
+    context: StageContext, corpus: ArtifactRef, start: ArtifactRef | None = None
+) -> ArtifactRef:
+    """Base checkpoint and corpus -> the fine-tuned checkpoint that RL could start from. `start`:
+    trained on in place of the recipe's base.
+    """
     recipe = context.recipe
-    base = base_directory(recipe)
+    base = base_directory(recipe) if start is None else context.directory_of(start)
 
     def build(directory: Path) -> tuple[Path, dict]:
         request = PretrainingRequest(
@@ -135,7 +145,8 @@ def pretrain(context: StageContext, corpus: ArtifactRef) -> ArtifactRef:
         return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
 
     identity = {"config": recipe.pretraining, "model": recipe.model, "base": base_identity(recipe)}
-    return context.ensure("pretrained", identity, (corpus,), build)
+    parents = (corpus,) if start is None else (corpus, start)
+    return context.ensure("pretrained", identity, parents, build)
 
 
 def distil_draft_layers(
@@ -212,30 +223,10 @@ def evaluate(
     context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split
 ) -> Scorecard:
     """Checkpoint and a split of the problems -> a scorecard."""
-    recipe = context.recipe
-    identity = {
-        "evaluation": recipe.evaluation,
-        "harness": recipe.harness,
-        "grading": recipe.grading,
-        "decoding": recipe.decoding,
-        "split": split.value,
-    }
+    identity = evaluation_identity(context.recipe, split)
 
     def build(directory: Path) -> tuple[Path, dict]:
-        request = CheckpointEvaluationRequest(
-            evaluation=EvaluationRequest(
-                checkpoint_directory=str(context.directory_of(checkpoint)),
-                checkpoint_name=str(checkpoint),
-                problems_directory=str(context.directory_of(problems)),
-                split=split,
-                config=recipe.evaluation,
-                harness=recipe.harness,
-                engine_slots=recipe.reinforcement.engine_slots,
-                native_decoding=recipe.decoding.native,
-                processes=context.settings.cpu_limit,
-            ),
-            grading=recipe.grading,
-        )
+        request = evaluation_request(context, problems, checkpoint, split)
         name = f"evaluation of {checkpoint.kind}, {split.value}"
         result = run_stage(
             name, "flows.drivers.evaluation:main", request, EvaluationResult, directory
@@ -255,6 +246,38 @@ def evaluate(
     ref = context.ensure("scorecard", identity, (problems, checkpoint), build)
     return Scorecard.model_validate_json(
         (context.directory_of(ref) / "scorecard.json").read_bytes()
+    )
+
+
+def evaluation_identity(recipe: Recipe, split: Split) -> dict:
+    """What of a recipe decides how attempts of an evaluation go."""
+    return {
+        "evaluation": recipe.evaluation,
+        "harness": recipe.harness,
+        "grading": recipe.grading,
+        "decoding": recipe.decoding,
+        "split": split.value,
+    }
+
+
+def evaluation_request(
+    context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split
+) -> CheckpointEvaluationRequest:
+    """An evaluation as the recipe wants it, on this machine's cores."""
+    recipe = context.recipe
+    return CheckpointEvaluationRequest(
+        evaluation=EvaluationRequest(
+            checkpoint_directory=str(context.directory_of(checkpoint)),
+            checkpoint_name=str(checkpoint),
+            problems_directory=str(context.directory_of(problems)),
+            split=split,
+            config=recipe.evaluation,
+            harness=recipe.harness,
+            engine_slots=recipe.reinforcement.engine_slots,
+            native_decoding=recipe.decoding.native,
+            processes=context.settings.cpu_limit,
+        ),
+        grading=recipe.grading,
     )
 
 

@@ -19,6 +19,7 @@ from flows.stage import StageContext
 from infra.artifacts import ArtifactRef
 from infra.telemetry import read_metrics
 from tasks.corpus.config import CorpusResult
+from tasks.evaluation.locating import ArmComparison
 from tasks.mtp.config import MtpResult
 from tasks.pretraining.config import PretrainingResult
 from tasks.problems.config import ProblemsResult
@@ -53,6 +54,28 @@ def show_pretraining(context: StageContext, corpus: ArtifactRef, pretrained: Art
         for item in result.evaluations
     ]
     create_table_artifact(rows, key="perplexity", description=f"held-out perplexity, {pretrained}")
+
+
+def show_ablation(found: ArmComparison) -> None:
+    """Both arms of the search ablation and what they differ by."""
+    rows = [
+        {
+            "arm": name,
+            "solved": _interval(arm.solved),
+            "located": _interval(arm.located),
+            "solved when located": f"{arm.solved_when_located:.1%}",
+            "turns to locate": f"{arm.turns.mean:.1f}",
+            "tokens to locate": f"{arm.generated_tokens.mean + arm.read_tokens.mean:.0f}",
+        }
+        for name, arm in found.arms.items()
+    ]
+    difference = found.solved_difference
+    create_table_artifact(
+        rows,
+        key="search-ablation",
+        description=f"solve rate with minus without: {difference.mean:+.3f} "
+        f"[{difference.low:+.3f}, {difference.high:+.3f}]",
+    )
 
 
 def show_drafting(context: StageContext, drafted: ArtifactRef, speculation: ArtifactRef) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from torch import Tensor
 
-BUCKET_TOKENS = (128, 192, 256, 384, 512)
+BUCKET_TOKENS = (128, 192, 256, 384, 512, 768)
 PAD_TOKEN = 0
 
 

@@ -28,11 +28,13 @@ from models.checkpoint import load_checkpoint
 from models.decode.engine import CachePolicy, EngineConfig
 from models.decode.protocol import Priority
 from tasks.evaluation.attempts import (
+    AttemptFunction,
     AttemptRow,
     PlannedAttempt,
     read_rows,
     run_attempts,
 )
+from tasks.evaluation.locating import LocatingRow, append_locating, locating_row, read_locating
 from tasks.evaluation.run import EvaluationResult, plan_of, score, shard_of
 from tasks.records import Trajectory
 from tasks.rollout.worker import AttemptTicket, RolloutWorker
@@ -41,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 SHARD_ENTRY = "flows.drivers.evaluation:run_shard"
 ROWS_FILE = "rows.jsonl"
+LOCATING_FILE = "locating.jsonl"
 
 
 def main(request: CheckpointEvaluationRequest, workspace: Workspace) -> EvaluationResult:
@@ -57,11 +60,15 @@ def main(request: CheckpointEvaluationRequest, workspace: Workspace) -> Evaluati
             for index in range(count)
         ]
         rows: list[AttemptRow] = []
+        locating: list[LocatingRow] = []
         for shard in shards:
-            rows += read_rows(Path(shard.result().rows_path))
+            rows_path = Path(shard.result().rows_path)
+            rows += read_rows(rows_path)
+            locating += read_locating(rows_path.with_name(LOCATING_FILE))
     return EvaluationResult(
         scorecard=score(evaluation, rows),
         rows=tuple(rows),
+        locating=tuple(locating),
         wall_seconds=time.monotonic() - started_at,
     )
 
@@ -94,6 +101,7 @@ async def _run_attempts(
             cache_policy=CachePolicy.EXACT,
             speculation_depth=evaluation.speculation_depth,
             native=evaluation.native_decoding,
+            max_context_tokens=evaluation.context_tokens,
         ),
         name=f"evaluation{request.index}",
     )
@@ -103,12 +111,16 @@ async def _run_attempts(
         harness=evaluation.harness,
         grading=request.grading,
         concurrent_trajectories=evaluation.engine_slots,
+        search_directory=evaluation.search_directory,
     )
     worker = build_worker(setup, engine)
+    attempt = _attempt_with(worker, evaluation.config.temperature)
+    if evaluation.notes_locating:
+        attempt = _noting(attempt, rows_path.with_name(LOCATING_FILE))
     try:
         await run_attempts(
             plan,
-            _attempt_with(worker, evaluation.config.temperature),
+            attempt,
             rows_path=rows_path,
             concurrent_attempts=evaluation.engine_slots,
             on_row=lambda done, total: workspace.progress.update(done, total, "attempts"),
@@ -119,9 +131,7 @@ async def _run_attempts(
     logger.info("shard is done %s", fields(index=request.index, attempts=len(plan)))
 
 
-def _attempt_with(
-    worker: RolloutWorker, temperature: float
-) -> Callable[[PlannedAttempt], "asyncio.Future[Trajectory]"]:
+def _attempt_with(worker: RolloutWorker, temperature: float) -> AttemptFunction:
     def attempt(item: PlannedAttempt) -> "asyncio.Future[Trajectory]":
         suffix = f".r{item.retry}" if item.retry else ""
         group_id = f"evaluation.{item.problem.problem_id}"
@@ -137,6 +147,17 @@ def _attempt_with(
         return asyncio.ensure_future(worker.attempt(ticket))
 
     return attempt
+
+
+def _noting(attempt: AttemptFunction, path: Path) -> AttemptFunction:
+    """The same attempts, each leaving a line about how it found its function."""
+
+    async def noted(item: PlannedAttempt) -> Trajectory:
+        trajectory = await attempt(item)
+        append_locating(path, locating_row(item.problem, trajectory))
+        return trajectory
+
+    return noted
 
 
 def _supervise(

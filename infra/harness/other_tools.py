@@ -98,7 +98,7 @@ async def search_texts(
         changes = await environment.sandbox.diff()
         most = MAX_HITS if not places else MAX_HITS_ANYWHERE
         hits = await environment.code_search.search(changes, query, most)
-        return _list_hits([hit for hit in hits if _is_below(hit.path, places)][:MAX_HITS])
+        return list_hits([hit for hit in hits if _is_below(hit.path, places)][:MAX_HITS])
     files: dict[str, str] = {}
     for path in await _walk(environment):
         if not _is_below(path, places):
@@ -106,14 +106,15 @@ async def search_texts(
         data = await environment.sandbox.read(path)
         if len(data) <= MAX_SEARCHED_FILE_BYTES:
             files[path] = data.decode(errors="replace")
-    return _list_hits(search_files(files, query, limit=MAX_HITS))
+    return list_hits(search_files(files, query, limit=MAX_HITS))
 
 
 def _is_below(path: str, places: Sequence[str]) -> bool:
     return not places or any(path.startswith(f"{place}/") or not place for place in places)
 
 
-def _list_hits(hits: Sequence[Hit]) -> str:
+def list_hits(hits: Sequence[Hit]) -> str:
+    """Hits as codebase_search shows them."""
     lines = [f"{hit.path}:{hit.first_line}-{hit.last_line} {hit.title}" for hit in hits]
     return "\n".join(lines) or "nothing found"
 

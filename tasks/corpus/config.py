@@ -3,11 +3,19 @@
 Owns `CorpusConfig` (identity of a corpus), `CorpusRequest` and `CorpusResult`. No torch, no work.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from infra.harness.config import HarnessConfig
+from tasks.corpus.locating import Locating
 
 
 class CorpusRecord(BaseModel):
@@ -42,6 +50,19 @@ class TokenBudgets(CorpusRecord):
     library: int = Field(default=500_000, ge=0, description="functions of the problem repositories")
     repair: int = Field(default=1_200_000, ge=0, description="self-made bugs in those functions")
     repair_general: int = Field(default=600_000, ge=0, description="the same in general functions")
+    located: int = Field(
+        default=0,
+        ge=0,
+        description="the same once more, the function described and located as in demonstrations",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A recipe that does not use a later field keeps the identity it had before."""
+        written = handler(self)
+        if not self.located:
+            written.pop("located", None)
+        return written
 
 
 class DemonstrationConfig(CorpusRecord):
@@ -62,6 +83,17 @@ class DemonstrationConfig(CorpusRecord):
     concurrency: int = Field(default=8, ge=1, description="attempts at the same time")
     boxes_per_repository: int = Field(default=4, ge=1)
     test_time_limit_seconds: float = Field(default=10.0, gt=0)
+    locating: Locating = Field(
+        default="named", description="how a function is found that the prompt only describes"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A recipe that does not use a later field keeps the identity it had before."""
+        written = handler(self)
+        if self.locating == "named":
+            written.pop("locating", None)
+        return written
 
     @model_validator(mode="after")
     def _shares(self) -> "DemonstrationConfig":
@@ -116,6 +148,9 @@ class CorpusRequest(CorpusRecord):
     problems_directory: str = Field(description="problems.jsonl and repositories/NAME; empty: none")
     harness: HarnessConfig = Field(
         default=HarnessConfig(), description="the limits that demonstrations run under"
+    )
+    search_directory: str | None = Field(
+        default=None, description="encoder of the search service; None: plain passages"
     )
     tokenizer_path: str | None = Field(
         default=None, description="tokenizer.json to use; None trains one on this corpus"

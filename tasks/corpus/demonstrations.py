@@ -22,6 +22,7 @@ from infra.harness.transcript import EndReason, Transcript
 from infra.sandbox.pool import SandboxPool
 from infra.sandbox.repository import PreparedRepository
 from infra.sandbox.test_server import TestServer
+from infra.search.service import LocalSearch, SearchService
 from models.rendering import Renderer
 from models.rendering.vocabulary import SPECIAL_IDS
 from tasks.corpus.config import DemonstrationConfig
@@ -29,6 +30,7 @@ from tasks.corpus.corruptions import corrupt_function
 from tasks.corpus.decontamination import Guard
 from tasks.corpus.demonstrator import Demonstrator
 from tasks.corpus.functions import CodeFunction
+from tasks.corpus.locating import LocatingTalk, locate
 from tasks.corpus.reports import ReportBook
 from tasks.corpus.transcripts import (
     FIXED,
@@ -39,6 +41,7 @@ from tasks.corpus.transcripts import (
     draw_plan,
     edit_call,
 )
+from tasks.descriptions import read_description
 from tasks.records import Problem
 
 OPEN_EDIT = SPECIAL_IDS["<edit_file>"]
@@ -82,6 +85,7 @@ class DemonstrationSettings:
     renderer: Renderer
     guard: Guard
     seed: int
+    search: SearchService | None = None  # answers codebase_search; None: plain passages
 
 
 async def make_demonstrations(
@@ -154,20 +158,43 @@ async def _demonstrate(
         symbol=problem.symbol,
         right=_right_edit(problem, region),
         wrong=wrong,
+        locating=_locating(problem, settings.config),
     )
     request = AgentRequest(prompt=problem.prompt, session_id=f"{problem.problem_id}/{index}")
     test_ids = (*problem.fail_to_pass, *problem.pass_to_pass)
     run_tests = make_test_runner(place.server, test_ids, settings.config.test_time_limit_seconds)
     async with place.pool.leased({problem.path: broken.encode()}) as sandbox:
-        environment = AgentEnvironment(sandbox, run_tests)
+        environment = AgentEnvironment(
+            sandbox,
+            run_tests,
+            code_search=_search_of(settings, place.repository, request.session_id),
+        )
         transcript = await run_agent(
             model, settings.renderer, environment, request, settings.harness
         )
+        if settings.search is not None:
+            settings.search.close_session(request.session_id)
     wanted = GAVE_UP if plan.course is Course.GIVE_UP else FIXED
     if transcript.end_reason is not EndReason.FINISHED or transcript.final_message != wanted:
         return _Attempt(problem, f"dropped_{transcript.end_reason}", None, "")
     document = _to_document(transcript, plan)
     return _Attempt(problem, plan.name, document, _first_report(transcript))
+
+
+def _locating(problem: Problem, config: DemonstrationConfig) -> LocatingTalk | None:
+    if config.locating == "named":
+        return None
+    description = read_description(problem.prompt)
+    return locate(config.locating, description, problem.path, problem.symbol)
+
+
+def _search_of(
+    settings: DemonstrationSettings, repository: PreparedRepository, session_id: str
+) -> LocalSearch | None:
+    if settings.search is None:
+        return None
+    settings.search.add_repository(repository.fingerprint, repository.files)
+    return LocalSearch(settings.search, repository.fingerprint, session_id)
 
 
 def apply_edits(text: str, problem: Problem) -> str:

@@ -1,8 +1,8 @@
 """A scripted agent that knows the answer: a ModelClient for making demonstrations.
 
 Owns `Demonstrator`: a plan, the right edit and a wrong one in; answers, given what the tools really
-said, out. It looks before it edits and believes the tests. Its log-probabilities are zero: nothing
-was sampled.
+said, out. It locates the function where the prompt does not name it, looks before it edits and
+believes the tests. Its log-probabilities are zero: nothing was sampled.
 """
 
 from collections.abc import Generator
@@ -12,9 +12,11 @@ import numpy as np
 from models.decode.protocol import GenerateRequest, Generation, StopReason
 from models.rendering import Renderer
 from models.rendering.vocabulary import TOOL
+from tasks.corpus.locating import LocatingTalk
 from tasks.corpus.transcripts import (
     FIXED,
     GAVE_UP,
+    NOT_FOUND,
     PASSED,
     Course,
     Plan,
@@ -29,10 +31,18 @@ class Demonstrator:
     """Answers one attempt at one problem."""
 
     def __init__(
-        self, renderer: Renderer, plan: Plan, *, path: str, symbol: str, right: str, wrong: str
+        self,
+        renderer: Renderer,
+        plan: Plan,
+        *,
+        path: str,
+        symbol: str,
+        right: str,
+        wrong: str,
+        locating: LocatingTalk | None = None,
     ) -> None:
         self._renderer = renderer
-        self._conversation = _converse(plan, path, symbol, right, wrong)
+        self._conversation = _locate_first(locating, _converse(plan, path, symbol, right, wrong))
         self._has_started = False
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -63,6 +73,16 @@ class Demonstrator:
 def _last_result(renderer: Renderer, token_ids: tuple[int, ...]) -> str:
     text = renderer.decode(token_ids).rpartition(TOOL)[2]
     return text.removesuffix("<|end|><|assistant|>")
+
+
+def _locate_first(locating: LocatingTalk | None, conversation: Conversation) -> Conversation:
+    is_found = True
+    if locating is not None:
+        is_found = yield from locating
+    if is_found:
+        yield from conversation
+    else:
+        yield NOT_FOUND
 
 
 def _converse(plan: Plan, path: str, symbol: str, right: str, wrong: str) -> Conversation:

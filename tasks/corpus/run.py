@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.cluster.workspace import Workspace, replace_text
+from infra.search.service import SearchService
 from models.rendering import Renderer, train_tokenizer
 from tasks.corpus.config import CorpusConfig, CorpusRequest, CorpusResult, ShardStatistics
 from tasks.corpus.decontamination import Guard
@@ -33,6 +34,7 @@ from tasks.corpus.documents import (
     make_repairs,
 )
 from tasks.corpus.functions import CodeFunction, extract_functions
+from tasks.corpus.located_repairs import Locator, make_located_repairs
 from tasks.corpus.problem_sources import ProblemSource, load_problems
 from tasks.corpus.shards import write_demonstrations, write_shard
 from tasks.corpus.sources import SourceFile, read_source
@@ -83,8 +85,9 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     with notes.timed("tokenizer"):
         renderer = _make_renderer(request, functions, files)
         renderer.save(workspace.directory)
+    search = _open_search(request)
     with notes.timed("demonstrations"):
-        demonstrations = _demonstrate(request, source, renderer, guard, workspace)
+        demonstrations = _demonstrate(request, source, renderer, guard, workspace, search)
         write_demonstrations(workspace.directory, demonstrations.documents)
     writer = DocumentWriter(renderer, source.prompt_templates())
 
@@ -102,6 +105,10 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
             "repair": make_repairs(functions, maker("repair"), tested),
             "repair_general": make_general_repairs(files, maker("repair_general")),
         }
+        if config.budgets.located:
+            limit = request.harness.result_limit_characters
+            locator = Locator(maker("located"), search or SearchService(None), limit)
+            shards["located"] = Shard(make_located_repairs(files, locator))
     progress.update(4, 5, "shards")
     with notes.timed("shards"):
         statistics = tuple(_write_shards(workspace.directory / SHARDS_DIRECTORY, shards))
@@ -160,17 +167,23 @@ def _make_renderer(
     return Renderer(train_tokenizer(texts, request.config.vocab_size))
 
 
+def _open_search(request: CorpusRequest) -> SearchService | None:
+    directory = request.search_directory
+    return None if directory is None else SearchService.load(Path(directory))
+
+
 def _demonstrate(
     request: CorpusRequest,
     source: ProblemSource,
     renderer: Renderer,
     guard: Guard,
     workspace: Workspace,
+    search: SearchService | None,
 ) -> Demonstrations:
     config = request.config
     problems = [item for item in source.problems if item.split is Split.DEMONSTRATION]
     settings = DemonstrationSettings(
-        config.demonstrations, request.harness, renderer, guard, config.seed
+        config.demonstrations, request.harness, renderer, guard, config.seed, search
     )
 
     def tell(done: int, total: int) -> None:

@@ -6,6 +6,7 @@ edit, the end. Text only in, token ids with a loss mask out.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,6 +21,7 @@ RUN_TESTS = "<run_terminal>pytest</run_terminal>"
 PASSED = "passed"
 FIXED = "Fixed."
 GAVE_UP = "Could not fix it."
+NOT_FOUND = "Could not find it."
 
 
 class Course(StrEnum):
@@ -100,6 +102,14 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class Located:
+    """What the user said, and the calls with their results up to where the function was shown."""
+
+    prompt: str
+    steps: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
 class DocumentWriter:
     """Builds documents with one renderer; `prompt_templates` hold {symbol} and {path}."""
 
@@ -133,17 +143,22 @@ class DocumentWriter:
         is_parallel: bool,
         report: str,
         rng: random.Random,
+        located: Located | None = None,
     ) -> list[int]:
-        """A whole attempt at a corruption; `report` is what the tests say before the edit."""
+        """A whole attempt at a corruption; `report` is what the tests say before the edit.
+        `located`: the prompt and how the function was found, where the prompt does not name it.
+        """
         plan = Plan(is_parallel, Course.RIGHT)
         lines = list(function.lines)
         lines[corruption.number - 1] = corruption.broken
-        prompt = rng.choice(self.prompt_templates).format(
-            symbol=function.symbol, path=function.path
-        )
+        if located is None:
+            template = rng.choice(self.prompt_templates)
+            located = Located(template.format(symbol=function.symbol, path=function.path), ())
         shown = view_lines(tuple(lines))
         results = {RUN_TESTS: report, read_call(function.path, function.symbol): shown}
-        ids = self.renderer.start(prompt)
+        ids = self.renderer.start(located.prompt)
+        for call, result in located.steps:
+            self._add_turn(ids, [call], [result])
         for calls in look_turns(plan, function.path, function.symbol):
             self._add_turn(ids, calls, [results[call] for call in calls])
         edit = edit_call(corruption.number, corruption.gold)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from infra.harness.config import HarnessConfig
 from tasks.evaluation.attempts import PlannedAttempt, draw_problems, plan_attempts
 from tasks.evaluation.config import EvaluationConfig
+from tasks.evaluation.locating import LocatingRow
 from tasks.evaluation.statistics import AttemptRow, scorecard_from
 from tasks.records import Problem, Scorecard, Split
 
@@ -44,6 +45,15 @@ class EvaluationRequest(Frozen):
         default=False, description="decode by compiled loops (EngineConfig.native)"
     )
     processes: int = Field(default=2, ge=1, description="shards that run at the same time")
+    search_directory: str | None = Field(
+        default=None, description="encoder of the search service; None: plain passages"
+    )
+    context_tokens: int = Field(
+        default=0, ge=0, description="longest conversation the engine holds; 0: the model's"
+    )
+    notes_locating: bool = Field(
+        default=False, description="also note what each attempt spent on finding the function"
+    )
 
 
 class EvaluationResult(Frozen):
@@ -52,6 +62,7 @@ class EvaluationResult(Frozen):
     scorecard: Scorecard
     rows: tuple[AttemptRow, ...]
     wall_seconds: float
+    locating: tuple[LocatingRow, ...] = Field(default=(), description="empty unless asked for")
 
 
 def plan_of(request: EvaluationRequest, problems: Iterable[Problem]) -> list[PlannedAttempt]:

@@ -12,7 +12,7 @@ from infra.errors import ProblemError
 from infra.sandbox import PreparedRepository, TestServer
 from infra.settings import Settings
 from tasks.problems import run as stage
-from tasks.problems.config import ProblemsConfig, ProblemsRequest, SplitSizes
+from tasks.problems.config import DescribedSource, ProblemsConfig, ProblemsRequest, SplitSizes
 from tasks.records import Problem, Split
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
 
@@ -110,6 +110,30 @@ def test_killed_build_continues_from_its_journal_with_the_same_result(built):
     assert resumed == problems
     redone = (half / "proven.jsonl").read_text().splitlines()
     assert sorted(redone) == sorted(line.strip() for line in lines)
+
+
+def test_described_packages_name_no_function_and_keep_to_their_split(tmp_path):
+    source = DescribedSource(**WORDKIT.model_dump(), split=Split.HELD_OUT)
+    sizes = SplitSizes(demonstration=4, train=0, held_out=8, held_out_function=0, user=0)
+    config = CONFIG.model_copy(update={"repositories": (source, LEDGERKIT), "sizes": sizes})
+    _, problems = build(tmp_path, config)
+    described = [problem for problem in problems if problem.repository == "wordkit"]
+    assert len(described) == 8
+    assert {problem.split for problem in described} == {Split.HELD_OUT}
+    assert {problem.prompt for problem in described} <= {
+        "This fails in wordkit: Number of words with at least minimum letters",
+        "This fails in wordkit: The first of the longest words",
+        "This fails in wordkit: Words by falling count, then by alphabet",
+        "This fails in wordkit: Lower case letters and digits, joined",
+        "This fails in wordkit: Lines of at most width characters; a longer word has its own line",
+        "This fails in wordkit: Text in the middle; an odd rest goes to the right",
+        "This fails in wordkit: A mapping of key=value words; words without the separator are left"
+        " out",
+    }
+    assert len({problem.prompt for problem in described}) > 2
+    named = [problem for problem in problems if problem.repository == "ledgerkit"]
+    assert all(problem.prompt == f"Fix {problem.symbol} in {problem.path}" for problem in named)
+    assert {problem.split for problem in named} <= {Split.DEMONSTRATION, Split.HELD_OUT}
 
 
 def test_unusable_functions_are_a_clear_error(tmp_path):

@@ -1,0 +1,197 @@
+"""What an attempt spent on finding the function it had to repair, and two arms held side by side.
+
+Owns LocatingRow (one attempt), its file, and ArmComparison. Enters: problems with their
+trajectories, then rows of two arms over the same problems. Leaves: means, intervals and paired
+differences. The function counts as located when a read_file showed its broken line.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from infra.harness.regions import split_argument
+from infra.harness.transcript import CallStatus, ToolCallRecord, Transcript
+from tasks.evaluation.statistics import (
+    PairedDifference,
+    cluster_bootstrap,
+    mean_metric,
+    paired_difference,
+    proportion_metric,
+)
+from tasks.records import Metric, Problem, Record, Trajectory
+
+SEARCH_TOOLS = frozenset({"codebase_search", "grep", "list_dir"})
+
+
+class LocatingRow(Record):
+    """One attempt; all that is counted lies before the answer that located the function, or is the
+    whole attempt where none did.
+    """
+
+    problem_id: str
+    attempt: int
+    function: str = Field(description="repository, path and symbol: what problems share")
+    solved: bool
+    located: bool = Field(description="a read_file showed the broken line")
+    turns: int
+    searches: int = Field(description="calls of codebase_search, grep and list_dir")
+    generated_tokens: int
+    read_tokens: int = Field(description="of the tools' results")
+
+
+class ArmFigures(Record):
+    """One arm over all its problems."""
+
+    solved: Metric = Field(description="of attempts; interval over problems")
+    located: Metric
+    solved_when_located: float = Field(description="solved among located attempts")
+    turns: Metric = Field(description="before the locating answer, over located attempts")
+    searches: Metric
+    generated_tokens: Metric
+    read_tokens: Metric
+
+
+class ArmComparison(Record):
+    """Two arms on the same problems; differences are with minus without."""
+
+    arms: dict[str, ArmFigures]
+    solved_difference: PairedDifference
+    located_difference: PairedDifference
+    solved_difference_by_function: Metric = Field(
+        description="the same mean; its interval draws functions, which share descriptions"
+    )
+    located_difference_by_function: Metric
+
+
+def locating_row(problem: Problem, trajectory: Trajectory) -> LocatingRow:
+    """The row of one attempt."""
+    transcript = trajectory.transcript
+    turns = transcript.turns
+    found = next(
+        (
+            index
+            for index, turn in enumerate(turns)
+            if any(_shows_bug(problem, call) for call in turn.calls)
+        ),
+        None,
+    )
+    before = turns if found is None else turns[:found]
+    generated = sum(turn.generated_tokens for turn in before)
+    calls = [call for turn in before for call in turn.calls]
+    return LocatingRow(
+        problem_id=problem.problem_id,
+        attempt=trajectory.attempt,
+        function=f"{problem.repository}/{problem.path}::{problem.symbol}",
+        solved=trajectory.verdict is not None and trajectory.verdict.passed,
+        located=found is not None,
+        turns=len(before),
+        searches=sum(call.tool in SEARCH_TOOLS for call in calls),
+        generated_tokens=generated,
+        read_tokens=_tokens_between(transcript, found) - generated,
+    )
+
+
+def _shows_bug(problem: Problem, call: ToolCallRecord) -> bool:
+    if call.tool != "read_file" or call.status is not CallStatus.OK:
+        return False
+    path, symbol, span = split_argument(call.arguments["path"])
+    if path != problem.path:
+        return False
+    if symbol:
+        return symbol == problem.symbol
+    lines = [edit.line_number for edit in problem.edits]
+    return span is not None and any(span[0] <= line <= span[1] for line in lines)
+
+
+def _tokens_between(transcript: Transcript, found: int | None) -> int:
+    """Tokens from the first answer to the one of index `found`, or to the end."""
+    if not transcript.segments:
+        return 0
+    mask_T = np.asarray(transcript.segments[0].loss_mask_T).astype(np.int8)
+    starts = np.flatnonzero(np.diff(mask_T, prepend=0) == 1)
+    if not len(starts):
+        return 0
+    end = len(mask_T) if found is None or found >= len(starts) else int(starts[found])
+    return end - int(starts[0])
+
+
+def append_locating(path: Path, row: LocatingRow) -> None:
+    """Writes one line at once."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(row.model_dump_json() + "\n")
+
+
+def read_locating(path: Path) -> list[LocatingRow]:
+    """The rows of a file, the newest of each attempt; a torn line is left out."""
+    rows: dict[tuple[str, int], LocatingRow] = {}
+    if not path.exists():
+        return []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = LocatingRow.model_validate_json(line)
+        except ValidationError:
+            continue  # the torn line of a killed writer
+        rows[row.problem_id, row.attempt] = row
+    return list(rows.values())
+
+
+def compare_arms(
+    with_search: Sequence[LocatingRow], without: Sequence[LocatingRow], *, confidence: float
+) -> ArmComparison:
+    """Both arms and their paired differences over the problems both tried."""
+    solved = _rates(without, "solved"), _rates(with_search, "solved")
+    located = _rates(without, "located"), _rates(with_search, "located")
+    functions = {row.problem_id: row.function for row in (*with_search, *without)}
+    return ArmComparison(
+        arms={
+            "with": _figures(with_search, confidence),
+            "without": _figures(without, confidence),
+        },
+        solved_difference=paired_difference(*solved, confidence=confidence),
+        located_difference=paired_difference(*located, confidence=confidence),
+        solved_difference_by_function=_by_function(*solved, functions, confidence),
+        located_difference_by_function=_by_function(*located, functions, confidence),
+    )
+
+
+def _rates(rows: Iterable[LocatingRow], name: str) -> dict[str, float]:
+    values: dict[str, list[bool]] = defaultdict(list)
+    for row in rows:
+        values[row.problem_id].append(getattr(row, name))
+    return {problem: sum(found) / len(found) for problem, found in sorted(values.items())}
+
+
+def _by_function(
+    first: Mapping[str, float],
+    second: Mapping[str, float],
+    functions: Mapping[str, str],
+    confidence: float,
+) -> Metric:
+    shared = sorted(first.keys() & second.keys())
+    return cluster_bootstrap(
+        [second[name] - first[name] for name in shared],
+        [functions[name] for name in shared],
+        confidence=confidence,
+    )
+
+
+def _figures(rows: Sequence[LocatingRow], confidence: float) -> ArmFigures:
+    located = [row for row in rows if row.located]
+    rates = {name: list(_rates(rows, name).values()) for name in ("solved", "located")}
+    attempts = max(1, len(rows) // max(1, len(rates["solved"])))
+
+    def mean(values: list[float]) -> Metric:
+        return mean_metric(values or [0.0], confidence=confidence)
+
+    return ArmFigures(
+        solved=proportion_metric(rates["solved"], attempts=attempts, confidence=confidence),
+        located=proportion_metric(rates["located"], attempts=attempts, confidence=confidence),
+        solved_when_located=sum(row.solved for row in located) / max(1, len(located)),
+        turns=mean([row.turns for row in located]),
+        searches=mean([row.searches for row in located]),
+        generated_tokens=mean([row.generated_tokens for row in located]),
+        read_tokens=mean([row.read_tokens for row in located]),
+    )

@@ -1,0 +1,131 @@
+"""Locating rows count what lies before the function was read; comparisons pair the same problems."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra.harness.transcript import (
+    CallStatus,
+    EndReason,
+    Segment,
+    ToolCallRecord,
+    Transcript,
+    TurnRecord,
+)
+from tasks.evaluation.locating import (
+    LocatingRow,
+    append_locating,
+    compare_arms,
+    locating_row,
+    read_locating,
+)
+from tasks.records import Trajectory
+from tasks.rollout.orchestrator import AttemptRequest
+from tests.fakes.rollouts import make_problem, make_trajectory
+
+PROMPT_TOKENS = 5
+
+
+def turn(tokens: int, **arguments: str) -> TurnRecord:
+    """One call; `grep="x"` calls grep with its first argument x."""
+    calls = tuple(
+        ToolCallRecord(
+            tool=tool,
+            arguments={"path" if tool == "read_file" else "query": value},
+            status=CallStatus.OK,
+            result_characters=1,
+            wall_seconds=0.0,
+        )
+        for tool, value in arguments.items()
+    )
+    return TurnRecord(generated_tokens=tokens, text="", calls=calls)
+
+
+def attempt_of(turns: tuple[TurnRecord, ...], result_tokens: int) -> Trajectory:
+    """A trajectory whose every answer is followed by a result of so many tokens."""
+    mask = [False] * PROMPT_TOKENS
+    for item in turns:
+        mask += [True] * item.generated_tokens + [False] * result_tokens
+    mask_T = np.array(mask)
+    total = len(mask)
+    segment = Segment(
+        token_ids_T=np.zeros(total, dtype=np.int32),
+        loss_mask_T=mask_T,
+        logprobs_T=np.zeros(total, dtype=np.float32),
+        weight_versions_T=np.where(mask_T, 0, -1),
+        routed_experts_TLK=np.zeros((total, 0, 0), dtype=np.int16),
+    )
+    problem = make_problem("p")
+    request = AttemptRequest(
+        trajectory_id="t", group_id="g", problem=problem, attempt=1, retry=0, seed=0
+    )
+    transcript = Transcript(
+        segments=(segment,),
+        turns=turns,
+        end_reason=EndReason.FINISHED,
+        final_message="",
+        wall_seconds=0.0,
+    )
+    return make_trajectory(request).model_copy(update={"transcript": transcript})
+
+
+@pytest.mark.parametrize("place", ["pkg/code.py::one", "./pkg/code.py:1-2", "pkg/code.py:2"])
+def test_what_lies_before_the_read_is_counted(place: str) -> None:
+    turns = (turn(4, grep="x"), turn(6, codebase_search="y"), turn(3, read_file=place), turn(9))
+    row = locating_row(make_problem("p"), attempt_of(turns, result_tokens=20))
+    assert (row.located, row.turns, row.searches) == (True, 2, 2)
+    assert (row.generated_tokens, row.read_tokens) == (10, 40)
+
+
+@pytest.mark.parametrize("place", ["pkg/code.py::two", "pkg/other.py::one", "pkg/code.py:3-9"])
+def test_another_place_is_not_the_function_and_all_of_the_attempt_counts(place: str) -> None:
+    turns = (turn(4, grep="x"), turn(3, read_file=place))
+    row = locating_row(make_problem("p"), attempt_of(turns, result_tokens=20))
+    assert (row.located, row.turns, row.searches) == (False, 2, 1)
+    assert (row.generated_tokens, row.read_tokens) == (7, 40)
+
+
+def rows_of(solved: dict[str, tuple[bool, bool]]) -> list[LocatingRow]:
+    """Two attempts a problem; what is solved was located."""
+    return [
+        LocatingRow(
+            problem_id=name,
+            attempt=attempt,
+            function=name[0],
+            solved=value,
+            located=value,
+            turns=2,
+            searches=1,
+            generated_tokens=30,
+            read_tokens=100,
+        )
+        for name, values in solved.items()
+        for attempt, value in enumerate(values)
+    ]
+
+
+def test_rows_survive_their_file_the_newest_of_an_attempt_and_no_torn_line(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    first, second = rows_of({"a1": (True, False)})
+    for row in (second, first, first.model_copy(update={"turns": 9})):
+        append_locating(file, row)
+    with file.open("a") as torn:
+        torn.write('{"problem_id": "a')
+    assert {row.attempt: row.turns for row in read_locating(file)} == {0: 9, 1: 2}
+    assert read_locating(tmp_path / "none") == []
+
+
+def test_the_difference_is_with_minus_without_over_shared_problems() -> None:
+    better = rows_of({"a1": (True, True), "a2": (True, False), "b1": (False, False)})
+    worse = rows_of({"a1": (True, False), "a2": (False, False), "c1": (True, True)})
+    found = compare_arms(better, worse, confidence=0.9)
+    assert found.solved_difference.count == 2
+    assert found.solved_difference.mean == pytest.approx(0.5)
+    assert found.solved_difference_by_function.mean == pytest.approx(0.5)
+    assert found.arms["with"].solved.mean == pytest.approx(0.5)
+    assert found.arms["with"].solved_when_located == 1.0
+    assert found.arms["without"].read_tokens.mean == 100
+    swapped = compare_arms(worse, better, confidence=0.9)
+    assert swapped.solved_difference.mean == -found.solved_difference.mean
+    assert swapped.located_difference.mean == -found.located_difference.mean
