@@ -1,18 +1,58 @@
 """Settings of the retrieval stage: which code teaches the encoder, how long, and what measures it.
 
 Owns RetrievalConfig and the request and result of the stage. Torch-free: the recipe composes them.
-Repositories are split by name: what measures never teaches.
+Repositories are split by name: what measures never teaches. The default packages are pinned source
+archives, listed in packages.toml: what is installed beside us decides nothing.
 """
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from infra.source_archives import SourceArchive
+
 STANDARD_LIBRARY = "standard_library"
+PACKAGES_FILE = "packages.toml"
 
 
 class Config(BaseModel):
     """Frozen settings; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CodePackage(Config):
+    """Code of one package of the index."""
+
+    name: str = Field(description="name on the package index")
+    version: str = Field(description="exact version")
+    sha256: str = Field(default="", description="of the source archive; empty: not checked")
+    folder: str = Field(description="folder of the archive that holds the code, such as src/flask")
+
+    @property
+    def archive(self) -> SourceArchive:
+        """Where it comes from."""
+        return SourceArchive(name=self.name, version=self.version, sha256=self.sha256)
+
+
+Package = str | CodePackage  # a name alone is that of an installed package
+
+
+def name_of(package: Package) -> str:
+    """How a package is called in reports and splits."""
+    return package if isinstance(package, str) else package.name
+
+
+@cache
+def shipped_packages(
+    use: Literal["train", "validation", "held_out"],
+) -> tuple[CodePackage, ...]:
+    """The pinned packages that come with the stage."""
+    written = tomllib.loads(files("tasks.retrieval").joinpath(PACKAGES_FILE).read_text())
+    return tuple(CodePackage.model_validate(row) for row in written[use])
 
 
 class TowerConfig(Config):
@@ -74,35 +114,17 @@ class TraceConfig(Config):
 class RetrievalConfig(Config):
     """Everything that decides what the encoder becomes."""
 
-    train_packages: tuple[str, ...] = Field(
-        default=(
-            STANDARD_LIBRARY,
-            "sqlalchemy",
-            "numpy",
-            "scipy",
-            "sympy",
-            "matplotlib",
-            "torch",
-            "ray",
-            "prefect",
-        ),
-        description="import names of installed packages; standard_library is the interpreter's own",
+    train_packages: tuple[Package, ...] = Field(
+        default_factory=lambda: (STANDARD_LIBRARY, *shipped_packages("train")),
+        description="teach: pinned source archives, import names of installed packages, or "
+        "standard_library, which is the interpreter's own",
     )
-    validation_packages: tuple[str, ...] = Field(
-        default=("tomlkit", "docker", "jsonschema", "alembic", "pydantic", "httpx", "anyio"),
+    validation_packages: tuple[Package, ...] = Field(
+        default_factory=lambda: shipped_packages("validation"),
         description="these choose the weight of the vectors beside BM25",
     )
-    held_out_packages: tuple[str, ...] = Field(
-        default=(
-            "networkx",
-            "click",
-            "rich",
-            "flask",
-            "werkzeug",
-            "jinja2",
-            "starlette",
-            "fsspec",
-        ),
+    held_out_packages: tuple[Package, ...] = Field(
+        default_factory=lambda: shipped_packages("held_out"),
         description="these measure; none of their functions is ever trained on",
     )
     most_queries_a_package: int = Field(default=250, ge=1, description="of those that measure")
@@ -119,7 +141,7 @@ class RetrievalConfig(Config):
     def _disjoint(self) -> "RetrievalConfig":
         seen: dict[str, str] = {}
         for use in ("train_packages", "validation_packages", "held_out_packages"):
-            for package in getattr(self, use):
+            for package in map(name_of, getattr(self, use)):
                 if package in seen:
                     raise ValueError(f"package {package!r} is in {seen[package]} and in {use}")
                 seen[package] = use

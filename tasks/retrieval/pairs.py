@@ -1,7 +1,8 @@
-"""Finds functions in installed packages and makes questions out of what people wrote about them.
+"""Finds functions in packages and makes questions out of what people wrote about them.
 
-Enters: package names. Leaves: `Function`s, and `Pair`s of a question (first paragraph of the
-docstring, or the name in words) and a piece of code that no longer holds it. It trains nothing.
+Enters: pinned source archives, or names of installed packages. Leaves: `Function`s, and `Pair`s of a
+question (first paragraph of the docstring, or the name in words) and a piece of code that no longer
+holds it. It trains nothing.
 """
 
 import ast
@@ -9,14 +10,21 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import util
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from infra.errors import ConfigError
+from infra.source_archives import fetch_archive, read_archive
 from infra.syntax import parse_python
 from models.code_words import CodeText, describe_code, split_words
-from tasks.retrieval.config import STANDARD_LIBRARY, PairsConfig
+from tasks.retrieval.config import (
+    STANDARD_LIBRARY,
+    CodePackage,
+    Package,
+    PairsConfig,
+    name_of,
+)
 
 LARGEST_FILE_CHARACTERS = 400_000
 # tests repeat the names they test; vendored copies would carry one package into another's split
@@ -48,20 +56,42 @@ class Pair:
     code: CodeText
 
 
-def read_package(name: str) -> list[Function]:
-    """Every function of an installed package, in the order of paths and lines."""
-    functions: list[Function] = []
-    for root in package_roots(name):
-        for path in sorted(root.rglob("*.py")):
-            relative = path.relative_to(root)
-            if not _SKIPPED.intersection(relative.parts[:-1]):
-                text = _read(path)
-                if text is not None:
-                    functions += functions_of(name, relative.as_posix(), text)
-    return functions
+def read_package(package: Package, archives: Path) -> list[Function]:
+    """Every function of a package, in the order of paths and lines; `archives` is the cache."""
+    name = name_of(package)
+    return [
+        function
+        for path, text in read_files(package, archives)
+        for function in functions_of(name, path, text)
+    ]
 
 
-def package_roots(name: str) -> list[Path]:
+def read_files(package: Package, archives: Path) -> list[tuple[str, str]]:
+    """The Python files of a package by path, without tests, vendored copies and what is no text."""
+    found: list[tuple[PurePosixPath, bytes]] = []
+    if isinstance(package, CodePackage):
+        content = read_archive(fetch_archive(package.archive, archives), below=package.folder)
+        found = [(PurePosixPath(path), data) for path, data in content.items()]
+        if not found:
+            raise ConfigError(
+                f"source archive of {package.name}=={package.version} holds nothing at "
+                f"{package.folder!r}, wanted the folder of its code"
+            )
+    else:
+        for root in _installed_roots(package):
+            found += [
+                (PurePosixPath(path.relative_to(root)), path.read_bytes())
+                for path in root.rglob("*.py")
+            ]
+    texts = (
+        (path.as_posix(), _read(data))
+        for path, data in sorted(found)
+        if path.suffix == ".py" and not _SKIPPED.intersection(path.parts[:-1])
+    )
+    return [(path, text) for path, text in texts if text is not None]
+
+
+def _installed_roots(name: str) -> list[Path]:
     """Folders of an installed package."""
     if name == STANDARD_LIBRARY:
         return [Path(sysconfig.get_paths()["stdlib"])]
@@ -71,9 +101,9 @@ def package_roots(name: str) -> list[Path]:
     return [Path(location) for location in spec.submodule_search_locations]
 
 
-def _read(path: Path) -> str | None:
+def _read(data: bytes) -> str | None:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = data.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:
         return None
     return text if len(text) <= LARGEST_FILE_CHARACTERS else None

@@ -14,12 +14,15 @@ import torch
 from infra.cluster.workspace import Workspace
 from infra.errors import TrainingError, boundary
 from infra.sandbox.repository import PreparedRepository
+from infra.settings import Settings
 from models.embedder import save_embedder
 from tasks.retrieval.config import (
+    Package,
     RankingScores,
     RetrievalConfig,
     RetrievalRequest,
     RetrievalResult,
+    name_of,
 )
 from tasks.retrieval.measure import Pool, make_pool, measure_systems, pick_dense_weight
 from tasks.retrieval.pairs import Function, make_pairs, read_package, without_copies
@@ -48,10 +51,11 @@ def _train(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
     started = time.monotonic()
     config = request.config
     random = np.random.default_rng(config.seed)
-    validation = read_pools(config.validation_packages, config, random)
-    held_out = read_pools(config.held_out_packages, config, random)
+    archives = archives_directory(workspace.settings)
     workspace.progress.update(0, 1, "reading packages")
-    functions = read_training_functions(config)
+    validation = read_pools(config.validation_packages, config, random, archives)
+    held_out = read_pools(config.held_out_packages, config, random, archives)
+    functions = read_training_functions(config, archives)
     pairs = make_pairs(functions, config.pairs, random)
     embedder = build_embedder([pair.code for pair in pairs], config)
     learned, judged = read_trace_examples(request)
@@ -59,7 +63,9 @@ def _train(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
 
     held_scores: dict[str, RankingScores] = {}
     local_scores: dict[str, RankingScores] = {}
-    by_package: dict[str, dict[str, float]] = {name: {} for name in config.held_out_packages}
+    by_package: dict[str, dict[str, float]] = {
+        name_of(package): {} for package in config.held_out_packages
+    }
 
     def note(stage: str) -> float:
         weight = pick_dense_weight(embedder, validation)
@@ -101,23 +107,38 @@ def _train(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
     return result
 
 
+def archives_directory(settings: Settings) -> Path:
+    """Where source archives are kept, those of the problem stage among them."""
+    return settings.cache_directory / "archives"
+
+
 def read_pools(
-    packages: Sequence[str], config: RetrievalConfig, random: np.random.Generator
+    packages: Sequence[Package],
+    config: RetrievalConfig,
+    random: np.random.Generator,
+    archives: Path,
 ) -> list[Pool]:
     """One pool a package that has something to ask."""
     most = config.most_queries_a_package
-    pools = [make_pool(name, read_package(name), config.pairs, most, random) for name in packages]
+    pools = [
+        make_pool(name_of(package), read_package(package, archives), config.pairs, most, random)
+        for package in packages
+    ]
     return [pool for pool in pools if pool.queries]
 
 
-def read_training_functions(config: RetrievalConfig) -> list[Function]:
+def read_training_functions(config: RetrievalConfig, archives: Path) -> list[Function]:
     """Functions of the packages that teach, without copies of what measures."""
     measured = [
         function
-        for name in (*config.validation_packages, *config.held_out_packages)
-        for function in read_package(name)
+        for package in (*config.validation_packages, *config.held_out_packages)
+        for function in read_package(package, archives)
     ]
-    taught = [function for name in config.train_packages for function in read_package(name)]
+    taught = [
+        function
+        for package in config.train_packages
+        for function in read_package(package, archives)
+    ]
     return without_copies(taught, measured)
 
 

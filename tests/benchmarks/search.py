@@ -33,7 +33,14 @@ from infra.search.encoder import BagEncoder
 from infra.search.index import CodeIndex
 from infra.settings import load_settings
 from models.embedder import load_embedder
-from tasks.retrieval.config import PairsConfig, RetrievalConfig, RetrievalRequest
+from tasks.retrieval.config import (
+    Package,
+    PairsConfig,
+    RetrievalConfig,
+    RetrievalRequest,
+    name_of,
+    shipped_packages,
+)
 from tasks.retrieval.measure import (
     Pool,
     Scorer,
@@ -42,9 +49,9 @@ from tasks.retrieval.measure import (
     measure_systems,
     reciprocal_ranks,
 )
-from tasks.retrieval.pairs import package_roots
+from tasks.retrieval.pairs import read_files
+from tasks.retrieval.run import archives_directory, read_pools, read_trace_examples
 from tasks.retrieval.run import main as train_encoder
-from tasks.retrieval.run import read_pools, read_trace_examples
 from tasks.retrieval.traces import TraceExample, pool_of_examples, read_traces
 from tests.benchmarks.search_minilm import MiniLm
 
@@ -59,16 +66,23 @@ TARGETS = {
 READ_BUDGET = 5
 PEER = "all-MiniLM-L6-v2"
 PEER_KEYS = {"bm25": "bm25", "bm25 by field": "bm25_by_field", PEER: "minilm"}
-QUICK = RetrievalConfig(
-    train_packages=("sqlalchemy",),
-    held_out_packages=("click", "flask", "jinja2", "starlette"),
-    pairs=PairsConfig(most_pairs=4_000),
-)
+QUICK_PACKAGES = ("sqlalchemy", "click", "flask", "jinja2", "starlette")
 Figures = dict[str, float | None]
 
 
+def quick_config() -> RetrievalConfig:
+    """One package that teaches and four that measure."""
+    teach, ask = (
+        tuple(package for package in shipped_packages(use) if package.name in QUICK_PACKAGES)
+        for use in ("train", "held_out")
+    )
+    return RetrievalConfig(
+        train_packages=teach, held_out_packages=ask, pairs=PairsConfig(most_pairs=4_000)
+    )
+
+
 def train(config: RetrievalConfig, directory: Path) -> Path:
-    """An encoder from installed code alone."""
+    """An encoder from code alone."""
     directory.mkdir(parents=True, exist_ok=True)
     workspace = Workspace.open(directory, load_settings())
     return Path(train_encoder(RetrievalRequest(config=config), workspace).directory)
@@ -130,13 +144,18 @@ def time_ms(action: Callable[[], object]) -> float:
     return 1e3 * (time.perf_counter() - started)
 
 
-def measure_speed(encoder: Path, pools: Sequence[Pool], repeats: int) -> Figures:
+def measure_speed(
+    encoder: Path,
+    packages: Sequence[Package],
+    archives: Path,
+    pools: Sequence[Pool],
+    repeats: int,
+) -> Figures:
     """Build, query, update and fork of one index over all held-out packages."""
     files = {
-        f"{pool.name}/{path.relative_to(root).as_posix()}": path.read_bytes()
-        for pool in pools
-        for root in package_roots(pool.name)
-        for path in sorted(root.rglob("*.py"))
+        f"{name_of(package)}/{path}": text.encode()
+        for package in packages
+        for path, text in read_files(package, archives)
     }
     index = CodeIndex(ChunkCache(BagEncoder(encoder)))
     build_ms = time_ms(lambda: index.update(files))
@@ -232,17 +251,19 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    config = QUICK if options.quick else RetrievalConfig()
+    config = quick_config() if options.quick else RetrievalConfig()
+    archives = archives_directory(load_settings())
     with tempfile.TemporaryDirectory() as scratch:
         encoder = options.encoder or train(config, Path(scratch))
-        pools = read_pools(config.held_out_packages, config, np.random.default_rng(config.seed))
+        asked = config.held_out_packages
+        pools = read_pools(asked, config, np.random.default_rng(config.seed), archives)
         size = (150, 30) if options.quick else (300, 100)
         if not options.whole:
             pools = [cap_pool(pool, *size, seed=0) for pool in pools]
         scorers = rank_systems(encoder, pools, options.minilm)
         systems = {name: measure(pools, scorer) for name, scorer in scorers.items()}
         differences = [compare(pools, scorers, peer) for peer in PEER_KEYS]
-        speed = measure_speed(encoder, pools, 40 if options.quick else 200)
+        speed = measure_speed(encoder, asked, archives, pools, 40 if options.quick else 200)
         found = measure_localisation(encoder, options.problems, options.traces)
     mrr = {name: scores.mrr for name, (scores, _) in systems.items()}
     peer = mrr.get(PEER)

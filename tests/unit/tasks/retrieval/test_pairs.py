@@ -1,10 +1,19 @@
 """Questions and answers out of code, without the answer in the question's reach."""
 
+import tarfile
+from importlib import util
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from infra.errors import ConfigError
-from tasks.retrieval.config import PairsConfig, RetrievalConfig
+from tasks.retrieval.config import (
+    STANDARD_LIBRARY,
+    CodePackage,
+    PairsConfig,
+    RetrievalConfig,
+)
 from tasks.retrieval.pairs import functions_of, make_pairs, read_package, without_copies
 
 SOURCE = '''
@@ -51,10 +60,41 @@ def test_copies_of_what_measures_are_not_taught() -> None:
     assert without_copies(copied, []) == copied
 
 
-def test_an_installed_package_is_read_and_another_is_refused() -> None:
-    assert len(read_package("tenacity")) > 20
+def test_an_installed_package_is_read_and_another_is_refused(tmp_path: Path) -> None:
+    assert len(read_package("tenacity", tmp_path)) > 20
     with pytest.raises(ConfigError, match="'no_such_package' is not installed"):
-        read_package("no_such_package")
+        read_package("no_such_package", tmp_path)
+
+
+def test_a_pinned_archive_is_read_as_the_installed_package_is(tmp_path: Path) -> None:
+    folder = tmp_path / "tenacity-1.0"
+    folder.mkdir()
+    spec = util.find_spec("tenacity")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    with tarfile.open(folder / "tenacity-1.0.tar.gz", "w:gz") as tar:
+        tar.add(spec.submodule_search_locations[0], "tenacity-1.0/src/tenacity")
+        tar.add(__file__, "tenacity-1.0/setup.py")
+    pinned = CodePackage(name="tenacity", version="1.0", folder="src/tenacity")
+    assert read_package(pinned, tmp_path) == read_package("tenacity", tmp_path)
+    astray = pinned.model_copy(update={"folder": "tenacity"})
+    with pytest.raises(ConfigError, match=r"tenacity==1.0 holds nothing at 'tenacity'"):
+        read_package(astray, tmp_path)
+
+
+def test_shipped_packages_are_pinned_whole_and_apart() -> None:
+    config = RetrievalConfig()
+    packages = [
+        package
+        for use in (config.train_packages, config.validation_packages, config.held_out_packages)
+        for package in use
+        if package != STANDARD_LIBRARY
+    ]
+    assert len(packages) > 20
+    for package in packages:
+        assert isinstance(package, CodePackage)
+        assert len(package.sha256) == 64
+    assert RetrievalConfig.model_validate(config.model_dump(mode="json")) == config
 
 
 def test_a_package_cannot_both_teach_and_measure() -> None:
