@@ -131,6 +131,19 @@ def test_the_clock_of_a_guest_goes_as_fast_as_the_hosts(runner, source):
     assert shortest - 0.02 <= grown <= longest + 0.02  # it is told in hundredths
 
 
+def test_the_clock_of_a_guest_is_the_processors_counter_and_stays_it(runner, source):
+    """A counter that loses against lost timer ticks of a busy host would be given up for them."""
+
+    async def use():
+        folder = "/sys/devices/system/clocksource/clocksource0"
+        clock = (await source.exec(f"cat {folder}/current_clocksource", SECONDS)).output
+        return clock, (await source.exec("cat /proc/cmdline", SECONDS)).output.split()
+
+    clock, parameters = runner.run(use())
+    assert clock == b"tsc\n"
+    assert b"tsc=reliable" in parameters
+
+
 def test_clocks_are_right_after_a_branch_of_a_machine_that_stood_still(runner, backend, source):
     async def use():
         await source.machine.pause()
@@ -301,3 +314,31 @@ def test_the_guest_has_ripgrep_and_finds_what_boxes_find(runner, source):
         return result.exit_code, read_matches(result.output)
 
     assert runner.run(use()) == (0, ([TextMatch("pkg/a.py", 1, "def first():")], ""))
+
+
+def test_the_python_image_has_python_and_git(runner, backend):
+    async def use():
+        limits = LIMITS.model_copy(update={"memory_bytes": 384 << 20})
+        sandbox = await backend.create(SandboxSpec(template="python", limits=limits))
+        await sandbox.write(
+            "twice.py", b"import json, sys\nprint(json.dumps(2 * int(sys.argv[1])))\n"
+        )
+        results = [
+            await sandbox.exec(command, SECONDS)
+            for command in (
+                ["python3", "twice.py", "21"],
+                "git init -q . && git add twice.py && git status --short",
+                "rg -l json; touch /usr/new /etc/new || echo closed",
+            )
+        ]
+        (branch,) = await backend.fork(sandbox)
+        results.append(await branch.exec(["python3", "twice.py", "4"], SECONDS))
+        for item in (sandbox, branch):
+            await item.close()
+        return [result.output for result in results]
+
+    number, status, found, again = runner.run(use())
+    assert (number, again) == (b"42\n", b"8\n")
+    assert status == b"A  twice.py\n"
+    assert found.startswith(b"twice.py\n")
+    assert found.endswith(b"closed\n")
