@@ -25,7 +25,7 @@ from tenacity import (
     wait_fixed,
 )
 
-from flows.drivers.problem_set import load_problems
+from flows.drivers.problem_set import load_problems, load_repositories
 from flows.drivers.requests import ReinforcementRequest, ReinforcementResult
 from flows.drivers.rollout_worker import WorkerSetup, build_fleet_worker
 from flows.drivers.run_state import RunState, StatusFile
@@ -39,6 +39,7 @@ from infra.engine.parity import ParityMonitor
 from infra.errors import EngineError, ProblemError
 from infra.ledger import Ledger
 from infra.objects import ObjectStore
+from infra.sandbox.fleet.repositories import RepositoryFleet
 from infra.telemetry import configure_logging, fields, read_metrics
 from models.checkpoint import load_spec
 from models.decode.engine import EngineConfig
@@ -58,6 +59,7 @@ from tasks.rollout.orchestrator import (
     Progress,
     StepRequest,
 )
+from tasks.rollout.sandboxes import BOX_LIMITS
 from tasks.rollout.worker import AttemptTicket
 
 logger = logging.getLogger(__name__)
@@ -128,6 +130,7 @@ class ReinforcementRun:
             chain=(self._objects, self._chain_id),
         )
         self._engines = EngineFleet(replicas)
+        self._fleet = await self._start_fleet()
         workers = start_workers(
             [f"{request.run_id}.rollouts{index}" for index in range(request.rollout_workers)],
             functools.partial(build_fleet_worker, self._worker_setup(), tuple(replicas)),
@@ -153,8 +156,29 @@ class ReinforcementRun:
             return await self._finish()
         finally:
             await self._workers.close()
+            if self._fleet is not None:
+                await self._fleet.close()
             for actor in (self._trainer, *replicas.values()):
                 end_actor(actor)
+
+    async def _start_fleet(self) -> RepositoryFleet | None:
+        """The run's own sandbox fleet, where the recipe asks for one."""
+        request = self._request
+        if request.rollout.boxes != "fleet":
+            return None
+        problems = Path(request.problems_directory)
+        names = {problem.repository for problem in load_problems(problems)}
+        return await RepositoryFleet.start(
+            self._fleet_name,
+            load_repositories(problems, names),
+            BOX_LIMITS,
+            writable=self._workspace.directory,
+            warm_boxes=request.rollout.concurrent_trajectories,
+        )
+
+    @property
+    def _fleet_name(self) -> str:
+        return f"{self._request.run_id}.boxes"
 
     def _make_orchestrator(self, status: TrainerStatus, versions: list[int | None]) -> Orchestrator:
         request = self._request
@@ -379,6 +403,7 @@ class ReinforcementRun:
             harness=request.harness,
             grading=request.grading,
             concurrent_trajectories=share,
+            fleet_name=self._fleet_name if request.rollout.boxes == "fleet" else None,
         )
 
     async def _ask(self, reference: Any, what: str, limit_seconds: float) -> Any:

@@ -13,6 +13,7 @@ from infra.cluster.actors import find_actor
 from infra.engine.fleet import EngineFleet
 from infra.errors import ClusterError
 from infra.harness.config import HarnessConfig
+from infra.sandbox.fleet.repositories import FleetLender
 from infra.search.service import SearchService
 from infra.telemetry import configure_logging
 from models.decode.protocol import ModelClient
@@ -35,6 +36,8 @@ class WorkerSetup(BaseModel):
     concurrent_trajectories: int
     search_directory: str | None = None
     """A trained encoder's files; None: codebase_search ranks plain passages."""
+    fleet_name: str | None = None
+    """The sandbox fleet that agents' boxes come from; None: boxes of this process."""
 
 
 def build_fleet_worker(setup: WorkerSetup, replica_names: Sequence[str]) -> RolloutWorker:
@@ -57,6 +60,7 @@ def build_worker(setup: WorkerSetup, model: ModelClient) -> RolloutWorker:
     sandboxes = Sandboxes(
         load_repositories(directory, names),
         concurrent_trajectories=setup.concurrent_trajectories,
+        lender=None if setup.fleet_name is None else FleetLender(setup.fleet_name),
     )
     return RolloutWorker(
         model=model,

@@ -16,6 +16,7 @@ from ray.exceptions import (
     RayTaskError,
     WorkerCrashedError,
 )
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import (
     RetryError,
     Retrying,
@@ -41,12 +42,14 @@ def get_or_create_actor(
     max_concurrency: int | None = None,
     max_restarts: int = 0,
     outlives_driver: bool = False,
+    on_node: str | None = None,
     **named_arguments: object,
 ) -> ActorHandle:
     """The live actor of that name, or a new one made with the arguments.
 
     `actor_class` is a plain class or one decorated with `ray.remote`. An actor that outlives its
-    driver is found again by the next one and must be ended with `end_actor`.
+    driver is found again by the next one and must be ended with `end_actor`. `on_node` is Ray's id
+    of the only machine it may live on; None: any.
     """
     _require_ray(name)
     remote_class = actor_class if hasattr(actor_class, "remote") else ray.remote(actor_class)
@@ -60,6 +63,8 @@ def get_or_create_actor(
     }
     if max_concurrency is not None:
         options["max_concurrency"] = max_concurrency
+    if on_node is not None:
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(on_node, soft=False)
     if outlives_driver:
         options["lifetime"] = "detached"
     return remote_class.options(**options).remote(*arguments, **named_arguments)

@@ -4,7 +4,15 @@ Owns the frozen configuration of the rollout stage. Nothing is computed here and
 imported.
 """
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 
 class Config(BaseModel):
@@ -79,6 +87,11 @@ class RolloutConfig(Config):
     concurrent_trajectories: int = Field(
         default=64, ge=1, description="attempts in flight, over all rollout workers"
     )
+    boxes: Literal["worker", "fleet"] = Field(
+        default="worker",
+        description="where attempts run: worker: in boxes of the rollout worker's own machine; "
+        "fleet: in boxes of the sandbox fleet, on whichever machine of the cluster has room",
+    )
     infrastructure_retries: int = Field(
         default=3,
         ge=0,
@@ -96,3 +109,11 @@ class RolloutConfig(Config):
     seed: int = Field(default=0, ge=0, description="seed of problem choice and of sampling")
     staleness: StalenessConfig = StalenessConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
+
+    @model_serializer(mode="wrap")
+    def _leave_out_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A recipe with boxes of its workers keeps the identity it had before there was a choice."""
+        written = handler(self)
+        if self.boxes == "worker":
+            written.pop("boxes", None)
+        return written

@@ -2,18 +2,19 @@
 when first needed.
 
 Owns their sharing over all trajectories of the process, how many start at a time, and their end.
-Belongs to one event loop.
+Agents' boxes may come from a `BoxLender` instead, such as the sandbox fleet; tests are run and
+judged here all the same. Belongs to one event loop.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol
 
 from infra.errors import ProblemError
 from infra.sandbox.environment import RepositoryEnvironment
-from infra.sandbox.namespace import NamespaceSandbox
 from infra.sandbox.pool import SandboxPool
-from infra.sandbox.protocol import SandboxLimits
+from infra.sandbox.protocol import Sandbox, SandboxLimits
 from infra.sandbox.repository import PreparedRepository
 from infra.sandbox.test_server import TestServer
 from tasks.records import Problem
@@ -25,22 +26,42 @@ START_SECONDS = 180.0
 TEST_SERVER_BYTES = 2 << 30
 
 
+BOX_LIMITS = SandboxLimits(start_seconds=START_SECONDS)
+
+
+class BoxLender(Protocol):
+    """Whoever has boxes of repositories to lend."""
+
+    def leased(
+        self, repository: PreparedRepository, files: Mapping[str, bytes | None]
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """A clean box with `files` laid over the repository, for the length of a block."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class Sandboxes:
     """All boxes of this process."""
 
     def __init__(
-        self, repositories: Iterable[PreparedRepository], *, concurrent_trajectories: int
+        self,
+        repositories: Iterable[PreparedRepository],
+        *,
+        concurrent_trajectories: int,
+        lender: BoxLender | None = None,
     ) -> None:
-        box = SandboxLimits(start_seconds=START_SECONDS)
+        """`lender`: where agents' boxes come from; None: pools of this process."""
         server = SandboxLimits(start_seconds=START_SECONDS, memory_bytes=TEST_SERVER_BYTES)
         self._environments = {
             repository.name: RepositoryEnvironment(
-                SandboxPool(repository, concurrent_trajectories, box),
+                SandboxPool(repository, concurrent_trajectories, BOX_LIMITS),
                 TestServer(repository, server),
             )
             for repository in repositories
         }
         self._starts = asyncio.Semaphore(STARTS_AT_A_TIME)
+        self._lender = lender
 
     def of(self, problem: Problem) -> RepositoryEnvironment:
         """The environment for a problem; its repository must be the very one it was proven on."""
@@ -62,8 +83,12 @@ class Sandboxes:
     @asynccontextmanager
     async def leased(
         self, environment: RepositoryEnvironment, files: Mapping[str, bytes | None]
-    ) -> AsyncIterator[NamespaceSandbox]:
+    ) -> AsyncIterator[Sandbox]:
         """A clean box with `files` laid over the repository, for the length of a block."""
+        if self._lender is not None:
+            async with self._lender.leased(environment.repository, files) as box:
+                yield box
+            return
         async with self._starts:
             sandbox = await environment.lease(files)
         try:
@@ -72,6 +97,8 @@ class Sandboxes:
             await environment.release(sandbox)
 
     async def close(self) -> None:
-        """Ends every box."""
+        """Ends every box; those of a lender go back."""
+        if self._lender is not None:
+            await self._lender.close()
         for environment in self._environments.values():
             await environment.close()

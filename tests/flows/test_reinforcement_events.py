@@ -1,6 +1,7 @@
 """What a real RL run tells the ledger while it trains: Ray, engine, boxes and trainer, two steps."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -20,14 +21,21 @@ BELOW_ROUNDING_K3 = 1e-30  # engine and trainer round differently: their k3 is s
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(tmp_path: Path) -> None:
+@pytest.mark.parametrize("boxes", ["worker", "fleet"])
+def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(
+    tmp_path: Path, boxes: Literal["worker", "fleet"]
+) -> None:
     settings = Settings(home=tmp_path / "home")
     request = ReinforcementRequest(
         run_id="watched",
         checkpoint_directory=str(make_checkpoint(tmp_path / "start")),
         problems_directory=str(make_problem_set(tmp_path / "problems")),
         rollout=RolloutConfig(
-            group_size=2, groups_per_step=1, concurrent_trajectories=4, least_spread=0.0
+            group_size=2,
+            groups_per_step=1,
+            concurrent_trajectories=4,
+            least_spread=0.0,
+            boxes=boxes,
         ),
         learning=LearningConfig(
             # rewards of random weights are all equal: such samples are computed too
@@ -39,13 +47,14 @@ def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(tmp_path: P
         max_steps=STEPS,
         engine_slots=4,
     )
-    run_child(
+    result = run_child(
         "flows.drivers.reinforcement:main",
         request,
         ReinforcementResult,
         directory=tmp_path / "run",
         settings=settings,
     )
+    assert set(result.outcomes) <= {"finished", "truncated", "broken"}
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     alarming = {
         row["step"]: row

@@ -118,9 +118,13 @@ class FleetActor:
     ) -> None:
         self._service = FleetService(templates, policy, heartbeat_seconds=heartbeat_seconds)
         self._nodes = dict(nodes)
+        self._is_started = False
 
     async def start(self) -> None:
-        """Begin to serve; called once, by `start_fleet`."""
+        """Begin to serve; a fleet that was found, not made, does already."""
+        if self._is_started:
+            return
+        self._is_started = True
         await self._service.start()
         for spec, handle in self._nodes.values():
             await self._service.add_node(spec, RemoteNode(handle))
@@ -179,8 +183,11 @@ async def start_fleet(
     writable: Path,
     policy: FleetPolicy | None = None,
     heartbeat_seconds: float = 2.0,
+    machines: Mapping[str, str] | None = None,
 ) -> ActorHandle:
-    """Start (or find) a fleet and its nodes. A node whose process dies is started again, empty."""
+    """Start (or find) a fleet and its nodes. A node whose process dies is started again, empty.
+    `machines`: Ray's id of the machine by node id; None: Ray chooses.
+    """
     handles = {
         spec.node_id: (
             spec,
@@ -192,6 +199,7 @@ async def start_fleet(
                 writable,
                 max_concurrency=_MAX_CONCURRENCY,
                 max_restarts=-1,
+                on_node=None if machines is None else machines[spec.node_id],
             ),
         )
         for spec in nodes

@@ -8,7 +8,7 @@ renewing, and its boxes go back by themselves.
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -30,11 +30,18 @@ class LeasedBox:
     with `FleetClient.again`.
     """
 
-    def __init__(self, request_id: str, box_id: str, node: RemoteNode) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        box_id: str,
+        node: RemoteNode,
+        give_back: Callable[["LeasedBox"], Awaitable[None]],
+    ) -> None:
         self.request_id = request_id
         self.box_id = box_id
         self.is_lost = False
         self._node = node
+        self._give_back = give_back
 
     async def exec(
         self, command: str, timeout_seconds: float, output_cap_bytes: int = 16_384
@@ -61,6 +68,10 @@ class LeasedBox:
     async def reset(self, files: Mapping[str, bytes | None] | None = None) -> None:
         """Back to the template with `files` laid over it; every process in the box ends."""
         await self._call("reset", files)
+
+    async def close(self) -> None:
+        """Give the box back."""
+        await self._give_back(self)
 
     async def call(self, operation: str, *arguments: Any, **named: Any) -> Any:
         """Any operation of the node's kind of box, such as `run_in_session` or `write_files`."""
@@ -114,7 +125,7 @@ class FleetClient:
             self._renewing = asyncio.create_task(self._renew())
         what = f"request {request.request_id}"
         grant, handle = await ask(self._fleet.acquire.remote(request), what)
-        box = LeasedBox(request.request_id, grant.box_id, RemoteNode(handle))
+        box = LeasedBox(request.request_id, grant.box_id, RemoteNode(handle), self.release)
         self._live[request.request_id] = box
         return box
 
@@ -127,7 +138,7 @@ class FleetClient:
         newest = self._live.get(box.request_id, box)
         if newest.is_lost and newest.box_id == grant.box_id:
             raise CapacityExhausted(f"{what}: box {grant.box_id} was lost and is not replaced yet")
-        new_box = LeasedBox(box.request_id, grant.box_id, RemoteNode(handle))
+        new_box = LeasedBox(box.request_id, grant.box_id, RemoteNode(handle), self.release)
         self._live[box.request_id] = new_box
         return new_box
 

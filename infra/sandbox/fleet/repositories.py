@@ -1,0 +1,179 @@
+"""A fleet whose boxes are repositories to work in, over all machines of the Ray cluster.
+
+Owns `RepositoryFleet` (starts a node on every machine, ends them all) and `FleetLender` (a holder
+that lends an attempt a box of a repository). Enters: prepared repositories, a name. Leaves: clean
+boxes with files laid over them. An attempt's box is not movable: what was done in it is gone with
+it, so the attempt is told and tried again. Tests are not run here.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import psutil
+import ray
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from infra.cluster.actors import end_actor, find_actor
+from infra.errors import ClusterError, SandboxLost
+from infra.sandbox.fleet.actor import ask, start_fleet
+from infra.sandbox.fleet.boxes import RepositoryBoxes
+from infra.sandbox.fleet.client import FleetClient, LeasedBox
+from infra.sandbox.fleet.policy import FleetPolicy
+from infra.sandbox.fleet.records import NodeSpec, Priority, Resources, Template
+from infra.sandbox.protocol import SandboxLimits
+from infra.sandbox.repository import PreparedRepository
+from infra.telemetry import fields
+
+_logger = logging.getLogger(__name__)
+
+# What is counted for a box when machines are filled. An agent's box mostly waits for the model; what
+# it may use at most is its limits' to say, and the sum of those would leave machines empty. Live
+# pressure is looked at beside it.
+BOX_SHARE = Resources(cpus=0.1, memory_bytes=64 << 20, disk_bytes=16 << 20)
+_END_SECONDS = 30.0
+
+
+class RepositoryFleet:
+    """A running fleet, as its owner sees it."""
+
+    def __init__(self, name: str, fleet: ActorHandle, node_ids: Iterable[str]) -> None:
+        self.name = name
+        self._fleet = fleet
+        self._node_ids = tuple(node_ids)
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        repositories: Iterable[PreparedRepository],
+        limits: SandboxLimits,
+        *,
+        writable: Path,
+        warm_boxes: int,
+        policy: FleetPolicy | None = None,
+    ) -> "RepositoryFleet":
+        """A node on every machine of the cluster. Nothing is started before it is asked for; up to
+        `warm_boxes` a repository are then kept and lent again.
+        """
+        by_name = {repository.name: repository for repository in repositories}
+        machines = {
+            f"machine{index}": machine
+            for index, machine in enumerate(sorted(_machines_of_the_cluster()))
+        }
+        specs = [
+            NodeSpec(node_id=node_id, capacity=await _measure(machine, writable))
+            for node_id, machine in machines.items()
+        ]
+        fleet = await start_fleet(
+            name,
+            [
+                Template(name=template, declared=BOX_SHARE, warm_maximum=warm_boxes)
+                for template in by_name
+            ],
+            specs,
+            partial(RepositoryBoxes, by_name, limits),
+            writable=writable,
+            policy=policy or FleetPolicy(start_seconds=limits.start_seconds),
+            machines=machines,
+        )
+        return cls(name, fleet, machines)
+
+    async def count(self) -> dict[str, int]:
+        """Live leases, waiting requests, boxes and nodes."""
+        return await ask(self._fleet.count.remote(), f"count of fleet {self.name}")
+
+    async def close(self) -> None:
+        """End the fleet, its nodes and their boxes."""
+        end_actor(self._fleet)
+        for node_id in self._node_ids:
+            node = find_actor(f"{self.name}-{node_id}")
+            if node is None:
+                continue
+            try:
+                async with asyncio.timeout(_END_SECONDS):
+                    await ask(node.close.remote(), f"end of {node_id}")
+            except (ClusterError, TimeoutError) as error:  # its boxes end with its process
+                _logger.info("node did not end %s", fields(node=node_id, error=repr(error)))
+            end_actor(node)
+
+
+class FleetLender:
+    """Lends the boxes of a fleet, found by name when first asked. Belongs to one event loop."""
+
+    def __init__(
+        self, fleet_name: str, *, priority: Priority = Priority.TRAINING, wait_seconds: float = 120
+    ) -> None:
+        self._fleet_name = fleet_name
+        self._priority = priority
+        self._wait_seconds = wait_seconds
+        self._client: FleetClient | None = None
+
+    @asynccontextmanager
+    async def leased(
+        self, repository: PreparedRepository, files: Mapping[str, bytes | None]
+    ) -> AsyncIterator[LeasedBox]:
+        """A clean box with `files` laid over the repository, for the length of a block.
+        CapacityExhausted when none came free in time, SandboxLost when the fleet is gone.
+        """
+        client = self._open()
+        try:
+            box = await client.acquire(
+                repository.name,
+                self._priority,
+                wait_seconds=self._wait_seconds,
+                is_movable=False,
+            )
+        except ClusterError as error:
+            raise SandboxLost(f"fleet {self._fleet_name} gives no box: {error}") from error
+        try:
+            await box.reset(files)
+            yield box
+        finally:
+            await self._release(client, box)
+
+    async def close(self) -> None:
+        """Give everything back."""
+        if self._client is not None:
+            try:
+                await self._client.close()
+            except ClusterError as error:  # leases end by themselves
+                _logger.info("fleet is gone %s", fields(fleet=self._fleet_name, error=str(error)))
+
+    def _open(self) -> FleetClient:
+        if self._client is None:
+            fleet = find_actor(self._fleet_name)
+            if fleet is None:
+                raise SandboxLost(f"fleet {self._fleet_name} is not registered, wanted a live one")
+            # of this process alone: one started again must not be given the boxes of the one before
+            holder_id = ray.get_runtime_context().get_worker_id()
+            self._client = FleetClient(fleet, holder_id)
+        return self._client
+
+    async def _release(self, client: FleetClient, box: LeasedBox) -> None:
+        try:
+            await client.release(box)
+        except ClusterError as error:  # the lease ends by itself
+            _logger.info("box not given back %s", fields(box=box.box_id, error=str(error)))
+
+
+def _machines_of_the_cluster() -> list[str]:
+    return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+
+
+async def _measure(machine: str, writable: Path) -> Resources:
+    strategy = NodeAffinitySchedulingStrategy(machine, soft=False)
+    task = ray.remote(_read_capacity).options(num_cpus=0, scheduling_strategy=strategy)
+    return await ask(task.remote(writable), f"capacity of machine {machine}")
+
+
+def _read_capacity(writable: Path) -> Resources:
+    return Resources(
+        cpus=psutil.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        disk_bytes=psutil.disk_usage(str(writable)).total,
+    )

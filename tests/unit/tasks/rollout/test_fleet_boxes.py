@@ -1,0 +1,133 @@
+"""Real rollouts whose boxes come from a real sandbox fleet on Ray; only the model is scripted."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.harness.config import HarnessConfig
+from infra.sandbox.fleet.placement import PlacementPolicy
+from infra.sandbox.fleet.policy import FleetPolicy
+from infra.sandbox.fleet.repositories import FleetLender, RepositoryFleet
+from infra.sandbox.repository import PreparedRepository
+from tasks.grading.config import GradingConfig
+from tasks.grading.grade import make_grader
+from tasks.records import Outcome, Problem, Trajectory
+from tasks.rollout.config import RolloutConfig
+from tasks.rollout.sandboxes import BOX_LIMITS, Sandboxes
+from tasks.rollout.worker import AttemptTicket, RolloutWorker
+from tests.fakes.answering_model import AnsweringModel
+from tests.fakes.rollouts import make_problem
+from tests.fakes.toy_gateway import make_renderer, toy_repository
+
+pytest_plugins = ["tests.fakes.ray_here"]
+
+ANSWERS = (
+    "<read_file>pkg/first.py::first</read_file>",
+    "<edit_file><L2>    return items[0]</edit_file><run_terminal>pytest</run_terminal>",
+    "Fixed.",
+)
+POLICY = FleetPolicy(
+    start_seconds=BOX_LIMITS.start_seconds,
+    # promises alone: what else runs on this machine must not decide
+    placement=PlacementPolicy(uses_observations=False),
+)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> PreparedRepository:
+    return toy_repository(tmp_path)
+
+
+@pytest.fixture
+def problem(repository: PreparedRepository) -> Problem:
+    made = make_problem("p0")
+    edit = made.edits[0].model_copy(
+        update={
+            "path": "pkg/first.py",
+            "gold_text": "    return items[0]",
+            "broken_text": "    return items[1]",
+        }
+    )
+    return made.model_copy(
+        update={
+            "repository": repository.name,
+            "repository_fingerprint": repository.fingerprint,
+            "path": "pkg/first.py",
+            "edits": (edit,),
+            "fail_to_pass": ("tests/test_first.py::test_first",),
+        }
+    )
+
+
+def worker_of(repository: PreparedRepository, lender: FleetLender | None) -> RolloutWorker:
+    renderer = make_renderer()
+    return RolloutWorker(
+        model=AnsweringModel(
+            renderer,
+            lambda conversation: ANSWERS[min(conversation.count("<|assistant|>"), 2)],
+        ),
+        renderer=renderer,
+        harness=HarnessConfig(),
+        sandboxes=Sandboxes([repository], concurrent_trajectories=4, lender=lender),
+        grade=make_grader(GradingConfig()),
+        clock=time.monotonic,
+    )
+
+
+async def attempts(worker: RolloutWorker, problem: Problem, count: int) -> list[Trajectory]:
+    tickets = [
+        AttemptTicket(f"run.g0.t{index}", "run.g0", problem, index, index, temperature=1.0)
+        for index in range(count)
+    ]
+    return await asyncio.gather(*(worker.attempt(ticket) for ticket in tickets))
+
+
+@pytest.mark.timeout(180)
+def test_attempts_in_the_fleets_boxes_are_those_in_the_workers_own(
+    ray_here: None, repository: PreparedRepository, problem: Problem, tmp_path: Path
+) -> None:
+    async def run() -> tuple[list[Trajectory], list[Trajectory], dict[str, int]]:
+        fleet = await RepositoryFleet.start(
+            "rollout-boxes",
+            [repository],
+            BOX_LIMITS,
+            writable=tmp_path,
+            warm_boxes=4,
+            policy=POLICY,
+        )
+        lent, own = (
+            worker_of(repository, FleetLender(fleet.name)),
+            worker_of(repository, None),
+        )
+        in_fleet = await attempts(lent, problem, 4)
+        after = await fleet.count()
+        in_own = await attempts(own, problem, 1)
+        await own.close()
+        await lent.close()
+        await fleet.close()
+        gone = worker_of(repository, FleetLender(fleet.name))
+        (lost,) = await attempts(gone, problem, 1)
+        await gone.close()
+        return in_fleet, [*in_own, lost], after
+
+    in_fleet, (in_own, lost), after = asyncio.run(run())
+    for trajectory in in_fleet:
+        assert trajectory.outcome is Outcome.FINISHED
+        assert trajectory.verdict is not None
+        assert trajectory.verdict.passed
+        assert trajectory.changed_files == in_own.changed_files != {}
+        assert [turn.results for turn in trajectory.transcript.turns] == [
+            turn.results for turn in in_own.transcript.turns
+        ]
+    assert (after["leases"], after["waiting"], after["nodes"]) == (0, 0, 1)
+    assert after["boxes"] <= 4
+    assert lost.outcome is Outcome.SANDBOX_FAILED
+    assert "rollout-boxes is not registered" in lost.reason
+
+
+def test_the_choice_of_boxes_is_identity_only_when_it_is_made() -> None:
+    assert "boxes" not in RolloutConfig().model_dump()
+    assert RolloutConfig(boxes="fleet").model_dump()["boxes"] == "fleet"
+    assert RolloutConfig.model_validate({"boxes": "fleet"}).boxes == "fleet"
