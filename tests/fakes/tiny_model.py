@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from models.decode.protocol import GenerateRequest
 from models.spec import ModelSpec
 
 TINY = ModelSpec(
@@ -36,3 +37,10 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:
         else:
             weights[name] = noise * shape[-1] ** -0.5
     return weights
+
+
+def tiny_request(index: int) -> GenerateRequest:
+    """Ten tokens of a session of its own."""
+    return GenerateRequest(
+        f"request-{index}", f"session-{index}", (1, 2, index % 32), 10, (), seed=index
+    )

@@ -3,36 +3,26 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from infra.cluster.actors import end_actor
-from infra.cluster.ray_start import start_ray, stop_ray
 from infra.engine.fleet import EngineFleet, start_replicas
 from infra.engine.states import ReplicaState
 from infra.errors import EngineError
 from infra.objects import ObjectStore
 from infra.weights import ChainPublisher, list_readers
 from models.decode.engine import EngineConfig
-from models.decode.protocol import GenerateRequest
-from tests.fakes.tiny_model import TINY, random_weights
+from tests.fakes.tiny_model import TINY, random_weights, tiny_request
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    start_ray(num_cpus=2, object_store_bytes=100_000_000)
-    yield
-    stop_ray()
-
-
-def request(index: int) -> GenerateRequest:
-    return GenerateRequest(
-        f"request-{index}", f"session-{index}", (1, 2, index % 32), 10, (), seed=index
-    )
+pytest_plugins = ["tests.fakes.ray_here"]
+pytestmark = [
+    pytest.mark.timeout(400),
+    pytest.mark.asyncio,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("ray_here"),
+]
 
 
 async def reach(fleet: EngineFleet, name: str, state: ReplicaState) -> None:
@@ -55,7 +45,7 @@ async def test_replicas_that_freeze_die_join_and_leave(tmp_path: Path) -> None:
         await fleet.statistics()
     assert fleet.states() == {"a": ReplicaState.SUSPECT, "b": ReplicaState.SERVING}
     for index in range(5):
-        await fleet.generate(request(index))
+        await fleet.generate(tiny_request(index))
     os.kill(pids["a"], signal.SIGCONT)
     await reach(fleet, "a", ReplicaState.SERVING)
 
@@ -69,7 +59,7 @@ async def test_replicas_that_freeze_die_join_and_leave(tmp_path: Path) -> None:
 
     newcomer = start_replicas(TINY, EngineConfig(slots=4), ["c"], num_cpus=0.1, chain=chain)
     assert await fleet.add("c", newcomer["c"], chain) is ReplicaState.SERVING
-    answers = [asyncio.create_task(fleet.generate(request(index))) for index in range(20, 40)]
+    answers = [asyncio.create_task(fleet.generate(tiny_request(index))) for index in range(20, 40)]
     end_actor(await fleet.retire("a"))
     versions = [set(answer.weight_versions_T.tolist()) for answer in await asyncio.gather(*answers)]
     assert versions == [{1}] * 20

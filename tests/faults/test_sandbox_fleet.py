@@ -5,14 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-import ray
 
-from infra.cluster.ray_start import start_ray, stop_ray
 from infra.errors import CapacityExhausted, SandboxLost
 from infra.sandbox.fleet.actor import ask, start_fleet
 from infra.sandbox.fleet.boxes import RepositoryBoxes
@@ -23,6 +20,7 @@ from infra.sandbox.fleet.records import NodeSpec, Resources, Template
 from tests.fakes.repositories import WORDKIT, open_repository
 
 # Ray starts within 5 s on two idle cores; a busy machine needs more
+pytest_plugins = ["tests.fakes.ray_here"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,13 +34,6 @@ POLICY = FleetPolicy(
     # promises alone: what else runs on this machine must not decide
     placement=PlacementPolicy(uses_observations=False),
 )
-
-
-@pytest.fixture(scope="module")
-def ray_here() -> Iterator[str]:
-    start_ray(num_cpus=2, object_store_bytes=100 * 2**20)
-    yield ray.get_runtime_context().gcs_address
-    stop_ray()
 
 
 def _start(name: str, *node_ids: str):

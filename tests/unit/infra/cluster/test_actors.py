@@ -1,7 +1,6 @@
 """Named actors on a real Ray: found again by name, their errors typed, their death told."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,10 +11,10 @@ from infra.cluster.actors import (
     is_actor_alive,
     wait_for,
 )
-from infra.cluster.ray_start import start_ray, stop_ray
 from infra.errors import ClusterError, EngineError
 
 # Ray starts within 5 s on two idle cores; a busy machine needs more
+pytest_plugins = ["tests.fakes.ray_here"]
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -34,13 +33,6 @@ class Counter:
 
     def die(self) -> None:
         os._exit(1)
-
-
-@pytest.fixture(scope="module")
-def ray_here() -> Iterator[None]:
-    start_ray(num_cpus=2, object_store_bytes=100 * 2**20)
-    yield
-    stop_ray()
 
 
 def test_actor_without_ray_is_refused_instead_of_starting_one() -> None:

@@ -3,35 +3,20 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from infra.cluster.ray_start import start_ray, stop_ray
 from infra.engine.fleet import EngineFleet, start_replicas
 from infra.engine.states import ReplicaState
 from infra.errors import EngineError
 from infra.objects import ObjectStore
 from infra.weights import ChainPublisher
 from models.decode.engine import EngineConfig
-from models.decode.protocol import GenerateRequest
-from tests.fakes.tiny_model import TINY, random_weights
+from tests.fakes.tiny_model import TINY, random_weights, tiny_request
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    start_ray(num_cpus=2, object_store_bytes=100_000_000)
-    yield
-    stop_ray()
-
-
-def request(index: int) -> GenerateRequest:
-    return GenerateRequest(
-        f"request-{index}", f"session-{index}", (1, 2, index % 32), 10, (), seed=index
-    )
+pytest_plugins = ["tests.fakes.ray_here"]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio, pytest.mark.usefixtures("ray_here")]
 
 
 async def test_a_fleet_serves_updates_and_survives_a_killed_replica(tmp_path: Path) -> None:
@@ -41,7 +26,7 @@ async def test_a_fleet_serves_updates_and_survives_a_killed_replica(tmp_path: Pa
     replicas = start_replicas(TINY, EngineConfig(slots=4), ["replica-0", "replica-1"], num_cpus=0.1)
     fleet = EngineFleet(replicas)
     assert await fleet.follow(objects, "chain") == [0, 0]
-    first = [await fleet.generate(request(index)) for index in range(6)]
+    first = [await fleet.generate(tiny_request(index)) for index in range(6)]
     assert all(len(generation.token_ids) == 10 for generation in first)
     statistics = await fleet.statistics()
     assert all(numbers["generated_tokens"] > 0 for numbers in statistics.values())
@@ -53,9 +38,9 @@ async def test_a_fleet_serves_updates_and_survives_a_killed_replica(tmp_path: Pa
     health = await fleet.health()
     os.kill(int(health["replica-0"]["process_id"]), signal.SIGKILL)
     with pytest.raises(EngineError, match="replica-0 is gone"):
-        await asyncio.gather(*(fleet.generate(request(index)) for index in range(20, 24)))
+        await asyncio.gather(*(fleet.generate(tiny_request(index)) for index in range(20, 24)))
     for index in range(30, 34):
-        assert set((await fleet.generate(request(index))).weight_versions_T.tolist()) == {1}
+        assert set((await fleet.generate(tiny_request(index))).weight_versions_T.tolist()) == {1}
     await fleet.close()
 
 
@@ -67,13 +52,13 @@ async def test_a_killed_lone_replica_comes_back_at_the_newest_version(tmp_path: 
         TINY, EngineConfig(slots=4), ["lone"], num_cpus=0.1, chain=(objects, "chain")
     )
     fleet = EngineFleet(replicas)
-    await fleet.generate(request(0))  # it applies version 0 by itself
+    await fleet.generate(tiny_request(0))  # it applies version 0 by itself
     publisher.publish(1, random_weights(TINY, seed=1))
     process_id = (await fleet.health())["lone"]["process_id"]
     os.kill(int(process_id), signal.SIGKILL)
     with pytest.raises(EngineError, match="lone is gone"):
-        await asyncio.gather(*(fleet.generate(request(index)) for index in range(1, 200)))
-    generation = await fleet.generate(request(2))
+        await asyncio.gather(*(fleet.generate(tiny_request(index)) for index in range(1, 200)))
+    generation = await fleet.generate(tiny_request(2))
     assert set(generation.weight_versions_T.tolist()) == {1}
     assert fleet.states() == {"lone": ReplicaState.SERVING}
     await fleet.close()

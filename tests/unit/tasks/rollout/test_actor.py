@@ -5,12 +5,10 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from infra.cluster.ray_start import start_ray, stop_ray
 from infra.errors import ProblemError
 from tasks.records import Outcome, Trajectory
 from tasks.rollout.actor import RolloutFleet, start_workers
@@ -18,7 +16,8 @@ from tasks.rollout.orchestrator import AttemptRequest
 from tasks.rollout.worker import AttemptTicket
 from tests.fakes.rollouts import make_problem, make_trajectory
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio]
+pytest_plugins = ["tests.fakes.ray_here"]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio, pytest.mark.usefixtures("ray_here")]
 
 
 class ScriptedWorker:
@@ -39,13 +38,6 @@ class ScriptedWorker:
 
     async def close(self) -> None:
         return None
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    start_ray(num_cpus=2, object_store_bytes=100_000_000)
-    yield
-    stop_ray()
 
 
 def ticket(problem: str, attempt: int) -> AttemptTicket:
