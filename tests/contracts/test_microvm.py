@@ -328,7 +328,7 @@ def test_the_python_image_has_python_and_git(runner, backend):
             for command in (
                 ["python3", "twice.py", "21"],
                 "git init -q . && git add twice.py && git status --short",
-                "rg -l json; touch /usr/new /etc/new || echo closed",
+                "rg -l json twice.py; touch /usr/new /etc/new || echo closed",
             )
         ]
         (branch,) = await backend.fork(sandbox)

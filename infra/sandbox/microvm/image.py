@@ -179,8 +179,7 @@ def _build_disk(scratch: Path, disk: Path) -> None:
     packages = sorted(
         {line for line in names.splitlines() if line[:1].isalnum() and not line.endswith(":i386")}
     )
-    real = [name for name in packages if _has_candidate(name, scratch)]
-    root = _unpack(scratch, "disk", tuple(real))
+    root = _unpack(scratch, "disk", _with_candidates(packages, scratch))
     for folder in ("proc", "sys", "dev", "repo", "lower", "layer", "tmp"):
         (root / folder).mkdir(exist_ok=True)
     for path, text in _ACCOUNTS.items():
@@ -194,9 +193,15 @@ def _build_disk(scratch: Path, disk: Path) -> None:
     _run("mkfs.erofs", "-zlz4", "-T0", "--all-root", str(disk), str(root), folder=scratch)
 
 
-def _has_candidate(package: str, folder: Path) -> bool:
-    answer = _run("apt-cache", "policy", package, folder=folder).decode()
-    return "Candidate:" in answer and "Candidate: (none)" not in answer
+def _with_candidates(packages: list[str], folder: Path) -> tuple[str, ...]:
+    """Those that can be downloaded: a name may only stand for what others provide."""
+    real, name = [], ""
+    for line in _run("apt-cache", "policy", *packages, folder=folder).decode().splitlines():
+        if not line.startswith(" "):
+            name = line.removesuffix(":")
+        elif line.strip().startswith("Candidate:") and "(none)" not in line:
+            real.append(name)
+    return tuple(real)
 
 
 def _find_kernel_package() -> str:

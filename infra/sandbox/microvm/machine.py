@@ -31,7 +31,8 @@ from infra.sandbox.microvm.memory import DirtyPages, read_dirty_pages, write_pag
 PROGRAM = "qemu-system-x86_64"
 _KERNEL_ARGUMENTS = (
     # Under load the guest cannot measure its clock against the timer chip and hangs; it is told.
-    "tsc_early_khz={ticks_khz} lpj=4000000 no_timer_check mitigations=off random.trust_cpu=on "
+    # It then takes the counter for good: against ticks lost under load every counter looks wrong.
+    "tsc_early_khz={ticks_khz} tsc=reliable lpj=4000000 no_timer_check mitigations=off random.trust_cpu=on "
     "panic=-1 quiet"
 )
 _LAYOUT = 1  # raise it when `_describe` changes what a state holds

@@ -55,10 +55,12 @@ Outcome box_refresh(const Request *request, Reply *reply, Fault *fault);
 Outcome box_put(const Request *request, Reply *reply, Fault *fault);
 Outcome box_hello(const Request *request, Reply *reply, Fault *fault);
 Outcome box_open(const Request *request, Reply *reply, Fault *fault);
-Outcome box_changes(const Request *request, Reply *reply, Fault *fault);
 Outcome box_stats(const Request *request, Reply *reply, Fault *fault);
 const Json *box_environment(void);
 void box_limit_process(void); /* in a child, before it becomes the box's user */
+
+/* changes.c: what differs from the pristine repository */
+Outcome changes_read(const Request *request, Reply *reply, Fault *fault);
 
 /* files.c: files as the box's user */
 Outcome files_resolve(const char *path, char *resolved, Fault *fault);

@@ -37,7 +37,7 @@ static const struct {
     {"refresh", box_refresh},
     {"put", box_put},
     {"open", box_open},
-    {"changes", box_changes},
+    {"changes", changes_read},
     {"stats", box_stats},
     {"read", files_read},
     {"write", files_write},
