@@ -2,7 +2,7 @@
 
 import ast
 
-from tasks.problems.definitions import NameGraph, find_definitions
+from tasks.problems.definitions import NameGraph, find_definitions, read_definitions
 from tasks.problems.deletions import DeletionMaker
 from tasks.problems.set_config import Kind
 
@@ -107,3 +107,16 @@ def test_shared_helpers_stay():
     assert {item.name for item in graph.helpers_of([by_name["shout"]], spoken)} == {
         "shout", "_upper",
     }  # fmt: skip
+
+
+def test_files_that_no_parser_takes_are_left_out():
+    """Packages that read Python ship test data that is none."""
+    bad = {"kit/tabs.py": b"if True:\n        a = 1\n\tb = 2\n", "kit/old.py": b"# \xe9\n"}
+    files = {**FILES, **bad, "kit/zero.py": b"a = '\x00'\n"}
+    assert set(read_definitions(files)) == set(FILES)
+
+    tests = "from kit.core import shout\n"
+    made = DeletionMaker("kit", FILES, DEFINITIONS, {"tests/a.py": tests.encode(), **bad})
+    assert [item.candidate_id for item in made.features()] == [
+        item.candidate_id for item in make(tests).features()
+    ]
