@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from infra.sandbox.repository import PreparedRepository
 from infra.syntax import parse_python
 from tasks.problems.candidates import Candidate
-from tasks.problems.definitions import find_definitions
+from tasks.problems.definitions import read_definitions
 from tasks.problems.difficulty import estimate_difficulty
 from tasks.problems.duplicates import find_duplicates
 from tasks.problems.hiding import hide_tests
@@ -116,11 +116,15 @@ def make_problem(
 
 def _read_symbols(repository: PreparedRepository) -> tuple[str, ...]:
     """Qualified names of everything that the product code defines."""
-    return tuple(
-        definition.qualified_name
+    files = {
+        path: content
         for path, content in repository.files.items()
         if path.endswith(".py") and repository.is_editable(path)
-        for definition in find_definitions(path, content.decode(errors="replace"))
+    }
+    return tuple(
+        definition.qualified_name
+        for definitions in read_definitions(files).values()
+        for definition in definitions
     )
 
 

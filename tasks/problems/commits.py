@@ -20,7 +20,7 @@ from infra.errors import ProblemError
 from infra.sandbox.repository import PreparedRepository
 from tasks.problems.candidates import Candidate, edit_texts, make_id
 from tasks.problems.config import RepositorySource
-from tasks.problems.definitions import find_definitions
+from tasks.problems.definitions import read_definitions
 from tasks.problems.repositories import prepare_repository
 from tasks.problems.set_config import GitSource, Kind
 from tasks.records import BlockEdit
@@ -175,10 +175,11 @@ def _candidate(
         for block in blocks
         for line in range(block.first_line, block.first_line + max(1, len(block.gold_lines)))
     }
+    paths = sorted({block.path for block in blocks})
     touched = [
         item
-        for path in sorted({block.path for block in blocks})
-        for item in find_definitions(path, files[path].decode())
+        for path, definitions in read_definitions({path: files[path] for path in paths}).items()
+        for item in definitions
         if not item.is_class and any(p == path and item.contains(line) for p, line in changed)
     ]
     main = touched[0] if touched else None

@@ -6,6 +6,7 @@ definitions in file order. It runs no code, so a name stands for everything of t
 
 import ast
 import bisect
+import contextlib
 import io
 import itertools
 import tokenize
@@ -71,6 +72,15 @@ def find_definitions(path: str, text: str) -> list[Definition]:
     """Definitions of a module, those inside functions left out, in file order."""
     found: list[Definition] = []
     _collect(path, parse_python(text).body, "", found)
+    return found
+
+
+def read_definitions(files: Mapping[str, bytes]) -> dict[str, list[Definition]]:
+    """Definitions by file, of those files that are Python of this version in UTF-8."""
+    found: dict[str, list[Definition]] = {}
+    for path, content in files.items():
+        with contextlib.suppress(SyntaxError, ValueError):
+            found[path] = find_definitions(path, content.decode())
     return found
 
 

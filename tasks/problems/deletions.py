@@ -166,11 +166,12 @@ def _stub(plan: LinePlan, definition: Definition, *, keep_docstring: bool) -> No
 
 def _imported_names(text: str) -> set[str]:
     """Names that a file takes from other modules when it is imported."""
+    try:
+        tree = parse_python(text)
+    except (SyntaxError, ValueError):  # test data, no module
+        return set()
     return {
-        alias.name
-        for node in parse_python(text).body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
+        alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from infra.sandbox.repository import PreparedRepository
 from tasks.problems.baseline import Baseline
 from tasks.problems.candidates import Candidate, edit_texts, make_id
-from tasks.problems.definitions import Definition, as_function, find_definitions
+from tasks.problems.definitions import Definition, as_function, read_definitions
 from tasks.problems.deletions import DeletionMaker
 from tasks.problems.mutations import mutate_function
 from tasks.problems.set_config import Kind, ProblemSetConfig
@@ -39,8 +39,8 @@ class Sources:
             for path, content in repository.files.items()
             if repository.is_editable(path) and _is_wanted(path, mutated_paths)
         }
-        found = {path: find_definitions(path, text.decode()) for path, text in files.items()}
-        return cls(repository, files, found)
+        found = read_definitions(files)
+        return cls(repository, {path: files[path] for path in found}, found)
 
     @property
     def tests(self) -> dict[str, bytes]:
