@@ -39,6 +39,8 @@ ENCODER_FOLDER = "encoder"
 REPORT_FILE = "report.json"
 REPOSITORIES_FOLDER = "repositories"
 
+ReadPackage = Callable[[Package], list[Function]]
+
 
 def main(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
     """Trains on code, then on traces, and measures before, between and after."""
@@ -52,10 +54,18 @@ def _train(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
     config = request.config
     random = np.random.default_rng(config.seed)
     archives = archives_directory(workspace.settings)
-    workspace.progress.update(0, 1, "reading packages")
-    validation = read_pools(config.validation_packages, config, random, archives)
-    held_out = read_pools(config.held_out_packages, config, random, archives)
-    functions = read_training_functions(config, archives)
+    known: dict[str, list[Function]] = {}
+
+    def read(package: Package) -> list[Function]:
+        name = name_of(package)
+        if name not in known:  # what measures is asked for twice: its questions and its copies
+            workspace.progress.update(0, 1, f"reading {name}")
+            known[name] = read_package(package, archives)
+        return known[name]
+
+    validation = read_pools(config.validation_packages, config, random, read)
+    held_out = read_pools(config.held_out_packages, config, random, read)
+    functions = read_training_functions(config, read)
     pairs = make_pairs(functions, config.pairs, random)
     embedder = build_embedder([pair.code for pair in pairs], config)
     learned, judged = read_trace_examples(request)
@@ -116,29 +126,25 @@ def read_pools(
     packages: Sequence[Package],
     config: RetrievalConfig,
     random: np.random.Generator,
-    archives: Path,
+    read: ReadPackage,
 ) -> list[Pool]:
     """One pool a package that has something to ask."""
     most = config.most_queries_a_package
     pools = [
-        make_pool(name_of(package), read_package(package, archives), config.pairs, most, random)
+        make_pool(name_of(package), read(package), config.pairs, most, random)
         for package in packages
     ]
     return [pool for pool in pools if pool.queries]
 
 
-def read_training_functions(config: RetrievalConfig, archives: Path) -> list[Function]:
+def read_training_functions(config: RetrievalConfig, read: ReadPackage) -> list[Function]:
     """Functions of the packages that teach, without copies of what measures."""
     measured = [
         function
         for package in (*config.validation_packages, *config.held_out_packages)
-        for function in read_package(package, archives)
+        for function in read(package)
     ]
-    taught = [
-        function
-        for package in config.train_packages
-        for function in read_package(package, archives)
-    ]
+    taught = [function for package in config.train_packages for function in read(package)]
     return without_copies(taught, measured)
 
 

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,7 @@ from tasks.retrieval.measure import (
     measure_systems,
     reciprocal_ranks,
 )
-from tasks.retrieval.pairs import read_files
+from tasks.retrieval.pairs import read_files, read_package
 from tasks.retrieval.run import archives_directory, read_pools, read_trace_examples
 from tasks.retrieval.run import main as train_encoder
 from tasks.retrieval.traces import TraceExample, pool_of_examples, read_traces
@@ -256,7 +257,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         encoder = options.encoder or train(config, Path(scratch))
         asked = config.held_out_packages
-        pools = read_pools(asked, config, np.random.default_rng(config.seed), archives)
+        read = partial(read_package, archives=archives)
+        pools = read_pools(asked, config, np.random.default_rng(config.seed), read)
         size = (150, 30) if options.quick else (300, 100)
         if not options.whole:
             pools = [cap_pool(pool, *size, seed=0) for pool in pools]
