@@ -289,6 +289,34 @@ def test_edit_that_conftest_cannot_import_is_an_error_everywhere(
     assert report.first_failure.error_type == error_type
 
 
+def test_data_files_of_packages_are_found(runner, tmp_path):
+    read = b"from importlib import resources\n\n\ndef read():\n    return "
+    files = {
+        "kit/__init__.py": read + b"resources.files(__package__).joinpath('a.txt').read_text()\n",
+        "kit/a.txt": b"here",
+        "kit/deep/__init__.py": b"",
+        "kit/deep/b.bin": b"\x00",
+        "tests/test_kit.py": b"from importlib import resources\n\nimport kit\n\n\n"
+        b"def test_near():\n    assert kit.read() == 'here'\n\n\n"
+        b"def test_deep():\n    assert resources.read_binary('kit.deep', 'b.bin') == bytes(1)\n",
+    }
+    for path, content in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    repository = PreparedRepository.from_directory("kit", tmp_path, ("kit",), ("tests",))
+
+    async def run():
+        server = TestServer(repository)
+        try:
+            await server.start()
+            return await server.run({}, server.tests)
+        finally:
+            await server.close()
+
+    report = runner.run(run())
+    assert list(report.outcomes.values()) == [TestOutcome.PASSED] * 2
+
+
 def test_repository_whose_conftest_fails_is_a_clear_error(runner, wordkit, tmp_path):
     for path, content in {**wordkit.files, "tests/conftest.py": b"import no_such\n"}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
