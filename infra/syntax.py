@@ -6,6 +6,7 @@ thread: two `ast.parse` at once raise `SystemError: AST constructor recursion de
 """
 
 import ast
+import functools
 import threading
 
 _construction = threading.Lock()
@@ -15,3 +16,9 @@ def parse_python(text: str | bytes, filename: str = "<unknown>") -> ast.Module:
     """The tree of `text`; raises SyntaxError and ValueError as `ast.parse` does."""
     with _construction:
         return ast.parse(text, filename)
+
+
+@functools.lru_cache(maxsize=64)
+def parse_once(text: str | bytes) -> ast.Module:
+    """As `parse_python`, of texts asked for again and again. Others hold the tree: only read it."""
+    return parse_python(text)

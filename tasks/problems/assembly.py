@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from infra.sandbox.repository import PreparedRepository
-from infra.syntax import parse_python
+from infra.syntax import parse_once
 from tasks.problems.candidates import Candidate
 from tasks.problems.definitions import read_definitions
 from tasks.problems.difficulty import estimate_difficulty
@@ -130,7 +130,7 @@ def _read_symbols(repository: PreparedRepository) -> tuple[str, ...]:
 
 def read_docstring(text: str, symbol: str) -> str:
     """What the author wrote about a function, method or class; empty when there is nothing."""
-    node: ast.AST = parse_python(text)
+    node: ast.AST = parse_once(text)
     for part in symbol.split("."):
         inner = [
             item

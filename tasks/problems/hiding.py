@@ -9,7 +9,7 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from infra.syntax import parse_python
+from infra.syntax import parse_once
 from tasks.problems.candidates import LinePlan
 from tasks.records import BlockEdit
 
@@ -51,7 +51,7 @@ def _find(name: str, files: Mapping[str, bytes]) -> tuple[str, ast.FunctionDef] 
     path, *parts = name.split("::")
     if path not in files:
         return None
-    body: Sequence[ast.stmt] = parse_python(files[path]).body
+    body: Sequence[ast.stmt] = parse_once(files[path]).body
     for part in parts[:-1]:
         classes = [node for node in body if isinstance(node, ast.ClassDef) and node.name == part]
         if len(classes) != 1:
@@ -63,7 +63,7 @@ def _find(name: str, files: Mapping[str, bytes]) -> tuple[str, ast.FunctionDef] 
 
 def _filling(path: str, node: ast.FunctionDef, files: Mapping[str, bytes]) -> tuple[str, ...]:
     """A class that would be left empty keeps a `pass`."""
-    for outer in ast.walk(parse_python(files[path])):
+    for outer in ast.walk(parse_once(files[path])):
         if isinstance(outer, ast.ClassDef) and any(
             isinstance(item, ast.FunctionDef) and item.lineno == node.lineno for item in outer.body
         ):
