@@ -56,10 +56,11 @@ def show_pretraining(context: StageContext, corpus: ArtifactRef, pretrained: Art
     create_table_artifact(rows, key="perplexity", description=f"held-out perplexity, {pretrained}")
 
 
-def show_ablation(found: ArmComparison) -> None:
-    """Both arms of the search ablation and what they differ by."""
+def show_ablation(found: Mapping[str, ArmComparison]) -> None:
+    """Both arms of the search ablation by who locates, and what they differ by."""
     rows = [
         {
+            "located by": policy,
             "arm": name,
             "solved": _interval(arm.solved),
             "located": _interval(arm.located),
@@ -67,14 +68,18 @@ def show_ablation(found: ArmComparison) -> None:
             "turns to locate": f"{arm.turns.mean:.1f}",
             "tokens to locate": f"{arm.generated_tokens.mean + arm.read_tokens.mean:.0f}",
         }
-        for name, arm in found.arms.items()
+        for policy, comparison in found.items()
+        for name, arm in comparison.arms.items()
     ]
-    difference = found.solved_difference
+    differences = [
+        f"{policy}: {item.solved_difference.mean:+.3f} "
+        f"[{item.solved_difference.low:+.3f}, {item.solved_difference.high:+.3f}]"
+        for policy, item in found.items()
+    ]
     create_table_artifact(
         rows,
         key="search-ablation",
-        description=f"solve rate with minus without: {difference.mean:+.3f} "
-        f"[{difference.low:+.3f}, {difference.high:+.3f}]",
+        description="solve rate with minus without; " + ", ".join(differences),
     )
 
 

@@ -1,0 +1,112 @@
+"""The ablation flow for real at a tiny size: two arms from one checkpoint, compared on the same problems."""
+
+from pathlib import Path
+
+import pytest
+
+from flows import ablation_chain
+from flows.recipe import load_recipe
+from flows.search_ablation import search_ablation
+from flows.stage import StageContext
+from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
+
+SHARED = """
+extends = "miniature"
+name = "tiny_search"
+
+[problems.sizes]
+demonstration = 12
+train = 0
+held_out = 4
+held_out_function = 0
+user = 0
+
+[[problems.repositories]]
+name = "wordkit"
+version = "1.0"
+package_paths = ["wordkit"]
+test_paths = ["tests"]
+mutated_paths = ["wordkit/counting.py", "wordkit/shaping.py"]
+split = "demonstration"
+
+[[problems.repositories]]
+name = "ledgerkit"
+version = "2.1"
+package_paths = ["ledgerkit"]
+test_paths = ["ledgerkit/tests"]
+mutated_paths = ["ledgerkit/money.py"]
+split = "held_out"
+
+[corpus]
+sources = [{ kind = "package", name = "rich" }]
+
+[corpus.demonstrations]
+count = 0
+
+[pretraining]
+codebase_sources = ["code"]
+
+[[pretraining.phases]]
+name = "bulk"
+blend = { library = [0.5, 0.5], repair = [0.5, 0.5] }
+tokens = 8_192
+sequence_tokens = 256
+microbatch_tokens = 2048
+global_batch_tokens = 4096
+
+[harness]
+context_tokens = 768
+result_limit_characters = 600
+"""
+ARM = """
+extends = "{parent}"
+name = "tiny_search_{arm}"
+
+[corpus.budgets]
+located = 6_000
+
+[corpus.demonstrations]
+count = 24
+locating = "{way}"
+
+[harness]
+tools = ["read_file", "edit_file", "run_terminal", "{tool}"]
+
+[[pretraining.phases]]
+name = "transcripts"
+blend = {{ demonstrations = [0.5, 0.5], located = [0.5, 0.5] }}
+tokens = 6_144
+sequence_tokens = 768
+microbatch_tokens = 3072
+global_batch_tokens = 6144
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_search_ablation_compares_both_arms_and_repeats_nothing(
+    prefect_server: None, home: Path, tmp_path: Path
+) -> None:
+    for source in (WORDKIT, LEDGERKIT):
+        write_archive(source, home / "cache" / "archives")
+    shared = tmp_path / "tiny_search.toml"
+    shared.write_text(SHARED)
+    for arm, way, tool in (
+        ("with", "search", "codebase_search"),
+        ("without", "grep", "grep"),
+    ):
+        text = ARM.format(parent="tiny_search", arm=arm, way=way, tool=tool)
+        (tmp_path / f"tiny_search_{arm}.toml").write_text(text)
+
+    comparison = search_ablation(str(shared))
+
+    context = StageContext.open(load_recipe(str(shared)))
+    assert ablation_chain.newest_comparison(context) == comparison
+    for found in ablation_chain.read_comparisons(context, comparison).values():
+        assert found.solved_difference.count == context.recipe.problems.sizes.held_out
+        assert found.solved_difference.mean == pytest.approx(
+            found.arms["with"].solved.mean - found.arms["without"].solved.mean
+        )
+    finished = {path: path.stat().st_mtime_ns for path in home.glob("runs/*/*/result.json")}
+    assert search_ablation(str(shared)) == comparison
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
