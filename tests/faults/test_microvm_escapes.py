@@ -109,8 +109,9 @@ def test_memory_hogs_end_and_are_told_and_the_box_goes_on(bench, fresh):
 
 
 def test_disk_files_and_scratch_space_are_limited(bench, fresh):
-    assert bench.run(fresh.exec("head -c 40000000 /dev/zero > big", SECONDS)).exit_code
-    fill = "for i in 1 2 3 4 5; do head -c 9000000 /dev/zero > {}/$i || exit 9; done"
+    write = "dd if=/dev/zero of={} bs=100000 count={} 2> /dev/null"
+    assert bench.run(fresh.exec(write.format("big", 400), SECONDS)).exit_code
+    fill = f"for i in 1 2 3 4 5; do {write.format('{}/$i', 90)} || exit 9; done"
     for folder in (".", "/tmp", "/dev/shm"):
         assert bench.run(fresh.exec(fill.format(folder), SECONDS)).exit_code == 9
         bench.shell(fresh, f"rm -f big {folder}/?", SECONDS)
