@@ -19,8 +19,8 @@ from infra.settings import load_settings
 pytestmark = [pytest.mark.microvm, pytest.mark.timeout(600)]
 
 IMAGES = load_settings().cache_directory / "microvm"
-LIMITS = SandboxLimits(memory_bytes=256 << 20, writable_bytes=32 << 20)
 SECONDS = 300.0  # a command takes milliseconds; the host may be loaded and the guest is translated
+LIMITS = SandboxLimits(memory_bytes=256 << 20, writable_bytes=32 << 20, start_seconds=SECONDS)
 LATE_SECONDS = 2.5  # well over the second in which a guest tells its time
 COUNT = "n=0; while :; do n=$((n+1)); echo $n; done"
 
