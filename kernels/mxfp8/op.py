@@ -6,10 +6,13 @@ Enters: a matrix or a stack of them and a block. Leaves: an `MxTensor`, or the r
 bf16. All paths are bit-equal to `reference.py`.
 
 Eager torch decodes e4m3 at 3.0 ns an element, so it is decoded through the bits of a half. A
-training step on a CPU skips storage: `fake_quantize` gives at once what a product would read.
+training step on a CPU skips storage: `fake_quantize` gives at once what a product would read, in
+one compiled loop (native_rounding.py).
 
 Shapes: M rows, K columns.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -149,7 +152,19 @@ def transpose(tensor: MxTensor) -> MxTensor:
 
 def fake_quantize(matrix: Tensor, block: Block, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """`dequantize(quantize(matrix, block), dtype)` without storing bytes: the emulated backend."""
-    wide = matrix.float()
+    wide = matrix.float().contiguous()
+    if wide.is_cpu and not torch.compiler.is_compiling():
+        return _round_natively(wide, block).to(dtype)
     scales = scale_bytes_reference(_block_maxima(wide, block))
     values = round_to_fp8(_scaled(wide, inverse_power_of_scale(scales), block))
     return _scaled(decode_fp8(values), power_of_scale(scales), block).to(dtype)
+
+
+def _round_natively(wide: Tensor, block: Block) -> Tensor:
+    from kernels.mxfp8.native_rounding import round_blocks  # noqa: PLC0415 - loads numba
+
+    rounded = torch.empty_like(wide)
+    stacked = (math.prod(wide.shape[:-2]), *wide.shape[-2:])
+    matrix, bits = wide.view(stacked).detach().numpy(), wide.view(torch.int32).view(stacked)
+    round_blocks(matrix, bits.numpy(), *block, rounded.view(stacked).numpy())
+    return rounded

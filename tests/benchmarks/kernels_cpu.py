@@ -22,7 +22,8 @@ from kernels.logprobs.reference import token_logprobs_reference
 from kernels.moe.dispatch import LocalDispatcher
 from kernels.moe.grouped_mlp import grouped_mlp
 from kernels.moe.op import expert_mlp
-from kernels.moe.precision import PrecisionName, find_precision
+from kernels.moe.precision import GROUP, PrecisionName, find_precision
+from kernels.mxfp8.formats import Block
 from kernels.mxfp8.op import dequantize, fake_quantize, quantize
 from kernels.mxfp8.reference import dequantize_reference, quantize_reference
 from kernels.permutation.op import permute, plan_rows, unpermute
@@ -71,16 +72,62 @@ def with_backward(function: Callable[..., Any], *inputs: Tensor) -> Work:
     return work
 
 
+class PlainRound(torch.autograd.Function):
+    """Rounds by the reference on the way forward, in each layout a product reads it in."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, blocks: tuple[Block, ...]) -> Tensor:
+        rounded = [dequantize_reference(*quantize_reference(matrix, b), b) for b in blocks]
+        return rounded[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad, None
+
+
+class PlainRoundGradient(torch.autograd.Function):
+    """The same on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, blocks: tuple[Block, ...]) -> Tensor:
+        ctx.blocks = blocks
+        return matrix.view_as(matrix)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        rounded = [dequantize_reference(*quantize_reference(grad, b), b) for b in ctx.blocks]
+        return rounded[0], None
+
+
+def plain_product(rows: Tensor, weight: Tensor, name: PrecisionName) -> Tensor:
+    """rows @ weight.T with the operands that a precision reads, both ways."""
+    if name == "fp32":
+        return functional.linear(rows, weight)
+    rows, weight = rows.bfloat16(), weight.bfloat16()
+    if name != "bf16":
+        group = GROUP[name]
+        copies: tuple[Block, ...] = ((1, group),) if name == "mx32" else ((1, group), (group, 1))
+        rows = PlainRound.apply(rows, copies)
+        weight = PlainRound.apply(weight, ((1 if name == "mx32" else group, group),))
+        return PlainRoundGradient.apply(functional.linear(rows, weight), copies)
+    return functional.linear(rows, weight)
+
+
 def plain_experts(
-    tokens: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor
+    tokens: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    name: PrecisionName = "fp32",
 ) -> Tensor:
     """The usual loop: each expert takes its tokens by index and adds its results."""
     output = torch.zeros_like(tokens)
     for expert in range(EXPERTS):
         token, slot = torch.where(experts == expert)
-        gate, up = functional.linear(tokens[token], gate_up[expert]).chunk(2, dim=-1)
-        result = functional.linear(functional.silu(gate) * up, down[expert])
-        output = output.index_add(0, token, result * weights[token, slot, None])
+        gate, up = plain_product(tokens[token], gate_up[expert], name).float().chunk(2, dim=-1)
+        result = plain_product(functional.silu(gate) * up, down[expert], name)
+        output = output.index_add(0, token, result.float() * weights[token, slot, None])
     return output
 
 
@@ -191,7 +238,7 @@ def product_cases(experts: Tensor) -> dict[str, tuple[Work, Work]]:
 
 
 def layer_cases(experts: Tensor, weights: Tensor) -> dict[str, tuple[Work, Work]]:
-    """(plain fp32, ours) of whole layers, forward and backward."""
+    """(plain, ours) of whole layers at each precision, forward and backward."""
     inputs = (
         normal(TOKENS, WIDTH),
         experts,
@@ -199,9 +246,11 @@ def layer_cases(experts: Tensor, weights: Tensor) -> dict[str, tuple[Work, Work]
         normal(EXPERTS, 2 * INNER, WIDTH) / WIDTH**0.5,
         normal(EXPERTS, WIDTH, INNER) / INNER**0.5,
     )
-    plain = with_backward(plain_experts, *inputs)
     cases: dict[str, tuple[Work, Work]] = {
-        "experts fp32": (plain, with_backward(expert_mlp, *inputs))
+        "experts fp32": (
+            with_backward(plain_experts, *inputs),
+            with_backward(expert_mlp, *inputs),
+        )
     }
     names: tuple[PrecisionName, ...] = ("bf16", "mx32", "mx128")
     for name in names:
@@ -209,8 +258,8 @@ def layer_cases(experts: Tensor, weights: Tensor) -> dict[str, tuple[Work, Work]
             "precision": find_precision(name, torch.device("cpu")),
             "dispatcher": LocalDispatcher(EXPERTS),
         }
-        cases[f"experts {name} (plain: fp32)"] = (
-            plain,
+        cases[f"experts {name}"] = (
+            with_backward(lambda *x, n=name: plain_experts(*x, name=n), *inputs),
             with_backward(lambda *x, o=options: grouped_mlp(*x, **o), *inputs),
         )
     hidden, head = normal(TOKENS, WIDTH), normal(NANO.vocab_size, WIDTH) / WIDTH**0.5

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional
 
 from kernels.mxfp8.formats import (
     FP8,
@@ -125,6 +126,24 @@ def test_fast_paths_equal_the_reference_bit_by_bit(
     numbers = dequantize_reference(values, scales, block)
     assert same_bits(dequantize(mx), numbers)
     assert same_bits(fake_quantize(matrix, block), numbers)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_emulation_equals_storage_for_special_values(block: tuple[int, int]) -> None:
+    """Every finite bf16, signed zeros, fp32 subnormals, infinities, NaN, ties, nothing at all."""
+    ties = torch.arange(-480, 481).float() / 2 ** torch.arange(961).remainder(12).float()
+    special = torch.tensor([0.0, -0.0, 1e-45, -1e-39, 3e38, 448, 464, 480, -465])
+    for values in (every_finite_bfloat16().float(), ties, special):
+        matrix = functional.pad(values, (0, -values.numel() % 64)).view(-1, 64)
+        matrix = torch.cat([matrix, -matrix, draw(*matrix.shape).float() * 1e-3])
+        for poison in (0.0, float("nan"), float("-inf")):
+            matrix[0, 3] = poison
+            numbers = dequantize_reference(*quantize_reference(matrix, block), block, torch.float32)
+            assert same_bits(
+                fake_quantize(matrix, block, torch.float32).nan_to_num(7.0),
+                numbers.nan_to_num(7.0),
+            )
+    assert fake_quantize(torch.empty(0, 64), block).shape == (0, 64)
 
 
 def test_row_and_column_copies_are_those_of_the_matrix_and_its_transpose() -> None:
