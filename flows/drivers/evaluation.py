@@ -28,6 +28,7 @@ from models.checkpoint import load_checkpoint
 from models.decode.engine import CachePolicy, EngineConfig
 from models.decode.protocol import Priority
 from tasks.evaluation.attempts import (
+    INFRASTRUCTURE_OUTCOMES,
     AttemptFunction,
     AttemptRow,
     PlannedAttempt,
@@ -154,7 +155,8 @@ def _noting(attempt: AttemptFunction, path: Path) -> AttemptFunction:
 
     async def noted(item: PlannedAttempt) -> Trajectory:
         trajectory = await attempt(item)
-        append_locating(path, locating_row(item.problem, trajectory))
+        if trajectory.outcome not in INFRASTRUCTURE_OUTCOMES:  # those are made again
+            append_locating(path, locating_row(item.problem, trajectory))
         return trajectory
 
     return noted
