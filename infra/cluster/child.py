@@ -55,7 +55,7 @@ _MARK_WAIT_SECONDS = 20.0
 _LOG_TAIL_LINES = 30
 _LOG_TAIL_BYTES = 64 * 1024
 # torch's CPU allocator returns big blocks to the kernel after each step without these
-_CHILD_ENVIRONMENT = {
+CHILD_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": "4000000000",
     "MALLOC_TRIM_THRESHOLD_": "8000000000",
@@ -148,7 +148,7 @@ def _environment(settings: Settings, extra: Mapping[str, str] | None) -> dict[st
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
         **os.environ,
-        **_CHILD_ENVIRONMENT,
+        **CHILD_ENVIRONMENT,
         **settings.to_environment(),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         **(extra or {}),

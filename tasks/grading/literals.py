@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from infra.sandbox.repository import PreparedRepository
-from infra.syntax import parse_python
+from infra.syntax import evaluate_literal, parse_python
 from tasks.grading.change import AttemptChange
 
 _LEAST_CHARACTERS = 4  # shorter strings are common words of code
@@ -36,7 +36,7 @@ def find_hard_coded(change: AttemptChange, tests: Sequence[str]) -> tuple[str, .
         for literal, answer in _cases_of(file.after):
             if literal in old or literal not in known:
                 continue
-            if _is_distinctive(literal):
+            if is_distinctive(literal):
                 found.append(literal)
             elif answer is not None and answer in known:
                 branches.add(f"{literal} -> {answer}")
@@ -95,13 +95,14 @@ def _literal(node: ast.expr | None) -> str | None:
     if node is None:
         return None
     try:
-        return repr(ast.literal_eval(node))
+        return repr(evaluate_literal(node))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
 
 
-def _is_distinctive(literal: str) -> bool:
-    value = ast.literal_eval(literal)
+def is_distinctive(literal: str) -> bool:
+    """Whether a constant, given as text, is rare enough in code to be told from the tests."""
+    value = evaluate_literal(literal)
     if isinstance(value, (str, bytes)):
         return len(value) >= _LEAST_CHARACTERS and str(value) not in _COMMON
     if isinstance(value, bool) or value is None:

@@ -6,6 +6,7 @@ written with ordinary torch calls, and its autograd where a backward pass is par
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from time import process_time
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from infra.cluster.child import CHILD_ENVIRONMENT
 from kernels.attention.op import causal_attention
 from kernels.grouped_gemm.op import grouped_mm, grouped_wgrad
 from kernels.logprobs.op import token_logprobs
@@ -281,6 +283,15 @@ def layer_cases(experts: Tensor, weights: Tensor) -> dict[str, tuple[Work, Work]
     return cases
 
 
+def start_anew_with_training_memory() -> None:
+    """Training's processes keep freed memory; one that gives it back pays for page faults instead."""
+    if not CHILD_ENVIRONMENT.items() <= os.environ.items():
+        os.environ.update(CHILD_ENVIRONMENT)
+        os.execv(
+            sys.executable, [sys.executable, "-m", "tests.benchmarks.kernels_cpu", *sys.argv[1:]]
+        )
+
+
 def main() -> None:
     tries = 5 if "--quick" in sys.argv else 20
     prepare_cpu()
@@ -304,4 +315,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    start_anew_with_training_memory()
     main()

@@ -4,10 +4,14 @@ import ast
 import gc
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from infra.syntax import parse_python
+from infra.syntax import evaluate_literal, parse_python
+from tasks.grading.literals import is_distinctive
 
 NUM_THREADS = 4
 NUM_PARSES = 100
@@ -54,6 +58,40 @@ def test_parsing_in_threads_equals_parsing_alone(eager_switches):
     for thread in threads:
         thread.join()
     assert found == [wanted] * NUM_THREADS
+
+
+def test_grading_reads_literals_while_other_threads_parse(eager_switches):
+    failures: list[Exception] = []
+
+    def run_often(work: Callable[[], object]) -> None:
+        try:
+            for _ in range(NUM_PARSES):
+                Cycle()
+                work()
+        except SystemError as error:
+            failures.append(error)
+
+    text = "".join(FUNCTION.format(i=i) for i in range(20))
+    literal = repr([[n, {str(n): (n, n)}] for n in range(200)])
+    works = [lambda: parse_python(text), lambda: is_distinctive(literal)] * 2
+    threads = [threading.Thread(target=run_often, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@given(st.recursive(st.none() | st.integers() | st.text() | st.binary(), st.lists))
+def test_literals_read_as_they_were_written(value):
+    assert evaluate_literal(repr(value)) == value
+    assert evaluate_literal(ast.parse(repr(value), mode="eval").body) == value
+
+
+@pytest.mark.parametrize("text", ["", "a", "f()", "1; 2", "x = 1", "1 + 'a'"])
+def test_what_is_no_literal_is_refused(text):
+    with pytest.raises((ValueError, SyntaxError)):
+        evaluate_literal(text)
 
 
 def test_a_syntax_error_names_its_file_and_frees_the_next_parse():

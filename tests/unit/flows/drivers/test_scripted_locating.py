@@ -67,7 +67,7 @@ def test_only_what_is_found_can_be_solved_and_the_search_is_paid_for(
     workspace = Workspace.open(tmp_path / "work", Settings(home=tmp_path / "home"))
     found = {(row.problem_id, row.attempt): row for row in main(request, workspace).rows}
     assert len(found) == len(rows())
-    for (name, attempt), row in found.items():
+    for (_name, attempt), row in found.items():
         assert row.solved is (row.located and attempt == 0)
         assert row.turns == row.searches > 0
         assert row.generated_tokens > 0
