@@ -21,8 +21,8 @@ from infra.sandbox.simulator.scenario import (
 
 _GIB = 1 << 30
 _MIB = 1 << 20
-_LARGE_NODES = 256
-_LARGE_REQUESTS_PER_SECOND = 540.0
+_LARGE_NODES = 320
+_LARGE_REQUESTS_PER_SECOND = 640.0  # some are lent a warm box, the others are starts
 _LARGE_BURST = 10_000
 _LARGE_LOST_NODES = 8
 
