@@ -101,17 +101,19 @@ async def test_real_engine_and_sandbox_answer_and_leave_whole_records(
     assert (segment.routed_experts_TLK[:-1] >= 0).all()  # the last token was never fed back
 
 
+CHAT = {
+    "model": "ostinato",
+    "messages": [{"role": "user", "content": "Fix first"}],
+    "seed": 7,
+    "stream_options": {"include_usage": True},
+}
+
+
 async def test_a_real_engine_streams_token_by_token_what_it_answers_whole(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     plan = ServingPlan(checkpoint(tmp_path, renderer, version=5))
-    chat = {
-        "model": "ostinato",
-        "messages": [{"role": "user", "content": "Fix first"}],
-        "seed": 7,
-        "max_tokens": 40,
-        "stream_options": {"include_usage": True},
-    }
+    chat = CHAT | {"max_tokens": 40}
     async with served(tmp_path, plan) as (gateway, client):
         whole = (await client.post("/v1/chat/completions", json=chat)).json()
         text = (await client.post("/v1/chat/completions", json=chat | {"stream": True})).text
@@ -132,13 +134,7 @@ async def test_a_real_engine_stops_at_a_stop_string_inside_its_tokens(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     plan = ServingPlan(checkpoint(tmp_path, renderer, version=5))
-    chat = {
-        "model": "ostinato",
-        "messages": [{"role": "user", "content": "Fix first"}],
-        "seed": 7,
-        "max_tokens": 60,
-        "stream_options": {"include_usage": True},
-    }
+    chat = CHAT | {"max_tokens": 60}
     async with served(tmp_path, plan) as (gateway, client):
         whole = (await client.post("/v1/chat/completions", json=chat)).json()
         said = whole["choices"][0]["message"]["content"]
