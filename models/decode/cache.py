@@ -16,12 +16,35 @@ from torch import Tensor
 from models.spec import ModelSpec
 
 
-class SlotCache:
+class RouteTable:
+    """The experts chosen at each position of each slot, on the host."""
+
+    def __init__(self, spec: ModelSpec, slots: int, positions: int) -> None:
+        self.routes_SCLK = torch.zeros(
+            slots, positions, spec.num_layers, spec.experts_per_token, dtype=torch.int16
+        )
+        self.positions = positions
+        self._flat_routes = self.routes_SCLK.view(slots * positions, -1)
+
+    def write_routes(
+        self, slots_N: np.ndarray, positions_N: np.ndarray, routes_NLK: Tensor
+    ) -> None:
+        """Stores the experts chosen for N rows."""
+        rows = torch.from_numpy(slots_N * self.positions + positions_N)
+        self._flat_routes.index_copy_(0, rows, routes_NLK.to(torch.int16).flatten(1))
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copies the first positions of one slot to another."""
+        self.routes_SCLK[target, :length] = self.routes_SCLK[source, :length]
+
+
+class SlotCache(RouteTable):
     """What was computed for each position and must not be computed again."""
 
     def __init__(
         self, spec: ModelSpec, slots: int, positions: int, dtype: torch.dtype = torch.float32
     ) -> None:
+        super().__init__(spec, slots, positions)
         groups, head_dim = spec.num_query_groups, spec.head_dim
         # Zeros, not empty: a masked position has weight 0, and 0 * NaN would still be NaN.
         self.keys_LSGdC = torch.zeros(
@@ -30,13 +53,8 @@ class SlotCache:
         self.values_LSGCd = torch.zeros(
             spec.num_layers, slots, groups, positions, head_dim, dtype=dtype
         )
-        self.routes_SCLK = torch.zeros(
-            slots, positions, spec.num_layers, spec.experts_per_token, dtype=torch.int16
-        )
-        self.positions = positions
         self._flat_keys = [layer.view(-1) for layer in self.keys_LSGdC]
         self._flat_values = [layer.view(-1, head_dim) for layer in self.values_LSGCd]
-        self._flat_routes = self.routes_SCLK.view(slots * positions, -1)
         rows = np.arange(slots * groups * head_dim, dtype=np.int64) * positions
         self._key_base_S = rows.reshape(slots, groups * head_dim)
         rows = np.arange(slots * groups, dtype=np.int64) * positions
@@ -59,15 +77,8 @@ class SlotCache:
         self._flat_keys[layer].scatter_(0, indices[0], keys_NGd.reshape(-1))
         flat_values.index_copy_(0, indices[1], values_NGd.reshape(-1, flat_values.shape[1]))
 
-    def write_routes(
-        self, slots_N: np.ndarray, positions_N: np.ndarray, routes_NLK: Tensor
-    ) -> None:
-        """Stores the experts chosen for N rows."""
-        rows = torch.from_numpy(slots_N * self.positions + positions_N)
-        self._flat_routes.index_copy_(0, rows, routes_NLK.to(torch.int16).flatten(1))
-
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copies the first positions of one slot to another."""
+        super().copy_prefix(source, target, length)
         self.keys_LSGdC[:, target, :, :, :length] = self.keys_LSGdC[:, source, :, :, :length]
         self.values_LSGCd[:, target, :, :length] = self.values_LSGCd[:, source, :, :length]
-        self.routes_SCLK[target, :length] = self.routes_SCLK[source, :length]

@@ -15,17 +15,17 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from models.decode.batch import PrefillSpan, place_rows, plan_batch
+from models.decode.batch import PrefillSpan
 from models.decode.cache import SlotCache
 from models.decode.config import CachePolicy, EngineConfig
-from models.decode.forward import Trunk, linear
+from models.decode.forward import Trunk
 from models.decode.native import load_native_trunk
 from models.decode.packed import whole_vectors
+from models.decode.passes import EagerPasses, Passes, Sampled
 from models.decode.protocol import GenerateRequest, Generation, StopReason
 from models.decode.requests import RequestQueue, RunningRequest, check_request
-from models.decode.sampling import NoiseSource, SamplingRules, sample_rows
+from models.decode.sampling import NoiseSource
 from models.decode.slots import SlotTable
 from models.decode.speculation import Drafted, Speculator
 from models.decode.statistics import EngineStatistics
@@ -55,27 +55,28 @@ class DecodeEngine:
         self.statistics = EngineStatistics()
         self.max_context_tokens = config.max_context_tokens or spec.max_sequence_tokens
         depth = min(config.speculation_depth, spec.mtp_depth)
-        drafts = max(depth, config.lookup_tokens)
+        drafts = depth + config.lookup_tokens  # copies may stand behind those of draft layers
         positions = self.max_context_tokens + drafts
         positions = whole_vectors(positions) if config.native else positions
         self._weights = weights
         self._clock = clock
         self._cache = SlotCache(spec, config.slots, positions, config.precision.dtype)
         self._slots = SlotTable(config.slots, positions, spec.vocab_size)
-        self._trunk = Trunk(spec, positions)
-        self._noise = NoiseSource(spec.vocab_size)
-        self._queue = RequestQueue()
-        self._running: dict[int, RunningRequest] = {}
+        noise = NoiseSource(spec.vocab_size)
+        trunk = Trunk(spec, positions)
         rows = config.slots * (drafts + 1) + config.prefill_tokens_per_step
-        self._native = (
-            load_native_trunk(spec, self._trunk.rotation_C1d, self._cache, rows)
+        native = (
+            load_native_trunk(spec, trunk.rotation_C1d, self._cache, rows)
             if config.native
             else None
         )
+        self._queue = RequestQueue()
+        self._running: dict[int, RunningRequest] = {}
         self._speculator = (
-            Speculator(self._trunk, self._native, spec.hidden_size, depth, config, self._noise)
-            if drafts
-            else None
+            Speculator(trunk, native, spec.hidden_size, depth, config, noise) if drafts else None
+        )
+        self._passes: Passes = EagerPasses(
+            self._slots, self._cache, trunk, native, noise, config.cache_policy
         )
 
     @property
@@ -176,9 +177,8 @@ class DecodeEngine:
         started_at = self._clock()
         decode_slots_B, spans = self._select_rows()
         drafted = None if spans else self._draft(decode_slots_B)
-        width = 1 if drafted is None else drafted.width
-        hidden_ND = self._feed(decode_slots_B, spans, width)
-        sampled_slots_R, gained_R = self._sample(decode_slots_B, spans, hidden_ND, drafted)
+        sampled = self._passes.run(self._weights, decode_slots_B, spans, drafted)
+        sampled_slots_R, gained_R = self._append(sampled, drafted)
         statistics = self.statistics
         for span in spans:
             self._slots.cached_S[span.slot] = span.end
@@ -289,123 +289,31 @@ class DecodeEngine:
         self.statistics.drafted_tokens += (drafted.width - 1) * len(decode_slots_B)
         return drafted
 
-    def _feed(
-        self, decode_slots_B: np.ndarray, spans: list[PrefillSpan], width: int
-    ) -> Tensor | None:
-        """One forward pass; hidden states [N, D], None where the compiled trunk keeps them."""
-        cached_B = self._slots.cached_S[decode_slots_B]
-        tokens_SC = self._slots.tokens_SC
-        if self._native is None:
-            plan = plan_batch(self._cache, tokens_SC, decode_slots_B, cached_B, width, spans)
-            hidden_ND, routes_NLK = self._trunk.forward(self._weights, plan, self._cache)
-            self._store_routes(plan.slots, plan.positions, routes_NLK)
-            return hidden_ND
-        slots_N, positions_N = place_rows(decode_slots_B, cached_B, width, spans)
-        tokens_N = tokens_SC[slots_N, positions_N]
-        routes_NLK = self._native.forward(self._weights, tokens_N, positions_N, slots_N)
-        self._store_routes(slots_N, positions_N, routes_NLK)
-        return None
-
-    def _store_routes(
-        self, slots_N: np.ndarray, positions_N: np.ndarray, routes_NLK: Tensor
-    ) -> None:
-        """Records routes, save where a recomputation meets recorded ones: those made the tokens."""
-        if self.config.cache_policy is CachePolicy.KEEP:
-            self._cache.write_routes(slots_N, positions_N, routes_NLK)
-            return
-        is_new_N = positions_N >= self._slots.routed_S[slots_N]
-        if is_new_N.any():
-            rows = routes_NLK[torch.from_numpy(np.flatnonzero(is_new_N))]
-            self._cache.write_routes(slots_N[is_new_N], positions_N[is_new_N], rows)
-
-    def _sample(
-        self,
-        decode_slots_B: np.ndarray,
-        spans: list[PrefillSpan],
-        hidden_ND: Tensor | None,
-        drafted: Drafted | None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Samples after every decode row and completed prompt; returns (slots, tokens gained a
-        slot).
-        """
-        slots, width = self._slots, 1 if drafted is None else drafted.width
-        rows_R, slots_R = np.arange(len(decode_slots_B) * width), decode_slots_B
-        if spans:
-            done = [span for span in spans if span.end == slots.context_S[span.slot]]
-            last_rows = [span.first_row + span.end - span.start - 1 for span in done]
-            rows_R = np.concatenate([rows_R, np.array(last_rows, dtype=np.int64)])
-            slots_R = np.array([*slots_R, *(span.slot for span in done)], dtype=np.int64)
-        if not len(slots_R):
-            return slots_R, np.zeros(0, dtype=np.int64)
-        if hidden_ND is None:
-            assert self._native is not None
-            hidden_RD, logits_RV = self._native.project(self._weights, rows_R)
-        else:
-            hidden_RD = hidden_ND.index_select(0, torch.from_numpy(rows_R)) if spans else hidden_ND
-            logits_RV = linear(hidden_RD, self._weights.embedding_VD)
-        if width == 1:
-            tokens_R, logprobs_R = self._draw(slots_R, 1, logits_RV, None)
-            return self._append(slots_R, tokens_R, logprobs_R, hidden_RD)
-        assert drafted is not None
-        tokens_R, logprobs_R = self._draw(slots_R, width, logits_RV, drafted.noise_BmV)
-        return self._append_verified(slots_R, drafted, tokens_R, logprobs_R, hidden_RD)
-
-    def _draw(
-        self, slots_B: np.ndarray, width: int, logits_RV: Tensor, noise_BmV: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws the next `width` tokens of each slot by the noise of their places."""
-        slots = self._slots
-        slots_R = np.repeat(slots_B, width) if width > 1 else slots_B
-        rules = SamplingRules(
-            slots.temperature_S[slots_R], slots.top_p_S[slots_R], slots.top_k_S[slots_R]
-        )
-        positions_R = slots.context_S[slots_R]
-        if width > 1:
-            positions_R = positions_R + np.tile(np.arange(width), len(slots_B))
-        if self._native is not None:
-            drawn = self._native.sample(
-                slots.seed_keys_S[slots_R], positions_R, rules.temperature_R
-            )
-            rows = np.flatnonzero(rules.is_limited_R)
-            if len(rows):
-                noise_RV = self._noise.exponential(
-                    slots.seed_keys_S[slots_R[rows]], positions_R[rows]
-                )
-                limited = sample_rows(logits_RV[torch.from_numpy(rows)], rules.of(rows), noise_RV)
-                drawn[0][rows], drawn[1][rows] = limited
-            return drawn
-        if noise_BmV is None:
-            noise_BmV = self._noise.exponential(slots.seed_keys_S[slots_R], positions_R)
-        return sample_rows(logits_RV, rules, noise_BmV.reshape(len(slots_R), -1))
-
-    def _append(
-        self, slots_R: np.ndarray, tokens_R: np.ndarray, logprobs_R: np.ndarray, hidden_RD: Tensor
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Adds one token to each slot."""
-        self._slots.append(slots_R, tokens_R, logprobs_R, self.version)
-        if self._speculator is not None:
-            self._speculator.remember(slots_R, hidden_RD)
+    def _append(self, sampled: Sampled, drafted: Drafted | None) -> tuple[np.ndarray, np.ndarray]:
+        """Adds the samples to their slots; returns (slots, tokens gained a slot)."""
+        slots_R = sampled.slots
+        if drafted is not None and drafted.width > 1:
+            return self._append_verified(sampled, drafted)
+        if len(slots_R):
+            self._slots.append(slots_R, sampled.tokens_R, sampled.logprobs_R, self.version)
+            if self._speculator is not None and sampled.hidden_RD is not None:
+                self._speculator.remember(slots_R, sampled.hidden_RD)
         return slots_R, np.ones(len(slots_R), dtype=np.int64)
 
-    def _append_verified(
-        self,
-        slots_B: np.ndarray,
-        drafted: Drafted,
-        tokens_R: np.ndarray,
-        logprobs_R: np.ndarray,
-        hidden_RD: Tensor,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _append_verified(self, sampled: Sampled, drafted: Drafted) -> tuple[np.ndarray, np.ndarray]:
         """Adds to each slot the drafts that equal what was sampled, and the sample after them."""
         assert self._speculator is not None
-        width = drafted.width
-        tokens_Bm, logprobs_Bm = tokens_R.reshape(-1, width), logprobs_R.reshape(-1, width)
+        width, slots_B = drafted.width, sampled.slots
+        tokens_Bm = sampled.tokens_R.reshape(-1, width)
+        logprobs_Bm = sampled.logprobs_R.reshape(-1, width)
         accepted_B, gained_B = self._slots.append_verified(
             slots_B, tokens_Bm, logprobs_Bm, self.version
         )
         if drafted.choice != self._speculator.gate.lookup_choice:
             self._speculator.gate.count_accepted(accepted_B, width - 1)
-        rows = torch.from_numpy(np.arange(len(slots_B)) * width + gained_B - 1)
-        self._speculator.remember(slots_B, hidden_RD.index_select(0, rows))
+        if sampled.hidden_RD is not None:
+            rows = torch.from_numpy(np.arange(len(slots_B)) * width + gained_B - 1)
+            self._speculator.remember(slots_B, sampled.hidden_RD.index_select(0, rows))
         used_B = np.minimum(accepted_B, gained_B)
         self.statistics.accepted_tokens += int(used_B.sum())
         for slot, used in zip(slots_B.tolist(), used_B.tolist(), strict=True):

@@ -17,15 +17,17 @@ _LONGEST_MATCH_TOKENS = 8  # of equally good places the last one is taken
 
 
 def find_continuations(
-    table: SlotTable, slots_B: np.ndarray, num_tokens: int
+    table: SlotTable, slots_B: np.ndarray, num_tokens: int, drafted: int = 0
 ) -> tuple[np.ndarray, int]:
-    """(proposals [B, k], slots that have one). A slot without one repeats its last token."""
-    last_B = table.tokens_SC[slots_B, table.context_S[slots_B] - 1]
+    """(proposals [B, k], slots that have one) of what follows each context and the `drafted` tokens
+    behind it. A slot without one repeats its last token.
+    """
+    last_B = table.tokens_SC[slots_B, table.context_S[slots_B] + drafted - 1]
     proposals_Bk = np.repeat(last_B[:, None], num_tokens, axis=1)
     found = 0
     for index, slot in enumerate(slots_B.tolist()):
-        context = int(table.context_S[slot])
-        place = _best_place(table.tokens_SC[slot, :context], num_tokens)
+        length = int(table.context_S[slot]) + drafted
+        place = _best_place(table.tokens_SC[slot, :length], num_tokens)
         if place is not None:
             proposals_Bk[index] = table.tokens_SC[slot, place : place + num_tokens]
             found += 1

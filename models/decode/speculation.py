@@ -1,5 +1,5 @@
-"""Speculative decoding: draft tokens from the draft (multi-token prediction) layers or from the
-context itself.
+"""Speculative decoding: draft tokens from the draft (multi-token prediction) layers, from the
+context itself, or from the context behind those of the draft layers.
 
 Owns `Speculator`. Enters: the trunk's last hidden state of each slot. Leaves: draft tokens behind
 each context. Verification is the engine's: one pass over the drafts samples every position exactly
@@ -44,6 +44,7 @@ class Drafted:
     choice: int  # of the gate
     has_match: bool  # the context had something to copy
     width: int = 1  # rows a slot: its last token and the drafts
+    layered: int = 0  # drafts that draft layers made; they come first
     noise_BmV: np.ndarray | None = None  # of all rows, where drafting needed it already
 
 
@@ -91,13 +92,30 @@ class Speculator:
             places_Bk = at_B[:, None] + np.arange(self._lookup_tokens)
             table.tokens_SC[slots_B[:, None], places_Bk] = proposals_Bk
             return Drafted(choice, has_match, self._lookup_tokens + 1)
-        width = choice + 1
+        noise_BmV = None
         if self._native is not None:
             self._draft_native(self._native, weights, table, slots_B, choice)
-            return Drafted(choice, has_match, width)
-        noise_BmV = step_noise(self._noise, table, slots_B, width)
-        self._draft_layers(weights, table, slots_B, noise_BmV)
-        return Drafted(choice, has_match, width, noise_BmV)
+        else:
+            noise_BmV = step_noise(self._noise, table, slots_B, choice + 1)
+            self._draft_layers(weights, table, slots_B, noise_BmV)
+        copied = self._copy_behind(table, slots_B, choice)
+        if copied:
+            noise_BmV = None  # of fewer rows than there are now
+        return Drafted(choice, has_match, choice + 1 + copied, choice, noise_BmV)
+
+    def _copy_behind(self, table: SlotTable, slots_B: np.ndarray, drafted: int) -> int:
+        """Copies from the context what followed the last drafts there, where copies were measured to pay;
+        returns the tokens added to each slot.
+        """
+        batch = len(slots_B)
+        if self.gate.preferred_depth(batch, has_match=True) != self.gate.lookup_choice:
+            return 0
+        proposals_Bk, found = find_continuations(table, slots_B, self._lookup_tokens, drafted)
+        if 2 * found < batch:
+            return 0
+        places_Bk = (table.context_S[slots_B] + drafted)[:, None] + np.arange(self._lookup_tokens)
+        table.tokens_SC[slots_B[:, None], places_Bk] = proposals_Bk
+        return self._lookup_tokens
 
     def _is_worth_a_search(self, batch: int) -> bool:
         """A text that repeats nothing is searched ever less often."""
