@@ -309,8 +309,7 @@ class DecodeEngine:
         accepted_B, gained_B = self._slots.append_verified(
             slots_B, tokens_Bm, logprobs_Bm, self.version
         )
-        if drafted.choice != self._speculator.gate.lookup_choice:
-            self._speculator.gate.count_accepted(accepted_B, width - 1)
+        self._speculator.gate.count_accepted(accepted_B, drafted.layered)
         if sampled.hidden_RD is not None:
             rows = torch.from_numpy(np.arange(len(slots_B)) * width + gained_B - 1)
             self._speculator.remember(slots_B, sampled.hidden_RD.index_select(0, rows))

@@ -50,13 +50,13 @@ class Case:
 
     def requests(self, temperature: float) -> list[GenerateRequest]:
         """One request a prompt, each a conversation of its own."""
-        longest = self.spec.max_sequence_tokens - max(len(prompt) for prompt in self.prompts)
+        longest = self.spec.max_sequence_tokens
         return [
             GenerateRequest(
                 f"r{index}",
                 f"s{index}",
                 prompt,
-                min(_REQUEST_TOKENS, longest),
+                min(_REQUEST_TOKENS, longest - len(prompt)),
                 self.stop_token_ids,
                 temperature,
                 seed=index,
