@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 import xxhash
 import zstandard
-from safetensors import SafetensorError
 
 from infra.errors import StorageError
 from infra.objects import ObjectStore
@@ -284,7 +283,7 @@ def _decode(
 ) -> dict[str, torch.Tensor]:
     try:
         return decode_payload(data, base)
-    except (zstandard.ZstdError, SafetensorError, KeyError, IndexError, RuntimeError) as error:
+    except (zstandard.ZstdError, ValueError, KeyError, IndexError, RuntimeError) as error:
         raise StorageError(
             f"object {item.key}: does not decode ({error!r}), wanted a payload"
         ) from error

@@ -2,9 +2,10 @@
 
 First on a virtual clock with the real request router: 4 replicas under several loads, what stealing
 brings, then up to 1,000 replicas with processes that die, and what one routing decision costs.
-Then for real: 4 replicas as Ray actors with a small model, closed-loop sessions. There the ideal is
-what the same fleet makes in the same minute of answers of equal length (same mean), where no
-router can do harm.
+Then for real: 4 replicas as Ray actors with a small model and closed-loop sessions, one a slot. There
+the ideal is what the same replicas make of the same answers when every player stays with one replica,
+so that each slot of each replica is always taken and no context is ever fed twice: no router does
+better, and one that sees only lengths so far has to come near it.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import dataclasses
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import psutil
@@ -104,25 +106,24 @@ def simulated(is_quick: bool) -> dict[str, float]:
     return figures
 
 
-def answer_lengths(is_heavy: bool, seed: int) -> np.ndarray:
-    """Lengths of equal mean: all alike, or lognormal."""
-    if not is_heavy:
-        return np.full(4096, MEAN_ANSWER_TOKENS)
+def answer_lengths(seed: int) -> np.ndarray:
+    """Heavy-tailed (lognormal) lengths."""
     drawn = np.random.default_rng(seed).lognormal(0.0, 1.2, 4096)
     return np.clip(drawn / drawn.mean() * MEAN_ANSWER_TOKENS, 1, 400).astype(int)
 
 
 async def measure_real(
-    fleet: EngineFleet, is_heavy: bool, seconds: float, seed: int
+    fleets: Sequence[EngineFleet], seconds: float, seed: int
 ) -> tuple[float, float]:
-    """Closed-loop sessions of four turns; tokens a wall second, and a second of the replicas' processor
-    time, over the second half of the time.
+    """Closed-loop sessions of four turns, each player's at one of the fleets; tokens a wall second, and a
+    second of the replicas' processor time, over the second half of the time.
     """
-    lengths = answer_lengths(is_heavy, seed)
+    lengths = answer_lengths(seed)
     stop = asyncio.Event()
-    tag = f"{'heavy' if is_heavy else 'even'}{seed}"
+    tag = f"{len(fleets)}-{seed}"
 
     async def play(player: int) -> None:
+        fleet = fleets[player % len(fleets)]
         rng, number = np.random.default_rng(seed * 1000 + player), 0
         while not stop.is_set():
             session, context = f"{tag}-{player}-{number}", tuple(rng.integers(0, 512, 16).tolist())
@@ -137,10 +138,18 @@ async def measure_real(
                 context += (await fleet.generate(request)).token_ids
             await fleet.end_session(session)
 
-    processes = [psutil.Process(int(h["process_id"])) for h in (await fleet.health()).values()]
+    processes = [
+        psutil.Process(int(replica["process_id"]))
+        for fleet in fleets
+        for replica in (await fleet.health()).values()
+    ]
 
     async def made() -> tuple[float, float, float]:
-        tokens = sum(n["generated_tokens"] for n in (await fleet.statistics()).values())
+        tokens = sum(
+            replica["generated_tokens"]
+            for fleet in fleets
+            for replica in (await fleet.statistics()).values()
+        )
         return tokens, time.perf_counter(), sum(sum(p.cpu_times()[:2]) for p in processes)
 
     players = [asyncio.create_task(play(index)) for index in range(SESSIONS)]
@@ -154,7 +163,7 @@ async def measure_real(
 
 
 async def real(seconds: float, rounds: int) -> dict[str, float]:
-    """Even and heavy-tailed answers in turn, on the same replicas."""
+    """Routed and each player with its own replica in turn, on the same replicas."""
     with tempfile.TemporaryDirectory() as directory:
         objects = ObjectStore.from_url(f"file://{directory}")
         ChainPublisher(objects, "c").publish(0, random_weights(SMALL))
@@ -162,24 +171,29 @@ async def real(seconds: float, rounds: int) -> dict[str, float]:
         names = [f"benchmark-{index}" for index in range(REPLICAS)]
         replicas = start_replicas(SMALL, config, names, num_cpus=0.1)
         limits = RouterLimits(steal_margin_tokens=400)
-        fleet = EngineFleet(replicas, limits=limits)
-        await fleet.follow(objects, "c")
-        await measure_real(fleet, True, 2.0, 99)
+        routed = EngineFleet(replicas, limits=limits)
+        await routed.follow(objects, "c")
+        alone = [EngineFleet({name: actor}) for name, actor in replicas.items()]
+        for fleet in alone:
+            await fleet.follow(objects, "c")
+        await measure_real([routed], 2.0, 99)
         wall, processor = [], []
         for round_index in range(rounds):
-            kinds = (False, True, True, False) if round_index % 2 else (True, False, False, True)
+            order = (False, True, True, False) if round_index % 2 else (True, False, False, True)
             rates: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-            for number, is_heavy in enumerate(kinds):
-                seed = 10 * round_index + number
-                rates[is_heavy].append(await measure_real(fleet, is_heavy, seconds, seed))
-            even, heavy = np.mean(rates[False], axis=0), np.mean(rates[True], axis=0)
-            wall.append(heavy[0] / even[0])
-            processor.append(heavy[1] / even[1])
+            for number, is_routed in enumerate(order):
+                fleets = [routed] if is_routed else alone
+                seed = 10 * round_index + number // 2
+                rates[is_routed].append(await measure_real(fleets, seconds, seed))
+            ideal, reached = np.mean(rates[False], axis=0), np.mean(rates[True], axis=0)
+            wall.append(reached[0] / ideal[0])
+            processor.append(reached[1] / ideal[1])
             print(
-                f"real, round {round_index}: even {even[0]:,.0f} tokens/s, heavy {heavy[0]:,.0f}; "
-                f"a second of processor time {even[1]:,.0f} and {heavy[1]:,.0f}"
+                f"real, round {round_index}: ideal {ideal[0]:,.0f} tokens/s, routed {reached[0]:,.0f}; "
+                f"a second of processor time {ideal[1]:,.0f} and {reached[1]:,.0f}"
             )
-        await fleet.close()
+        for fleet in (routed, *alone):
+            await fleet.close()
         for actor in replicas.values():
             end_actor(actor)
     return {

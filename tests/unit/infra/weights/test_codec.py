@@ -100,3 +100,12 @@ def test_payload_in_threads_is_the_same_weights() -> None:
     assert size_bytes(base) >= PARALLEL_FROM_BYTES
     assert same_bits(decode_payload(encode_payload(difference(base, target)), base), target)
     assert same_bits(decode_payload(encode_payload(whole(target)), {}), target)
+
+
+@pytest.mark.parametrize("kept_share", [0.0, 0.3, 0.999])
+def test_a_torn_payload_is_refused(kept_share: float) -> None:
+    weights = {"w": random_bits(np.random.default_rng(2), torch.float32, (40, 40))}
+    plain = zstandard.ZstdDecompressor().decompress(encode_payload(whole(weights)))
+    torn = zstandard.ZstdCompressor().compress(plain[: int(kept_share * len(plain))])
+    with pytest.raises(ValueError, match="payload"):
+        decode_payload(torn, {})
