@@ -140,7 +140,14 @@ class LocalEngine:
 
     def _prepare(self, weights: Mapping[str, Tensor], version: int) -> DecodeWeights:
         config = self._config
-        return prepare_weights(self.spec, weights, version, config.precision, native=config.native)
+        return prepare_weights(
+            self.spec,
+            weights,
+            version,
+            config.precision,
+            native=config.native,
+            device=config.device,
+        )
 
     def _submit(self, request: GenerateRequest) -> None:
         self._check_open()

@@ -19,6 +19,7 @@ import torch
 from models.decode.batch import PrefillSpan
 from models.decode.cache import SlotCache
 from models.decode.config import CachePolicy, EngineConfig
+from models.decode.cuda_device import check_device
 from models.decode.forward import Trunk
 from models.decode.native import load_native_trunk
 from models.decode.packed import whole_vectors
@@ -28,6 +29,8 @@ from models.decode.requests import RequestQueue, RunningRequest, check_request
 from models.decode.sampling import NoiseSource
 from models.decode.slots import SlotTable
 from models.decode.speculation import Drafted, Speculator
+from models.decode.static_cache import StaticCache
+from models.decode.static_passes import StaticPasses
 from models.decode.statistics import EngineStatistics
 from models.decode.weights import DecodeWeights
 from models.spec import ModelSpec
@@ -57,26 +60,34 @@ class DecodeEngine:
         depth = min(config.speculation_depth, spec.mtp_depth)
         drafts = depth + config.lookup_tokens  # copies may stand behind those of draft layers
         positions = self.max_context_tokens + drafts
-        positions = whole_vectors(positions) if config.native else positions
+        positions = whole_vectors(positions) if config.native or config.is_static else positions
         self._weights = weights
         self._clock = clock
-        self._cache = SlotCache(spec, config.slots, positions, config.precision.dtype)
         self._slots = SlotTable(config.slots, positions, spec.vocab_size)
         noise = NoiseSource(spec.vocab_size)
         trunk = Trunk(spec, positions)
-        rows = config.slots * (drafts + 1) + config.prefill_tokens_per_step
-        native = (
-            load_native_trunk(spec, trunk.rotation_C1d, self._cache, rows)
-            if config.native
-            else None
-        )
         self._queue = RequestQueue()
         self._running: dict[int, RunningRequest] = {}
+        cache_of = (spec, config.slots, positions, config.precision.dtype)
+        self._cache: SlotCache | StaticCache
+        self._passes: Passes
+        native = None
+        if config.is_static:
+            check_device(config.device)
+            self._cache = StaticCache(*cache_of, config.device)
+            self._passes = StaticPasses(
+                spec, weights, config, self._slots, self._cache, drafts=depth > 0
+            )
+        else:
+            self._cache = SlotCache(*cache_of)
+            rows = config.slots * (drafts + 1) + config.prefill_tokens_per_step
+            if config.native:
+                native = load_native_trunk(spec, trunk.rotation_C1d, self._cache, rows)
+            self._passes = EagerPasses(
+                self._slots, self._cache, trunk, native, noise, config.cache_policy
+            )
         self._speculator = (
             Speculator(trunk, native, spec.hidden_size, depth, config, noise) if drafts else None
-        )
-        self._passes: Passes = EagerPasses(
-            self._slots, self._cache, trunk, native, noise, config.cache_policy
         )
 
     @property
@@ -142,7 +153,10 @@ class DecodeEngine:
         self._slots.forget_session(session_id)
 
     def swap_weights(self, weights: DecodeWeights) -> None:
-        """The next token is made by these weights; running requests go on. Takes microseconds."""
+        """The next token is made by these weights; running requests go on. Takes microseconds on the
+        CPU, one copy of the weights on another device.
+        """
+        self._passes.load(weights)
         self._weights = weights
         self.statistics.swaps += 1
         if self.config.cache_policy is CachePolicy.EXACT:

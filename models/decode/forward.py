@@ -27,12 +27,12 @@ _Memory = tuple[Tensor, Tensor]  # keys and values of one layer
 class Trunk:
     """Constants of a shape and the forward pass that uses them."""
 
-    def __init__(self, spec: ModelSpec, positions: int) -> None:
+    def __init__(self, spec: ModelSpec, positions: int, device: str = "cpu") -> None:
         self._spec = spec
         self._groups = spec.num_query_groups
         self._queries_per_group = spec.num_attention_heads // spec.num_query_groups
-        self._epsilon = torch.tensor(spec.norm_epsilon)
-        self.rotation_C1d = rotation_table(spec, positions)
+        self._epsilon = torch.tensor(spec.norm_epsilon, device=device)
+        self.rotation_C1d = rotation_table(spec, positions).to(device)
 
     def normalize(self, hidden: Tensor) -> Tensor:
         """RMSNorm without its scale, over the last axis."""
@@ -55,7 +55,7 @@ class Trunk:
             )
             hidden_ND = add_product(hidden_ND, attended_NO, layer.output_OD)
             normal_ND = self.normalize(hidden_ND)
-            experts_NK, shares_NK = self._route(layer, normal_ND)
+            experts_NK, shares_NK = self.route(layer, normal_ND)
             routes.append(experts_NK)
             add_experts(layer, normal_ND, experts_NK, shares_NK, hidden_ND)
         return self.normalize(hidden_ND).mul_(weights.final_norm_D), torch.stack(routes, dim=1)
@@ -73,15 +73,8 @@ class Trunk:
     ) -> Tensor:
         heads, groups, width = self._spec.num_attention_heads, self._groups, self._spec.head_dim
         rows = hidden_ND.shape[0]
-        qkv_NHd = linear(self.normalize(hidden_ND), layer.qkv_OD).view(
-            rows, heads + 2 * groups, width
-        )
-        qk_NHd = self.normalize(qkv_NHd[:, : heads + groups]).mul_(layer.qk_scale_Hd)
-        paired = torch.view_as_complex(qk_NHd.view(rows, heads + groups, width // 2, 2))
-        qk_NHd = torch.view_as_real(paired.mul_(rotation_N1d)).view(rows, heads + groups, width)
-        cache.write_layer(
-            index, plan.write_indices, qk_NHd[:, heads:], qkv_NHd[:, heads + groups :]
-        )
+        qk_NHd, values_NGd = self.project_heads(layer, hidden_ND, rotation_N1d)
+        cache.write_layer(index, plan.write_indices, qk_NHd[:, heads:], values_NGd)
         query_NGRd = qk_NHd[:, :heads].view(rows, groups, self._queries_per_group, width)
         if plan.decode is not None and not plan.spans:
             return _attend_decode(query_NGRd, memory[index], plan.decode)
@@ -94,7 +87,23 @@ class Trunk:
             parts.append(_attend_span(query_NGRd, own_memory, span, mask))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _route(self, layer: LayerWeights, normal_ND: Tensor) -> tuple[Tensor, Tensor]:
+    def project_heads(
+        self, layer: LayerWeights, hidden_ND: Tensor, rotation_N1d: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys [N, H+G, d], normalised and rotated, and values [N, G, d]."""
+        heads, groups, width = self._spec.num_attention_heads, self._groups, self._spec.head_dim
+        rows = hidden_ND.shape[0]
+        qkv_NHd = linear(self.normalize(hidden_ND), layer.qkv_OD).view(
+            rows, heads + 2 * groups, width
+        )
+        qk_NHd, values_NGd = qkv_NHd.split([heads + groups, groups], dim=1)
+        qk_NHd = self.normalize(qk_NHd).mul_(layer.qk_scale_Hd)
+        paired = torch.view_as_complex(qk_NHd.view(rows, heads + groups, width // 2, 2))
+        qk_NHd = torch.view_as_real(paired.mul_(rotation_N1d)).view(rows, heads + groups, width)
+        return qk_NHd, values_NGd
+
+    def route(self, layer: LayerWeights, normal_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """Experts of each row and their shares, both [N, K]."""
         scores_NE = F.linear(normal_ND, layer.gate_ED).sigmoid_()
         experts_NK = torch.topk(
             scores_NE + layer.gate_bias_E, self._spec.experts_per_token, dim=-1

@@ -64,6 +64,7 @@ class Speculator:
         self._trunk, self._native = trunk, native
         self._noise = noise
         self._lookup_tokens = config.lookup_tokens
+        self._is_drafted_in_pass = config.is_static  # and nothing is copied behind such drafts
         self._hidden_SD = torch.zeros(config.slots, hidden_size)
         self._misses = 0  # searches in a row that found nothing to copy
         self._steps_to_skip = 0
@@ -92,6 +93,8 @@ class Speculator:
             places_Bk = at_B[:, None] + np.arange(self._lookup_tokens)
             table.tokens_SC[slots_B[:, None], places_Bk] = proposals_Bk
             return Drafted(choice, has_match, self._lookup_tokens + 1)
+        if self._is_drafted_in_pass:
+            return Drafted(choice, has_match, choice + 1, choice)
         noise_BmV = None
         if self._native is not None:
             self._draft_native(self._native, weights, table, slots_B, choice)
