@@ -298,15 +298,15 @@ class TrainerModel(torch.nn.Module):
             router.expert_bias += rate * torch.sign(counts_E.mean() - counts_E)
             router.local_tokens_per_expert.zero_()
 
-    def replaced_ratio(self) -> float:
-        """Returns which part of the replayed routes the plausibility filter replaced, and forgets
-        the counts.
+    def take_replay_counts(self) -> tuple[int, int]:
+        """Returns how many routes were replayed and how many of them the plausibility filter
+        replaced, and forgets both.
         """
         replayed = sum(router.num_replayed for router in self.routers)
         replaced = sum(router.num_replaced for router in self.routers)
         for router in self.routers:
             router.num_replayed = router.num_replaced = 0
-        return replaced / replayed if replayed else 0.0
+        return replayed, replaced
 
     def canonical_tensors(self) -> dict[str, Tensor]:
         """Returns the live tensors by canonical name; query, key and value are one matrix here,

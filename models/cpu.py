@@ -6,6 +6,7 @@ Megatron modules build and run on the CPU. With a CUDA device present the stand-
 installed.
 """
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,16 @@ def prepare_cpu() -> None:
 
 
 def open_process_groups(
-    rank: int = 0, world_size: int = 1, rendezvous_file: Path | None = None
+    rank: int = 0,
+    world_size: int = 1,
+    rendezvous_file: Path | None = None,
+    patience_seconds: float = 1800.0,
 ) -> None:
     """Opens torch's and Megatron's process groups over gloo; a second call with groups open changes
     nothing.
 
     One process needs no rendezvous. Several meet in `rendezvous_file`, which must not exist before
-    the first of them starts.
+    the first of them starts. A collective that lasts longer than `patience_seconds` is an error.
     """
     prepare_cpu()
     if not dist.is_initialized():
@@ -48,7 +52,13 @@ def open_process_groups(
             raise ValueError(f"rendezvous_file is None, wanted a path for world_size={world_size}")
         else:
             store = FileStore(str(rendezvous_file), world_size)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        dist.init_process_group(
+            "gloo",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=patience_seconds),
+        )
     if dist.get_world_size() != world_size:
         raise ValueError(
             f"process groups are open for {dist.get_world_size()} ranks, wanted {world_size}"

@@ -1,12 +1,13 @@
 """Data-parallel training without Megatron's CUDA-only optimiser: one flat gradient, one collective
 a step.
 
-Owns `FlatGradients` and the launching of ranks. Enters: a model; a function to run in every rank.
+Owns `FlatGradients`, `UsedGradients` and the launching of ranks. Enters: a model; a function to run in every rank.
 Leaves: gradients and statistics summed over ranks in one all-reduce. It does not decide when to
 stop: callers agree on step counts beforehand, since a rank that stops alone leaves the others
 waiting.
 """
 
+import functools
 import multiprocessing
 import uuid
 from collections.abc import Callable
@@ -54,6 +55,27 @@ class FlatGradients:
         if largest_norm is not None and norm > largest_norm:
             self.gradients.mul_(largest_norm / norm)
         return norm
+
+
+class UsedGradients(FlatGradients):
+    """As FlatGradients, but what no rank used has no gradient after `reduce`, as on one rank: the
+    optimiser passes over it.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model, sum(parameter.requires_grad for parameter in model.parameters()))
+        for index, parameter in enumerate(self.parameters):
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._note_use, index))
+
+    def reduce(self) -> None:
+        """Sums gradients over all ranks."""
+        super().reduce()
+        for parameter, num_users in zip(self.parameters, self.statistics.tolist(), strict=True):
+            if not num_users:
+                parameter.grad = None
+
+    def _note_use(self, index: int, _: torch.Tensor) -> None:
+        self.statistics[index] = 1.0
 
 
 def run_ranks(

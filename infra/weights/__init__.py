@@ -6,11 +6,12 @@ README.md for the format of the chain in the store.
 
 from infra.weights.manifest import ChainManifest, TensorPart
 from infra.weights.overlap import OverlappedPublisher
-from infra.weights.publisher import ChainPublisher, PublisherFenced
+from infra.weights.publisher import ChainPublisher
 from infra.weights.readers import ReaderRecord, list_readers
 from infra.weights.retention import collect_garbage
 from infra.weights.shard_publisher import ShardPublisher
-from infra.weights.shards import split_rows
+from infra.weights.shard_writer import PublisherFenced
+from infra.weights.shards import share_tensors, split_rows
 from infra.weights.subscriber import ChainSubscriber
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
     "TensorPart",
     "collect_garbage",
     "list_readers",
+    "share_tensors",
     "split_rows",
 ]

@@ -30,9 +30,8 @@ from infra.weights.manifest import (
     read_manifest,
     seal_record,
 )
-from infra.weights.patient_store import PatientStore
 from infra.weights.retention import collect_garbage, collect_orphans
-from infra.weights.shard_writer import Publisher, ShardWriter, StagedShard
+from infra.weights.shard_writer import Publisher, PublisherFenced, StagedShard
 from infra.weights.shards import (
     PublishPlan,
     ShardRecord,
@@ -47,10 +46,6 @@ logger = logging.getLogger(__name__)
 
 WORTHWHILE_RATIO = 0.7  # of the anchor's size, before compression
 COLLECT_EVERY = 4  # publishes
-
-
-class PublisherFenced(StorageError):
-    """Another publisher owns the chain now; this one may never write again."""
 
 
 class ChainPublisher(Publisher):
@@ -72,17 +67,12 @@ class ChainPublisher(Publisher):
             raise ValueError(
                 f"anchor_every is {anchor_every} and num_shards {num_shards}, wanted at least 1 ({chain_id})"
             )
-        self.chain_id = chain_id
-        self._objects = PatientStore.around(objects)
+        super().__init__(objects, chain_id, shard=0, num_shards=num_shards, waiting=waiting)
         self._anchor_every = anchor_every
         self._keep_versions = keep_versions
-        self._num_shards = num_shards
         self._clock = clock
-        self._waiting = waiting or Waiting()
-        self._epoch: int | None = None
         self._last_version: int | None = None
         self._last_manifest: ChainManifest | None = None
-        self._writer = ShardWriter(self._objects, chain_id, 0, num_shards)
         self._commits = 0
 
     @property
@@ -95,17 +85,15 @@ class ChainPublisher(Publisher):
         """Commit record of last_version; None when there is none or it cannot be read."""
         return self._last_manifest
 
-    @property
-    def epoch(self) -> int:
-        """This publisher's claim, which the other ranks' `ShardPublisher.resume` need."""
-        if self._epoch is None:
-            raise StorageError(f"chain {self.chain_id}: no epoch yet, wanted resume() before")
-        return self._epoch
-
     def holds(self, weights: Mapping[str, torch.Tensor]) -> bool:
-        """Whether the newest committed version is exactly these weights (of one shard), bit for bit."""
+        """Whether the newest committed version is exactly these weights, bit for bit, whoever wrote which of them."""
         last = self._last_manifest
-        return last is not None and last.tensors == self._writer.describe(weights, {})
+        if last is None:
+            return False
+        entries = {
+            name: item.model_copy(update={"shard": 0}) for name, item in last.tensors.items()
+        }
+        return entries == self._writer.describe(weights, {})
 
     def resume(self) -> ChainManifest | None:
         """Claims the chain and takes up its newest version; None when the chain is new.
@@ -298,14 +286,6 @@ class ChainPublisher(Publisher):
                 epoch_key(self.chain_id, epoch), claim.model_dump_json().encode()
             ):
                 return epoch
-
-    def _check_fence(self, version: int) -> None:
-        newest = max(list_epochs(self._objects, self.chain_id), default=0)
-        if newest != self._epoch:
-            raise PublisherFenced(
-                f"chain {self.chain_id}: version {version} refused, this publisher holds epoch "
-                f"{self._epoch} and the chain belongs to epoch {newest}: another took over"
-            )
 
     def _tidy(self, manifest: ChainManifest) -> None:
         """What may wait: answered wishes for an anchor, and versions nobody needs."""

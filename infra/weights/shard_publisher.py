@@ -7,15 +7,8 @@ may the copy published last move on. It claims no epoch: the first rank's is han
 
 from infra.errors import StorageError
 from infra.objects import ObjectStore
-from infra.weights.manifest import (
-    ChainManifest,
-    list_epochs,
-    manifest_key,
-    read_manifest,
-    seal_record,
-)
-from infra.weights.patient_store import PatientStore
-from infra.weights.shard_writer import Publisher, ShardWriter, StagedShard
+from infra.weights.manifest import ChainManifest, manifest_key, read_manifest, seal_record
+from infra.weights.shard_writer import Publisher, StagedShard
 from infra.weights.shards import (
     PublishPlan,
     Waiting,
@@ -43,14 +36,8 @@ class ShardPublisher(Publisher):
                 f"shard is {shard} of {num_shards}, wanted 1 to {num_shards - 1}: "
                 f"shard 0 is ChainPublisher's ({chain_id})"
             )
-        self.chain_id = chain_id
-        self._objects = PatientStore.around(objects)
-        self._shard = shard
-        self._num_shards = num_shards
-        self._waiting = waiting or Waiting()
-        self._epoch: int | None = None
+        super().__init__(objects, chain_id, shard=shard, num_shards=num_shards, waiting=waiting)
         self._base_version: int | None = None
-        self._writer = ShardWriter(self._objects, chain_id, shard, num_shards)
 
     def resume(self, epoch: int, last: ChainManifest | None) -> None:
         """Joins the first rank's epoch and takes up the version it took up (None: none)."""
@@ -66,11 +53,7 @@ class ShardPublisher(Publisher):
 
     def commit(self, version: int, staged: StagedShard) -> ChainManifest:
         """Uploads the shard of `version` and returns once the first rank has committed it."""
-        if self._epoch is None:
-            raise StorageError(
-                f"chain {self.chain_id}: shard {self._shard} has no epoch, wanted resume() before"
-            )
-        epoch = self._epoch
+        epoch = self.epoch
         entries = self._writer.describe(staged.tensors, staged.parts)
         plan = await_record(
             self._objects,
@@ -105,7 +88,7 @@ class ShardPublisher(Publisher):
                     f"chain {self.chain_id}: version {version} was not committed within "
                     f"{self._waiting.patience_seconds:.0f} s after shard {self._shard} was uploaded"
                 )
-            self._waiting.sleep(self._waiting.poll_seconds)
+            self._waiting.pause()
         manifest = read_manifest(self._objects, self.chain_id, version)
         if manifest.epoch != self._epoch:
             raise StorageError(
@@ -113,11 +96,3 @@ class ShardPublisher(Publisher):
                 f"wanted {self._epoch}: another publisher took over"
             )
         return manifest
-
-    def _check_fence(self, version: int) -> None:
-        newest = max(list_epochs(self._objects, self.chain_id), default=0)
-        if newest != self._epoch:
-            raise StorageError(
-                f"chain {self.chain_id}: shard {self._shard} of version {version} refused, it holds "
-                f"epoch {self._epoch} and the chain belongs to epoch {newest}"
-            )

@@ -2,7 +2,7 @@
 
 Owns `ShardWriter`, and `Publisher`, what every rank offers. Enters: the rank's tensors at a new version. Leaves:
 payloads in the store and the record of them. The copy published last moves on only after the version is committed (`adopt`),
-so a publish that fails changes nothing. It neither commits nor decides who may write.
+so a publish that fails changes nothing. It neither commits nor claims the chain.
 """
 
 from abc import ABC, abstractmethod
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import xxhash
 
+from infra.errors import StorageError
 from infra.objects import ObjectStore
 from infra.weights.codec import (
     Changes,
@@ -22,8 +23,16 @@ from infra.weights.codec import (
     tensor_checksum,
     whole,
 )
-from infra.weights.manifest import ChainManifest, ChainObject, TensorEntry, TensorPart, payload_key
-from infra.weights.shards import ShardRecord
+from infra.weights.manifest import (
+    ChainManifest,
+    ChainObject,
+    TensorEntry,
+    TensorPart,
+    list_epochs,
+    payload_key,
+)
+from infra.weights.patient_store import PatientStore
+from infra.weights.shards import ShardRecord, Waiting
 
 AnchorRule = Callable[[ChainObject | None, Changes], bool]
 
@@ -117,10 +126,43 @@ class ShardWriter:
         return ChainObject(key=key, size_bytes=len(data), checksum=xxhash.xxh3_128_hexdigest(data))
 
 
+class PublisherFenced(StorageError):
+    """Another publisher owns the chain now; this one may never write again."""
+
+
 class Publisher(ABC):
     """One rank's end of a publish, in two halves: `ChainPublisher` on the first rank, `ShardPublisher` on the others."""
 
-    _writer: ShardWriter
+    def __init__(
+        self,
+        objects: ObjectStore,
+        chain_id: str,
+        *,
+        shard: int,
+        num_shards: int,
+        waiting: Waiting | None,
+    ) -> None:
+        self.chain_id = chain_id
+        self._objects = PatientStore.around(objects)
+        self._shard = shard
+        self._num_shards = num_shards
+        self._waiting = waiting or Waiting()
+        self._epoch: int | None = None
+        self._writer = ShardWriter(self._objects, chain_id, shard, num_shards)
+
+    @property
+    def has_epoch(self) -> bool:
+        """False before `resume` and after a publish that failed: what the chain holds is not known then."""
+        return self._epoch is not None
+
+    @property
+    def epoch(self) -> int:
+        """The claim under which the ranks write."""
+        if self._epoch is None:
+            raise StorageError(
+                f"chain {self.chain_id}: shard {self._shard} has no epoch, wanted resume() before"
+            )
+        return self._epoch
 
     def publish(
         self,
@@ -142,3 +184,11 @@ class Publisher(ABC):
     @abstractmethod
     def commit(self, version: int, staged: StagedShard) -> ChainManifest:
         """The second half of publish, which may run beside training."""
+
+    def _check_fence(self, version: int) -> None:
+        newest = max(list_epochs(self._objects, self.chain_id), default=0)
+        if newest != self._epoch:
+            raise PublisherFenced(
+                f"chain {self.chain_id}: shard {self._shard} of version {version} refused, it holds epoch "
+                f"{self._epoch} and the chain belongs to epoch {newest}: another took over"
+            )

@@ -58,12 +58,18 @@ class ShardRecord(ChainRecord):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How long and how one rank waits for another."""
+    """How long and how one rank waits for another. `check` is called between looks; what it raises ends the wait."""
 
     patience_seconds: float = PATIENCE_SECONDS
     poll_seconds: float = POLL_SECONDS
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    check: Callable[[], None] = lambda: None
+
+    def pause(self) -> None:
+        """What passes between two looks."""
+        self.check()
+        self.sleep(self.poll_seconds)
 
 
 def plan_key(chain_id: str, version: int, epoch: int) -> str:
@@ -92,8 +98,20 @@ def await_record(
                 f"{key} did not come within {waiting.patience_seconds:.0f} s, "
                 "wanted it from the rank that writes it"
             )
-        waiting.sleep(waiting.poll_seconds)
+        waiting.pause()
     return open_record(kind, key, objects.get_bytes(key))
+
+
+def share_tensors(sizes_bytes: Mapping[str, int], num_shards: int) -> dict[str, int]:
+    """The shard of every tensor where each rank holds all of them: largest first, each to the shard with the fewest
+    bytes. Equal on every rank; readers find it in the manifest's entries.
+    """
+    loads = [0] * num_shards
+    shards: dict[str, int] = {}
+    for name in sorted(sizes_bytes, key=lambda name: (-sizes_bytes[name], name)):
+        shards[name] = loads.index(min(loads))
+        loads[shards[name]] += sizes_bytes[name]
+    return shards
 
 
 def split_rows(

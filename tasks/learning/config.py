@@ -4,7 +4,7 @@ Owns LearningConfig and TrainerRequest. Torch-free: the recipe composes them. Ho
 a step and how stale they may be is the rollout stage's to say.
 """
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -20,6 +20,16 @@ class Config(BaseModel):
     """Frozen settings; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    later_fields: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A recipe that does not use a later field keeps the identity it had before the field existed."""
+        written = handler(self)
+        for name in self.later_fields:
+            if getattr(self, name) == type(self).model_fields[name].default:
+                written.pop(name, None)
+        return written
 
 
 class PolicyOptimizerConfig(Config):
@@ -84,6 +94,8 @@ class ObjectiveConfig(Config):
 class RouterReplayConfig(Config):
     """Whether the trainer sends tokens to the experts the engine used."""
 
+    later_fields = ("compared_tokens",)
+
     enabled: bool = True
     plausibility_ratio: float = Field(
         default=0.5,
@@ -96,14 +108,6 @@ class RouterReplayConfig(Config):
         ge=0,
         description="sampled tokens of a step, at least, that are scored a second time without replay; 0: none",
     )
-
-    @model_serializer(mode="wrap")
-    def _leave_out_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A recipe that compares nothing keeps the identity it had before this could be asked for."""
-        written = handler(self)
-        if not self.compared_tokens:
-            written.pop("compared_tokens", None)
-        return written
 
 
 class PackingConfig(Config):
@@ -127,6 +131,13 @@ class PackingConfig(Config):
 class LearningConfig(Config):
     """The learning stage."""
 
+    later_fields = ("world_size",)
+
+    world_size: int = Field(
+        default=1,
+        ge=1,
+        description="processes that share each step's microbatches and the publishing of its weights",
+    )
     optimizer: PolicyOptimizerConfig = PolicyOptimizerConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     router_replay: RouterReplayConfig = RouterReplayConfig()

@@ -77,6 +77,17 @@ def pack(
     return sorted(microbatches, key=lambda batch: -cost(batch.tokens_BT.shape))
 
 
+def deal(microbatches: Sequence[Microbatch], num_ranks: int) -> list[list[int]]:
+    """The indices of each rank's microbatches: in their order, each to the rank with the least work so far."""
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+    work = [0.0] * num_ranks
+    for index, batch in enumerate(microbatches):
+        rank = work.index(min(work))
+        shares[rank].append(index)
+        work[rank] += cost(batch.tokens_BT.shape)
+    return shares
+
+
 def trainable_length(segment: Segment) -> int:
     """Tokens up to the last sampled one; tool results behind it (an attempt cut short) take part in no loss."""
     sampled = np.flatnonzero(segment.loss_mask_T)

@@ -1,8 +1,8 @@
-"""The trainer of one RL run: a model, its optimiser, its place on the weight chain, and how it goes on after a kill.
+"""The trainer of one RL run: its ranks, its place on the weight chain, and how it goes on after a kill.
 
 Owns RLTrainer. Enters: a TrainerRequest, then batches of samples. Leaves: step reports, versions
-on the weight chain, step checkpoints. It starts no process and knows neither rollouts nor the
-journal.
+on the weight chain, step checkpoints. It is the first rank itself and starts the others, if there
+are any; it knows neither rollouts nor the journal.
 """
 
 import time
@@ -11,29 +11,35 @@ from pathlib import Path
 
 import torch
 
-from infra.errors import StorageError, TrainingError, boundary
+from infra.errors import ClusterError, TrainingError
 from infra.objects import ObjectStore
 from infra.weights import ChainManifest, ChainPublisher, OverlappedPublisher
-from models.build import TrainerModel, build_trainer_model
-from models.checkpoint import load_checkpoint
-from models.optimizer import OptimizerConfig, build_optimizer, set_learning_rates
+from infra.weights.shards import Waiting
 from models.spec import ModelSpec
 from tasks.learning.advantages import penalize_divergence
-from tasks.learning.config import LearningConfig, PolicyOptimizerConfig, TrainerRequest
+from tasks.learning.config import LearningConfig, TrainerRequest
+from tasks.learning.packing import Microbatch, deal
+from tasks.learning.rank import OtherRank, TrainerRank, own_tensors
+from tasks.learning.rank_group import PATIENCE_SECONDS, RankGroup
 from tasks.learning.report import StepReport
-from tasks.learning.step_checkpoints import StepCheckpoints, StepState
-from tasks.learning.update import PolicyUpdate, sum_k1
+from tasks.learning.share import ShareResult, StepShare
+from tasks.learning.step_checkpoints import StepState
+from tasks.learning.update import PolicyUpdate, gather_k1, in_order
 from tasks.records import Sample
 
 
 class RLTrainer:
-    """Takes steps, publishes versions, saves and restores itself. Used by one thread at a time."""
+    """Takes steps, publishes versions, saves and restores itself. Used by one thread at a time.
+
+    Several ranks take a process for themselves: torch has one set of process groups in each.
+    """
 
     def __init__(
         self,
         request: TrainerRequest,
         objects: ObjectStore,
         clock: Callable[[], float] = time.perf_counter,
+        rank_patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         """Opens the newest step checkpoint of the work directory, or else the model RL begins with.
 
@@ -42,44 +48,39 @@ class RLTrainer:
         """
         config = request.config
         self.config: LearningConfig = config
-        self.step = 0
         self.weight_version = -1  # not on the chain yet
-        with boundary(StorageError, f"opening the start of RL, {request.checkpoint_directory}"):
-            start = load_checkpoint(Path(request.checkpoint_directory))
-        self.spec: ModelSpec = start.spec
-        self._model = build_trainer_model(self.spec)
-        self._model.import_weights(start.weights)
-        self._optimizer = build_optimizer(self._model, _optimizer_config(config.optimizer))
-        self._update = PolicyUpdate(self._model, self._optimizer, config, clock)
-        self._reference: TrainerModel | None = None
-        self._reference_step: int | None = None
-        if config.objective.kl_coefficient > 0:
-            self._reference = build_trainer_model(self.spec)
-            self._reference.import_weights(start.weights)
-        self._checkpoints = StepCheckpoints(
-            Path(request.work_directory), self.spec, start.tokenizer_path, config.keep_checkpoints
-        )
-        self._restore()
-        self._publisher = ChainPublisher(
-            objects,
-            request.chain_id,
-            anchor_every=config.anchor_every_versions,
-            keep_versions=config.keep_chain_versions,
-        )
-        self._uploads = OverlappedPublisher(self._publisher)
-        self._published: ChainManifest | None = None
-        self._publisher.resume()
-        self.publish()
+        self._ranks = RankGroup(request, objects, rank_patience_seconds)
+        try:
+            self._own = TrainerRank(request)
+            self._check_ranks_agree()
+            self.step = self._own.step_taken_up
+            self.spec: ModelSpec = self._own.spec
+            self._update = PolicyUpdate(
+                self._own.model, self._own.optimizer, config, clock, self._run_shares
+            )
+            self._publisher = ChainPublisher(
+                objects,
+                request.chain_id,
+                anchor_every=config.anchor_every_versions,
+                keep_versions=config.keep_chain_versions,
+                num_shards=config.world_size,
+                waiting=Waiting(check=self._ranks.check_alive),
+            )
+            self._uploads = OverlappedPublisher(self._publisher)
+            self._published: ChainManifest | None = None
+            self.publish()
+        except BaseException:
+            self._ranks.close()
+            raise
 
     def train_step(self, samples: Sequence[Sample]) -> StepReport:
         """Takes one optimiser step from the samples and counts it."""
         if not samples:
             raise TrainingError(f"step {self.step + 1} got no samples, wanted at least one group")
-        self._refresh_reference()
-        self._set_learning_rates()
+        self._ranks.run(self._own, TrainerRank.begin_step, [self.step] * self.config.world_size)
         advantages, reference_k1_nats = None, 0.0
-        if self._reference is not None:
-            k1_nats = sum_k1(self._reference, samples, self.config)
+        if self._own.reference is not None:
+            k1_nats = gather_k1(samples, self.config, self._score_reference)
             penalty = penalize_divergence(samples, k1_nats, self.config.objective.kl_coefficient)
             advantages, reference_k1_nats = penalty.advantages, penalty.mean_k1_nats
         report = self._update.step(
@@ -101,18 +102,25 @@ class RLTrainer:
         """Takes a copy of the weights and commits it in the background; returns its version.
 
         The version is one more than the newest on the chain, or that one if it holds these very weights already. An
-        upload still running is waited for, and its error raised.
+        upload still running is waited for, and its error raised. What this rank decides all ranks do.
         """
         if self._uploads.is_busy:
             self.finish_publish()
-        weights = self._model.export_weights()
+        if not self._publisher.has_epoch:
+            last = self._publisher.resume()
+            claim = (self._publisher.epoch, last)
+            self._ranks.run_beside(OtherRank.join_chain, claim, lambda: None)
+        weights = self._own.model.export_weights()
         newest = self._publisher.last_version
         if newest is not None and self._publisher.holds(weights):
             self._published = self._publisher.last_manifest
             self.weight_version = newest
             return newest
         version = 0 if newest is None else newest + 1
-        self._uploads.start(version, weights)
+        own = own_tensors(weights, 0, self.config.world_size)
+        self._ranks.run_beside(
+            OtherRank.start_publish, version, lambda: self._uploads.start(version, own)
+        )
         self.weight_version = version
         return version
 
@@ -126,59 +134,40 @@ class RLTrainer:
         return self._published
 
     def save(self) -> Path:
-        """Writes a step checkpoint from which an equal trainer continues; returns its directory."""
+        """Writes a step checkpoint from which an equal trainer continues; returns its directory.
+
+        One rank's is every rank's, so a trainer with another number of ranks can continue from it too.
+        """
+        own = self._own
         state = StepState(
-            step=self.step, weight_version=self.weight_version, reference_step=self._reference_step
+            step=self.step, weight_version=self.weight_version, reference_step=own.reference_step
         )
-        reference = None if self._reference is None else self._reference.export_weights()
-        return self._checkpoints.save(
-            state, self._model.export_weights(), self._optimizer.state_dict(), reference
+        reference = None if own.reference is None else own.reference.export_weights()
+        return own.checkpoints.save(
+            state, own.model.export_weights(), own.optimizer.state_dict(), reference
         )
 
     def export_weights(self) -> dict[str, torch.Tensor]:
         """A copy of the current weights by canonical name."""
-        return self._model.export_weights()
+        return self._own.model.export_weights()
 
     def close(self) -> None:
-        """Waits for the upload under way and ends its thread."""
-        self._uploads.close()
+        """Waits for the upload under way, ends its thread and the other ranks."""
+        try:
+            self._uploads.close()
+        finally:
+            self._ranks.close()
 
-    def _restore(self) -> None:
-        loaded = self._checkpoints.load_newest()
-        if loaded is None:
-            return
-        self.step = loaded.state.step
-        self._model.import_weights(loaded.weights)
-        self._optimizer.load_state_dict(loaded.optimizer_state)
-        self._reference_step = loaded.state.reference_step
-        if self._reference is not None and loaded.reference_weights is not None:
-            self._reference.import_weights(loaded.reference_weights)
+    def _run_shares(self, shares: list[StepShare]) -> list[ShareResult]:
+        return self._ranks.run(self._own, TrainerRank.take_share, shares)
 
-    def _refresh_reference(self) -> None:
-        every = self.config.objective.kl_refresh_steps
-        if self._reference is not None and every is not None and self.step % every == 0:
-            self._reference.import_weights(self._model.export_weights())
-            self._reference_step = self.step
+    def _score_reference(self, batches: Sequence[Microbatch]) -> list[list[float]]:
+        places = deal(batches, self.config.world_size)
+        shares = [[batches[index] for index in place] for place in places]
+        return in_order(places, self._ranks.run(self._own, TrainerRank.score_reference, shares))
 
-    def _set_learning_rates(self) -> None:
-        rates = self.config.optimizer
-        scale = warmup_scale(self.step, rates.warmup_steps)
-        set_learning_rates(
-            self._optimizer, muon=scale * rates.muon_learning_rate, adam=scale * rates.learning_rate
-        )
-
-
-def warmup_scale(steps_taken: int, warmup_steps: int) -> float:
-    """Share of the learning rate for the next step: (steps taken + 1) / warm-up, at most 1."""
-    return 1.0 if warmup_steps == 0 else min(1.0, (steps_taken + 1) / warmup_steps)
-
-
-def _optimizer_config(config: PolicyOptimizerConfig) -> OptimizerConfig:
-    return OptimizerConfig(
-        kind=config.kind,
-        muon_learning_rate=config.muon_learning_rate,
-        adam_learning_rate=config.learning_rate,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        weight_decay=config.weight_decay,
-    )
+    def _check_ranks_agree(self) -> None:
+        nothing = [None] * self.config.world_size
+        states = self._ranks.run(self._own, TrainerRank.state, nothing)
+        if any(state != states[0] for state in states):
+            raise ClusterError(f"ranks were taken up at {states}, wanted one step and one checksum")

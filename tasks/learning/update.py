@@ -1,22 +1,22 @@
 """One optimiser step from a list of samples.
 
-Owns the order of things: which samples are computed, microbatches, gradients, clipping, the step,
-and what is measured on the way. Enters: a trainer model, its optimiser, samples. Leaves: moved
-weights and a StepReport. It neither builds models nor publishes.
+Owns the order of things: which samples are computed, microbatches, who computes which, and the
+report of what was measured on the way. Enters: samples. Leaves: moved weights and a StepReport that
+does not depend on the number of ranks. It neither builds models nor publishes; `share.py` computes.
 
-Shapes: B rows, T tokens, L MoE layers, K experts a token, N sampled tokens of a microbatch.
+Shapes: B rows, T tokens, N sampled tokens of a microbatch.
 """
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-from infra.errors import TrainingError
+from infra.errors import ClusterError, TrainingError
 from models.build import TrainerModel
-from tasks.learning.config import LearningConfig, RouterReplayConfig
-from tasks.learning.objective import policy_loss
-from tasks.learning.packing import Microbatch, pack
+from tasks.learning.config import LearningConfig
+from tasks.learning.packing import Microbatch, deal, pack
 from tasks.learning.report import (
     Mismatch,
     StepReport,
@@ -24,11 +24,19 @@ from tasks.learning.report import (
     measure_mismatch,
     measure_staleness,
 )
+from tasks.learning.share import ShareResult, ShareWork, StepShare, sum_rows_k1
 from tasks.records import Sample
+
+# Runs one share on each rank; answers in the order of ranks.
+RunShares = Callable[[list[StepShare]], list[ShareResult]]
+# By microbatch and row, k1 to the reference.
+ScoreRows = Callable[[Sequence[Microbatch]], list[list[float]]]
+
+Part = TypeVar("Part")
 
 
 class PolicyUpdate:
-    """The update of one model by one optimiser."""
+    """The update of one model by one optimiser; `run_shares` lets other ranks take part (None: there are none)."""
 
     def __init__(
         self,
@@ -36,11 +44,15 @@ class PolicyUpdate:
         optimizer: torch.optim.Optimizer,
         config: LearningConfig,
         clock: Callable[[], float],
+        run_shares: RunShares | None = None,
     ) -> None:
         self._model = model
-        self._optimizer = optimizer
         self._config = config
         self._clock = clock
+        if run_shares is None:
+            work = ShareWork(model, optimizer, config)
+            run_shares = lambda shares: [work.run(share) for share in shares]  # noqa: E731
+        self._run_shares = run_shares
 
     def step(
         self,
@@ -69,10 +81,7 @@ class PolicyUpdate:
             self._config.packing,
         )
         without_replay = self._mismatch_without_replay(microbatches, weight_version)
-        loss, scores = self._accumulate(microbatches)
-        gradient_norm = 0.0
-        if any(is_live):
-            gradient_norm = self._apply(step)
+        results, loss, scores = self._compute(microbatches, step=step, is_updated=any(is_live))
         equal_version = scores.weight_versions_N == weight_version
         equal = measure_mismatch(
             scores.trainer_logprobs_N[equal_version], scores.rollout_logprobs_N[equal_version]
@@ -94,7 +103,7 @@ class PolicyUpdate:
             reward_mean=_mean([sample.reward for sample in samples]),
             advantage_absolute_mean=_mean(np.abs(advantages)),
             loss=loss,
-            gradient_norm=gradient_norm,
+            gradient_norm=results[0].gradient_norm,
             entropy_nats=_mean(scores.entropy_N),
             mismatch_equal_version=equal,
             mismatch_all=measure_mismatch(scores.trainer_logprobs_N, scores.rollout_logprobs_N),
@@ -107,48 +116,38 @@ class PolicyUpdate:
             clipped_ratio=_mean(scores.is_clipped_N),
             capped_ratio=_mean(weights_N == self._config.objective.importance_cap),
             importance_weight_mean=_mean(weights_N),
-            replaced_routes_ratio=self._model.replaced_ratio(),
+            replaced_routes_ratio=sum(result.num_replaced for result in results)
+            / max(1, sum(result.num_replayed for result in results)),
             reference_k1_nats=reference_k1_nats,
             wall_seconds=wall_seconds,
             tokens_per_second=computed_tokens / wall_seconds if wall_seconds > 0 else 0.0,
         )
 
-    def _accumulate(self, microbatches: Sequence[Microbatch]) -> tuple[float, TokenScores]:
-        """Adds all gradients up. Returns the loss and the scores of all sampled tokens."""
-        self._model.train()
-        self._optimizer.zero_grad(set_to_none=True)
-        loss, parts = 0.0, []
-        for batch in microbatches:
-            mask_BT = torch.from_numpy(batch.loss_mask_BT)
-            logprobs_BT, entropy_BT = self._model.token_logprobs_and_entropy(
-                torch.from_numpy(batch.tokens_BT),
-                _routes(batch, self._config.router_replay),
-                mask_BT=mask_BT,
-                padding_BT=torch.from_numpy(batch.padding_BT),
-                plausibility_ratio=self._config.router_replay.plausibility_ratio,
+    def _compute(
+        self, microbatches: Sequence[Microbatch], *, step: int, is_updated: bool
+    ) -> tuple[list[ShareResult], float, TokenScores]:
+        """Lets the ranks compute. Returns their results, the loss and the scores of all sampled tokens."""
+        places = deal(microbatches, self._config.world_size)
+        results = self._run_shares(
+            [
+                StepShare(tuple(microbatches[index] for index in place), is_updated)
+                for place in places
+            ]
+        )
+        norm = results[0].gradient_norm
+        if not np.isfinite(norm):
+            raise TrainingError(
+                f"gradient norm is {norm} at step {step}, wanted a finite one; the weights were not touched"
             )
-            logprobs_N = logprobs_BT[mask_BT]
-            rollout_logprobs_N = batch.rollout_logprobs_BT[batch.loss_mask_BT]
-            advantages_BT = np.broadcast_to(batch.advantages_B[:, None], batch.tokens_BT.shape)
-            objective = policy_loss(
-                logprobs_N,
-                torch.from_numpy(rollout_logprobs_N),
-                torch.from_numpy(advantages_BT[batch.loss_mask_BT]),
-                self._config.objective,
+        checksums = [result.weights_checksum for result in results]
+        if len(set(checksums)) > 1:
+            raise ClusterError(
+                f"weights of the ranks after step {step} have checksums {checksums}, wanted one; "
+                "the newest step checkpoint is sound"
             )
-            objective.total.backward()
-            loss += float(objective.total.detach())
-            parts.append(
-                TokenScores(
-                    trainer_logprobs_N=logprobs_N.detach().numpy(),
-                    rollout_logprobs_N=rollout_logprobs_N,
-                    weight_versions_N=batch.weight_versions_BT[batch.loss_mask_BT],
-                    entropy_N=entropy_BT.detach()[mask_BT].numpy(),
-                    importance_weights_N=objective.importance_weights_N.numpy(),
-                    is_clipped_N=objective.is_clipped_N.numpy(),
-                )
-            )
-        return loss, TokenScores.concatenate(parts)
+        losses = in_order(places, [result.losses for result in results])
+        scores = in_order(places, [result.scores for result in results])
+        return results, sum(losses, 0.0), TokenScores.concatenate(scores)
 
     @torch.no_grad()
     def _mismatch_without_replay(
@@ -177,45 +176,36 @@ class PolicyUpdate:
             return measure_mismatch(np.zeros(0), np.zeros(0))
         return measure_mismatch(np.concatenate(trainer), np.concatenate(rollout))
 
-    def _apply(self, step: int) -> float:
-        """Clips and takes the optimiser step. Returns the norm before clipping."""
-        limit = self._config.optimizer.gradient_clip_norm
-        parameters = [weight for weight in self._model.parameters() if weight.grad is not None]
-        norm = float(
-            torch.nn.utils.clip_grad_norm_(parameters, float("inf") if limit is None else limit)
-        )
-        if not np.isfinite(norm):
-            self._optimizer.zero_grad(set_to_none=True)
-            raise TrainingError(
-                f"gradient norm is {norm} at step {step}, wanted a finite one; the weights were not touched"
-            )
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        return norm
 
-
-@torch.no_grad()
 def sum_k1(
     reference: TrainerModel, samples: Sequence[Sample], config: LearningConfig
 ) -> list[float]:
     """Per sample, the sum over its sampled tokens of log q(rollout) - log p(reference)."""
-    reference.eval()
+    return gather_k1(samples, config, lambda batches: sum_rows_k1(reference, batches))
+
+
+def gather_k1(
+    samples: Sequence[Sample], config: LearningConfig, score_rows: ScoreRows
+) -> list[float]:
+    """As sum_k1, with whoever scores the rows of microbatches."""
     sums = [0.0] * len(samples)
     chosen = [index for index, sample in enumerate(samples) if sample.segment.sampled_tokens]
     picked = [samples[index] for index in chosen]
-    for batch in pack(picked, [0.0] * len(picked), config.packing):
-        mask_BT = torch.from_numpy(batch.loss_mask_BT)
-        logprobs_BT = reference.token_logprobs(torch.from_numpy(batch.tokens_BT), mask_BT=mask_BT)
-        difference_BT = np.where(
-            batch.loss_mask_BT, batch.rollout_logprobs_BT - logprobs_BT.numpy(), 0.0
-        )
-        for row, index in enumerate(batch.sample_indices_B):
-            sums[chosen[index]] = float(difference_BT[row].sum(dtype=np.float64))
+    batches = pack(picked, [0.0] * len(picked), config.packing)
+    for batch, rows in zip(batches, score_rows(batches), strict=True):
+        for index, k1 in zip(batch.sample_indices_B, rows, strict=True):
+            sums[chosen[index]] = k1
     return sums
 
 
-def _routes(batch: Microbatch, config: RouterReplayConfig) -> torch.Tensor | None:
-    return torch.from_numpy(batch.routes_BTLK) if config.enabled else None
+def in_order(places: Sequence[Sequence[int]], parts: Sequence[Sequence[Part]]) -> list[Part]:
+    """What the ranks made of their microbatches, in the microbatches' own order."""
+    pairs = [
+        pair
+        for place, part in zip(places, parts, strict=True)
+        for pair in zip(place, part, strict=True)
+    ]
+    return [part for _, part in sorted(pairs, key=lambda pair: pair[0])]
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> float:

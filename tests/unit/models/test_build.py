@@ -99,7 +99,7 @@ def test_replayed_routes_are_the_ones_used(model: TrainerModel) -> None:
             routes_BTLK[:, :, layer].reshape(-1).long(), minlength=SMALL_SPEC.num_experts
         )
         assert torch.equal(used_LE[layer], wanted.float())
-    assert model.replaced_ratio() == 0.0
+    assert model.take_replay_counts()[1] == 0
 
 
 def test_live_routes_equal_no_replay(model: TrainerModel) -> None:

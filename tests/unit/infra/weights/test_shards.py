@@ -18,6 +18,7 @@ from infra.weights import (
     ChainSubscriber,
     ShardPublisher,
     TensorPart,
+    share_tensors,
     split_rows,
 )
 from infra.weights.manifest import TensorEntry, list_versions
@@ -183,6 +184,20 @@ def test_shards_a_torn_shard_record_is_never_committed(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="wanted a sealed"):
         publisher.publish(0, *own_shard(weights, 0, 2))
     assert list_versions(store, "c") == []
+
+
+@given(st.dictionaries(st.text(max_size=4), st.integers(0, 1000), max_size=12), st.integers(1, 5))
+@settings(deadline=None)
+def test_share_gives_each_tensor_to_one_shard_and_evens_the_bytes(
+    sizes_bytes: dict[str, int], num_shards: int
+) -> None:
+    shards = share_tensors(sizes_bytes, num_shards)
+    assert shards == share_tensors(dict(reversed(sizes_bytes.items())), num_shards)
+    assert shards.keys() == sizes_bytes.keys()
+    loads = [0] * num_shards
+    for name, shard in shards.items():
+        loads[shard] += sizes_bytes[name]
+    assert max(loads) - min(loads) <= max(sizes_bytes.values(), default=0)
 
 
 @pytest.mark.parametrize(("dropped", "message"), [(0, "wanted 0"), (1, "wanted 8"), (2, "reach")])

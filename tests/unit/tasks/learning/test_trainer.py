@@ -20,7 +20,8 @@ from tasks.learning.config import (
     PolicyOptimizerConfig,
     TrainerRequest,
 )
-from tasks.learning.trainer import RLTrainer, warmup_scale
+from tasks.learning.rank import warmup_scale
+from tasks.learning.trainer import RLTrainer
 from tests.unit.tasks.learning.samples import TINY, random_samples
 
 CHAIN = "run"
