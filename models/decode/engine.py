@@ -61,7 +61,6 @@ class DecodeEngine:
         drafts = depth + config.lookup_tokens  # copies may stand behind those of draft layers
         positions = self.max_context_tokens + drafts
         positions = whole_vectors(positions) if config.native or config.is_static else positions
-        self._weights = weights
         self._clock = clock
         self._slots = SlotTable(config.slots, positions, spec.vocab_size)
         noise = NoiseSource(spec.vocab_size)
@@ -86,6 +85,7 @@ class DecodeEngine:
             self._passes = EagerPasses(
                 self._slots, self._cache, trunk, native, noise, config.cache_policy
             )
+        self._weights = self._passes.load(weights)
         self._speculator = (
             Speculator(trunk, native, spec.hidden_size, depth, config, noise) if drafts else None
         )
@@ -156,8 +156,7 @@ class DecodeEngine:
         """The next token is made by these weights; running requests go on. Takes microseconds on the
         CPU, one copy of the weights on another device.
         """
-        self._passes.load(weights)
-        self._weights = weights
+        self._weights = self._passes.load(weights)
         self.statistics.swaps += 1
         if self.config.cache_policy is CachePolicy.EXACT:
             self._slots.drop_idle()
@@ -203,13 +202,9 @@ class DecodeEngine:
         statistics.count_step(
             len(decode_slots_B), int(gained_R.sum()), seconds, has_prefill=bool(spans)
         )
-        if self._speculator is not None and drafted is not None:
+        if self._speculator is not None and drafted is not None and not sampled.is_first_of_shape:
             self._speculator.gate.record(
-                len(decode_slots_B),
-                drafted.choice,
-                seconds,
-                int(gained_R.sum()),
-                has_match=drafted.has_match,
+                len(decode_slots_B), drafted.choice, seconds, int(gained_R.sum())
             )
         return finished
 

@@ -1,68 +1,60 @@
-"""Whether to draft, and how much, from measured gain.
+"""Whether to draft, and how, from measured gain.
 
 Owns `SpeculationGate`. Enters: what each decode-only step cost and gave. Leaves: the choice for the
-next step. Choices are numbers: 0 drafts nothing, d drafts with d layers, one more than the layers
-copies from the context, which is a choice only where the context has something to copy. Steps with
-and without such a match are measured apart, as are batch sizes.
+next step. Choices are numbers: 0 drafts nothing, d drafts with d layers; with copies, one more than
+the layers copies where the context has something to copy, and d more than that drafts with d layers
+where it has not. Choices are compared in stretches of steps, not step by step: a draft drives the
+trunk's weights out of the processor's caches, and the plain steps behind it pay for that. Batch
+sizes are measured apart.
 """
 
 from collections import deque
 
 import numpy as np
 
-_WINDOW_STEPS = 16  # measurements a depth and batch size that the gate looks back on
-_PROBE_ROUNDS = 6  # times each choice is tried in a probe
-_RECONSIDER_STEPS = 64  # between plain steps while drafting, which say what drafting is worth now
-_FIRST_PROBE_INTERVAL_STEPS = 128
-_LAST_PROBE_INTERVAL_STEPS = (
-    4096  # a depth that keeps losing is tried ever less often: under 0.2 % of steps
-)
-_MIN_GAIN_RATIO = 1.03  # drafting must beat plain decoding by more than noise
+_STRETCH_STEPS = 8  # consecutive steps of one choice while it is tried
+_SETTLING_STEPS = 2  # first steps of a stretch, which pay for the choice before
+_PROBE_ROUNDS = 2  # stretches of each choice in a probe
+_WINDOW_STEPS = 192  # measurements a choice that the gate looks back on
+_FIRST_RECONSIDER_STEPS = 128  # until a stretch of plain steps while drafting; doubles
+_LAST_RECONSIDER_STEPS = 512
+_FIRST_PROBE_INTERVAL_STEPS = 1024
+_LAST_PROBE_INTERVAL_STEPS = 16_384  # choices that keep losing are tried ever less often
+_MIN_GAIN_RATIO = 1.05  # drafting must beat plain decoding by more than noise
+_OUTLIER_RATIO = 3.0  # a step that took longer than so many medians was interrupted
 
 
 class SpeculationGate:
-    """Picks the choice with the most measured tokens a second in a situation."""
+    """Picks the choice with the most measured tokens a second."""
 
-    def __init__(self, max_depth: int, max_batch: int) -> None:
+    def __init__(self, max_depth: int, max_batch: int, *, has_copies: bool = False) -> None:
         self.max_depth = max_depth
         self.max_batch = max_batch
+        self._choices = (max_depth + 1) * (1 + has_copies)
         self.reset()
 
-    @property
-    def lookup_choice(self) -> int:
-        """The number that means copying from the context."""
-        return self.max_depth + 1
+    def layers_of(self, choice: int) -> int:
+        """Draft layers of a choice."""
+        return choice % (self.max_depth + 1)
+
+    def copies(self, choice: int) -> bool:
+        """Whether a choice copies where it can."""
+        return choice > self.max_depth
 
     def reset(self) -> None:
         """Forgets every measurement."""
-        self._courses: dict[tuple[int, bool], _Course] = {}
+        self._courses: dict[int, _Course] = {}
         self.verified_at_depth = np.zeros(self.max_depth, dtype=np.int64)
         self.accepted_at_depth = np.zeros(self.max_depth, dtype=np.int64)
 
-    def choose(self, batch: int, *, has_match: bool = False) -> int:
+    def choose(self, batch: int) -> int:
         """The choice for the next step."""
-        if batch > self.max_batch:
-            return 0
-        return self._course(batch, has_match).next_choice()
+        return 0 if batch > self.max_batch else self._course(batch).next_choice()
 
-    def record(
-        self, batch: int, choice: int, seconds: float, tokens: int, *, has_match: bool = False
-    ) -> None:
+    def record(self, batch: int, choice: int, seconds: float, tokens: int) -> None:
         """Adds one decode-only step."""
         if batch <= self.max_batch:
-            self._course(batch, has_match).record(choice, seconds / batch, tokens / batch)
-
-    def wants_match(self, batch: int) -> bool:
-        """Whether it matters if the context has something to copy: a search costs a few percent of
-        a fast step.
-        """
-        if batch > self.max_batch:
-            return False
-        with_match, without = self._course(batch, True), self._course(batch, False)
-        if not (with_match.is_plain and without.is_plain):
-            return True
-        with_match.rest()
-        return False
+            self._course(batch).record(choice, seconds / batch, tokens / batch)
 
     def count_accepted(self, accepted_B: np.ndarray, depth: int) -> None:
         """Counts, for each draft place, how often it was looked at (all before it accepted) and how
@@ -72,9 +64,9 @@ class SpeculationGate:
             self.verified_at_depth[place] += int((accepted_B >= place).sum())
             self.accepted_at_depth[place] += int((accepted_B > place).sum())
 
-    def preferred_depth(self, batch: int, *, has_match: bool = False) -> int:
-        """The choice that measured best so far in this situation; 0 is plain decoding."""
-        return self._course(batch, has_match).best if batch <= self.max_batch else 0
+    def preferred(self, batch: int) -> int:
+        """The choice that measured best so far; 0 is plain decoding."""
+        return self._course(batch).best if batch <= self.max_batch else 0
 
     def acceptance(self) -> list[float]:
         """Share accepted a draft place, given that the places before it were."""
@@ -85,74 +77,76 @@ class SpeculationGate:
             )
         ]
 
-    def _course(self, batch: int, has_match: bool) -> "_Course":
-        situation = ((batch - 1).bit_length(), has_match)
-        if situation not in self._courses:
-            self._courses[situation] = _Course(self.max_depth + 1 + has_match)
-        return self._courses[situation]
+    def _course(self, batch: int) -> "_Course":
+        size = (batch - 1).bit_length()
+        if size not in self._courses:
+            self._courses[size] = _Course(self._choices)
+        return self._courses[size]
 
 
 class _Course:
-    """Measurements and probing schedule of one situation."""
+    """Measurements and probing schedule of one batch size."""
 
     def __init__(self, choices: int) -> None:
         self.best = 0
         self._choices = choices
-        self._seconds: list[deque[float]] = [
-            deque(maxlen=_WINDOW_STEPS) for _ in range(self._choices)
+        self._steps: list[deque[tuple[float, float]]] = [
+            deque(maxlen=_WINDOW_STEPS) for _ in range(choices)
         ]
-        self._tokens: list[deque[float]] = [
-            deque(maxlen=4 * _WINDOW_STEPS) for _ in range(self._choices)
-        ]
-        self._probe_steps_left = _PROBE_ROUNDS * self._choices
-        self._steps_until_probe = 0
         self._interval_steps = _FIRST_PROBE_INTERVAL_STEPS
+        self._steps_until_probe = 0
+        self._reconsider_steps = _FIRST_RECONSIDER_STEPS
+        self._steps_until_plain = 0
+        self._probe_steps_left = self._probe_steps
+        self._last_choice, self._run_steps = -1, 0
+
+    @property
+    def _probe_steps(self) -> int:
+        return _PROBE_ROUNDS * _STRETCH_STEPS * self._choices
 
     def next_choice(self) -> int:
-        """Every choice in turn while probing, so that a slow moment of the machine hits all alike;
-        else the best, with a plain step now and then.
-        """
+        """Every choice in turn while probing; else the best, with a plain stretch now and then."""
         if self._probe_steps_left:
-            return self._probe_steps_left % self._choices
-        return 0 if self._steps_until_probe % _RECONSIDER_STEPS == 0 else self.best
+            return (self._probe_steps_left - 1) // _STRETCH_STEPS % self._choices
+        return 0 if self._steps_until_plain < _STRETCH_STEPS else self.best
 
     def record(self, choice: int, seconds: float, tokens: float) -> None:
-        self._seconds[choice].append(seconds)
-        self._tokens[choice].append(tokens)
+        self._run_steps = self._run_steps + 1 if choice == self._last_choice else 1
+        self._last_choice = choice
+        if self._run_steps > _SETTLING_STEPS:
+            self._steps[choice].append((seconds, tokens))
         if self._probe_steps_left:
             self._probe_steps_left -= 1
             if not self._probe_steps_left:
                 self._decide()
             return
         self._steps_until_probe -= 1
-        if not self._steps_until_probe:
-            self._probe_steps_left = _PROBE_ROUNDS * self._choices
-        elif self.best and self._steps_until_probe % _RECONSIDER_STEPS == 0:
+        if self._steps_until_probe <= 0:
+            self._probe_steps_left = self._probe_steps
+            return
+        self._steps_until_plain -= 1
+        if self._steps_until_plain <= 0:
             rates = self._rates(caution=0.0)
             self.best = self.best if rates[self.best] > rates[0] else 0
+            self._wait_for_plain()
 
-    def rest(self) -> None:
-        """A step that was not looked at brings the next probe closer too."""
-        self._steps_until_probe -= 1
-        if not self._steps_until_probe:
-            self._probe_steps_left = _PROBE_ROUNDS * self._choices
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the next step drafts nothing, whatever there is to draft."""
-        return not self._probe_steps_left and self.best == 0
+    def _wait_for_plain(self) -> None:
+        self._steps_until_plain = self._reconsider_steps
+        self._reconsider_steps = min(2 * self._reconsider_steps, _LAST_RECONSIDER_STEPS)
 
     def _rates(self, caution: float) -> list[float]:
         """Tokens a second of each choice; 0 for one that was never tried. `caution` is the standard
         errors that are taken off the tokens: a few lucky drafts are no gain yet.
         """
         rates = []
-        for tokens, seconds in zip(self._tokens, self._seconds, strict=True):
-            if not seconds:
+        for steps in self._steps:
+            if not steps:
                 rates.append(0.0)
                 continue
-            gained = np.mean(tokens) - caution * np.std(tokens) * len(tokens) ** -0.5
-            rates.append(float(gained / np.median(seconds)))
+            seconds, tokens = np.array(steps).T
+            gained = tokens.mean() - caution * tokens.std() * len(tokens) ** -0.5
+            spent = np.minimum(seconds, _OUTLIER_RATIO * np.median(seconds)).mean()
+            rates.append(float(gained / spent))
         return rates
 
     def _decide(self) -> None:
@@ -165,5 +159,8 @@ class _Course:
             if is_settled
             else _FIRST_PROBE_INTERVAL_STEPS
         )
+        if not is_settled:
+            self._reconsider_steps = _FIRST_RECONSIDER_STEPS
         self.best = winner
         self._steps_until_probe = self._interval_steps
+        self._wait_for_plain()

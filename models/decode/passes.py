@@ -38,6 +38,7 @@ class Sampled:
     tokens_R: np.ndarray
     logprobs_R: np.ndarray
     hidden_RD: Tensor | None  # None: the pass keeps what drafting needs by itself
+    is_first_of_shape: bool = False  # something was built for it: its time tells nothing
 
 
 class Passes(Protocol):
@@ -53,8 +54,8 @@ class Passes(Protocol):
         """Feeds all rows and samples after every decode row and completed prompt."""
         ...
 
-    def load(self, weights: DecodeWeights) -> None:
-        """Makes these weights the next pass's."""
+    def load(self, weights: DecodeWeights) -> DecodeWeights:
+        """Takes the next pass's weights; returns them as the passes hold them."""
         ...
 
 
@@ -74,8 +75,9 @@ class EagerPasses:
         self._trunk, self._native = trunk, native
         self._policy = policy
 
-    def load(self, weights: DecodeWeights) -> None:
-        """Nothing: each pass is given its weights."""
+    def load(self, weights: DecodeWeights) -> DecodeWeights:
+        """The weights themselves: each pass is given them."""
+        return weights
 
     def run(
         self,

@@ -22,7 +22,6 @@ from torch import Tensor
 from models.decode.config import EngineConfig
 from models.decode.forward import Trunk, add_product, linear
 from models.decode.gate import SpeculationGate
-from models.decode.lookup import find_continuations
 from models.decode.sampling import NoiseSource
 from models.decode.slots import SlotTable
 from models.decode.weights import DecodeWeights
@@ -33,16 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["Drafted", "SpeculationGate", "Speculator", "draft_logits"]
 
 
-_PATIENCE_STEPS = 32
-_LONGEST_PAUSE_STEPS = 256
-
-
 @dataclass(frozen=True, slots=True)
 class Drafted:
     """What one step verifies."""
 
     choice: int  # of the gate
-    has_match: bool  # the context had something to copy
     width: int = 1  # rows a slot: its last token and the drafts
     layered: int = 0  # drafts that draft layers made; they come first
     noise_BmV: np.ndarray | None = None  # of all rows, where drafting needed it already
@@ -60,77 +54,61 @@ class Speculator:
         config: EngineConfig,
         noise: NoiseSource,
     ) -> None:
-        self.gate = SpeculationGate(depth, config.speculation_max_batch)
+        has_copies = config.lookup_tokens > 0
+        self.gate = SpeculationGate(depth, config.speculation_max_batch, has_copies=has_copies)
         self._trunk, self._native = trunk, native
         self._noise = noise
         self._lookup_tokens = config.lookup_tokens
+        if has_copies:
+            from models.decode.lookup import find_continuations  # noqa: PLC0415 - loads numba
+
+            self._find_continuations = find_continuations
         self._is_drafted_in_pass = config.is_static  # and nothing is copied behind such drafts
-        self._hidden_SD = torch.zeros(config.slots, hidden_size)
-        self._misses = 0  # searches in a row that found nothing to copy
-        self._steps_to_skip = 0
+        self._hidden_SD = np.zeros((config.slots, hidden_size), dtype=np.float32)
 
     def remember(self, slots_R: np.ndarray, hidden_RD: Tensor) -> None:
         """Keeps the hidden state of the last fed position of each slot."""
-        self._hidden_SD.index_copy_(0, torch.from_numpy(slots_R), hidden_RD)
+        if self.gate.max_depth:
+            self._hidden_SD[slots_R] = hidden_RD.numpy()
 
     def propose(self, weights: DecodeWeights, table: SlotTable, slots_B: np.ndarray) -> Drafted:
-        """Writes the gate's choice of draft tokens behind each context; verified ones become part
-        of it.
+        """Writes draft tokens behind each context as the gate chooses; verified ones become part of
+        it.
         """
-        batch, has_match = len(slots_B), False
-        proposals_Bk = np.zeros((0, 0), dtype=np.int64)
-        if self._lookup_tokens and self._is_worth_a_search(batch):
-            proposals_Bk, found = find_continuations(table, slots_B, self._lookup_tokens)
-            has_match = 2 * found >= batch
-            self._misses = 0 if has_match else self._misses + 1
-            if self._misses and self._misses % _PATIENCE_STEPS == 0:
-                self._steps_to_skip = min(2 * self._misses, _LONGEST_PAUSE_STEPS)
-        choice = self.gate.choose(batch, has_match=has_match)
-        if choice == 0:
-            return Drafted(choice, has_match)
-        at_B = table.context_S[slots_B]
-        if choice == self.gate.lookup_choice:
-            places_Bk = at_B[:, None] + np.arange(self._lookup_tokens)
-            table.tokens_SC[slots_B[:, None], places_Bk] = proposals_Bk
-            return Drafted(choice, has_match, self._lookup_tokens + 1)
+        choice = self.gate.choose(len(slots_B))
+        is_copying, layers = self.gate.copies(choice), self.gate.layers_of(choice)
+        copied = self._copy(table, slots_B, 0) if is_copying else 0
+        if copied or not layers:
+            return Drafted(choice, 1 + copied)
         if self._is_drafted_in_pass:
-            return Drafted(choice, has_match, choice + 1, choice)
+            return Drafted(choice, 1 + layers, layers)
         noise_BmV = None
         if self._native is not None:
-            self._draft_native(self._native, weights, table, slots_B, choice)
+            self._draft_native(self._native, weights, table, slots_B, layers)
         else:
-            noise_BmV = step_noise(self._noise, table, slots_B, choice + 1)
+            noise_BmV = step_noise(self._noise, table, slots_B, layers + 1)
             self._draft_layers(weights, table, slots_B, noise_BmV)
-        copied = self._copy_behind(table, slots_B, choice)
+        copied = self._copy(table, slots_B, layers) if is_copying else 0
         if copied:
             noise_BmV = None  # of fewer rows than there are now
-        return Drafted(choice, has_match, choice + 1 + copied, choice, noise_BmV)
+        return Drafted(choice, 1 + layers + copied, layers, noise_BmV)
 
-    def _copy_behind(self, table: SlotTable, slots_B: np.ndarray, drafted: int) -> int:
-        """Copies from the context what followed the last drafts there, where copies were measured to pay;
-        returns the tokens added to each slot.
+    def _copy(self, table: SlotTable, slots_B: np.ndarray, drafted: int) -> int:
+        """Copies what followed the last tokens and the drafts behind them earlier in the context, if at
+        least half of the slots have that; returns the tokens added to each slot.
         """
-        batch = len(slots_B)
-        if self.gate.preferred_depth(batch, has_match=True) != self.gate.lookup_choice:
+        count = self._lookup_tokens
+        proposals_Bk, found = self._find_continuations(table, slots_B, count, drafted)
+        if 2 * found < len(slots_B):
             return 0
-        proposals_Bk, found = find_continuations(table, slots_B, self._lookup_tokens, drafted)
-        if 2 * found < batch:
-            return 0
-        places_Bk = (table.context_S[slots_B] + drafted)[:, None] + np.arange(self._lookup_tokens)
+        places_Bk = (table.context_S[slots_B] + drafted)[:, None] + np.arange(count)
         table.tokens_SC[slots_B[:, None], places_Bk] = proposals_Bk
-        return self._lookup_tokens
-
-    def _is_worth_a_search(self, batch: int) -> bool:
-        """A text that repeats nothing is searched ever less often."""
-        if self._steps_to_skip:
-            self._steps_to_skip -= 1
-            return False
-        return self.gate.wants_match(batch)
+        return count
 
     def _draft_layers(
         self, weights: DecodeWeights, table: SlotTable, slots_B: np.ndarray, noise_BmV: np.ndarray
     ) -> None:
-        hidden_BD = self._hidden_SD.index_select(0, torch.from_numpy(slots_B))
+        hidden_BD = torch.from_numpy(self._hidden_SD[slots_B])
         at_B = table.context_S[slots_B]
         tokens_B = table.tokens_SC[slots_B, at_B - 1]
         temperature_B = table.temperature_S[slots_B]
@@ -154,7 +132,7 @@ class Speculator:
         slots_B: np.ndarray,
         depths: int,
     ) -> None:
-        hidden_BD = self._hidden_SD.numpy()[slots_B]
+        hidden_BD = self._hidden_SD[slots_B]
         at_B = table.context_S[slots_B]
         tokens_B = table.tokens_SC[slots_B, at_B - 1]
         seed_keys_B, temperature_B = table.seed_keys_S[slots_B], table.temperature_S[slots_B]

@@ -84,7 +84,7 @@ class StaticPasses:
         self._table, self._cache = table, cache
         self._device = config.device
         self._weights = map_tensors(
-            weights, lambda tensor: torch.empty_like(tensor, device=self._device).copy_(tensor)
+            weights, lambda tensor: torch.empty_like(tensor, device=self._device)
         )
         self._tensors = list_tensors(self._weights)
         is_bf16 = weights.embedding_VD.dtype is torch.bfloat16
@@ -106,8 +106,10 @@ class StaticPasses:
         """Those met so far, in the order they were met."""
         return list(self._passes)
 
-    def load(self, weights: DecodeWeights) -> None:
-        """Overwrites the weights where they are; ValueError when they are of another layout."""
+    def load(self, weights: DecodeWeights) -> DecodeWeights:
+        """Overwrites the weights where they are, and returns those: the given ones may be dropped.
+        ValueError when they are of another layout; nothing is overwritten then.
+        """
         for kept, new in zip(self._tensors, list_tensors(weights), strict=True):
             if kept.shape != new.shape or kept.dtype is not new.dtype:
                 raise ValueError(
@@ -116,7 +118,10 @@ class StaticPasses:
                 )
         for kept, new in zip(self._tensors, list_tensors(weights), strict=True):
             kept.copy_(new, non_blocking=True)
+        if self._device == "cuda":
+            wait_for_device()  # else their memory could be given away before it is read
         self._weights = replace(self._weights, version=weights.version)
+        return self._weights
 
     def run(
         self,
@@ -126,8 +131,8 @@ class StaticPasses:
         drafted: Drafted | None,
     ) -> Sampled:
         """Feeds all rows and samples after every decode row and completed prompt."""
-        assert weights.version == self._weights.version, "the engine loads what it serves"
-        launched = []
+        assert weights is self._weights, "passes run what they loaded"
+        known, launched = len(self._passes), []
         if len(decode_slots_B):
             launched.append(self._launch_decode(decode_slots_B, drafted))
         for width, group in _by_width(spans, self._most_span_rows).items():
@@ -150,7 +155,11 @@ class StaticPasses:
             slots.append(kept.slots)
             self._collect(kept, tokens, logprobs, 1)
         return Sampled(
-            np.concatenate(slots), np.concatenate(tokens), np.concatenate(logprobs), None
+            slots=np.concatenate(slots),
+            tokens_R=np.concatenate(tokens),
+            logprobs_R=np.concatenate(logprobs),
+            hidden_RD=None,
+            is_first_of_shape=len(self._passes) > known,
         )
 
     @property

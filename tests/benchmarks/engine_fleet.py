@@ -138,18 +138,16 @@ async def measure_real(
                 context += (await fleet.generate(request)).token_ids
             await fleet.end_session(session)
 
+    healths = [await fleet.health() for fleet in fleets]
     processes = [
         psutil.Process(int(replica["process_id"]))
-        for fleet in fleets
-        for replica in (await fleet.health()).values()
+        for health in healths
+        for replica in health.values()
     ]
 
     async def made() -> tuple[float, float, float]:
-        tokens = sum(
-            replica["generated_tokens"]
-            for fleet in fleets
-            for replica in (await fleet.statistics()).values()
-        )
+        totals = [await fleet.statistics() for fleet in fleets]
+        tokens = sum(one["generated_tokens"] for total in totals for one in total.values())
         return tokens, time.perf_counter(), sum(sum(p.cpu_times()[:2]) for p in processes)
 
     players = [asyncio.create_task(play(index)) for index in range(SESSIONS)]

@@ -14,21 +14,11 @@ from tests.fakes.tiny_model import TINY, random_weights
 WEIGHTS = prepare_weights(TINY, random_weights(TINY), 0)
 
 
-class AlwaysLookUp(SpeculationGate):
-    """A gate that copies wherever there is something to copy."""
+class AlwaysCopy(SpeculationGate):
+    """A gate that drafts with its layers, if there are any, and copies wherever it can."""
 
-    def choose(self, batch: int, *, has_match: bool = False) -> int:
-        return self.lookup_choice if has_match else 0
-
-
-class AlwaysCopyBehind(SpeculationGate):
-    """A gate that drafts with its layers and believes in copies."""
-
-    def choose(self, batch: int, *, has_match: bool = False) -> int:
-        return self.max_depth
-
-    def preferred_depth(self, batch: int, *, has_match: bool = False) -> int:
-        return self.lookup_choice
+    def choose(self, batch: int) -> int:
+        return 2 * self.max_depth + 1
 
 
 def table_of(*contexts: tuple[int, ...]) -> SlotTable:
@@ -87,8 +77,7 @@ def test_copied_drafts_change_no_token(temperature: float, depth: int) -> None:
     config = EngineConfig(slots=4, lookup_tokens=4, speculation_depth=depth)
     copying = DecodeEngine(TINY, WEIGHTS, config)
     assert copying._speculator is not None
-    gate = AlwaysCopyBehind if depth else AlwaysLookUp
-    copying._speculator.gate = gate(depth, max_batch=4)
+    copying._speculator.gate = AlwaysCopy(depth, max_batch=4, has_copies=True)
     expected, generations = run(plain, requests), run(copying, requests)
     for one in requests:
         mine, theirs = generations[one.request_id], expected[one.request_id]
@@ -98,32 +87,22 @@ def test_copied_drafts_change_no_token(temperature: float, depth: int) -> None:
     assert sum(one.draft_tokens_accepted for one in generations.values()) > 0
 
 
-def test_copies_follow_the_drafts_of_layers() -> None:
+def test_copies_stand_behind_the_context_or_behind_drafts() -> None:
     config = EngineConfig(slots=1, lookup_tokens=4, speculation_depth=2)
     speculator = DecodeEngine(TINY, WEIGHTS, config)._speculator
     assert speculator is not None
-    speculator.gate = AlwaysCopyBehind(2, max_batch=1)
-    table = table_of(tuple(range(32)) * 2 + (3,))  # every pair of neighbours continues
-    drafted = speculator.propose(WEIGHTS, table, np.array([0]))
-    drafts = table.tokens_SC[0, 65:67].tolist()
-    has_place = (drafts[1] - drafts[0]) % 32 == 1
-    assert (drafted.layered, drafted.width) == (2, 1 + 2 + 4 * has_place)
-    table.tokens_SC[0, 65:67] = [8, 9]
-    assert speculator._copy_behind(table, np.array([0]), 2) == 4
-    assert table.tokens_SC[0, 67:71].tolist() == [10, 11, 12, 13]
-
-
-def test_a_text_without_repetition_is_searched_ever_less_often() -> None:
-    speculator = DecodeEngine(TINY, WEIGHTS, EngineConfig(lookup_tokens=4))._speculator
-    assert speculator is not None
-    table = table_of((1, 2, 3, 4, 5, 6))
-    searched = []
-    for _ in range(2000):
-        before = speculator._misses
-        speculator.propose(WEIGHTS, table, np.array([0]))
-        searched.append(speculator._misses != before)
-    assert sum(searched[:32]) == 32
-    assert sum(searched[-1000:]) < 150
+    speculator.gate = AlwaysCopy(2, max_batch=1, has_copies=True)
+    slots_B, repeats = np.array([0]), (*range(8, 24), 8, 9)
+    table = table_of(repeats)
+    drafted = speculator.propose(WEIGHTS, table, slots_B)
+    assert (drafted.layered, drafted.width) == (0, 1 + 4)
+    assert table.tokens_SC[0, 18:22].tolist() == [10, 11, 12, 13]
+    table = table_of((*repeats[:-1], 3))  # no pair of its last tokens: the layers draft
+    drafted = speculator.propose(WEIGHTS, table, slots_B)
+    assert drafted.layered == 2
+    table.tokens_SC[0, 18:20] = [8, 9]
+    assert speculator._copy(table, slots_B, 2) == 4
+    assert table.tokens_SC[0, 20:24].tolist() == [10, 11, 12, 13]
 
 
 def run(engine: DecodeEngine, requests: list[GenerateRequest]) -> dict[str, Generation]:

@@ -25,7 +25,7 @@ WEIGHTS = prepare_weights(TINY, CANONICAL, 0)
 class AlwaysDraft(SpeculationGate):
     """A gate that never measures."""
 
-    def choose(self, batch: int, *, has_match: bool = False) -> int:
+    def choose(self, batch: int) -> int:
         return self.max_depth
 
 
@@ -168,10 +168,37 @@ def test_the_gate_stops_drafting_that_does_not_pay_and_probes_ever_less() -> Non
 def test_the_gate_follows_a_draft_that_got_better() -> None:
     gate = SpeculationGate(1, 8)
     play(gate, {0: 1.0, 1: 1.5}, {0: 1.0, 1: 1.2}, 500)
-    assert gate.preferred_depth(1) == 0
+    assert gate.preferred(1) == 0
     gate.reset()  # what a weight swap that changed the draft layers asks for
     play(gate, {0: 1.0, 1: 1.2}, {0: 1.0, 1: 1.8}, 100)
-    assert gate.preferred_depth(1) == 1
+    assert gate.preferred(1) == 1
+
+
+def test_a_draft_that_slows_the_steps_behind_it_is_charged_for_them() -> None:
+    """Each draft step looks cheap; the plain ones that follow pay."""
+    gate, before, chosen = SpeculationGate(1, 8), 0, []
+    for _ in range(4000):
+        choice = gate.choose(1)
+        seconds = 1.25 if choice else 1.0 + 0.4 * before
+        gate.record(1, choice, seconds, 1 + (choice and 0.2))  # type: ignore[arg-type]
+        before = choice
+        chosen.append(choice)
+    assert set(chosen[-500:]) == {0}
+
+
+def test_one_interrupted_step_decides_nothing() -> None:
+    gate = SpeculationGate(1, 8)
+    for step in range(200):
+        choice = gate.choose(1)
+        slow = 100.0 if step in (5, 12) else 1.0
+        gate.record(1, choice, slow * (1.5 if choice else 1.0), 2 if choice else 1)
+    assert gate.preferred(1) == 1
+
+
+def test_choices_are_numbered_layers_first() -> None:
+    gate = SpeculationGate(2, 8, has_copies=True)
+    table = [(gate.layers_of(choice), gate.copies(choice)) for choice in range(6)]
+    assert table == [(0, False), (1, False), (2, False), (0, True), (1, True), (2, True)]
 
 
 def test_large_batches_never_draft() -> None:

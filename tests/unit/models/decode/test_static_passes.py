@@ -32,15 +32,24 @@ RULES = [
 class AlwaysDraft(SpeculationGate):
     """A gate that never measures."""
 
-    def choose(self, batch: int, *, has_match: bool = False) -> int:
+    def choose(self, batch: int, **_: object) -> int:
         return self.max_depth
 
 
-class CopyWhereItCan(SpeculationGate):
-    """A gate that copies whenever there is something to copy."""
+class Recording(AlwaysDraft):
+    """A gate that counts what it is told."""
 
-    def choose(self, batch: int, *, has_match: bool = False) -> int:
-        return self.lookup_choice if has_match else 0
+    told = 0
+
+    def record(self, batch: int, choice: int, seconds: float, tokens: int, **_: object) -> None:
+        self.told += 1
+
+
+class AlwaysCopy(Recording):
+    """A gate that copies from the context where it can."""
+
+    def choose(self, batch: int, **_: object) -> int:
+        return self.max_depth + 1
 
 
 def mixed_requests(count: int, new_tokens: int = 20) -> list[GenerateRequest]:
@@ -185,6 +194,29 @@ def test_drafts_made_inside_the_step_are_the_hosts(depth: int) -> None:
     assert fixed.accepted_tokens > 0
 
 
+def test_the_gate_is_not_told_the_time_of_a_step_that_builds_its_shape() -> None:
+    engine = make_engine(slots=4, speculation_depth=2)
+    gate = Recording(2, max_batch=4)
+    assert engine._speculator is not None
+    assert isinstance(engine._passes, StaticPasses)
+    engine._speculator.gate = gate
+    told = []
+    for turn in range(2):
+        one = GenerateRequest(f"turn-{turn}", f"s{turn}", (turn, 5, 2), 20, (), seed=7)
+        engine.submit(one)
+        engine.step()  # its prompt
+        steps = 0
+        while engine.has_work:
+            engine.step()
+            steps += 1
+        told.append(steps - gate.told)
+        gate.told = 0
+        engine.end_session(f"s{turn}")  # its slot is the next turn's
+    decoding = [bucket for bucket in engine._passes.buckets if bucket.samples_every_row]
+    assert told == [len(decoding), 0]
+    assert len(decoding) == 1
+
+
 def test_copied_drafts_are_verified_by_the_same_step() -> None:
     requests = [
         dataclasses.replace(one, token_ids=(*one.token_ids[-34:], 1, 2, 3, 1, 2, 3))
@@ -192,7 +224,7 @@ def test_copied_drafts_are_verified_by_the_same_step() -> None:
     ]
     engine = make_engine(slots=4, lookup_tokens=3)
     assert engine._speculator is not None
-    engine._speculator.gate = CopyWhereItCan(0, max_batch=4)
+    engine._speculator.gate = AlwaysCopy(0, max_batch=4, has_copies=True)
     assert_same(run(engine, requests), run(make_engine(fixed_shapes=False, slots=4), requests))
     assert engine.statistics.accepted_tokens > 0
 
