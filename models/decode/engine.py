@@ -204,11 +204,7 @@ class DecodeEngine:
         )
         if self._speculator is not None and drafted is not None and not sampled.is_first_of_shape:
             self._speculator.gate.record(
-                len(decode_slots_B),
-                drafted.choice,
-                seconds,
-                int(gained_R.sum()),
-                has_match=drafted.has_match,
+                len(decode_slots_B), drafted.choice, seconds, int(gained_R.sum())
             )
         return finished
 
