@@ -36,7 +36,7 @@ from infra.cluster.ray_start import start_ray, stop_ray
 from infra.cluster.workspace import Workspace
 from infra.engine.fleet import EngineFleet, start_replicas
 from infra.engine.parity import ParityMonitor
-from infra.errors import EngineError, ProblemError
+from infra.errors import ConfigError, EngineError, ProblemError
 from infra.ledger import Ledger
 from infra.objects import ObjectStore
 from infra.sandbox.fleet.repositories import RepositoryFleet
@@ -64,7 +64,7 @@ from tasks.rollout.worker import AttemptTicket
 
 logger = logging.getLogger(__name__)
 
-START_SECONDS = 180.0
+START_SECONDS = 180.0  # times the trainer's ranks
 STEP_SECONDS = 3600.0
 UPDATE_SECONDS = 120.0  # a replica that died is back within 10 on an idle machine
 ENDS_STEPS = 5  # first and last steps whose solve rate is told in the result
@@ -117,6 +117,7 @@ class ReinforcementRun:
             f"{request.run_id}.trainer",
             self._trainer_request(),
             self._objects,
+            num_cpus=_trainer_cpus(request.learning.world_size, self._workspace.settings.cpu_limit),
         )
         replicas = start_replicas(
             spec,
@@ -138,7 +139,9 @@ class ReinforcementRun:
         self._workers = RolloutFleet(workers, time.time)
         try:
             status: TrainerStatus = await self._ask(
-                self._trainer.status.remote(), "trainer start", START_SECONDS
+                self._trainer.status.remote(),
+                "trainer start",
+                START_SECONDS * request.learning.world_size,
             )
             versions = await self._engines.follow(self._objects, self._chain_id)
             self._orchestrator = self._make_orchestrator(status, versions)
@@ -408,6 +411,18 @@ class ReinforcementRun:
 
     async def _ask(self, reference: Any, what: str, limit_seconds: float) -> Any:
         return await asyncio.to_thread(wait_for, reference, what, limit_seconds)
+
+
+def _trainer_cpus(world_size: int, cpu_limit: int) -> float:
+    """Cores that Ray sets aside for the trainer; one rank shares its core with everything else."""
+    if world_size == 1:
+        return 0.0
+    if world_size > cpu_limit:
+        raise ConfigError(
+            f"[learning] world_size is {world_size}, wanted at most {cpu_limit}, the cores of this machine "
+            "(OSTINATO_CPU_LIMIT): the trainer's ranks are processes of one machine"
+        )
+    return float(world_size)
 
 
 def _mean(values: list[float]) -> float:

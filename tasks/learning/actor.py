@@ -1,7 +1,8 @@
-"""The trainer as a Ray actor: one process, one thread of arithmetic.
+"""The trainer as a Ray actor: one thread of arithmetic, in this process and in each further rank's.
 
 Owns TrainerActor. Enters: samples by Ray's object store. Leaves: plain records. While a version
-travels to the object store the step checkpoint is written; neither waits for the other. The
+travels to the object store the step checkpoint is written; neither waits for the other. A lost rank
+is a ClusterError now and at every later call: the run starts again from the newest checkpoint. The
 journal is the caller's: it marks groups as trained at step `status().step + 1` before `advance`,
 so that after a kill `reopen_after(run, status().step)` gives back exactly the groups that the
 restored weights have not seen.
@@ -101,5 +102,5 @@ class TrainerActor:
         )
 
     def close(self) -> None:
-        """Waits for what is under way."""
+        """Waits for what is under way and ends the other ranks."""
         self._trainer.close()

@@ -88,6 +88,8 @@ class RankGroup:
 
     def check_alive(self) -> None:
         """Raises when a rank is dead. Any thread may ask."""
+        if self._ended:
+            raise ClusterError(f"{self._name}: it has ended, {self._ended}")
         sentinels = [process.sentinel for process in self._processes]
         if dead := [sentinels.index(ready) + 1 for ready in wait(sentinels, 0)]:  # type: ignore[arg-type]
             raise ClusterError(f"{self._name}: rank {dead} is dead, wanted its shard of a version")
@@ -177,7 +179,7 @@ class RankGroup:
             process.join(END_SECONDS)
         if self._processes:
             close_process_groups()
-        self._pipes, self._processes = [], []
+        self._pipes, self._processes = [], []  # whoever waits has _ended to see
 
 
 def _serve(

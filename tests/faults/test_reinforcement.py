@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from infra.ledger import Ledger
 from infra.ledger.rows import JournalRow
 from infra.settings import Settings
 from infra.telemetry import read_metrics
+from tasks.learning.config import LearningConfig
 from tasks.rollout.config import RolloutConfig
 from tests.fakes.miniature import make_checkpoint, make_problem_set
 
@@ -28,7 +30,7 @@ STEPS = 6
 GROUPS_PER_STEP = 2
 
 
-def request_in(directory: Path) -> ReinforcementRequest:
+def request_in(directory: Path, world_size: int = 1) -> ReinforcementRequest:
     return ReinforcementRequest(
         run_id="killed",
         checkpoint_directory=str(make_checkpoint(directory / "start")),
@@ -39,23 +41,35 @@ def request_in(directory: Path) -> ReinforcementRequest:
             concurrent_trajectories=4,
             least_spread=0.0,
         ),
+        learning=LearningConfig(world_size=world_size),
         harness=HarnessConfig(max_turns=2, max_generated_tokens=48, context_tokens=128),
         max_steps=STEPS,
         engine_slots=4,
     )
 
 
-def kill_after_step(run: Path, step: int) -> None:
-    """Waits for a step's line, then kills the driver and everything it started, without warning."""
+def processes_after_step(run: Path, step: int) -> list[psutil.Process]:
+    """Waits for a step's line; the driver and everything it started."""
     while len(read_metrics(run / "metrics.jsonl")) < step and not (run / "failure.json").exists():
         time.sleep(0.02)
     mark = ProcessMark.model_validate_json((run / "child.pid").read_bytes())
     driver = psutil.Process(mark.pid)
-    for process in [driver, *driver.children(recursive=True)]:
+    return [driver, *driver.children(recursive=True)]
+
+
+def kill_after_step(run: Path, step: int) -> None:
+    """Kills all of them without warning."""
+    for process in processes_after_step(run, step):
         try:
             os.kill(process.pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
+
+
+def kill_trainer_rank_after_step(run: Path, step: int) -> None:
+    """Kills the trainer's second rank alone."""
+    [rank] = [p for p in processes_after_step(run, step) if "spawn_main" in " ".join(p.cmdline())]
+    rank.kill()
 
 
 def groups_by_step(rows: list[JournalRow]) -> dict[int, set[str]]:
@@ -67,10 +81,16 @@ def groups_by_step(rows: list[JournalRow]) -> dict[int, set[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_run_killed_between_steps_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    settings = Settings(home=tmp_path / "home")
-    request, run = request_in(tmp_path), tmp_path / "run"
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize(
+    ("world_size", "kill"),
+    [(1, kill_after_step), (2, kill_after_step), (2, kill_trainer_rank_after_step)],
+)
+def test_run_killed_between_steps_ends_as_if_it_had_not_been(
+    tmp_path: Path, world_size: int, kill: Callable[[Path, int], None]
+) -> None:
+    settings = Settings(home=tmp_path / "home", cpu_limit=2)
+    request, run = request_in(tmp_path, world_size), tmp_path / "run"
 
     def start() -> ReinforcementResult:
         return run_child(
@@ -81,7 +101,7 @@ def test_run_killed_between_steps_ends_as_if_it_had_not_been(tmp_path: Path) -> 
             settings=settings,
         )
 
-    killer = threading.Thread(target=kill_after_step, args=(run, 2), daemon=True)
+    killer = threading.Thread(target=kill, args=(run, 2), daemon=True)
     killer.start()
     with pytest.raises(ClusterError):
         start()

@@ -1,0 +1,166 @@
+"""SIGKILL and SIGSTOP of a rank that is not the first, during a step and during a publish: the trainer raises and never
+hangs, no version is half committed, and one made anew goes on from the newest step checkpoint.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.errors import ClusterError, StorageError
+from infra.objects import ObjectStore
+from infra.weights import ChainSubscriber
+from infra.weights.manifest import list_versions
+from models.build import build_trainer_model
+from models.checkpoint import save_checkpoint
+from tasks.learning.actor import TrainerActor
+from tasks.learning.config import LearningConfig, ObjectiveConfig, PackingConfig, TrainerRequest
+from tasks.learning.share import ShareResult, ShareWork, StepShare
+from tasks.learning.trainer import RLTrainer
+from tasks.records import Sample
+from tests.faults.weight_chain_programs import TroubledStore
+from tests.unit.infra.weights.strategies import same_bits
+from tests.unit.tasks.learning.samples import TINY, random_samples
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+CHAIN = "run"
+PATIENCE_SECONDS = 20.0
+
+
+def make_request(directory: Path) -> TrainerRequest:
+    model = build_trainer_model(TINY, seed=3)
+    start = save_checkpoint(directory / "start", TINY, model.export_weights())
+    return TrainerRequest(
+        config=LearningConfig(
+            world_size=2,
+            objective=ObjectiveConfig(loss_divisor_tokens=64),
+            packing=PackingConfig(bucket_tokens=(16, 40), microbatch_tokens=80),
+        ),
+        checkpoint_directory=str(start),
+        work_directory=str(directory / "work"),
+        object_store_url=f"file://{directory}/objects",
+        chain_id=CHAIN,
+    )
+
+
+def batch(seed: int) -> list[Sample]:
+    return random_samples(build_trainer_model(TINY, seed=3), 9, seed=seed)
+
+
+def open_store(request: TrainerRequest) -> ObjectStore:
+    return ObjectStore.from_url(request.object_store_url)
+
+
+def rank_pids() -> list[int]:
+    """The other ranks among this process's children."""
+    found = []
+    for child in psutil.Process().children():
+        command = child.cmdline()
+        if any("spawn_main" in word for word in command):
+            found.append(child.pid)
+    return found
+
+
+class WorkAfterSignal:
+    """Sends another process a signal before it computes its share of a step."""
+
+    def __init__(self, work: ShareWork, pid: int, ending: signal.Signals) -> None:
+        self._work, self._pid, self._ending = work, pid, ending
+
+    def run(self, share: StepShare) -> ShareResult:
+        os.kill(self._pid, self._ending)
+        return self._work.run(share)
+
+
+def check_goes_on(request: TrainerRequest, version: int) -> None:
+    """A trainer made anew, as a restart makes one, starts from step 1 and publishes above `version`."""
+    batches = [batch(2)]
+    store = open_store(request)
+    trainer = RLTrainer(request, store)
+    try:
+        assert trainer.step == 1
+        trainer.train_step(batches[0])
+        assert trainer.publish().version > version
+        newest = list_versions(store, CHAIN)[-1]
+        assert same_bits(ChainSubscriber(store, CHAIN).fetch(newest), trainer.export_weights())
+    finally:
+        trainer.close()
+    assert rank_pids() == []
+
+
+def check_chain_is_whole(store: ObjectStore) -> int:
+    versions = list_versions(store, CHAIN)
+    for version in versions:
+        ChainSubscriber(store, CHAIN).fetch(version)
+    return versions[-1]
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSTOP])
+def test_rank_ended_during_a_step_ends_the_trainer_which_goes_on_anew(
+    tmp_path: Path, ending: signal.Signals
+) -> None:
+    request, batches = make_request(tmp_path), [batch(1), batch(2)]
+    trainer = RLTrainer(request, open_store(request), rank_patience_seconds=PATIENCE_SECONDS)
+    [pid] = rank_pids()
+    trainer.train_step(batches[0])
+    trainer.publish()
+    trainer.save()
+    trainer._own._work = WorkAfterSignal(trainer._own._work, pid, ending)  # type: ignore[assignment]
+    with pytest.raises(ClusterError, match="the trainer of run, 2 ranks"):
+        trainer.train_step(batches[1])
+    with pytest.raises(ClusterError, match="takes no orders any more"):
+        trainer.train_step(batches[1])
+    trainer.close()
+    assert not psutil.pid_exists(pid)
+    newest = check_chain_is_whole(open_store(request))
+    check_goes_on(request, newest)
+
+
+def test_rank_killed_during_a_publish_leaves_no_half_version(tmp_path: Path) -> None:
+    request, batches = make_request(tmp_path), [batch(1), batch(2)]
+    plain = open_store(request)
+    pids: list[int] = []
+
+    def kill_at_the_plan_of_version_2(operation: str, key: str) -> None:
+        """Before any rank knows what to write, so the other one's shard cannot lie there yet."""
+        if operation == "put" and key.startswith(f"chains/{CHAIN}/00000002/plan."):
+            os.kill(pids[0], signal.SIGKILL)
+
+    actor = ActorWithStore(request, plain, kill_at_the_plan_of_version_2)
+    pids.extend(rank_pids())
+    actor.advance(batches[0])
+    with pytest.raises((ClusterError, StorageError), match="trainer of run"):
+        actor.advance(batches[1], save=False)
+    with pytest.raises(ClusterError):
+        actor.advance(batches[1])
+    with contextlib.suppress(ClusterError):  # why the upload ended, unless advance told it already
+        actor.close()
+    assert list_versions(plain, CHAIN) == [0, 1]
+    assert check_chain_is_whole(plain) == 1
+    check_goes_on(request, 1)
+
+
+class ActorWithStore(TrainerActor):
+    """The actor, whose own publisher meets `before` at each operation."""
+
+    def __init__(
+        self, request: TrainerRequest, store: ObjectStore, before: Callable[[str, str], None]
+    ) -> None:
+        super().__init__(request, store)
+        publisher = self._trainer._publisher
+        publisher._objects = TroubledStore(store, before)
+
+
+def test_ranks_end_with_the_first_one(tmp_path: Path) -> None:
+    """However rank 0 ends, its pipe ends with it, and a rank that waits for orders ends at once."""
+    request = make_request(tmp_path)
+    trainer = RLTrainer(request, open_store(request))
+    [pid] = rank_pids()
+    trainer._ranks._pipes[0].close()
+    assert psutil.Process(pid).wait(PATIENCE_SECONDS) == 0
+    trainer.close()
