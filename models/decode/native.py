@@ -1,8 +1,12 @@
 """The door to compiled decoding: importing the rest loads numba, so that it happens only where asked.
 
-Owns `load_native_trunk`, the one place that imports it. Leaves: a `NativeTrunk`.
+Owns `load_native_trunk`, the one place that imports it, and `drop_stale_code`. Leaves: a
+`NativeTrunk`.
 """
 
+import contextlib
+import hashlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -18,6 +22,26 @@ def load_native_trunk(
     spec: ModelSpec, rotation_C1d: Tensor, cache: SlotCache, rows: int
 ) -> "NativeTrunk":
     """Compiled loops for a shape; `rows` is the most that one step feeds."""
+    drop_stale_code(Path(__file__).parent)
     from models.decode.native_trunk import NativeTrunk  # noqa: PLC0415 - importing it compiles
 
     return NativeTrunk(spec, rotation_C1d, cache, rows)
+
+
+def drop_stale_code(folder: Path) -> None:
+    """Deletes what numba compiled from `native_*.py` before any of these files changed.
+
+    numba compares a function's own file only, so a change in a function that it calls, in another
+    file, would go unseen: https://numba.readthedocs.io/en/stable/developer/caching.html
+    """
+    sources = sorted(folder.glob("native_*.py"))
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    cache = folder / "__pycache__"
+    stamp = cache / "native_sources.sha256"
+    with contextlib.suppress(OSError):  # a folder that cannot be written to holds no code either
+        if stamp.exists() and stamp.read_text() == digest:
+            return
+        for compiled in cache.glob("native_*.nb[ci]"):
+            compiled.unlink(missing_ok=True)
+        cache.mkdir(exist_ok=True)
+        stamp.write_text(digest)

@@ -1,10 +1,13 @@
 """Compiled decoding computes what the eager trunk computes, and a row never sees its neighbours."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from models.decode.engine import CachePolicy, DecodeEngine, EngineConfig
+from models.decode.native import drop_stale_code
 from models.decode.native_kernels import exponential, multiply_packed
 from models.decode.native_sampling import race_rows
 from models.decode.packed import pack_matrix, whole_vectors
@@ -188,3 +191,15 @@ def test_shapes_that_do_not_fill_vectors_are_refused_by_name() -> None:
 def test_native_decoding_in_bfloat16_is_refused() -> None:
     with pytest.raises(ValueError, match="float32 only"):
         EngineConfig(native=True, precision=Precision.BF16)
+
+
+def test_code_compiled_from_other_sources_is_dropped(tmp_path: Path) -> None:
+    source, compiled = tmp_path / "native_tiles.py", tmp_path / "__pycache__" / "native_trunk.f.nbi"
+    source.write_text("one")
+    drop_stale_code(tmp_path)
+    compiled.write_bytes(b"code that calls native_tiles")
+    drop_stale_code(tmp_path)
+    assert compiled.exists()
+    source.write_text("two")
+    drop_stale_code(tmp_path)
+    assert not compiled.exists()
