@@ -2,17 +2,56 @@
 
 Owns every call into `torch.cuda` of the decode engine. Written against torch's API and never run on
 a GPU: what a captured step computes is proven on the CPU and under fake CUDA tensors, the capture
-itself is not. Enters: a step without arguments. Leaves: a function that replays it.
+itself is not. Enters: steps without arguments, copies. Leaves: functions that run the steps.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 _WARM_UPS = 2  # products choose their algorithms and allocate workspaces before the capture
 _GROUPED_CAPABILITY = (9, 0)  # below it torch's grouped product reads the offsets on the host
+
+
+class CudaDevice:
+    """The current CUDA device and its current stream, with or without graphs."""
+
+    name = "cuda"
+
+    def __init__(self, *, has_graphs: bool) -> None:
+        check_device(self.name)
+        self.has_grouped_products = torch.cuda.get_device_capability() >= _GROUPED_CAPABILITY
+        # Memory that all graphs share: no result of one outlives its replay there.
+        self._pool = torch.cuda.graph_pool_handle() if has_graphs else None
+
+    def reserve_host(self, words: int, dtype: torch.dtype) -> Tensor:
+        """Zeros in pinned memory."""
+        return torch.zeros(words, dtype=dtype, pin_memory=True)
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Queues a copy."""
+        target.copy_(source, non_blocking=True)
+
+    def prepare(self, step: Callable[[], None]) -> Callable[[], None]:
+        """Captures a step that reads and writes fixed buffers only; returns its replay."""
+        if self._pool is None:
+            return step
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(_WARM_UPS):
+                step()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: another thread may be staging weights
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            step()
+        return graph.replay
+
+    def wait(self) -> None:
+        """Until everything that was queued is done."""
+        torch.cuda.current_stream().synchronize()
 
 
 def check_device(device: str) -> None:
@@ -24,33 +63,6 @@ def check_device(device: str) -> None:
         )
 
 
-def has_grouped_products() -> bool:
-    """Whether the device multiplies bf16 rows by expert without asking the host."""
-    return torch.cuda.get_device_capability() >= _GROUPED_CAPABILITY
-
-
-def capture_graph(step: Callable[[], None], pool: Any) -> Callable[[], None]:
-    """Captures a step that reads and writes fixed buffers only; returns its replay. The warm-ups run
-    it for real, so its inputs must change nothing.
-    """
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
-        for _ in range(_WARM_UPS):
-            step()
-    torch.cuda.current_stream().wait_stream(beside)
-    graph = torch.cuda.CUDAGraph()
-    # thread_local: another thread may be staging weights
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        step()
-    return graph.replay
-
-
-def open_graph_pool() -> Any:
-    """Memory that all graphs of an engine share: no result outlives its replay in it."""
-    return torch.cuda.graph_pool_handle()
-
-
 def copy_beside(tensor: Tensor, device: str) -> Tensor:
     """A copy on the device that decoding does not wait for; done when this returns."""
     stream = torch.cuda.Stream()
@@ -58,8 +70,3 @@ def copy_beside(tensor: Tensor, device: str) -> Tensor:
         copied = torch.empty_like(tensor, device=device).copy_(tensor)
     stream.synchronize()
     return copied
-
-
-def wait_for_device() -> None:
-    """Until everything that was queued is done."""
-    torch.cuda.current_stream().synchronize()

@@ -19,7 +19,7 @@ import torch
 from models.decode.batch import PrefillSpan
 from models.decode.cache import SlotCache
 from models.decode.config import CachePolicy, EngineConfig
-from models.decode.cuda_device import check_device
+from models.decode.device import open_device
 from models.decode.forward import Trunk
 from models.decode.native import load_native_trunk
 from models.decode.packed import whole_vectors
@@ -72,10 +72,10 @@ class DecodeEngine:
         self._passes: Passes
         native = None
         if config.is_static:
-            check_device(config.device)
-            self._cache = StaticCache(*cache_of, config.device)
+            device = open_device(config)
+            self._cache = StaticCache(*cache_of, device.name)
             self._passes = StaticPasses(
-                spec, weights, config, self._slots, self._cache, drafts=depth > 0
+                spec, weights, config, self._slots, self._cache, device, drafts=depth > 0
             )
         else:
             self._cache = SlotCache(*cache_of)

@@ -2,7 +2,7 @@
 
 Owns `StaticPasses`: the choice of buckets, the packed buffers, one graph a bucket captured at its
 first use, and the weights in buffers that a swap overwrites in place, so that no graph is captured
-twice. Enters: what `EagerPasses` enters. Leaves: the same. A step is one pass for all decode rows
+twice. Enters: what enters `EagerPasses`. Leaves: the same. A step is one pass for all decode rows
 and one for each length of prompt spans; each is one copy in and one out, and the host waits once,
 at the end. On the CPU the same steps run uncaptured.
 
@@ -11,20 +11,13 @@ Shapes: B decoding slots, A segments, W rows a segment, R sampled rows, N rows.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from models.decode.batch import PrefillSpan
 from models.decode.config import EngineConfig
-from models.decode.cuda_device import (
-    capture_graph,
-    has_grouped_products,
-    open_graph_pool,
-    wait_for_device,
-)
+from models.decode.device import Device
 from models.decode.passes import Sampled, completed, store_routes
 from models.decode.slots import SlotTable
 from models.decode.speculation import Drafted
@@ -77,14 +70,15 @@ class StaticPasses:
         config: EngineConfig,
         table: SlotTable,
         cache: StaticCache,
+        device: Device,
         *,
         drafts: bool,
     ) -> None:
         self._spec, self._config = spec, config
         self._table, self._cache = table, cache
-        self._device = config.device
+        self._device = device
         self._weights = map_tensors(
-            weights, lambda tensor: torch.empty_like(tensor, device=self._device)
+            weights, lambda tensor: torch.empty_like(tensor, device=device.name)
         )
         self._tensors = list_tensors(self._weights)
         is_bf16 = weights.embedding_VD.dtype is torch.bfloat16
@@ -93,12 +87,10 @@ class StaticPasses:
         self._trunk = StaticTrunk(
             spec,
             cache,
-            config.device,
-            is_grouped=is_bf16 and (config.device == "cpu" or has_grouped_products()),
+            device.name,
+            is_grouped=is_bf16 and device.has_grouped_products,
             drafts=drafts,
         )
-        self._is_captured = config.device == "cuda" and config.cuda_graphs
-        self._pool: Any = open_graph_pool() if self._is_captured else None
         self._passes: dict[Bucket, _Pass] = {}
 
     @property
@@ -117,9 +109,8 @@ class StaticPasses:
                     f", wanted {tuple(kept.shape)} {kept.dtype} as in the version before"
                 )
         for kept, new in zip(self._tensors, list_tensors(weights), strict=True):
-            kept.copy_(new, non_blocking=True)
-        if self._device == "cuda":
-            wait_for_device()  # else their memory could be given away before it is read
+            self._device.copy(kept, new)
+        self._device.wait()  # else their memory could be given away before it is read
         self._weights = replace(self._weights, version=weights.version)
         return self._weights
 
@@ -137,8 +128,7 @@ class StaticPasses:
             launched.append(self._launch_decode(decode_slots_B, drafted))
         for width, group in _by_width(spans, self._most_span_rows).items():
             launched.append(self._launch_spans(width, group))
-        if self._device == "cuda":
-            wait_for_device()
+        self._device.wait()
         for one in launched:
             self._store_routes(one)
         slots, tokens, logprobs = [], [], []
@@ -246,30 +236,22 @@ class StaticPasses:
 
     def _make_pass(self, bucket: Bucket) -> _Pass:
         """Buffers of a bucket, and its graph where there are graphs."""
-        is_cuda, spec = self._device == "cuda", self._spec
-        host_in = torch.zeros(bucket.input_words, dtype=torch.int64, pin_memory=is_cuda)
-        host_out = torch.zeros(bucket.output_words(spec), dtype=torch.int32, pin_memory=is_cuda)
+        spec, device = self._spec, self._device
+        host_in = device.reserve_host(bucket.input_words, torch.int64)
+        host_out = device.reserve_host(bucket.output_words(spec), torch.int32)
         inputs = clear_inputs(bucket, host_in, self._cache.scratch_slot)
-        outputs = split_outputs(bucket, spec, host_out)
-        if not is_cuda:
-            return _Pass(inputs, outputs, lambda: self._step(bucket, host_in, host_out))
-        device_in = host_in.to(self._device)
-        device_out = torch.zeros_like(host_out, device=self._device)
-
-        def step() -> None:
-            self._step(bucket, device_in, device_out)
-
-        replay = capture_graph(step, self._pool) if self._is_captured else step
+        device_in = host_in.to(device.name, copy=True)
+        device_out = torch.zeros_like(host_out, device=device.name)
+        run_step = device.prepare(
+            lambda: self._trunk.run(bucket, self._weights, device_in, device_out)
+        )
 
         def launch() -> None:
-            device_in.copy_(host_in, non_blocking=True)
-            replay()
-            host_out.copy_(device_out, non_blocking=True)
+            device.copy(device_in, host_in)
+            run_step()
+            device.copy(host_out, device_out)
 
-        return _Pass(inputs, outputs, launch)
-
-    def _step(self, bucket: Bucket, input_words: Tensor, output_words: Tensor) -> None:
-        self._trunk.run(bucket, self._weights, input_words, output_words)
+        return _Pass(inputs, split_outputs(bucket, spec, host_out), launch)
 
     def _collect(
         self, one: _Launched, tokens: list[np.ndarray], logprobs: list[np.ndarray], width: int

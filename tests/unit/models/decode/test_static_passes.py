@@ -13,6 +13,7 @@ from models.decode.protocol import GenerateRequest, Generation
 from models.decode.static_cache import StaticCache
 from models.decode.static_passes import StaticPasses
 from models.decode.weights import DecodeWeights, Precision, prepare_weights
+from tests.fakes.late_device import LateDevice
 from tests.fakes.tiny_model import TINY, random_weights
 
 WEIGHTS = prepare_weights(TINY, random_weights(TINY), version=3)
@@ -69,6 +70,24 @@ def make_engine(
 ) -> DecodeEngine:
     config = EngineConfig(**({"slots": 8, "fixed_shapes": fixed_shapes} | changes))  # type: ignore[arg-type]
     return DecodeEngine(TINY, weights, config)
+
+
+def make_late_engine(**changes: object) -> tuple[DecodeEngine, LateDevice]:
+    """An engine whose device does nothing before it is waited for."""
+    engine, device = make_engine(**changes), LateDevice()
+    assert isinstance(engine._cache, StaticCache)
+    engine._passes = StaticPasses(
+        TINY,
+        WEIGHTS,
+        engine.config,
+        engine._slots,
+        engine._cache,
+        device,
+        drafts=engine.config.speculation_depth > 0,
+    )
+    engine._weights = engine._passes.load(WEIGHTS)
+    device.waits = 0
+    return engine, device
 
 
 def run(engine: DecodeEngine, requests: list[GenerateRequest]) -> dict[str, Generation]:
@@ -172,6 +191,34 @@ def test_weights_of_another_precision_are_refused_and_the_old_ones_kept() -> Non
         engine.swap_weights(rounded)
     requests = mixed_requests(3)
     assert_same(run(engine, requests), run(make_engine(fixed_shapes=False), requests))
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_device_that_lags_behind_changes_nothing(depth: int) -> None:
+    """No result is read before the wait, no buffer written before the device has read it, and the
+    warm-ups of a capture leave no trace.
+    """
+    requests = mixed_requests(14)
+    engine, device = make_late_engine(speculation_depth=depth, prefill_tokens_per_step=40)
+    if engine._speculator is not None:
+        engine._speculator.gate = AlwaysDraft(depth, max_batch=8)
+    assert_same(run(engine, requests), run(make_engine(fixed_shapes=False), requests))
+    assert isinstance(engine._passes, StaticPasses)
+    assert device.captures == len(engine._passes.buckets)
+    assert device.waits == engine.statistics.steps
+
+
+def test_a_swap_captures_nothing_again() -> None:
+    engine, device = make_late_engine()
+    requests = mixed_requests(8)
+    run(engine, requests)
+    for one in requests:
+        engine.end_session(one.session_id)
+    captures = device.captures
+    engine.swap_weights(LATER_WEIGHTS)
+    later = make_engine(fixed_shapes=False, weights=LATER_WEIGHTS)
+    assert_same(run(engine, requests), run(later, requests))
+    assert device.captures == captures
 
 
 @pytest.mark.parametrize("depth", [1, 2])
