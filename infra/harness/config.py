@@ -74,6 +74,11 @@ class HarnessConfig(BaseModel):
     line_numbers: Literal["tags", "plain"] = Field(
         default="tags", description="<L3> in front of shown lines (line edits possible), or '3: '"
     )
+    place_tags: bool = Field(
+        default=False,
+        description="a line tag before each place that grep and codebase_search name; read_file "
+        "takes it for the function there",
+    )
     summarise_at_tokens: int | None = Field(
         default=None, description="context length that asks for a summary; None: never"
     )
@@ -118,6 +123,8 @@ class HarnessConfig(BaseModel):
                 f"tool is {unknown[0]!r}, wanted one of the {self.dialect} dialect: "
                 f"{', '.join(known)}"
             )
+        if self.place_tags and self.dialect != "compact":
+            raise ValueError("place_tags is true, wanted false: only the compact dialect has tags")
         shortest = SHORTEST_RESULT_CHARACTERS * self.max_calls_per_turn
         if self.turn_limit_characters is not None and self.turn_limit_characters < shortest:
             raise ValueError(
@@ -159,6 +166,7 @@ LATER_FIELDS = (
     "announce_turns",
     "announce_tokens",
     "infrastructure_retries",
+    "place_tags",
 )
 
 

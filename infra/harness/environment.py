@@ -39,6 +39,7 @@ class HarnessState:
     """What the harness knows from earlier calls of the attempt."""
 
     region: Region | None = None
+    places: dict[str, tuple[str, int]] = field(default_factory=dict)  # of the last search result
     originals: dict[str, str | None] = field(default_factory=dict)  # None: the file is new
     todo: str = ""
     todos: dict[str, str] = field(default_factory=dict)  # item -> its mark

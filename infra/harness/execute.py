@@ -32,6 +32,7 @@ from infra.harness.environment import AgentEnvironment, ToolFailure, ToolRefusal
 from infra.harness.file_tools import edit_file, list_dir, read_file, read_lints, write_file
 from infra.harness.other_tools import ask_user, codebase_search, grep, run_terminal, todo_write
 from infra.harness.parse import ParsedCall
+from infra.harness.places import LISTING_TOOLS, follow_place, tag_places
 from infra.harness.regions import RegionError
 from infra.harness.report import cut_lines, cut_middle, share_out
 from infra.harness.terminal_tools import run_terminal as run_full_terminal
@@ -102,6 +103,8 @@ async def execute_calls(
     not mend.
     """
     calls = _with_ids(calls, turn) if config.dialect == "full" else calls
+    if config.place_tags:  # before any call runs: a tag means what the model has read
+        calls = [await follow_place(call, environment) for call in calls]
     touched = [_touched(call, config) for call in calls]
     tasks: list[asyncio.Task[_Ran]] = []
     async with asyncio.TaskGroup() as group:
@@ -112,7 +115,7 @@ async def execute_calls(
     for ran in done:
         if ran.failure is not None:
             raise ran.failure
-    texts = _word_results(calls, done, config)
+    texts = _word_results(calls, done, environment, config)
     return [
         CallResult(text, _record(call, ran, text))
         for call, ran, text in zip(calls, done, texts, strict=True)
@@ -134,10 +137,18 @@ def _with_ids(calls: Sequence[ParsedCall], turn: int) -> list[ParsedCall]:
 
 
 def _word_results(
-    calls: Sequence[ParsedCall], done: Sequence[_Ran], config: HarnessConfig
+    calls: Sequence[ParsedCall],
+    done: Sequence[_Ran],
+    environment: AgentEnvironment,
+    config: HarnessConfig,
 ) -> list[str]:
     """The results as the model reads them, each under its own limit and all under the turn's."""
     texts = [ran.output if isinstance(ran.output, str) else ran.output() for ran in done]
+    if config.place_tags:
+        for index, call in enumerate(calls):
+            if call.tool in LISTING_TOOLS:
+                texts[index], places = tag_places(texts[index])
+                environment.state.places = places or environment.state.places
     limits = [config.result_limit_characters] * len(texts)
     if config.turn_limit_characters is not None:
         lengths = [min(len(text), config.result_limit_characters) for text in texts]

@@ -6,12 +6,14 @@ second edit replaces the first. No sandbox here.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from models.rendering.vocabulary import line_tag
 
 _LINE_ITEM = re.compile(r"<L(\d+)>")
 _LINES = re.compile(r"^(.*?):(\d+)(?:-(\d+))?$")
+_OPENING = re.compile(r"\s*(?:async\s+def|def|class)\s+(\w+)")
 
 
 class RegionError(Exception):
@@ -122,6 +124,25 @@ def find_symbol(lines: list[str], symbol: str) -> tuple[int, int]:
     while start > 0 and lines[start - 1].lstrip().startswith("@"):
         start -= 1
     return start + 1, end
+
+
+def name_at(lines: Sequence[str], number: int) -> str:
+    """The function or class around line `number` (1-based), as find_symbol knows it; its decorators
+    count as its own. Empty outside of any.
+    """
+    index = min(number, len(lines)) - 1
+    if lines[index].lstrip().startswith("@"):
+        below = range(index, len(lines))
+        index = next((later for later in below if _OPENING.match(lines[later])), index)
+    names: list[str] = []
+    limit = _indent(lines[index]) + 1
+    for line in reversed(lines[: index + 1]):
+        if not line.strip() or _indent(line) >= limit or line.lstrip()[0] in ")]}":
+            continue
+        limit = _indent(line)
+        if opening := _OPENING.match(line):
+            names.append(opening.group(1))
+    return ".".join(reversed(names))
 
 
 def _block_end(lines: list[str], start: int, limit: int) -> int:

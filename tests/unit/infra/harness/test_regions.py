@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.harness.regions import RegionError, find_symbol, open_region, show_lines
+from infra.harness.regions import RegionError, find_symbol, name_at, open_region, show_lines
 
 TEXT = """import os
 
@@ -48,6 +48,25 @@ def test_symbols_agree_with_the_syntax_tree() -> None:
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef):
             assert find_symbol(lines, node.name) == (node.lineno, node.end_lineno)
+
+
+def test_every_line_of_a_function_has_its_name() -> None:
+    for module in (textwrap, inspect):
+        source = inspect.getsource(module)
+        lines: list[str] = source.splitlines()
+        for node in ast.parse(source).body:
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            first, last = find_symbol(lines, node.name)
+            written = [line for line in range(first, last + 1) if lines[line - 1].strip()]
+            names = {name_at(lines, line).split(".")[0] for line in written}
+            assert names == {node.name}
+
+
+def test_names_are_those_of_the_innermost_function_and_decorators_count() -> None:
+    lines = TEXT.splitlines()
+    found = [name_at(lines, number) for number in (1, 4, 5, 6, 7, 8, 11, 12, 13, 14)]
+    assert found == ["", "f", "f", "f", "f", "f", "C", "C.f", "C.f", "C.f"]
 
 
 def test_a_second_edit_replaces_the_first() -> None:
