@@ -12,8 +12,7 @@ from infra.artifacts import ArtifactRef
 
 @flow(name="search-ablation")
 def search_ablation(recipe: str = "nano_search", seed: int | None = None) -> ArtifactRef:
-    """Trains and evaluates both arms from one shared checkpoint, and that checkpoint behind either
-    arm's scripted locating; returns the comparisons.
+    """Trains and evaluates both arms from one shared checkpoint; returns the comparison.
 
     Args:
         recipe: what both arms share; their own recipes are called the same with _with and _without.
@@ -23,14 +22,11 @@ def search_ablation(recipe: str = "nano_search", seed: int | None = None) -> Art
     problems = problem_building(recipe, seed)
     start = continued_pretraining(recipe, seed, problems)
     encoder = ablation_chain.train_encoder(context)
-    named = ablation_chain.evaluate_named(context, problems, start)
-    scripted: dict[str, ArtifactRef] = {}
-    trained: dict[str, ArtifactRef] = {}
+    rows: dict[str, ArtifactRef] = {}
     for name in ablation_chain.ARMS:
         arm = ablation_chain.open_arm(context, recipe, name)
-        scripted[name] = ablation_chain.locate_by_script(arm, problems, encoder, start, named)
         checkpoint = ablation_chain.train_arm(arm, problems, encoder, start)
-        trained[name] = ablation_chain.evaluate_arm(arm, problems, encoder, checkpoint)
-    comparison = ablation_chain.compare(context, scripted, trained)
-    showing.show_ablation(ablation_chain.read_comparisons(context, comparison))
+        rows[name] = ablation_chain.evaluate_arm(arm, problems, encoder, checkpoint)
+    comparison = ablation_chain.compare(context, rows)
+    showing.show_ablation(ablation_chain.read_comparison(context, comparison))
     return comparison

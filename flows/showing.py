@@ -56,30 +56,26 @@ def show_pretraining(context: StageContext, corpus: ArtifactRef, pretrained: Art
     create_table_artifact(rows, key="perplexity", description=f"held-out perplexity, {pretrained}")
 
 
-def show_ablation(found: Mapping[str, ArmComparison]) -> None:
-    """Both arms of the search ablation by who locates, and what they differ by."""
+def show_ablation(found: ArmComparison) -> None:
+    """Both arms of the search ablation, and what they differ by."""
     rows = [
         {
-            "located by": policy,
             "arm": name,
             "solved": _interval(arm.solved),
+            "shown": _interval(arm.shown),
             "located": _interval(arm.located),
             "solved when located": f"{arm.solved_when_located:.1%}",
             "turns to locate": f"{arm.turns.mean:.1f}",
             "tokens to locate": f"{arm.generated_tokens.mean + arm.read_tokens.mean:.0f}",
         }
-        for policy, comparison in found.items()
-        for name, arm in comparison.arms.items()
+        for name, arm in found.arms.items()
     ]
-    differences = [
-        f"{policy}: {item.solved_difference.mean:+.3f} "
-        f"[{item.solved_difference.low:+.3f}, {item.solved_difference.high:+.3f}]"
-        for policy, item in found.items()
-    ]
+    difference = found.solved_difference
     create_table_artifact(
         rows,
         key="search-ablation",
-        description="solve rate with minus without; " + ", ".join(differences),
+        description=f"solve rate with minus without: {difference.mean:+.3f} "
+        f"[{difference.low:+.3f}, {difference.high:+.3f}]",
     )
 
 

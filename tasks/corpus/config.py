@@ -53,7 +53,7 @@ class TokenBudgets(CorpusRecord):
     located: int = Field(
         default=0,
         ge=0,
-        description="the same once more, the function described and located as in demonstrations",
+        description="transcripts that only locate a described general function, as in demonstrations",
     )
 
     @model_serializer(mode="wrap")

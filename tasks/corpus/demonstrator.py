@@ -22,6 +22,7 @@ from tasks.corpus.transcripts import (
     Plan,
     edit_turns,
     look_turns,
+    place_of,
 )
 
 Conversation = Generator[str, str, None]
@@ -42,7 +43,10 @@ class Demonstrator:
         locating: LocatingTalk | None = None,
     ) -> None:
         self._renderer = renderer
-        self._conversation = _locate_first(locating, _converse(plan, path, symbol, right, wrong))
+        if locating is None:
+            self._conversation = _converse(plan, place_of(path, symbol), right, wrong)
+        else:
+            self._conversation = _locate_first(locating, plan, right, wrong)
         self._has_started = False
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -75,18 +79,16 @@ def _last_result(renderer: Renderer, token_ids: tuple[int, ...]) -> str:
     return text.removesuffix("<|end|><|assistant|>")
 
 
-def _locate_first(locating: LocatingTalk | None, conversation: Conversation) -> Conversation:
-    is_found = True
-    if locating is not None:
-        is_found = yield from locating
-    if is_found:
-        yield from conversation
-    else:
+def _locate_first(locating: LocatingTalk, plan: Plan, right: str, wrong: str) -> Conversation:
+    place = yield from locating
+    if place is None:
         yield NOT_FOUND
+    else:
+        yield from _converse(plan, place, right, wrong)
 
 
-def _converse(plan: Plan, path: str, symbol: str, right: str, wrong: str) -> Conversation:
-    for calls in look_turns(plan, path, symbol):
+def _converse(plan: Plan, place: str, right: str, wrong: str) -> Conversation:
+    for calls in look_turns(plan, place):
         yield "".join(calls)
     if plan.course is not Course.RIGHT:
         result = yield from _edit_and_test(plan, wrong)

@@ -17,7 +17,7 @@ from tasks.corpus.decontamination import Guard
 from tasks.corpus.functions import CodeFunction, FunctionLimits, extract_functions
 from tasks.corpus.reports import ReportBook
 from tasks.corpus.sources import SourceFile
-from tasks.corpus.transcripts import DocumentWriter, Located
+from tasks.corpus.transcripts import DocumentWriter
 
 MAX_DRY_DRAWS = 10_000  # draws in a row that gave no document, after which a kind is used up
 HELD_OUT_REPAIR_RATIO = 0.02
@@ -153,14 +153,10 @@ class RepairMaker:
                 return function, corruption
         return None
 
-    def write(
-        self, bug: Bug, report: str, rng: random.Random, located: Located | None = None
-    ) -> list[int]:
+    def write(self, bug: Bug, report: str, rng: random.Random) -> list[int]:
         """The document of a bug and what the tests said of it."""
         is_parallel = rng.random() < self.config.repair_parallel_share
-        return self.writer.write_repair(
-            *bug, is_parallel=is_parallel, report=report, rng=rng, located=located
-        )
+        return self.writer.write_repair(*bug, is_parallel=is_parallel, report=report, rng=rng)
 
 
 @dataclass(frozen=True, slots=True)

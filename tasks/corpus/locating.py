@@ -2,19 +2,23 @@
 
 Owns the two ways of the search ablation: one question to code search, or a few greps for words of
 the description in names of functions. Enters: the description and what the tools say. Leaves: calls
-one at a time, and whether the function stood in a result. A way that does not find it is not
-demonstrated: what is kept are attempts in which locating succeeded.
+one at a time, and what read_file is given for the line that showed the function. A way that does
+not find it is not demonstrated: what is kept are attempts in which locating succeeded.
 """
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import Literal
+
+from infra.harness.places import find_place
 
 Locating = Literal["named", "search", "grep"]
 """named: the prompt names the function, nothing is located."""
-LocatingTalk = Generator[str, str, bool]
+LocatingTalk = Generator[str, str, str | None]
+"""Calls out, results in; at the end the place to read, None when no result showed it."""
 MAX_GREPS = 3
-_WORD = re.compile(r"[a-z]{3,}")
+_WORD = re.compile(r"[a-zA-Z]{3,}")
 _DULL = frozenset(
     _WORD.findall(
         "the and for with that this its not are was will has have from into each any all only one"
@@ -25,31 +29,41 @@ _DULL = frozenset(
 
 
 def locate(way: Locating, description: str, path: str, symbol: str) -> LocatingTalk:
-    """Yields a call, is sent its result, returns whether the function was shown."""
+    """Yields a call, is sent its result, returns what read_file is given for the function.
+
+    What is asked stands behind a space, as it does in the prompt: the same tokens, which a small
+    model copies, where it would have to spell others anew. In a verbose pattern, (?x), a space
+    means nothing.
+    """
     if way == "search":
-        result = yield f"<codebase_search>{description}</codebase_search>"
-        return shows_function(result, path, symbol)
+        result = yield f"<codebase_search> {description}</codebase_search>"
+        return find_place(result, path, symbol)
     for word in choose_words(description)[:MAX_GREPS]:
-        result = yield f"<grep>^def .*{word}</grep>"
-        if shows_function(result, path, symbol):
-            return True
-    return False
+        result = yield f"<grep>(?xi)^def\\s.* {word}</grep>"
+        place = find_place(result, path, symbol)
+        if place is not None:
+            return place
+    return None
 
 
 def choose_words(description: str) -> list[str]:
     """Words worth a grep, in the order of the sentence."""
-    words = dict.fromkeys(_WORD.findall(description.lower()))
-    return [word for word in words if word not in _DULL]
+    words: dict[str, str] = {}
+    for word in _WORD.findall(description):
+        words.setdefault(word.lower(), word)
+    return [word for low, word in words.items() if low not in _DULL]
 
 
-def shows_function(result: str, path: str, symbol: str) -> bool:
-    """Whether a line of a search result or of a grep is where the function begins."""
-    place = rf"^{re.escape(path)}:\d+(?:-\d+ |:)\s*(?:async )?def {re.escape(symbol)}\("
-    return re.search(place, result, re.MULTILINE) is not None
+@dataclass(frozen=True, slots=True)
+class Located:
+    """How a function was found: calls with their results, and what read_file is given then."""
+
+    steps: Sequence[tuple[str, str]]
+    place: str
 
 
-def drive(talk: LocatingTalk, answer: Callable[[str], str]) -> list[tuple[str, str]] | None:
-    """Calls and results of a whole talk; None when it did not find the function."""
+def drive(talk: LocatingTalk, answer: Callable[[str], str]) -> Located | None:
+    """A whole talk; None when it did not find the function."""
     steps: list[tuple[str, str]] = []
     try:
         call = next(talk)
@@ -57,4 +71,4 @@ def drive(talk: LocatingTalk, answer: Callable[[str], str]) -> list[tuple[str, s
             steps.append((call, answer(call)))
             call = talk.send(steps[-1][1])
     except StopIteration as end:
-        return steps if end.value else None
+        return None if end.value is None else Located(steps, end.value)

@@ -34,12 +34,12 @@ from tasks.corpus.documents import (
     make_repairs,
 )
 from tasks.corpus.functions import CodeFunction, extract_functions
-from tasks.corpus.located_repairs import Locator, make_located_repairs
+from tasks.corpus.located import Locator, make_located
 from tasks.corpus.problem_sources import ProblemSource, load_problems
 from tasks.corpus.shards import write_demonstrations, write_shard
 from tasks.corpus.sources import SourceFile, read_source
 from tasks.corpus.tested_repairs import make_tested_repairs
-from tasks.corpus.transcripts import DocumentWriter
+from tasks.corpus.transcripts import Document, DocumentWriter
 from tasks.records import Split
 
 SHARDS_DIRECTORY = "shards"
@@ -88,7 +88,9 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     search = _open_search(request)
     with notes.timed("demonstrations"):
         demonstrations = _demonstrate(request, source, renderer, guard, workspace, search)
-        write_demonstrations(workspace.directory, demonstrations.documents)
+    with notes.timed("located"):
+        located = _locate(request, files, renderer, search)
+    write_demonstrations(workspace.directory, [*demonstrations.documents, *located])
     writer = DocumentWriter(renderer, source.prompt_templates())
 
     def maker(name: str) -> RepairMaker:
@@ -105,10 +107,6 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
             "repair": make_repairs(functions, maker("repair"), tested),
             "repair_general": make_general_repairs(files, maker("repair_general")),
         }
-        if config.budgets.located:
-            limit = request.harness.result_limit_characters
-            locator = Locator(maker("located"), search or SearchService(None), limit)
-            shards["located"] = Shard(make_located_repairs(files, locator))
     progress.update(4, 5, "shards")
     with notes.timed("shards"):
         statistics = tuple(_write_shards(workspace.directory / SHARDS_DIRECTORY, shards))
@@ -190,6 +188,18 @@ def _demonstrate(
         workspace.progress.update(2 + done / total, 5, f"demonstration {done} of {total}")
 
     return asyncio.run(make_demonstrations(problems, source.repositories or {}, settings, tell))
+
+
+def _locate(
+    request: CorpusRequest,
+    files: Sequence[SourceFile],
+    renderer: Renderer,
+    search: SearchService | None,
+) -> list[Document]:
+    if not request.config.budgets.located:
+        return []
+    service = search or SearchService(None)
+    return make_located(files, Locator(request.config, request.harness, renderer, service))
 
 
 def _test_repairs(

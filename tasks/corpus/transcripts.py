@@ -6,7 +6,6 @@ edit, the end. Text only in, token ids with a loss mask out.
 """
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -58,9 +57,14 @@ def draw_plan(style: DemonstrationConfig, rng: random.Random) -> Plan:
     return Plan(is_parallel, course)
 
 
-def read_call(path: str, symbol: str) -> str:
+def place_of(path: str, symbol: str) -> str:
+    """What read_file is given for a function whose name is known."""
+    return f"{path}::{symbol}"
+
+
+def read_call(place: str) -> str:
     """The call that shows a function."""
-    return f"<read_file>{path}::{symbol}</read_file>"
+    return f"<read_file>{place}</read_file>"
 
 
 def edit_call(number: int, text: str) -> str:
@@ -68,12 +72,12 @@ def edit_call(number: int, text: str) -> str:
     return f"<edit_file>{line_tag(number)}{text}</edit_file>"
 
 
-def look_turns(plan: Plan, path: str, symbol: str) -> list[list[str]]:
+def look_turns(plan: Plan, place: str) -> list[list[str]]:
     """The calls of the turns before the first edit.
 
     One call a turn, the function is read first: only then can the report name a line of it.
     """
-    read = read_call(path, symbol)
+    read = read_call(place)
     return [[RUN_TESTS, read]] if plan.is_parallel else [[read], [RUN_TESTS]]
 
 
@@ -102,14 +106,6 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
-    """What the user said, and the calls with their results up to where the function was shown."""
-
-    prompt: str
-    steps: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
 class DocumentWriter:
     """Builds documents with one renderer; `prompt_templates` hold {symbol} and {path}."""
 
@@ -119,7 +115,7 @@ class DocumentWriter:
     def write_clean(self, function: CodeFunction) -> list[int]:
         """A function as read_file shows it."""
         renderer = self.renderer
-        call = read_call(function.path, function.symbol)
+        call = read_call(place_of(*function.key))
         ids = [renderer.assistant_id, *renderer.encode_answer(call)]
         ids += renderer.append_results([view_lines(function.lines)])
         return [*ids[:-1], renderer.end_of_text_id]
@@ -129,7 +125,7 @@ class DocumentWriter:
         lines = list(function.lines)
         gold, lines[number - 1] = lines[number - 1], ""
         renderer = self.renderer
-        call = read_call(function.path, function.symbol)
+        call = read_call(place_of(*function.key))
         ids = [renderer.assistant_id, *renderer.encode_answer(call)]
         ids += renderer.append_results([view_lines(tuple(lines))])
         ids += renderer.encode_answer(edit_call(number, gold))
@@ -143,23 +139,16 @@ class DocumentWriter:
         is_parallel: bool,
         report: str,
         rng: random.Random,
-        located: Located | None = None,
     ) -> list[int]:
-        """A whole attempt at a corruption; `report` is what the tests say before the edit.
-        `located`: the prompt and how the function was found, where the prompt does not name it.
-        """
+        """A whole attempt at a corruption; `report` is what the tests say before the edit."""
         plan = Plan(is_parallel, Course.RIGHT)
         lines = list(function.lines)
         lines[corruption.number - 1] = corruption.broken
-        if located is None:
-            template = rng.choice(self.prompt_templates)
-            located = Located(template.format(symbol=function.symbol, path=function.path), ())
-        shown = view_lines(tuple(lines))
-        results = {RUN_TESTS: report, read_call(function.path, function.symbol): shown}
-        ids = self.renderer.start(located.prompt)
-        for call, result in located.steps:
-            self._add_turn(ids, [call], [result])
-        for calls in look_turns(plan, function.path, function.symbol):
+        template = rng.choice(self.prompt_templates)
+        place = place_of(*function.key)
+        results = {RUN_TESTS: report, read_call(place): view_lines(tuple(lines))}
+        ids = self.renderer.start(template.format(symbol=function.symbol, path=function.path))
+        for calls in look_turns(plan, place):
             self._add_turn(ids, calls, [results[call] for call in calls])
         edit = edit_call(corruption.number, corruption.gold)
         results = {RUN_TESTS: PASSED, edit: "ok"}

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, ValidationError
 
+from infra.harness.places import find_place
 from infra.harness.regions import split_argument
-from infra.harness.transcript import CallStatus, ToolCallRecord, Transcript
+from infra.harness.transcript import CallStatus, ToolCallRecord, Transcript, TurnRecord
 from tasks.evaluation.statistics import (
     PairedDifference,
     cluster_bootstrap,
@@ -35,6 +36,7 @@ class LocatingRow(Record):
     attempt: int
     function: str = Field(description="repository, path and symbol: what problems share")
     solved: bool
+    shown: bool = Field(description="a result of a search named the function's place")
     located: bool = Field(description="a read_file showed the broken line")
     turns: int
     searches: int = Field(description="calls of codebase_search, grep and list_dir")
@@ -46,6 +48,7 @@ class ArmFigures(Record):
     """One arm over all its problems."""
 
     solved: Metric = Field(description="of attempts; interval over problems")
+    shown: Metric = Field(description="its place was named by a search")
     located: Metric
     solved_when_located: float = Field(description="solved among located attempts")
     turns: Metric = Field(description="before the locating answer, over located attempts")
@@ -86,6 +89,7 @@ def locating_row(problem: Problem, trajectory: Trajectory) -> LocatingRow:
         attempt=trajectory.attempt,
         function=f"{problem.repository}/{problem.path}::{problem.symbol}",
         solved=trajectory.verdict is not None and trajectory.verdict.passed,
+        shown=any(_names_place(problem, turn) for turn in turns),
         located=found is not None,
         turns=len(before),
         searches=sum(call.tool in SEARCH_TOOLS for call in calls),
@@ -104,6 +108,13 @@ def _shows_bug(problem: Problem, call: ToolCallRecord) -> bool:
         return symbol == problem.symbol
     lines = [edit.line_number for edit in problem.edits]
     return span is not None and any(span[0] <= line <= span[1] for line in lines)
+
+
+def _names_place(problem: Problem, turn: TurnRecord) -> bool:
+    return any(
+        call.tool in SEARCH_TOOLS and find_place(result, problem.path, problem.symbol) is not None
+        for call, result in zip(turn.calls, turn.results, strict=True)
+    )
 
 
 def _tokens_between(transcript: Transcript, found: int | None) -> int:
@@ -180,7 +191,8 @@ def _by_function(
 
 def _figures(rows: Sequence[LocatingRow], confidence: float) -> ArmFigures:
     located = [row for row in rows if row.located]
-    rates = {name: list(_rates(rows, name).values()) for name in ("solved", "located")}
+    names = ("solved", "shown", "located")
+    rates = {name: list(_rates(rows, name).values()) for name in names}
     attempts = max(1, len(rows) // max(1, len(rates["solved"])))
 
     def mean(values: list[float]) -> Metric:
@@ -189,6 +201,7 @@ def _figures(rows: Sequence[LocatingRow], confidence: float) -> ArmFigures:
     return ArmFigures(
         solved=proportion_metric(rates["solved"], attempts=attempts, confidence=confidence),
         located=proportion_metric(rates["located"], attempts=attempts, confidence=confidence),
+        shown=proportion_metric(rates["shown"], attempts=attempts, confidence=confidence),
         solved_when_located=sum(row.solved for row in located) / max(1, len(located)),
         turns=mean([row.turns for row in located]),
         searches=mean([row.searches for row in located]),

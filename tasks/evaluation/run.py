@@ -51,9 +51,6 @@ class EvaluationRequest(Frozen):
     context_tokens: int = Field(
         default=0, ge=0, description="longest conversation the engine holds; 0: the model's"
     )
-    names_functions: bool = Field(
-        default=False, description="every prompt names function and file, whatever the problem says"
-    )
     notes_locating: bool = Field(
         default=False, description="also note what each attempt spent on finding the function"
     )
@@ -71,18 +68,12 @@ class EvaluationResult(Frozen):
 def plan_of(request: EvaluationRequest, problems: Iterable[Problem]) -> list[PlannedAttempt]:
     """All attempts of a request."""
     wanted = [problem for problem in problems if problem.split is request.split]
-    if request.names_functions:
-        wanted = [_name_function(problem) for problem in wanted]
     drawn = draw_problems(wanted, count=request.config.problems, seed=request.config.seed)
     return plan_attempts(
         drawn,
         attempts_per_problem=request.config.attempts_per_problem,
         seed=request.config.seed,
     )
-
-
-def _name_function(problem: Problem) -> Problem:
-    return problem.model_copy(update={"prompt": f"Fix {problem.symbol} in {problem.path}"})
 
 
 def shard_of(plan: Sequence[PlannedAttempt], *, index: int, count: int) -> list[PlannedAttempt]:

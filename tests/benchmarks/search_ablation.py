@@ -4,9 +4,7 @@
 
 Runs the flow search-ablation (about 25 minutes on two cores; what is already built is not built
 again) and prints both arms with 90 % intervals, the paired difference, and what locating cost.
---shown: prints what the flow published before, and fails when it never ran. Each comparison is made
-twice: with the demonstrator's scripted locating before a repair by the shared model, and with agents
-that were trained to locate.
+--shown: prints what the flow published before, and fails when it never ran.
 """
 
 import argparse
@@ -25,20 +23,21 @@ from tasks.evaluation.locating import ArmComparison
 from tasks.evaluation.statistics import PairedDifference
 from tasks.records import Metric
 
-TARGETS = {"scripted_solved_difference_low": 0.0}
-PERCENT = ("solved", "located")
+TARGETS = {"located_difference_low": 0.0}
+PERCENT = ("solved", "shown", "located")
+COMPARED = ("solved", "located")
 COSTS = ("turns", "searches", "generated_tokens", "read_tokens")
 
 
-def read_newest(context: StageContext) -> dict[str, ArmComparison]:
-    """The comparisons that were published last for this recipe."""
+def read_newest(context: StageContext) -> ArmComparison:
+    """The comparison that was published last for this recipe."""
     ref = ablation_chain.newest_comparison(context)
     if ref is None:
         raise ConfigError(
             f"recipe {context.recipe.name}: no search-ablation in {context.settings.home}, wanted "
             "one: run without --shown"
         )
-    return ablation_chain.read_comparisons(context, ref)
+    return ablation_chain.read_comparison(context, ref)
 
 
 def flatten(found: ArmComparison) -> dict[str, float]:
@@ -53,7 +52,7 @@ def flatten(found: ArmComparison) -> dict[str, float]:
                 f"{key}_{name}_high": metric.high,
             }
         figures[f"solved_when_located_{name}"] = arm.solved_when_located
-    for key in PERCENT:
+    for key in COMPARED:
         paired: PairedDifference = getattr(found, f"{key}_difference")
         by_function: Metric = getattr(found, f"{key}_difference_by_function")
         figures |= {
@@ -67,16 +66,17 @@ def flatten(found: ArmComparison) -> dict[str, float]:
     return figures
 
 
-def show(policy: str, found: ArmComparison) -> None:
+def show(found: ArmComparison) -> None:
     """Both arms side by side."""
     count = found.solved_difference.count
-    table = Table(title=f"locating {policy}, {count} problems, 90 % intervals")
+    table = Table(title=f"{count} problems, 90 % intervals")
     for column in ("", "with search", "without", "with - without"):
         table.add_column(column)
     arms = [found.arms["with"], found.arms["without"]]
     for key in PERCENT:
         cells = [_interval(getattr(arm, key), 100, "%") for arm in arms]
-        table.add_row(key, *cells, _interval(getattr(found, f"{key}_difference"), 100, ""))
+        difference = getattr(found, f"{key}_difference") if key in COMPARED else None
+        table.add_row(key, *cells, "" if difference is None else _interval(difference, 100, ""))
     rates = [f"{arm.solved_when_located:.1%}" for arm in arms]
     table.add_row("solved when located", *rates, "")
     for key in COSTS:
@@ -103,11 +103,8 @@ def main() -> None:
         command += [] if options.seed is None else ["--seed", str(options.seed)]
         subprocess.run(command, check=True)
     found = read_newest(StageContext.open(load_recipe(options.recipe, seed=options.seed)))
-    figures: dict[str, float] = {}
-    for policy, comparison in found.items():
-        show(policy, comparison)
-        named = flatten(comparison).items()
-        figures |= {f"{policy}_{name}": value for name, value in named}
+    show(found)
+    figures = flatten(found)
     met = all(figures[name] > target for name, target in TARGETS.items())
     print(
         json.dumps({"name": "search_ablation", "figures": figures, "targets": TARGETS, "met": met})

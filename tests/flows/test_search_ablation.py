@@ -57,6 +57,7 @@ global_batch_tokens = 4096
 [harness]
 context_tokens = 768
 result_limit_characters = 600
+place_tags = true
 """
 ARM = """
 extends = "{parent}"
@@ -74,7 +75,7 @@ tools = ["read_file", "edit_file", "run_terminal", "{tool}"]
 
 [[pretraining.phases]]
 name = "transcripts"
-blend = {{ demonstrations = [0.5, 0.5], located = [0.5, 0.5] }}
+blend = {{ demonstrations = [1.0, 1.0] }}
 tokens = 6_144
 sequence_tokens = 768
 microbatch_tokens = 3072
@@ -102,11 +103,11 @@ def test_search_ablation_compares_both_arms_and_repeats_nothing(
 
     context = StageContext.open(load_recipe(str(shared)))
     assert ablation_chain.newest_comparison(context) == comparison
-    for found in ablation_chain.read_comparisons(context, comparison).values():
-        assert found.solved_difference.count == context.recipe.problems.sizes.held_out
-        assert found.solved_difference.mean == pytest.approx(
-            found.arms["with"].solved.mean - found.arms["without"].solved.mean
-        )
+    found = ablation_chain.read_comparison(context, comparison)
+    assert found.solved_difference.count == context.recipe.problems.sizes.held_out
+    assert found.solved_difference.mean == pytest.approx(
+        found.arms["with"].solved.mean - found.arms["without"].solved.mean
+    )
     finished = {path: path.stat().st_mtime_ns for path in home.glob("runs/*/*/result.json")}
     assert search_ablation(str(shared)) == comparison
     assert {path: path.stat().st_mtime_ns for path in finished} == finished

@@ -1,11 +1,13 @@
 """Locating: what the demonstrator asks, when it believes to have found it, and whole demonstrations."""
 
+import random
 import re
 from pathlib import Path
 
 import pytest
 
 from infra.harness.config import HarnessConfig
+from infra.harness.places import find_place
 from infra.harness.transcript import CallStatus
 from tasks.corpus.config import (
     CodeSource,
@@ -14,12 +16,12 @@ from tasks.corpus.config import (
     DemonstrationConfig,
     TokenBudgets,
 )
-from tasks.corpus.located_repairs import grep_files
-from tasks.corpus.locating import Locating, choose_words, drive, locate, shows_function
+from tasks.corpus.located import Shelf, draw_pools, grep_files
+from tasks.corpus.locating import Locating, choose_words, drive, locate
 from tasks.corpus.problem_sources import PROBLEMS_FILE
 from tasks.descriptions import write_prompt
 from tasks.records import Problem
-from tests.unit.tasks.corpus.test_corpus_stage import build, read_demonstrations, read_shard
+from tests.unit.tasks.corpus.test_corpus_stage import build, read_demonstrations
 
 DESCRIBED = {
     "add_all": "Add up numbers from a start",
@@ -64,9 +66,9 @@ def test_one_search_finds_a_function_or_ends_the_talk() -> None:
             asked.append(call)
             return result
 
-        steps = drive(locate("search", "Joins lists", "kit/a.py", "join"), answer)
-        assert asked == ["<codebase_search>Joins lists</codebase_search>"]
-        assert (steps is not None) is is_found
+        located = drive(locate("search", "Joins lists", "kit/a.py", "join"), answer)
+        assert asked == ["<codebase_search> Joins lists</codebase_search>"]
+        assert (located is not None) is is_found
 
 
 def test_greps_go_on_word_by_word_until_the_definition_is_shown() -> None:
@@ -75,31 +77,57 @@ def test_greps_go_on_word_by_word_until_the_definition_is_shown() -> None:
     def answer(call: str) -> str:
         return grep_files(files, call.removeprefix("<grep>").removesuffix("</grep>"))
 
-    steps = drive(locate("grep", "Glues two lists with each", "kit/a.py", "combine_lists"), answer)
-    assert steps is not None
-    assert [call for call, _ in steps] == [
-        "<grep>^def .*glues</grep>",
-        "<grep>^def .*two</grep>",
-        "<grep>^def .*lists</grep>",
+    talk = locate("grep", "Glues two lists with each", "kit/a.py", "combine_lists")
+    located = drive(talk, answer)
+    assert located is not None
+    assert [call for call, _ in located.steps] == [
+        "<grep>(?xi)^def\\s.* Glues</grep>",
+        "<grep>(?xi)^def\\s.* two</grep>",
+        "<grep>(?xi)^def\\s.* lists</grep>",
     ]
-    assert steps[-1][1] == "kit/a.py:5:def combine_lists(x):"
+    assert located.steps[-1][1] == "kit/a.py:5:def combine_lists(x):"
+    assert located.place == "kit/a.py::combine_lists"
     assert drive(locate("grep", "Glues two", "kit/a.py", "combine_lists"), answer) is None
 
 
 def test_a_function_is_shown_by_its_definition_in_its_file_only() -> None:
-    assert shows_function("x\nkit/a.py:12:def join(a):", "kit/a.py", "join")
-    assert shows_function("kit/a.py:12-14 def join(a):", "kit/a.py", "join")
+    shown = "kit/a.py::join"
+    assert find_place("x\nkit/a.py:12:def join(a):", "kit/a.py", "join") == shown
+    assert find_place("kit/a.py:12-14 def join(a):", "kit/a.py", "join") == shown
     for result in (
         "kit/a.py:12:def join_all(a):",
         "other/kit/a.py:12:def join(a):",
         "kit/a.py:12:    return join(a)",
         "kit/b.py:12-14 def join(a):",
     ):
-        assert not shows_function(result, "kit/a.py", "join")
+        assert find_place(result, "kit/a.py", "join") is None
+
+
+def test_a_line_with_a_tag_is_read_by_its_tag() -> None:
+    result = "<L1>kit/b.py:1-2 def join(a):\n<L2>kit/a.py:12-14 def join(a):\n<L3>kit/a.py:1:x"
+    assert find_place(result, "kit/a.py", "join") == "<L2>"
+
+
+def test_pools_hold_every_file_once_and_other_neighbours_each_time() -> None:
+    shelves = [
+        Shelf(source, f"{number}.py", "", {}) for source in ("a", "b") for number in range(90)
+    ]
+    rng = random.Random(0)
+    first, second = draw_pools(shelves, 0, rng), draw_pools(shelves, 1, rng)
+    for pools in (first, second):
+        drawn = sorted((item.source, item.path) for pool in pools for item in pool.shelves)
+        assert drawn == sorted((item.source, item.path) for item in shelves)
+        assert all(len({item.source for item in pool.shelves}) == 1 for pool in pools)
+    together = [
+        {frozenset(item.path for item in pool.shelves) for pool in pools}
+        for pools in (first, second)
+    ]
+    assert not together[0] & together[1]
+    assert not {pool.name for pool in first} & {pool.name for pool in second}
 
 
 def test_dull_words_are_not_grepped_and_none_twice() -> None:
-    assert choose_words("Returns the first item, first of all") == ["first", "item"]
+    assert choose_words("Returns the First item, first of all") == ["First", "item"]
 
 
 @pytest.mark.parametrize("way", ["search", "grep"])
@@ -126,21 +154,25 @@ def test_demonstrations_locate_with_the_tools_of_their_arm(
         ),
         problems_directory=str(described_directory),
         harness=HarnessConfig(
-            tools=("read_file", "edit_file", "run_terminal", tool), context_tokens=2000
+            tools=("read_file", "edit_file", "run_terminal", tool),
+            context_tokens=2000,
+            place_tags=True,
         ),
     )
     result, renderer = build(request, tmp_path / "out")
-    texts = [text for text, _ in read_demonstrations(tmp_path / "out", renderer)]
-    texts += read_shard(tmp_path / "out", "located_train", renderer)
-    assert result.demonstrations > 0
-    assert len(texts) > result.demonstrations
-    for text in texts:
+    documents = read_demonstrations(tmp_path / "out", renderer)
+    assert 0 < result.demonstrations < len(documents)
+    for index, (text, trained) in enumerate(documents):
         assert f"<{other}>" not in text
         called, read = text.index(f"<{tool}>"), text.index("<read_file>")
         assert text.startswith("<|user|>This fails in ")
         assert called < read
-        named = re.search(r"<read_file>(.+?)::(\w+)</read_file>", text)
-        assert named is not None
-        assert named[2] not in text[:called]  # neither prompt nor an earlier turn names it
-        assert shows_function(text[called:read].replace("<|tool|>", "\n"), named[1], named[2])
+        pointed = re.search(r"<read_file>(<L\d+>)</read_file>", text)
+        assert pointed is not None
+        shown = re.search(rf"{pointed[1]}\S+ ?def (\w+)\(", text[called:read])
+        assert shown is not None
+        assert shown[1] not in text[:called]  # neither prompt nor an earlier turn names it
+        assert f"def {shown[1]}(" not in trained  # results are read, not written
+        assert f"<read_file>{pointed[1]}</read_file>" in trained
         assert CallStatus.UNKNOWN_TOOL.value not in text
+        assert ("<edit_file>" in text) is (index < result.demonstrations)

@@ -14,6 +14,7 @@ from infra.harness.transcript import (
     TurnRecord,
 )
 from tasks.evaluation.locating import (
+    SEARCH_TOOLS,
     LocatingRow,
     append_locating,
     compare_arms,
@@ -25,6 +26,11 @@ from tasks.rollout.orchestrator import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 PROMPT_TOKENS = 5
+RESULTS = {  # of a search, by its query
+    "there": "<L1>pkg/other.py:3-9 def two():\n<L2>pkg/code.py:1-2 def one():",
+    "name": "pkg/code.py:1:def one():",
+    "elsewhere": "pkg/other.py:1:def one():\npkg/code.py:7:    one()",
+}
 
 
 def turn(tokens: int, **arguments: str) -> TurnRecord:
@@ -39,7 +45,11 @@ def turn(tokens: int, **arguments: str) -> TurnRecord:
         )
         for tool, value in arguments.items()
     )
-    return TurnRecord(generated_tokens=tokens, text="", calls=calls)
+    results = tuple(
+        RESULTS.get(call.arguments["query"], "") if call.tool in SEARCH_TOOLS else ""
+        for call in calls
+    )
+    return TurnRecord(generated_tokens=tokens, text="", calls=calls, results=results)
 
 
 def attempt_of(turns: tuple[TurnRecord, ...], result_tokens: int) -> Trajectory:
@@ -86,6 +96,15 @@ def test_another_place_is_not_the_function_and_all_of_the_attempt_counts(place: 
     assert (row.generated_tokens, row.read_tokens) == (7, 40)
 
 
+@pytest.mark.parametrize(
+    ("query", "shown"), [("there", True), ("name", True), ("elsewhere", False)]
+)
+def test_a_function_is_shown_where_a_search_names_its_definition(query: str, shown: bool) -> None:
+    for tool in ("grep", "codebase_search"):
+        row = locating_row(make_problem("p"), attempt_of((turn(4, **{tool: query}),), 20))
+        assert (row.shown, row.located) == (shown, False)
+
+
 def rows_of(solved: dict[str, tuple[bool, bool]]) -> list[LocatingRow]:
     """Two attempts a problem; what is solved was located."""
     return [
@@ -94,6 +113,7 @@ def rows_of(solved: dict[str, tuple[bool, bool]]) -> list[LocatingRow]:
             attempt=attempt,
             function=name[0],
             solved=value,
+            shown=value,
             located=value,
             turns=2,
             searches=1,

@@ -1,0 +1,178 @@
+"""Documents that only locate: from a description to the call that reads the function.
+
+General source files in; documents with loss masks out. The steps are the demonstrator's own
+(tasks/corpus/locating.py), answered by the same search service, or as grep would answer, over a pool
+of files of one source; only calls are trained on. Demonstrations know few functions and would be
+learned by heart: here are thousands, each among other neighbours every time, so that what there is
+to learn is to copy and to choose.
+"""
+
+import ast
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from infra.harness.config import HarnessConfig
+from infra.harness.other_tools import MAX_HITS, MAX_MATCHES, list_hits
+from infra.harness.places import tag_places
+from infra.harness.report import cut_middle
+from infra.search.service import SearchService
+from infra.syntax import parse_python
+from models.rendering import Renderer
+from tasks.corpus.config import CorpusConfig
+from tasks.corpus.documents import is_held_out
+from tasks.corpus.functions import FunctionLimits, extract_functions
+from tasks.corpus.locating import drive, locate
+from tasks.corpus.sources import SourceFile
+from tasks.corpus.transcripts import Document, draw_plan, look_turns
+from tasks.descriptions import first_sentence, is_usable, write_prompt
+
+POOL_FILES = 40
+POOL_LIMITS = FunctionLimits(60, 3000)  # nothing is repaired: what is searched may be long
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """What one file adds to a pool: its functions without docstrings, and what some are for."""
+
+    source: str
+    path: str
+    text: str
+    sentences: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Files of one source that are searched together."""
+
+    name: str
+    shelves: Sequence[Shelf]
+
+    def texts(self) -> dict[str, str]:
+        """By path."""
+        return {shelf.path: shelf.text for shelf in self.shelves}
+
+
+@dataclass(frozen=True, slots=True)
+class Locator:
+    """Locates as the demonstrator does, and writes it down."""
+
+    config: CorpusConfig
+    harness: HarnessConfig
+    renderer: Renderer
+    search: SearchService
+
+    def write(self, shelf: Shelf, symbol: str, pool: Pool, rng: random.Random) -> Document | None:
+        """The document of one function; None when the demonstrator does not find it."""
+        sentence = shelf.sentences[symbol]
+        texts = pool.texts()
+        talk = locate(self.config.demonstrations.locating, sentence, shelf.path, symbol)
+        located = drive(talk, lambda call: self._answer(call, pool.name, texts))
+        if located is None:
+            return None
+        document = Document([], [])
+        document.add(self.renderer.start(write_prompt(shelf.source, sentence)), False)
+        for call, result in located.steps:
+            document.add(self.renderer.encode_answer(call), True)
+            document.add(self.renderer.append_results([result]), False)
+        look = look_turns(draw_plan(self.config.demonstrations, rng), located.place)[0]
+        document.add(self.renderer.encode_answer("".join(look)), True)
+        return document
+
+    def _answer(self, call: str, name: str, texts: Mapping[str, str]) -> str:
+        query = call.partition(">")[2].rpartition("</")[0].strip()
+        if call.startswith("<codebase_search>"):
+            self.search.add_repository(name, {path: text.encode() for path, text in texts.items()})
+            result = list_hits(self.search.search(name, name, {}, query, MAX_HITS))
+        else:
+            result = grep_files(texts, query)
+        if self.harness.place_tags:
+            result, _ = tag_places(result)
+        return cut_middle(result, self.harness.result_limit_characters)
+
+
+def grep_files(files: Mapping[str, str], pattern: str) -> str:
+    """What the grep tool says of these files."""
+    wanted, anywhere = re.compile(pattern), re.compile(pattern, re.MULTILINE)
+    lines = [
+        f"{path}:{number}:{line}"
+        for path in sorted(files)
+        if anywhere.search(files[path])  # at the speed of C; most files hold nothing
+        for number, line in enumerate(files[path].split("\n"), start=1)
+        if wanted.search(line)
+    ]
+    note = [f"{len(lines) - MAX_MATCHES} more matches"] if len(lines) > MAX_MATCHES else []
+    return "\n".join([*sorted(lines[:MAX_MATCHES]), *note]) or "no matches"
+
+
+def make_located(files: Sequence[SourceFile], locator: Locator) -> list[Document]:
+    """Documents until the budget is spent: every function once, then again in other pools."""
+    config = locator.config
+    shelves = [
+        _make_shelf(file)
+        for file in files
+        if not is_held_out(f"{file.source}/{file.path}", config.held_out_share)
+    ]
+    rng = random.Random(f"{config.seed}/located")
+    documents: list[Document] = []
+    room = config.budgets.located
+    for number in count():
+        num_before = len(documents)
+        for pool in draw_pools(shelves, number, rng):
+            for shelf, symbol in _shuffled(pool, rng):
+                if room <= 0:
+                    return documents
+                document = locator.write(shelf, symbol, pool, rng)
+                if document is not None:
+                    documents.append(document)
+                    room -= len(document.token_ids)
+        if len(documents) == num_before:
+            break
+    return documents
+
+
+def draw_pools(shelves: Sequence[Shelf], number: int, rng: random.Random) -> list[Pool]:
+    """All files once, POOL_FILES of one source to a pool, pools in any order."""
+    pools: list[Pool] = []
+    for source in sorted({shelf.source for shelf in shelves}):
+        mine = [shelf for shelf in shelves if shelf.source == source]
+        mine = rng.sample(mine, len(mine))
+        pools += [
+            Pool(f"{source}/{number}/{start}", mine[start : start + POOL_FILES])
+            for start in range(0, len(mine), POOL_FILES)
+        ]
+    rng.shuffle(pools)
+    return pools
+
+
+def _shuffled(pool: Pool, rng: random.Random) -> Iterator[tuple[Shelf, str]]:
+    described = [(shelf, symbol) for shelf in pool.shelves for symbol in shelf.sentences]
+    yield from rng.sample(described, len(described))
+
+
+def _make_shelf(file: SourceFile) -> Shelf:
+    functions = list(extract_functions(file.text, file.path, POOL_LIMITS))
+    known = {function.symbol for function in functions}
+    sentences = {name: text for name, text in _sentences(file.text).items() if name in known}
+    text = "\n\n\n".join("\n".join(function.lines) for function in functions)
+    return Shelf(file.source, file.path, text, sentences)
+
+
+def _sentences(text: str) -> dict[str, str]:
+    """What the top-level functions of a file are for, where that is said; a name that is defined
+    twice is left out.
+    """
+    try:
+        tree = parse_python(text)
+    except (SyntaxError, ValueError):
+        return {}
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    names = [node.name for node in functions]
+    found = {node.name: first_sentence(ast.get_docstring(node) or "") for node in functions}
+    return {
+        name: sentence
+        for name, sentence in found.items()
+        if is_usable(sentence, name) and names.count(name) == 1
+    }
