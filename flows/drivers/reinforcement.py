@@ -117,7 +117,7 @@ class ReinforcementRun:
             f"{request.run_id}.trainer",
             self._trainer_request(),
             self._objects,
-            num_cpus=_trainer_cpus(request.learning.world_size, self._workspace.settings.cpu_limit),
+            num_cpus=trainer_cores(request.learning.world_size, self._workspace.settings.cpu_limit),
         )
         replicas = start_replicas(
             spec,
@@ -413,7 +413,7 @@ class ReinforcementRun:
         return await asyncio.to_thread(wait_for, reference, what, limit_seconds)
 
 
-def _trainer_cpus(world_size: int, cpu_limit: int) -> float:
+def trainer_cores(world_size: int, cpu_limit: int) -> float:
     """Cores that Ray sets aside for the trainer; one rank shares its core with everything else."""
     if world_size == 1:
         return 0.0

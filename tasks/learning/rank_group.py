@@ -58,13 +58,15 @@ class RankGroup:
         directory = Path(request.work_directory)
         directory.mkdir(parents=True, exist_ok=True)
         rendezvous = directory / f"rendezvous-{uuid.uuid4().hex}"
-        with self._all_or_none():
-            for rank in range(1, world_size):
-                self._start(rank, (request, objects, rank, rendezvous, patience_seconds))
-            self._gather("start", START_SECONDS)
-            open_process_groups(0, world_size, rendezvous, patience_seconds)
-            self._gather("open process groups", patience_seconds)
-        rendezvous.unlink(missing_ok=True)
+        try:
+            with self._all_or_none():
+                for rank in range(1, world_size):
+                    self._start(rank, (request, objects, rank, rendezvous, patience_seconds))
+                self._gather("start", START_SECONDS)
+                open_process_groups(0, world_size, rendezvous, patience_seconds)
+                self._gather("open process groups", patience_seconds)
+        finally:
+            rendezvous.unlink(missing_ok=True)
 
     def run(
         self,

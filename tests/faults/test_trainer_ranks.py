@@ -15,6 +15,7 @@ from infra.errors import ClusterError, StorageError
 from infra.objects import ObjectStore
 from infra.weights import ChainSubscriber
 from infra.weights.manifest import list_versions
+from infra.weights.patient_store import PatientStore
 from models.build import build_trainer_model
 from models.checkpoint import save_checkpoint
 from tasks.learning.actor import TrainerActor
@@ -153,7 +154,7 @@ class ActorWithStore(TrainerActor):
     ) -> None:
         super().__init__(request, store)
         publisher = self._trainer._publisher
-        publisher._objects = TroubledStore(store, before)
+        publisher._objects = PatientStore.around(TroubledStore(store, before))
 
 
 def test_ranks_end_with_the_first_one(tmp_path: Path) -> None:
