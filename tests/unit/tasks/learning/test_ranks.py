@@ -13,8 +13,8 @@ import torch
 
 from infra.errors import StorageError, TrainingError
 from infra.objects import ObjectStore
-from infra.weights import ChainSubscriber
-from infra.weights.manifest import read_manifest
+from infra.weights import ChainPublisher, ChainSubscriber, PublisherFenced
+from infra.weights.manifest import list_versions, read_manifest
 from models.build import build_trainer_model
 from models.checkpoint import load_checkpoint, load_optimizer_state, save_checkpoint
 from tasks.learning.config import (
@@ -228,7 +228,9 @@ def test_step_without_a_finite_gradient_is_refused_by_all_ranks(histories, world
 
 
 def test_trainer_goes_on_with_another_number_of_ranks(tmp_path: Path, start: Path) -> None:
-    """One rank, then two that meet a failed upload, then one again; the chain is followed through all of it."""
+    """One rank, then two that meet a failed upload and are fenced off, then one again; the chain is followed
+    through all of it.
+    """
     store = ObjectStore.from_url(f"file://{tmp_path}/objects")
     follower = ChainSubscriber(store, CHAIN)
     one, two = make_request(tmp_path, start, 1), make_request(tmp_path, start, 2)
@@ -253,6 +255,11 @@ def test_trainer_goes_on_with_another_number_of_ranks(tmp_path: Path, start: Pat
         assert (manifest.version, manifest.kind, manifest.base_version) == (3, "delta", 2)
         trainer.save()
         left = trainer.export_weights()
+        ChainPublisher(store, CHAIN).resume()  # a younger trainer takes over
+        trainer.train_step(batches[3])
+        with pytest.raises(PublisherFenced):
+            trainer.publish()
+        assert list_versions(store, CHAIN)[-1] == 3
     with open_trainer(one) as trainer:
         assert (trainer.step, trainer.weight_version) == (3, 3)
         assert same(trainer.export_weights(), left)
