@@ -88,13 +88,20 @@ def compare(
 
 @pytest.mark.timeout(300)  # the first run on a machine compiles the native loops
 @pytest.mark.parametrize("with_routes", [False, True])
-@pytest.mark.parametrize(("depth", "native"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("depth", "kind"),
+    [(0, "eager"), (2, "eager"), (2, "native"), (0, "fixed_shapes"), (2, "fixed_shapes")],
+)
 def test_sampled_tokens_have_the_trainers_logprobs(
-    trainer: TrainerModel, depth: int, native: bool, with_routes: bool
+    trainer: TrainerModel, depth: int, kind: str, with_routes: bool
 ) -> None:
-    weights = prepare_weights(SPEC, trainer.export_weights(), 0, native=native)
+    weights = prepare_weights(SPEC, trainer.export_weights(), 0, native=kind == "native")
     config = EngineConfig(
-        slots=8, prefill_tokens_per_step=48, speculation_depth=depth, native=native
+        slots=8,
+        prefill_tokens_per_step=48,
+        speculation_depth=depth,
+        native=kind == "native",
+        fixed_shapes=kind == "fixed_shapes",
     )
     segments = sample_segments(DecodeEngine(SPEC, weights, config), attempts=12, turns=3)
     mismatch = measure_mismatch(*compare(segments, trainer, with_routes=with_routes))
