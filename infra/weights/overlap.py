@@ -7,20 +7,24 @@ At most one version is under way; the next `start` waits for it, so a slow store
 and versions neither pile up in memory nor overtake one another.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
 from infra.weights.manifest import ChainManifest, TensorPart
-from infra.weights.shard_writer import Publisher
+from infra.weights.shard_writer import Publisher, StagedShard
 
 
 class OverlappedPublisher:
     """One publisher and its thread. Used by one thread at a time."""
 
-    def __init__(self, publisher: Publisher) -> None:
+    def __init__(
+        self, publisher: Publisher, on_error: Callable[[BaseException], None] = lambda _: None
+    ) -> None:
+        """`on_error` is told at once, in the thread, what the next call will raise."""
         self._publisher = publisher
+        self._on_error = on_error
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
         self._under_way: Future[ChainManifest] | None = None
 
@@ -38,7 +42,7 @@ class OverlappedPublisher:
         """Copies the weights and commits them in the background; returns what `finish` would have before."""
         before = self.finish()
         staged = self._publisher.stage(weights, parts)
-        self._under_way = self._thread.submit(self._publisher.commit, version, staged)
+        self._under_way = self._thread.submit(self._commit, version, staged)
         return before
 
     def finish(self) -> ChainManifest | None:
@@ -52,3 +56,10 @@ class OverlappedPublisher:
             return self.finish()
         finally:
             self._thread.shutdown()
+
+    def _commit(self, version: int, staged: StagedShard) -> ChainManifest:
+        try:
+            return self._publisher.commit(version, staged)
+        except BaseException as error:
+            self._on_error(error)
+            raise

@@ -6,6 +6,7 @@ All ranks hold the same weights, optimiser state and KL reference: they start fr
 checkpoint and take the same steps. The first rank alone saves, commits versions and decides.
 """
 
+import ctypes
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,13 @@ from torch import Tensor
 
 from infra.errors import StorageError, boundary
 from infra.objects import ObjectStore
-from infra.weights import ChainManifest, OverlappedPublisher, ShardPublisher, share_tensors
+from infra.weights import (
+    ChainManifest,
+    OverlappedPublisher,
+    PublisherFenced,
+    ShardPublisher,
+    share_tensors,
+)
 from models.build import TrainerModel, build_trainer_model
 from models.checkpoint import load_checkpoint
 from models.layout import ParallelLayout
@@ -107,17 +114,22 @@ class TrainerRank:
 class OtherRank(TrainerRank):
     """A rank that follows the first one's orders and publishes its shard."""
 
-    def __init__(self, request: TrainerRequest, objects: ObjectStore, rank: int) -> None:
+    def __init__(
+        self, request: TrainerRequest, objects: ObjectStore, rank: int, has_failed: ctypes.c_bool
+    ) -> None:
+        """`has_failed` is shared with the first rank, which would wait long for a shard that does not come."""
         super().__init__(request)
+        self._has_failed = has_failed
         self._rank = rank
         self._publisher = ShardPublisher(
             objects, request.chain_id, shard=rank, num_shards=self.config.world_size
         )
-        self._uploads = OverlappedPublisher(self._publisher)
+        self._uploads = OverlappedPublisher(self._publisher, self._note_failure)
 
     def join_chain(self, claim: tuple[int, ChainManifest | None]) -> None:
         """Takes up the first rank's epoch and the version that it took up."""
         self._settle()
+        self._has_failed.value = False
         self._publisher.resume(*claim)
 
     def start_publish(self, version: int) -> None:
@@ -125,6 +137,9 @@ class OtherRank(TrainerRank):
         self._settle()
         own = own_tensors(self.model.export_weights(), self._rank, self.config.world_size)
         self._uploads.start(version, own)
+
+    def _note_failure(self, error: BaseException) -> None:
+        self._has_failed.value = not isinstance(error, PublisherFenced)
 
     def _settle(self) -> None:
         """Ends the upload before. Whether its version counts was the first rank's to say, and it has gone on."""

@@ -7,6 +7,7 @@ and the owner starts anew from the newest step checkpoint. Every wait has a dead
 """
 
 import contextlib
+import ctypes
 import functools
 import multiprocessing
 import os
@@ -20,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
-from infra.errors import ClusterError, OstinatoError
+from infra.errors import ClusterError, OstinatoError, StorageError
 from infra.objects import ObjectStore
 from models.cpu import close_process_groups, open_process_groups
 from tasks.learning.config import TrainerRequest
@@ -50,6 +51,7 @@ class RankGroup:
         self._patience_seconds = patience_seconds
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
+        self._failed_uploads: list[ctypes.c_bool] = []
         self._ended = ""
         world_size = request.config.world_size
         if world_size == 1:
@@ -88,13 +90,17 @@ class RankGroup:
         """Runs the method on every other rank while this one runs `own`, whose answer is returned."""
         return self._exchange(method, [argument] * len(self._processes), own)[0]
 
-    def check_alive(self) -> None:
-        """Raises when a rank is dead. Any thread may ask."""
+    def check_uploads(self) -> None:
+        """Raises when a rank is dead or could not upload its shard. Any thread may ask."""
         if self._ended:
             raise ClusterError(f"{self._name}: it has ended, {self._ended}")
         sentinels = [process.sentinel for process in self._processes]
         if dead := [sentinels.index(ready) + 1 for ready in wait(sentinels, 0)]:  # type: ignore[arg-type]
             raise ClusterError(f"{self._name}: rank {dead} is dead, wanted its shard of a version")
+        if failed := [rank for rank, flag in enumerate(self._failed_uploads, 1) if flag.value]:
+            raise StorageError(
+                f"{self._name}: rank {failed} could not upload its shard of a version"
+            )
 
     def close(self) -> None:
         """Ends the processes, with whatever they are at."""
@@ -105,13 +111,15 @@ class RankGroup:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         _limit_waits(ours, self._patience_seconds)
+        has_failed = context.RawValue(ctypes.c_bool, False)  # no lock that a dead rank could hold
         process = context.Process(
-            target=_serve, args=(theirs, *arguments), name=f"rank{rank}", daemon=True
+            target=_serve, args=(theirs, has_failed, *arguments), name=f"rank{rank}", daemon=True
         )
         process.start()
         theirs.close()  # else the end of the rank's would not be seen here
         self._processes.append(process)
         self._pipes.append(ours)
+        self._failed_uploads.append(has_failed)
 
     def _exchange(
         self, method: Callable[..., Answer], arguments: Sequence[Any], own: Callable[[], Own]
@@ -186,6 +194,7 @@ class RankGroup:
 
 def _serve(
     pipe: Connection,
+    has_failed: ctypes.c_bool,
     request: TrainerRequest,
     objects: ObjectStore,
     rank: int,
@@ -197,7 +206,7 @@ def _serve(
         pipe.send((True, None))
         open_process_groups(rank, request.config.world_size, rendezvous, patience_seconds)
         pipe.send((True, None))
-        own = OtherRank(request, objects, rank)
+        own = OtherRank(request, objects, rank, has_failed)
         while True:
             method, argument = pipe.recv()
             pipe.send((True, method(own, argument)))

@@ -64,7 +64,7 @@ class RLTrainer:
                 anchor_every=config.anchor_every_versions,
                 keep_versions=config.keep_chain_versions,
                 num_shards=config.world_size,
-                waiting=Waiting(check=self._ranks.check_alive),
+                waiting=Waiting(check=self._ranks.check_uploads),
             )
             self._uploads = OverlappedPublisher(self._publisher)
             self._published: ChainManifest | None = None

@@ -20,6 +20,7 @@ from models.build import build_trainer_model
 from models.checkpoint import save_checkpoint
 from tasks.learning.actor import TrainerActor
 from tasks.learning.config import LearningConfig, ObjectiveConfig, PackingConfig, TrainerRequest
+from tasks.learning.rank import OtherRank
 from tasks.learning.share import ShareResult, ShareWork, StepShare
 from tasks.learning.trainer import RLTrainer
 from tasks.records import Sample
@@ -155,6 +156,16 @@ class ActorWithStore(TrainerActor):
         super().__init__(request, store)
         publisher = self._trainer._publisher
         publisher._objects = PatientStore.around(TroubledStore(store, before))
+
+
+def test_rank_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
+    request = make_request(tmp_path)
+    trainer = RLTrainer(request, open_store(request))
+    with pytest.raises(ClusterError, match="rank 1 failed") as failed:
+        trainer._ranks.run_beside(OtherRank.score_reference, [], lambda: None)
+    assert "there is no KL reference to score" in str(failed.value)
+    assert rank_pids() == []
+    trainer.close()
 
 
 def test_ranks_end_with_the_first_one(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from infra.errors import StorageError, TrainingError
 from infra.objects import ObjectStore
 from infra.weights import ChainPublisher, ChainSubscriber, PublisherFenced
-from infra.weights.manifest import list_versions, read_manifest
+from infra.weights.manifest import list_versions, payload_key, read_manifest
 from models.build import build_trainer_model
 from models.checkpoint import load_checkpoint, load_optimizer_state, save_checkpoint
 from tasks.learning.config import (
@@ -228,8 +228,8 @@ def test_step_without_a_finite_gradient_is_refused_by_all_ranks(histories, world
 
 
 def test_trainer_goes_on_with_another_number_of_ranks(tmp_path: Path, start: Path) -> None:
-    """One rank, then two that meet a failed upload and are fenced off, then one again; the chain is followed
-    through all of it.
+    """One rank, then two of which each meets a failed upload and that are fenced off, then one again; the chain is
+    followed through all of it.
     """
     store = ObjectStore.from_url(f"file://{tmp_path}/objects")
     follower = ChainSubscriber(store, CHAIN)
@@ -251,6 +251,11 @@ def test_trainer_goes_on_with_another_number_of_ranks(tmp_path: Path, start: Pat
         assert trainer.publish().num_shards == 2
         assert same(follower.fetch(2), trainer.export_weights())
         trainer.train_step(batches[2])
+        key = payload_key(CHAIN, 3, "delta", trainer._publisher.epoch, shard=1)
+        (tmp_path / "objects" / key).mkdir(parents=True)  # in the way of the second rank alone
+        with pytest.raises(StorageError, match=r"rank \[1\] could not upload"):
+            trainer.publish()
+        (tmp_path / "objects" / key).rmdir()
         manifest = trainer.publish()
         assert (manifest.version, manifest.kind, manifest.base_version) == (3, "delta", 2)
         trainer.save()
