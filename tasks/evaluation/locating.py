@@ -25,6 +25,7 @@ from tasks.evaluation.statistics import (
 from tasks.records import Metric, Problem, Record, Trajectory
 
 SEARCH_TOOLS = frozenset({"codebase_search", "grep", "list_dir"})
+RATES = ("solved", "shown", "located")
 
 
 class LocatingRow(Record):
@@ -62,10 +63,12 @@ class ArmComparison(Record):
 
     arms: dict[str, ArmFigures]
     solved_difference: PairedDifference
+    shown_difference: PairedDifference
     located_difference: PairedDifference
     solved_difference_by_function: Metric = Field(
         description="the same mean; its interval draws functions, which share descriptions"
     )
+    shown_difference_by_function: Metric
     located_difference_by_function: Metric
 
 
@@ -153,8 +156,7 @@ def compare_arms(
     with_search: Sequence[LocatingRow], without: Sequence[LocatingRow], *, confidence: float
 ) -> ArmComparison:
     """Both arms and their paired differences over the problems both tried."""
-    solved = _rates(without, "solved"), _rates(with_search, "solved")
-    located = _rates(without, "located"), _rates(with_search, "located")
+    solved, shown, located = ((_rates(without, name), _rates(with_search, name)) for name in RATES)
     functions = {row.problem_id: row.function for row in (*with_search, *without)}
     return ArmComparison(
         arms={
@@ -162,8 +164,10 @@ def compare_arms(
             "without": _figures(without, confidence),
         },
         solved_difference=paired_difference(*solved, confidence=confidence),
+        shown_difference=paired_difference(*shown, confidence=confidence),
         located_difference=paired_difference(*located, confidence=confidence),
         solved_difference_by_function=_by_function(*solved, functions, confidence),
+        shown_difference_by_function=_by_function(*shown, functions, confidence),
         located_difference_by_function=_by_function(*located, functions, confidence),
     )
 
@@ -191,8 +195,7 @@ def _by_function(
 
 def _figures(rows: Sequence[LocatingRow], confidence: float) -> ArmFigures:
     located = [row for row in rows if row.located]
-    names = ("solved", "shown", "located")
-    rates = {name: list(_rates(rows, name).values()) for name in names}
+    rates = {name: list(_rates(rows, name).values()) for name in RATES}
     attempts = max(1, len(rows) // max(1, len(rates["solved"])))
 
     def mean(values: list[float]) -> Metric:

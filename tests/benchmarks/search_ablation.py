@@ -25,7 +25,6 @@ from tasks.records import Metric
 
 TARGETS = {"located_difference_low": 0.0}
 PERCENT = ("solved", "shown", "located")
-COMPARED = ("solved", "located")
 COSTS = ("turns", "searches", "generated_tokens", "read_tokens")
 
 
@@ -52,7 +51,7 @@ def flatten(found: ArmComparison) -> dict[str, float]:
                 f"{key}_{name}_high": metric.high,
             }
         figures[f"solved_when_located_{name}"] = arm.solved_when_located
-    for key in COMPARED:
+    for key in PERCENT:
         paired: PairedDifference = getattr(found, f"{key}_difference")
         by_function: Metric = getattr(found, f"{key}_difference_by_function")
         figures |= {
@@ -75,8 +74,7 @@ def show(found: ArmComparison) -> None:
     arms = [found.arms["with"], found.arms["without"]]
     for key in PERCENT:
         cells = [_interval(getattr(arm, key), 100, "%") for arm in arms]
-        difference = getattr(found, f"{key}_difference") if key in COMPARED else None
-        table.add_row(key, *cells, "" if difference is None else _interval(difference, 100, ""))
+        table.add_row(key, *cells, _interval(getattr(found, f"{key}_difference"), 100, ""))
     rates = [f"{arm.solved_when_located:.1%}" for arm in arms]
     table.add_row("solved when located", *rates, "")
     for key in COSTS:
