@@ -88,6 +88,7 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     search = _open_search(request)
     with notes.timed("demonstrations"):
         demonstrations = _demonstrate(request, source, renderer, guard, workspace, search)
+    progress.update(3, 5, "documents that locate")
     with notes.timed("located"):
         located = _locate(request, files, renderer, search)
     write_demonstrations(workspace.directory, [*demonstrations.documents, *located])

@@ -23,7 +23,7 @@ from tasks.evaluation.locating import ArmComparison
 from tasks.evaluation.statistics import PairedDifference
 from tasks.records import Metric
 
-TARGETS = {"located_difference_low": 0.0}
+TARGETS = {"solved_difference_low": 0.0, "located_difference_low": 0.0}
 PERCENT = ("solved", "shown", "located")
 COSTS = ("turns", "searches", "generated_tokens", "read_tokens")
 
