@@ -209,7 +209,7 @@ def reinforce(context: StageContext, problems: ArtifactRef, start: ArtifactRef) 
             learning=recipe.learning,
             harness=recipe.harness,
             grading=recipe.grading,
-            native_decoding=recipe.decoding.native,
+            decoding=recipe.decoding,
             **recipe.reinforcement.model_dump(),
         )
         entry = "flows.drivers.reinforcement:main"
@@ -274,7 +274,7 @@ def evaluation_request(
             config=recipe.evaluation,
             harness=recipe.harness,
             engine_slots=recipe.reinforcement.engine_slots,
-            native_decoding=recipe.decoding.native,
+            decoding=recipe.decoding,
             processes=context.settings.cpu_limit,
         ),
         grading=recipe.grading,

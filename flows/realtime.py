@@ -107,7 +107,7 @@ def _as_served(context: StageContext, served: ArtifactRef, problems: ArtifactRef
         checkpoint_id=str(served),
         problems_directory=str(context.directory_of(problems)),
         harness=context.recipe.harness,
-        native_decoding=context.recipe.decoding.native,
+        decoding=context.recipe.decoding,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flows.drivers.speculation_config import SpeculationConfig
+from infra.engine.decoding import DecodingConfig
 from infra.errors import ConfigError
 from infra.harness.config import HarnessConfig
 from models.spec import ModelSpec
@@ -59,15 +60,6 @@ class ReinforcementConfig(Section):
         default=64, ge=1, description="requests that one engine decodes together"
     )
     rollout_workers: int = Field(default=1, ge=1, description="processes that drive the harness")
-
-
-class DecodingConfig(Section):
-    """How the decode engine computes: alike in rollouts, in evaluation and before users."""
-
-    native: bool = Field(
-        default=False,
-        description="decode steps as loops that numba compiles, in fp32 on a CPU; off: eager torch",
-    )
 
 
 class CycleConfig(Section):

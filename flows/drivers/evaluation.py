@@ -22,10 +22,10 @@ from flows.drivers.requests import (
 from flows.drivers.rollout_worker import WorkerSetup, build_worker
 from infra.cluster.child import run_child
 from infra.cluster.workspace import Progress, Workspace
-from infra.engine.local import LocalEngine
+from infra.engine.local import LocalEngine, configure_engine
 from infra.telemetry import configure_logging, fields
 from models.checkpoint import load_checkpoint
-from models.decode.engine import CachePolicy, EngineConfig
+from models.decode.engine import CachePolicy
 from models.decode.protocol import Priority
 from tasks.evaluation.attempts import (
     INFRASTRUCTURE_OUTCOMES,
@@ -97,11 +97,11 @@ async def _run_attempts(
         checkpoint.spec,
         checkpoint.weights,
         0,
-        EngineConfig(
+        configure_engine(
+            evaluation.decoding,
             slots=evaluation.engine_slots,
             cache_policy=CachePolicy.EXACT,
             speculation_depth=evaluation.speculation_depth,
-            native=evaluation.native_decoding,
             max_context_tokens=evaluation.context_tokens,
         ),
         name=f"evaluation{request.index}",

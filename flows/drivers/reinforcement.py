@@ -35,6 +35,7 @@ from infra.cluster.actors import end_actor, get_or_create_actor, wait_for
 from infra.cluster.ray_start import start_ray, stop_ray
 from infra.cluster.workspace import Workspace
 from infra.engine.fleet import EngineFleet, start_replicas
+from infra.engine.local import configure_engine
 from infra.engine.parity import ParityMonitor
 from infra.errors import ConfigError, EngineError, ProblemError
 from infra.ledger import Ledger
@@ -42,7 +43,6 @@ from infra.objects import ObjectStore
 from infra.sandbox.fleet.repositories import RepositoryFleet
 from infra.telemetry import configure_logging, fields, read_metrics
 from models.checkpoint import load_spec
-from models.decode.engine import EngineConfig
 from tasks.grading.alarms import HackMonitor
 from tasks.learning.actor import TrainedStep, TrainerActor, TrainerStatus
 from tasks.learning.advantages import make_samples
@@ -121,10 +121,10 @@ class ReinforcementRun:
         )
         replicas = start_replicas(
             spec,
-            EngineConfig(
+            configure_engine(
+                request.decoding,
                 slots=request.engine_slots,
                 speculation_depth=request.speculation_depth,
-                native=request.native_decoding,
             ),
             [f"{request.run_id}.engine{index}" for index in range(request.engine_replicas)],
             num_cpus=0.0,

@@ -5,6 +5,7 @@ Owns ReinforcementRequest and ReinforcementResult. Torch-free: flows compose the
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from infra.engine.decoding import DecodingConfig
 from infra.harness.config import HarnessConfig
 from tasks.evaluation.run import EvaluationRequest
 from tasks.grading.config import GradingConfig
@@ -48,9 +49,7 @@ class ReinforcementRequest(Frozen):
     speculation_depth: int = Field(
         default=0, ge=0, description="draft tokens a decode step; 0: none"
     )
-    native_decoding: bool = Field(
-        default=False, description="decode by compiled loops (EngineConfig.native)"
-    )
+    decoding: DecodingConfig = DecodingConfig()
     rollout_workers: int = Field(default=1, ge=1, description="processes that drive the harness")
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.drivers.problem_set import load_problems, load_repositories
+from infra.engine.decoding import DecodingConfig
+from infra.engine.local import configure_engine
 from infra.gateway.config import GatewayConfig, TenantConfig
 from infra.gateway.keys import local_tenants
 from infra.gateway.serving import OpenGateway, ServedCheckpoint, ServingPlan, open_gateway
@@ -18,7 +20,7 @@ from infra.harness.config import HarnessConfig
 from infra.ledger import Ledger
 from infra.objects import ObjectStore
 from infra.settings import Settings
-from models.decode.engine import CachePolicy, EngineConfig
+from models.decode.engine import CachePolicy
 
 
 class ServedModel(BaseModel):
@@ -36,7 +38,7 @@ class ServedModel(BaseModel):
     engine_slots: int = Field(default=16, ge=1)
     boxes_per_repository: int = Field(default=8, ge=1)
     speculation_depth: int = Field(default=0, ge=0)
-    native_decoding: bool = False
+    decoding: DecodingConfig = DecodingConfig()
 
     @property
     def plan(self) -> ServingPlan:
@@ -62,11 +64,11 @@ async def open_local_gateway(
         GatewayConfig(tenants=(tenant,), harness=served.harness),
         ledger=Ledger(settings.ledger_url).migrate(),
         objects=ObjectStore.from_url(settings.object_store_url),
-        engine=EngineConfig(
+        engine=configure_engine(
+            served.decoding,
             slots=served.engine_slots,
             cache_policy=CachePolicy.EXACT,
             speculation_depth=served.speculation_depth,
-            native=served.native_decoding,
         ),
         boxes_per_repository=served.boxes_per_repository,
     ) as gateway:

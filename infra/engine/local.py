@@ -16,15 +16,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from infra.engine.decoding import DecodingConfig
 from infra.engine.stream import EngineStream
 from infra.errors import EngineError
 from models.decode.engine import DecodeEngine, EngineConfig
 from models.decode.protocol import GenerateRequest, Generation
-from models.decode.weights import DecodeWeights, prepare_weights
+from models.decode.weights import DecodeWeights, Precision, prepare_weights
 from models.spec import ModelSpec
 
 _logger = logging.getLogger(__name__)
@@ -200,3 +202,13 @@ class LocalEngine:
     def _check_open(self) -> None:
         if self._end_reason:
             raise EngineError(f"engine {self.name} {self._end_reason}, wanted an open one")
+
+
+def configure_engine(decoding: DecodingConfig, **fields: Any) -> EngineConfig:
+    """An engine's configuration from a recipe's; `fields` are the other ones of EngineConfig."""
+    return EngineConfig(
+        native=decoding.native,
+        device=decoding.device,
+        precision=Precision(decoding.precision),
+        **fields,
+    )

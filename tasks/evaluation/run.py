@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from infra.engine.decoding import DecodingConfig
 from infra.harness.config import HarnessConfig
 from tasks.evaluation.attempts import PlannedAttempt, draw_problems, plan_attempts
 from tasks.evaluation.config import EvaluationConfig
@@ -41,9 +42,7 @@ class EvaluationRequest(Frozen):
     speculation_depth: int = Field(
         default=0, ge=0, description="draft tokens a decode step; 0: none"
     )
-    native_decoding: bool = Field(
-        default=False, description="decode by compiled loops (EngineConfig.native)"
-    )
+    decoding: DecodingConfig = DecodingConfig()
     processes: int = Field(default=2, ge=1, description="shards that run at the same time")
     search_directory: str | None = Field(
         default=None, description="encoder of the search service; None: plain passages"

@@ -1,0 +1,35 @@
+"""How a run's engines compute, as a recipe says it.
+
+Owns `DecodingConfig`. Plain values; torch is never imported, since flows compose it. What it becomes
+is `infra.engine.local.configure_engine`.
+"""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class DecodingConfig(BaseModel):
+    """How the decode engine computes: alike in rollouts, in evaluation and before users."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    native: bool = Field(
+        default=False,
+        description="decode steps as loops that numba compiles, in fp32 on a CPU; off: eager torch",
+    )
+    device: Literal["cpu", "cuda"] = Field(
+        default="cpu", description="cuda: captured steps of fixed shapes; never run on a GPU yet"
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="of weights and caches; sums, norms and softmax are fp32"
+    )
+
+    @model_validator(mode="after")
+    def _check_native(self) -> Self:
+        if self.native and (self.device, self.precision) != ("cpu", "fp32"):
+            raise ValueError(
+                f"native is true with device {self.device!r} and precision {self.precision!r}, "
+                "wanted native = false there: the compiled loops run on a CPU in fp32"
+            )
+        return self
