@@ -2,15 +2,19 @@
 
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from infra.errors import ConfigError, StorageError
 from infra.ledger import Ledger
+from infra.ledger.database import Database
 
 _WRITER = """
 import itertools, sys
@@ -90,3 +94,15 @@ def test_reader_is_not_blocked_by_an_open_writer(url: str) -> None:
     ledger.journal.reserve("run", "g", "t", "problem", 1)
     with ledger.database.write():
         assert ledger.journal.counts("run")["reserved"] == 1
+
+
+def test_first_connection_waits_for_another_process_that_makes_the_database(tmp_path: Path) -> None:
+    """SQLite answers the change to a write-ahead log at once with "locked", whatever the timeout."""
+    other = sqlite3.connect(tmp_path / "l.db", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    release = threading.Timer(0.3, other.rollback)
+    release.start()
+    with Database(f"sqlite:///{tmp_path}/l.db").read() as connection:
+        assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
+    release.join()
+    other.close()
