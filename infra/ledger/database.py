@@ -15,10 +15,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from infra.errors import ConfigError, StorageError
 
 _BUSY_TIMEOUT_SECONDS = 30
+_LOCK_POLL_SECONDS = 0.01
 _CONNECT_TIMEOUT_SECONDS = 3
 _FORMS = "wanted sqlite:////absolute/path or postgresql://user:password@host/database"
 
@@ -128,11 +130,25 @@ def _create_sqlite(url: URL) -> Engine:
     return engine
 
 
+def _while_locked() -> Retrying:
+    """SQLite refuses the change to a write-ahead log at once, whatever its timeout, while another
+    process that makes the database holds it.
+    """
+    return Retrying(
+        retry=retry_if_exception(lambda error: "locked" in str(error)),
+        wait=wait_fixed(_LOCK_POLL_SECONDS),
+        stop=stop_after_delay(_BUSY_TIMEOUT_SECONDS),
+        reraise=True,
+    )
+
+
 def _prepare_sqlite_connection(dbapi_connection: Any, _record: object) -> None:
     # the driver would begin lazily and deadlock read-then-write; _begin_sqlite does it instead
     dbapi_connection.isolation_level = None
     cursor = dbapi_connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
+    for attempt in _while_locked():
+        with attempt:
+            cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
