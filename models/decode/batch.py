@@ -47,7 +47,7 @@ class DecodePlan:
     row_of_slot_B: (
         Tensor | None
     )  # place of each decoding slot in the range, None when it is filled completely
-    mask_A1mT: Tensor | None  # additive; None when every key is visible
+    mask_AmT: Tensor | None  # additive; None: all slots are as long, each row sees up to itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class BatchPlan:
     positions_N: Tensor
     slots: np.ndarray  # slot of each row
     positions: np.ndarray  # position of each row
-    write_indices: tuple[Tensor, Tensor]
+    write_indices: tuple[Tensor, Tensor] | None  # None: the rows are one slot's, in order
     decode: DecodePlan | None
     spans: tuple[PrefillSpan, ...]
 
@@ -91,12 +91,13 @@ def plan_batch(
 ) -> BatchPlan:
     """Builds the plan; `cached_B` is the position of each decoding slot's first row."""
     slots, positions = place_rows(decode_slots_B, cached_B, width, spans)
+    is_one_run = len(decode_slots_B) + len(spans) == 1
     return BatchPlan(
         tokens_N=torch.from_numpy(tokens_SC[slots, positions]),
         positions_N=torch.from_numpy(positions),
         slots=slots,
         positions=positions,
-        write_indices=cache.write_indices(slots, positions),
+        write_indices=None if is_one_run else cache.write_indices(slots, positions),
         decode=_plan_decode(decode_slots_B, cached_B, width) if len(decode_slots_B) else None,
         spans=tuple(spans),
     )
@@ -107,20 +108,24 @@ def _plan_decode(slots_B: np.ndarray, cached_B: np.ndarray, width: int) -> Decod
     count = len(slots_B)
     first, last = int(slots_B[0]), int(slots_B[-1])
     extent = last - first + 1
-    context = int(cached_B.max()) + width
+    cached = cached_B.tolist()  # Python's extremes of a few numbers: numpy's cost 2 us each
+    shortest, longest = min(cached), max(cached)
+    context = longest + width
     use_range = extent <= _RANGE_WASTE_RATIO * count
     is_full = extent == count
     attended = extent if use_range else count
     places_B = slots_B - first
-    lengths_A = cached_B
-    if use_range and not is_full:
-        lengths_A = np.full(extent, -width, dtype=np.int64)
-        lengths_A[places_B] = cached_B
     mask = None
-    if width > 1 or not is_full or int(cached_B.min()) + width < context:
+    if shortest < longest:
+        lengths_A = cached_B
+        if use_range and not is_full:
+            lengths_A = np.full(
+                extent, longest, dtype=np.int64
+            )  # of idle slots, which nobody reads
+            lengths_A[places_B] = cached_B
         last_visible = lengths_A[:, None] + np.arange(width)
         hidden = np.arange(context) > last_visible[:, :, None]
-        mask = torch.from_numpy(np.where(hidden, np.float32(MASKED), np.float32(0)))[:, None]
+        mask = torch.from_numpy(np.where(hidden, np.float32(MASKED), np.float32(0)))
     return DecodePlan(
         width=width,
         slots=count,
@@ -129,5 +134,5 @@ def _plan_decode(slots_B: np.ndarray, cached_B: np.ndarray, width: int) -> Decod
         attended=attended,
         gather_A=None if use_range else torch.from_numpy(slots_B),
         row_of_slot_B=torch.from_numpy(places_B) if use_range and not is_full else None,
-        mask_A1mT=mask,
+        mask_AmT=mask,
     )

@@ -11,17 +11,30 @@ model width, H query heads, G key/value heads, R query heads a group, d head wid
 experts a token, n rows of one prefill span.
 """
 
-import numpy as np
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from models.decode.batch import MASKED, BatchPlan, DecodePlan, PrefillSpan
 from models.decode.cache import SlotCache
+from models.decode.experts import ExpertBags, add_experts
 from models.decode.weights import DecodeWeights, LayerWeights
 from models.spec import ModelSpec
 
 _Memory = tuple[Tensor, Tensor]  # keys and values of one layer
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """What attention reads and writes in one pass beside queries; the lists are a layer each."""
+
+    plan: BatchPlan
+    memory: list[_Memory]  # of the decoding slots
+    mask: Tensor | None  # of the decode rows
+    span_masks: list[Tensor]
+    run: list[_Memory] | None  # where the rows' own keys and values lie, if one after another
 
 
 class Trunk:
@@ -31,8 +44,11 @@ class Trunk:
         self._spec = spec
         self._groups = spec.num_query_groups
         self._queries_per_group = spec.num_attention_heads // spec.num_query_groups
+        self._bags = ExpertBags(spec)
         self._epsilon = torch.tensor(spec.norm_epsilon, device=device)
         self.rotation_C1d = rotation_table(spec, positions).to(device)
+        self._positions = positions
+        self._tails: dict[int, Tensor] = {}  # by rows a slot
 
     def normalize(self, hidden: Tensor) -> Tensor:
         """RMSNorm without its scale, over the last axis."""
@@ -46,19 +62,49 @@ class Trunk:
         """Returns hidden states [N, D] after the final norm and routes [N, L, K]."""
         hidden_ND = weights.embedding_VD.index_select(0, plan.tokens_N).float()
         rotation_N1d = self.rotation_C1d.index_select(0, plan.positions_N)
-        masks = [_span_mask(span) for span in plan.spans]
-        memory = _attended_memory(cache, plan.decode)
+        attention = self._prepare_attention(plan, cache)
+        bags, tables = self._bags.plan(len(hidden_ND)), weights.expert_rows
         routes = []
         for index, layer in enumerate(weights.layers):
-            attended_NO = self._attend(
-                layer, index, hidden_ND, rotation_N1d, plan, masks, memory, cache
-            )
+            attended_NO = self._attend(layer, index, hidden_ND, rotation_N1d, attention, cache)
             hidden_ND = add_product(hidden_ND, attended_NO, layer.output_OD)
             normal_ND = self.normalize(hidden_ND)
             experts_NK, shares_NK = self.route(layer, normal_ND)
             routes.append(experts_NK)
-            add_experts(layer, normal_ND, experts_NK, shares_NK, hidden_ND)
+            own_bags = None if bags is None or tables is None else (bags, tables[index])
+            add_experts(layer, normal_ND, experts_NK, shares_NK, hidden_ND, own_bags)
         return self.normalize(hidden_ND).mul_(weights.final_norm_D), torch.stack(routes, dim=1)
+
+    def _prepare_attention(self, plan: BatchPlan, cache: SlotCache) -> _Attention:
+        run, mask = None, None
+        if plan.write_indices is None:
+            run = cache.run_layers(
+                int(plan.slots[0]), int(plan.positions[0]), int(plan.positions[-1]) + 1
+            )
+        if plan.decode is not None:
+            mask = self._decode_mask(plan.decode)
+        return _Attention(
+            plan=plan,
+            memory=_attended_memory(cache, plan.decode),
+            mask=mask,
+            span_masks=[_span_mask(span) for span in plan.spans],
+            run=run,
+        )
+
+    def _decode_mask(self, plan: DecodePlan) -> Tensor | None:
+        """Additive mask of the decode rows' scores, [A*G, m*R, T] or what stretches to it."""
+        per_group, context, width = self._queries_per_group, plan.context, plan.width
+        if plan.mask_AmT is not None:
+            shape = (plan.attended, self._groups, width, per_group, context)
+            mask_A1m1T = plan.mask_AmT.view(plan.attended, 1, width, 1, context)
+            return mask_A1m1T.expand(shape).reshape(-1, width * per_group, context)
+        if width == 1:
+            return None
+        if width not in self._tails:
+            tail_mT = torch.zeros(width, self._positions + width)
+            tail_mT[:, self._positions :] = torch.full((width, width), MASKED).triu_(1)
+            self._tails[width] = tail_mT.repeat_interleave(per_group, dim=0)[None]
+        return self._tails[width].narrow(2, self._positions + width - context, context)
 
     def _attend(
         self,
@@ -66,23 +112,28 @@ class Trunk:
         index: int,
         hidden_ND: Tensor,
         rotation_N1d: Tensor,
-        plan: BatchPlan,
-        masks: list[Tensor],
-        memory: list[_Memory],
+        attention: _Attention,
         cache: SlotCache,
     ) -> Tensor:
         heads, groups, width = self._spec.num_attention_heads, self._groups, self._spec.head_dim
-        rows = hidden_ND.shape[0]
+        plan, rows = attention.plan, hidden_ND.shape[0]
         qk_NHd, values_NGd = self.project_heads(layer, hidden_ND, rotation_N1d)
-        cache.write_layer(index, plan.write_indices, qk_NHd[:, heads:], values_NGd)
-        query_NGRd = qk_NHd[:, :heads].view(rows, groups, self._queries_per_group, width)
-        if plan.decode is not None and not plan.spans:
-            return _attend_decode(query_NGRd, memory[index], plan.decode)
+        query_NHd, keys_NGd = qk_NHd.split([heads, groups], dim=1)
+        if attention.run is not None:
+            own_keys_GdN, own_values_GNd = attention.run[index]
+            own_keys_GdN.copy_(keys_NGd.permute(1, 2, 0))
+            own_values_GNd.copy_(values_NGd.transpose(0, 1))
+        else:
+            assert plan.write_indices is not None
+            cache.write_layer(index, plan.write_indices, keys_NGd, values_NGd)
+        query_NGRd = query_NHd.view(rows, groups, self._queries_per_group, width)
         parts = []
         if plan.decode is not None:
-            first = plan.decode.slots * plan.decode.width
-            parts.append(_attend_decode(query_NGRd[:first], memory[index], plan.decode))
-        for span, mask in zip(plan.spans, masks, strict=True):
+            memory, first = attention.memory[index], plan.decode.slots * plan.decode.width
+            if not plan.spans:
+                return _attend_decode(query_NGRd, memory, plan.decode, attention.mask)
+            parts.append(_attend_decode(query_NGRd[:first], memory, plan.decode, attention.mask))
+        for span, mask in zip(plan.spans, attention.span_masks, strict=True):
             own_memory = (cache.keys_LSGdC[index, span.slot], cache.values_LSGCd[index, span.slot])
             parts.append(_attend_span(query_NGRd, own_memory, span, mask))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -135,65 +186,30 @@ def rotation_table(spec: ModelSpec, positions: int) -> Tensor:
     return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)[:, None]
 
 
-def add_experts(
-    layer: LayerWeights, normal_ND: Tensor, experts_NK: Tensor, shares_NK: Tensor, hidden_ND: Tensor
-) -> None:
-    """Adds the weighted outputs of the chosen experts to `hidden_ND` in place."""
-    if layer.expert_up_EDF.dtype is not torch.float32:
-        _add_rounded_experts(layer, normal_ND, experts_NK, shares_NK, hidden_ND)
-        return
-    if normal_ND.shape[0] == 1:  # small products beat sorting and grouping (25 us against 50 us)
-        for expert, share in zip(experts_NK[0].tolist(), shares_NK[0].tolist(), strict=True):
-            gate, up = torch.mm(normal_ND, layer.expert_up_EDF[expert]).chunk(2, dim=-1)
-            hidden_ND.addmm_(F.silu(gate).mul_(up), layer.expert_down_EFD[expert], alpha=share)
-        return
-    num_experts, per_token = layer.gate_ED.shape[0], experts_NK.shape[1]
-    flat = experts_NK.view(-1).numpy()
-    order = flat.argsort(kind="stable")
-    rows = torch.from_numpy(order // per_token)
-    ends = np.bincount(flat, minlength=num_experts).cumsum(dtype=np.int32)
-    offsets_E = torch.from_numpy(ends)
-    inner = F.grouped_mm(normal_ND.index_select(0, rows), layer.expert_up_EDF, offs=offsets_E)
-    gate, up = inner.chunk(2, dim=-1)
-    outer = F.grouped_mm(F.silu(gate).mul_(up), layer.expert_down_EFD, offs=offsets_E)
-    outer.mul_(shares_NK.view(-1, 1).index_select(0, torch.from_numpy(order)))
-    hidden_ND.index_add_(0, rows, outer)
-
-
-def _add_rounded_experts(
-    layer: LayerWeights, normal_ND: Tensor, experts_NK: Tensor, shares_NK: Tensor, hidden_ND: Tensor
-) -> None:
-    """The same with products in the experts' precision, one expert after another."""
-    dtype = layer.expert_up_EDF.dtype
-    rounded_ND = normal_ND.to(dtype)
-    for expert in experts_NK.unique().tolist():
-        rows, ranks = (experts_NK == expert).nonzero(as_tuple=True)
-        inner = torch.mm(rounded_ND.index_select(0, rows), layer.expert_up_EDF[expert]).float()
-        gate, up = inner.chunk(2, dim=-1)
-        outer = torch.mm(F.silu(gate).mul_(up).to(dtype), layer.expert_down_EFD[expert]).float()
-        hidden_ND.index_add_(0, rows, outer.mul_(shares_NK[rows, ranks][:, None]))
-
-
 def _attended_memory(cache: SlotCache, plan: DecodePlan | None) -> list[_Memory]:
     """Keys and values of the decoding slots a layer: views of a range, or all slots to gather."""
     if plan is None:
         return []
-    keys_LSGdT = cache.keys_LSGdC[..., : plan.context]
-    values_LSGTd = cache.values_LSGCd[:, :, :, : plan.context]
+    keys_LSGdT = cache.keys_LSGdC.narrow(4, 0, plan.context)
+    values_LSGTd = cache.values_LSGCd.narrow(3, 0, plan.context)
     if plan.gather_A is None:
-        place = slice(plan.first_slot, plan.first_slot + plan.attended)
-        keys_LSGdT = keys_LSGdT[:, place].flatten(1, 2)
-        values_LSGTd = values_LSGTd[:, place].flatten(1, 2)
+        place = (1, plan.first_slot, plan.attended)
+        keys_LSGdT = keys_LSGdT.narrow(*place).flatten(1, 2)
+        values_LSGTd = values_LSGTd.narrow(*place).flatten(1, 2)
     return list(zip(keys_LSGdT.unbind(0), values_LSGTd.unbind(0), strict=True))
 
 
-def _attend_decode(query_NGRd: Tensor, memory: _Memory, plan: DecodePlan) -> Tensor:
-    """Attention of all decode rows at once; returns [B*m, H*d]."""
+def _attend_decode(
+    query_NGRd: Tensor, memory: _Memory, plan: DecodePlan, mask: Tensor | None
+) -> Tensor:
+    """Attention of all decode rows at once; returns [B*m, H*d]. The rows of a slot and the query
+    heads of a group are rows of one product, so that keys are read once a group.
+    """
     _, groups, per_group, width = query_NGRd.shape
     count, rows, attended = plan.slots, plan.width, plan.attended
     query, (keys, values) = query_NGRd, memory
     if rows > 1:
-        query = query.reshape(count, rows, groups, per_group, width).permute(0, 2, 3, 1, 4)
+        query = query.view(count, rows, groups, per_group * width).transpose(1, 2)
     if plan.gather_A is not None:
         keys = keys.index_select(0, plan.gather_A).flatten(0, 1)
         values = values.index_select(0, plan.gather_A).flatten(0, 1)
@@ -202,15 +218,13 @@ def _attend_decode(query_NGRd: Tensor, memory: _Memory, plan: DecodePlan) -> Ten
     if plan.row_of_slot_B is not None:
         spread = query.new_zeros(attended, *query.shape[1:])
         query = spread.index_copy_(0, plan.row_of_slot_B, query)
-    scores = torch.bmm(query.reshape(attended * groups, per_group * rows, width), keys)
-    if plan.mask_A1mT is not None:
-        scores.view(attended, groups * per_group, rows, plan.context).add_(plan.mask_A1mT)
+    query = query.reshape(attended * groups, rows * per_group, width)
+    scores = torch.bmm(query, keys) if mask is None else torch.baddbmm(mask, query, keys)
     mixed = torch.bmm(torch.softmax(scores, dim=-1), values)
-    mixed = mixed.view(attended, groups, per_group, rows, width)
     if plan.row_of_slot_B is not None:
-        mixed = mixed.index_select(0, plan.row_of_slot_B)
+        mixed = mixed.view(attended, -1).index_select(0, plan.row_of_slot_B)
     if rows > 1:
-        mixed = mixed.permute(0, 3, 1, 2, 4)
+        mixed = mixed.view(count, groups, rows, per_group * width).transpose(1, 2)
     return mixed.reshape(count * rows, groups * per_group * width)
 
 

@@ -10,7 +10,7 @@ that follows, query, key and value matrices are one, and the two halves that RoP
 interleaved so that the rotation is one complex product.
 
 Shapes: V vocabulary, D model width, H query heads, G key/value heads, d head width, E experts, F
-expert width, M draft width.
+expert width, M draft width, I = E*D and J = E*F rows.
 """
 
 from collections.abc import Callable, Mapping
@@ -69,6 +69,14 @@ class DraftWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """Experts of one layer once more: a row is what one input element adds to all outputs."""
+
+    up_IF: Tensor  # [E*D, 2F]
+    down_JD: Tensor  # [E*F, D]
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeWeights:
     """Everything one version of the model needs to decode."""
 
@@ -78,6 +86,7 @@ class DecodeWeights:
     layers: tuple[LayerWeights, ...]
     drafts: tuple[DraftWeights, ...]
     packed: PackedWeights | None = None  # the same once more, for native decoding
+    expert_rows: tuple[ExpertRows, ...] | None = None  # a layer each, for eager float32 on the CPU
 
 
 def prepare_weights(
@@ -110,11 +119,15 @@ def prepare_weights(
     prepared = replace(prepared, embedding_VD=prepared.embedding_VD.to(precision.dtype))
     if device != "cpu":
         return map_tensors(prepared, lambda tensor: copy_beside(tensor, device))
-    return replace(prepared, packed=_pack(prepared)) if native else prepared
+    if native:
+        return replace(prepared, packed=_pack(prepared))
+    if precision is not Precision.FP32:
+        return prepared
+    return replace(prepared, expert_rows=tuple(_as_rows(layer) for layer in layers))
 
 
 def map_tensors(weights: DecodeWeights, change: Callable[[Tensor], Tensor]) -> DecodeWeights:
-    """The weights with each tensor changed; packed ones are dropped."""
+    """The weights with each tensor changed; what they hold once more is dropped."""
 
     def changed(part: Any) -> Any:
         tensors = {field.name: change(getattr(part, field.name)) for field in fields(part)}
@@ -153,6 +166,13 @@ def _stored(part: Any, precision: Precision) -> Any:
         if getattr(part, field.name).dim() > 1 and field.name not in _ALWAYS_FP32
     }
     return replace(part, **matrices)
+
+
+def _as_rows(layer: LayerWeights) -> ExpertRows:
+    return ExpertRows(
+        up_IF=layer.expert_up_EDF.contiguous().flatten(0, 1),
+        down_JD=layer.expert_down_EFD.contiguous().flatten(0, 1),
+    )
 
 
 def _pack(weights: DecodeWeights) -> PackedWeights:
