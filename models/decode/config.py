@@ -33,8 +33,11 @@ class EngineConfig:
     )
     speculation_depth: int = 0  # draft tokens a step at most; 0 never drafts
     speculation_max_batch: int = 8  # decoding slots above which drafting is not tried
-    # Draft tokens copied from what followed the last two tokens earlier in the context; 0 never.
+    # Draft tokens a step, at most, from what followed the last tokens before; 0 never.
     lookup_tokens: int = 0
+    # Places of earlier answers remembered for that, for each of four lengths (16 bytes each); 0:
+    # drafts come from the request's own context only.
+    lookup_entries: int = 65_536
     precision: Precision = Precision.FP32  # of weights and caches; sums, norms and softmax are fp32
     # Decode steps by loops that numba compiles at the first start (seconds, then kept
     # on disk) instead of eager torch. Samples equal the eager ones up to rounding.

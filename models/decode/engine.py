@@ -16,6 +16,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from models.decode import native_slots
 from models.decode.batch import PrefillSpan
 from models.decode.cache import SlotCache
 from models.decode.config import CachePolicy, EngineConfig
@@ -27,7 +28,7 @@ from models.decode.passes import EagerPasses, Passes, Sampled
 from models.decode.protocol import GenerateRequest, Generation, StopReason
 from models.decode.requests import RequestQueue, RunningRequest, check_request
 from models.decode.sampling import NoiseSource
-from models.decode.slots import SlotTable
+from models.decode.slots import SlotTable, Taken
 from models.decode.speculation import Drafted, Speculator
 from models.decode.static_cache import StaticCache
 from models.decode.static_passes import StaticPasses
@@ -67,6 +68,8 @@ class DecodeEngine:
         trunk = Trunk(spec, positions)
         self._queue = RequestQueue()
         self._running: dict[int, RunningRequest] = {}
+        self._settled_slots_B: np.ndarray | None = None  # those that decode while all do
+        self._drafts_with_layers = depth > 0
         cache_of = (spec, config.slots, positions, config.precision.dtype)
         self._cache: SlotCache | StaticCache
         self._passes: Passes
@@ -86,9 +89,7 @@ class DecodeEngine:
                 self._slots, self._cache, trunk, native, noise, config.cache_policy
             )
         self._weights = self._passes.load(weights)
-        self._speculator = (
-            Speculator(trunk, native, spec.hidden_size, depth, config, noise) if drafts else None
-        )
+        self._speculator = Speculator(trunk, native, depth, config, noise) if drafts else None
 
     @property
     def version(self) -> int:
@@ -162,12 +163,13 @@ class DecodeEngine:
             self._slots.drop_idle()
             running = self._slots.running()
             self._slots.cached_S[running] = 0
+            self._settled_slots_B = None
             self._slots.oldest_version_S[running] = weights.version
 
     def reset_speculation(self) -> None:
         """Forgets what the speculation gate measured."""
         if self._speculator is not None:
-            self._speculator.gate.reset()
+            self._speculator.reset()
 
     @torch.inference_mode()
     def step(self) -> list[Generation]:
@@ -191,21 +193,19 @@ class DecodeEngine:
         decode_slots_B, spans = self._select_rows()
         drafted = None if spans else self._draft(decode_slots_B)
         sampled = self._passes.run(self._weights, decode_slots_B, spans, drafted)
-        sampled_slots_R, gained_R = self._append(sampled, drafted)
+        taken = self._take(sampled, drafted)
         statistics = self.statistics
         for span in spans:
             self._slots.cached_S[span.slot] = span.end
             self._slots.routed_S[span.slot] = max(self._slots.routed_S[span.slot], span.end)
             statistics.prefill_tokens += span.end - span.start
-        finished.extend(self._end_requests(sampled_slots_R))
-        seconds = self._clock() - started_at
-        statistics.count_step(
-            len(decode_slots_B), int(gained_R.sum()), seconds, has_prefill=bool(spans)
-        )
+        gained = taken.gained
         if self._speculator is not None and drafted is not None and not sampled.is_first_of_shape:
-            self._speculator.gate.record(
-                len(decode_slots_B), drafted.choice, seconds, int(gained_R.sum())
-            )
+            seconds = self._clock() - started_at
+            self._speculator.record(len(decode_slots_B), drafted, seconds, gained)
+        finished.extend(self._end_requests(sampled.slots, taken))
+        seconds = self._clock() - started_at
+        statistics.count_step(len(decode_slots_B), gained, seconds, has_prefill=bool(spans))
         return finished
 
     # --- admission
@@ -268,17 +268,22 @@ class DecodeEngine:
         self._slots.start(slot, running.request, prompt, reused, self.max_context_tokens)
         running.prompt_tokens = len(prompt)
         self._running[slot] = running
+        self._settled_slots_B = None
 
     # --- one pass
 
     def _select_rows(self) -> tuple[np.ndarray, list[PrefillSpan]]:
         """Slots that decode, and prompt spans within the step's budget, oldest request first."""
+        if self._settled_slots_B is not None:
+            return self._settled_slots_B, []
         slots = self._slots
         running = slots.running()
-        pending = slots.context_S[running] - slots.cached_S[running]
-        decode_slots_B = running[pending == 1]
-        waiting = running[pending > 1].tolist()
+        is_fed = slots.context_S[running] - slots.cached_S[running] == 1
+        if self._drafts_with_layers:  # these begin with what the pass before left of a slot
+            is_fed &= slots.context_S[running] > slots.prompt_S[running]
+        decode_slots_B, waiting = running[is_fed], running[~is_fed].tolist()
         if not waiting:
+            self._settled_slots_B = decode_slots_B
             return decode_slots_B, []
         waiting.sort(key=lambda slot: self._running[slot].started_at)
         spans, fed, budget = [], 0, self.config.prefill_tokens_per_step
@@ -298,52 +303,38 @@ class DecodeEngine:
         self.statistics.drafted_tokens += (drafted.width - 1) * len(decode_slots_B)
         return drafted
 
-    def _append(self, sampled: Sampled, drafted: Drafted | None) -> tuple[np.ndarray, np.ndarray]:
-        """Adds the samples to their slots; returns (slots, tokens gained a slot)."""
-        slots_R = sampled.slots
-        if drafted is not None and drafted.width > 1:
-            return self._append_verified(sampled, drafted)
-        if len(slots_R):
-            self._slots.append(slots_R, sampled.tokens_R, sampled.logprobs_R, self.version)
-            if self._speculator is not None and sampled.hidden_RD is not None:
-                self._speculator.remember(slots_R, sampled.hidden_RD)
-        return slots_R, np.ones(len(slots_R), dtype=np.int64)
-
-    def _append_verified(self, sampled: Sampled, drafted: Drafted) -> tuple[np.ndarray, np.ndarray]:
+    def _take(self, sampled: Sampled, drafted: Drafted | None) -> Taken:
         """Adds to each slot the drafts that equal what was sampled, and the sample after them."""
-        assert self._speculator is not None
-        width, slots_B = drafted.width, sampled.slots
-        tokens_Bm = sampled.tokens_R.reshape(-1, width)
-        logprobs_Bm = sampled.logprobs_R.reshape(-1, width)
-        accepted_B, gained_B = self._slots.append_verified(
-            slots_B, tokens_Bm, logprobs_Bm, self.version
+        slots_B = sampled.slots
+        width = 1 if drafted is None else drafted.width
+        taken = self._slots.take_samples(
+            slots_B,
+            sampled.tokens_R.reshape(-1, width),
+            sampled.logprobs_R.reshape(-1, width),
+            self.version,
         )
-        self._speculator.gate.count_accepted(accepted_B, drafted.layered)
+        speculator = self._speculator
+        if speculator is None:
+            return taken
+        if drafted is not None and width > 1:
+            self.statistics.accepted_tokens += taken.drafts_used
+            if drafted.layered:
+                speculator.gate.count_accepted(taken.accepted_B, drafted.layered)
         if sampled.hidden_RD is not None:
-            rows = torch.from_numpy(np.arange(len(slots_B)) * width + gained_B - 1)
-            self._speculator.remember(slots_B, sampled.hidden_RD.index_select(0, rows))
-        used_B = np.minimum(accepted_B, gained_B)
-        self.statistics.accepted_tokens += int(used_B.sum())
-        for slot, used in zip(slots_B.tolist(), used_B.tolist(), strict=True):
-            self._running[slot].count_drafts(width - 1, used)
-        return slots_B, gained_B
+            speculator.remember(slots_B, sampled.hidden_RD, taken.gained_B)
+        return taken
 
     # --- the end of a request
 
-    def _end_requests(self, slots_R: np.ndarray) -> list[Generation]:
-        slots = self._slots
-        last_R = slots.tokens_SC[slots_R, slots.context_S[slots_R] - 1]
-        is_stop_R = slots.is_stop_SV[slots_R, last_R]
-        is_sequence_R = slots.at_stop_sequence(slots_R)
-        is_over_R = is_stop_R | is_sequence_R | (slots.context_S[slots_R] >= slots.limit_S[slots_R])
+    def _end_requests(self, slots_B: np.ndarray, taken: Taken) -> list[Generation]:
         finished = []
-        for index in np.flatnonzero(is_over_R).tolist():
-            slot = int(slots_R[index])
+        for index in np.flatnonzero(taken.ends_B).tolist() if taken.ended else ():
+            slot, end = int(slots_B[index]), int(taken.ends_B[index])
             running = self._running[slot]
-            made = int(slots.context_S[slot]) - running.prompt_tokens
-            if is_stop_R[index]:
+            made = int(self._slots.context_S[slot]) - running.prompt_tokens
+            if end == native_slots.STOP_TOKEN:
                 reason = StopReason.STOP_TOKEN
-            elif is_sequence_R[index]:
+            elif end == native_slots.STOP_SEQUENCE:
                 reason = StopReason.STOP_SEQUENCE
             elif made >= running.request.max_new_tokens:
                 reason = StopReason.LENGTH
@@ -355,6 +346,7 @@ class DecodeEngine:
     def _finish(self, slot: int, reason: StopReason) -> Generation:
         slots = self._slots
         running = self._running.pop(slot)
+        self._settled_slots_B = None
         request, prompt, end = running.request, running.prompt_tokens, int(slots.context_S[slot])
         offset, routed = int(slots.reported_S[slot]), int(slots.routed_S[slot])
         routes = self._cache.routes_SCLK[slot, offset:routed].numpy().copy()
@@ -362,6 +354,8 @@ class DecodeEngine:
             routes = routes[:0]
         else:
             slots.reported_S[slot] = routed
+        if self._speculator is not None:
+            self._speculator.learn(slots.tokens_SC[slot, :end], prompt)
         slots.release(slot)
         self.statistics.finished_requests += 1
         return Generation(
@@ -374,8 +368,8 @@ class DecodeEngine:
             stop_reason=reason,
             queued_seconds=running.started_at - running.submitted_at,
             generate_seconds=self._clock() - running.started_at,
-            draft_tokens_proposed=running.drafts_proposed,
-            draft_tokens_accepted=running.drafts_accepted,
+            draft_tokens_proposed=int(slots.drafts_proposed_S[slot]),
+            draft_tokens_accepted=int(slots.drafts_used_S[slot]),
         )
 
     def _empty_generation(

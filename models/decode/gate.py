@@ -5,7 +5,8 @@ next step. Choices are numbers: 0 drafts nothing, d drafts with d layers; with c
 the layers copies where the context has something to copy, and d more than that drafts with d layers
 where it has not. Choices are compared in stretches of steps, not step by step: a draft drives the
 trunk's weights out of the processor's caches, and the plain steps behind it pay for that. Batch
-sizes are measured apart.
+sizes are measured apart. Without copies the choice to beat is plain decoding; with them it is
+copying alone, which drafts only where that is expected to pay.
 """
 
 from collections import deque
@@ -20,7 +21,7 @@ _FIRST_RECONSIDER_STEPS = 128  # until a stretch of plain steps while drafting; 
 _LAST_RECONSIDER_STEPS = 512
 _FIRST_PROBE_INTERVAL_STEPS = 1024
 _LAST_PROBE_INTERVAL_STEPS = 16_384  # choices that keep losing are tried ever less often
-_MIN_GAIN_RATIO = 1.05  # drafting must beat plain decoding by more than noise
+_MIN_GAIN_RATIO = 1.05  # another choice must beat the first one by more than noise
 _OUTLIER_RATIO = 3.0  # a step that took longer than so many medians was interrupted
 
 
@@ -31,6 +32,7 @@ class SpeculationGate:
         self.max_depth = max_depth
         self.max_batch = max_batch
         self._choices = (max_depth + 1) * (1 + has_copies)
+        self._base = max_depth + 1 if has_copies else 0  # copies are made where they pay only
         self.reset()
 
     def layers_of(self, choice: int) -> int:
@@ -80,15 +82,16 @@ class SpeculationGate:
     def _course(self, batch: int) -> "_Course":
         size = (batch - 1).bit_length()
         if size not in self._courses:
-            self._courses[size] = _Course(self._choices)
+            self._courses[size] = _Course(self._choices, self._base)
         return self._courses[size]
 
 
 class _Course:
     """Measurements and probing schedule of one batch size."""
 
-    def __init__(self, choices: int) -> None:
-        self.best = 0
+    def __init__(self, choices: int, base: int) -> None:
+        self.best = base
+        self._base = base
         self._choices = choices
         self._steps: list[deque[tuple[float, float]]] = [
             deque(maxlen=_WINDOW_STEPS) for _ in range(choices)
@@ -127,7 +130,8 @@ class _Course:
         self._steps_until_plain -= 1
         if self._steps_until_plain <= 0:
             rates = self._rates(caution=0.0)
-            self.best = self.best if rates[self.best] > rates[0] else 0
+            if rates[self.best] < rates[0]:
+                self.best = self._base if self.best != self._base else 0
             self._wait_for_plain()
 
     def _wait_for_plain(self) -> None:
@@ -152,7 +156,7 @@ class _Course:
     def _decide(self) -> None:
         rates = self._rates(caution=1.0)
         winner = int(np.argmax(rates))
-        winner = winner if rates[winner] > _MIN_GAIN_RATIO * rates[0] else 0
+        winner = winner if rates[winner] > _MIN_GAIN_RATIO * rates[self._base] else self._base
         is_settled = winner == self.best
         self._interval_steps = (
             min(2 * self._interval_steps, _LAST_PROBE_INTERVAL_STEPS)

@@ -1,66 +1,68 @@
-"""Draft tokens copied from the context itself.
+"""Draft tokens from what followed the same tokens before: earlier in the context, or in the answers
+that this engine gave before.
 
-Owns `find_continuations`: where the last tokens of a context stood before, what followed them is
-proposed again. Agents repeat lines of the files they read, names and calls; such a draft costs no
-pass of any layer. Enters: the slot table. Leaves: token ids. Whether it pays is the gate's concern,
-and whether a draft holds is the engine's: it is verified like any other. The search is compiled: in
-numpy it cost a tenth of a compiled decode step.
+Owns `Lookup`: a memory of sampled answers, how often each kind of guess held, and the search. Such
+drafts cost no pass of any layer: an agent repeats the lines of the files it reads, its own names
+and, from one answer to the next, the forms of its calls. Enters: the slot table, finished answers,
+what steps of each width cost. Leaves: draft tokens behind the contexts, as many as are expected to
+pay. Whether a draft holds is the engine's: it is verified like any other.
 
-Shapes: B decoding slots, k tokens proposed a slot.
+The memory keeps, for the last 2, 4, 8 and 16 tokens of each place of an answer, the token that
+followed and how often it did, in hashed tables of fixed size: a back-off model of n-grams. The idea
+to draft from earlier answers is SuffixDecoding's (Oliaro et al. 2024, arXiv 2411.04975); tables of
+geometric lengths with a vote in each entry are a branch predictor's (TAGE; Seznec and Michaud 2006).
+
+Shapes: B decoding slots, k tokens proposed at most, O orders (lengths of the tables), N entries of a
+table, K kinds of guess.
 """
 
-import numba
 import numpy as np
 
+from models.decode.native_lookup import KINDS, ORDERS, learn_answer, propose_drafts
 from models.decode.slots import SlotTable
 
-MATCH_TOKENS = 2  # shorter matches hold too rarely to pay for their verification
-_LONGEST_MATCH_TOKENS = 8  # of equally good places the last one is taken
 
+class Lookup:
+    """The memory of one engine; `entries` a table, 0 copies from the context only."""
 
-def find_continuations(
-    table: SlotTable, slots_B: np.ndarray, num_tokens: int, drafted: int = 0
-) -> tuple[np.ndarray, int]:
-    """(proposals [B, k], slots that have one) of what follows each context and the `drafted` tokens
-    behind it. A slot without one repeats its last token.
-    """
-    proposals_Bk = np.empty((len(slots_B), num_tokens), dtype=np.int64)
-    ends_B = table.context_S[slots_B] + drafted
-    return proposals_Bk, int(_fill(table.tokens_SC, slots_B, ends_B, proposals_Bk))
+    def __init__(self, num_tokens: int, entries: int) -> None:
+        if entries & (entries - 1):
+            raise ValueError(f"lookup_entries={entries}, wanted 0 or a power of two")
+        self.num_tokens = num_tokens
+        self._entries_ON4 = np.zeros((len(ORDERS), entries, 4), dtype=np.int32)
+        self._held_K = np.full(KINDS, 1.0, dtype=np.float32)
+        self._seen_K = np.full(KINDS, 2.0, dtype=np.float32)
 
+    def learn(self, tokens_T: np.ndarray, start: int) -> None:
+        """Takes a finished answer, the tokens from `start` on: what would have been guessed at each
+        of its places, and what followed.
+        """
+        learn_answer(tokens_T, start, self._entries_ON4, self._held_K, self._seen_K)
 
-@numba.njit(cache=True)
-def _fill(
-    tokens_SC: np.ndarray, slots_B: np.ndarray, ends_B: np.ndarray, proposals_Bk: np.ndarray
-) -> int:
-    """Writes the proposals; returns how many slots have one."""
-    found, num_tokens = 0, proposals_Bk.shape[1]
-    for index in range(len(slots_B)):
-        tokens_T = tokens_SC[slots_B[index], : ends_B[index]]
-        place = _best_place(tokens_T, num_tokens)
-        if place < 0:
-            proposals_Bk[index] = tokens_T[-1]
-        else:
-            proposals_Bk[index] = tokens_T[place : place + num_tokens]
-            found += 1
-    return found
-
-
-@numba.njit(cache=True)
-def _best_place(tokens_T: np.ndarray, num_tokens: int) -> int:
-    """Where the continuation of the longest earlier match of the last tokens begins; -1: nowhere.
-
-    A place must have all its tokens in the context.
-    """
-    length = len(tokens_T)
-    best, best_depth = -1, MATCH_TOKENS - 1
-    for place in range(length - num_tokens, MATCH_TOKENS - 1, -1):
-        depth = 0
-        while (
-            depth < min(place, _LONGEST_MATCH_TOKENS)
-            and tokens_T[place - 1 - depth] == tokens_T[length - 1 - depth]
-        ):
-            depth += 1
-        if depth > best_depth:
-            best, best_depth = place, depth
-    return best
+    def propose(
+        self,
+        table: SlotTable,
+        slots_B: np.ndarray,
+        costs_w: np.ndarray,
+        drafted: int = 0,
+        probability: float = 1.0,
+    ) -> tuple[int, float]:
+        """Writes drafts behind each context and the `drafted` tokens that stand there already, which
+        hold with `probability`. Returns (drafts written a slot, tokens expected a slot and cost): as
+        many as give most tokens for what a step costs, where `costs_w[j]` is the cost of a step
+        with j drafts of ours. A slot with fewer guesses repeats its last token.
+        """
+        count, rate = propose_drafts(
+            table.tokens_SC,
+            table.is_stop_SV,
+            table.limit_S,
+            slots_B,
+            table.context_S,
+            drafted,
+            np.float32(probability),
+            costs_w,
+            self._entries_ON4,
+            self._held_K,
+            self._seen_K,
+        )
+        return int(count), float(rate)

@@ -292,8 +292,7 @@ class NativeTrunk:
         run_head(
             packed.head, self._hidden, rows_R, self._width, self._step, self._chosen, self._logits
         )
-        hidden = torch.from_numpy(self._chosen[: len(rows_R) * self._width])
-        return hidden.view(len(rows_R), self._width), self._logits_view(len(rows_R))
+        return self.last_rows(len(rows_R))
 
     def sample(
         self, seed_keys_R: np.ndarray, positions_R: np.ndarray, temperature_R: np.ndarray
@@ -313,6 +312,47 @@ class NativeTrunk:
             logprobs_R,
         )
         return tokens_R, logprobs_R
+
+    def decode_step(
+        self,
+        weights: DecodeWeights,
+        table: tuple[np.ndarray, ...],
+        slots_B: np.ndarray,
+        width: int,
+        first_free_S: np.ndarray,
+        routes_SCLK: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Feeds `width` rows a slot and samples after each, `forward`, `project` and `sample` in one
+        call; returns (tokens [R], log-probabilities [R], whether a row is limited by top-k or
+        top-p). `table` is what `native_step` names so.
+        """
+        from models.decode.native_step import run_decode_step  # noqa: PLC0415 - imports this module
+
+        rows = len(slots_B) * width
+        self._make_room(rows)
+        tokens_R, logprobs_R = np.empty(rows, np.int64), np.empty(rows, np.float32)
+        is_limited = run_decode_step(
+            _packed(weights).arrays(),
+            (self._shape, self._sizes, self._epsilon, self._vocab, self._step),
+            (*self._memory, self._rotation),
+            self._buffers,
+            (self._chosen, self._logits, self._raced_V),
+            table,
+            slots_B,
+            width,
+            first_free_S,
+            routes_SCLK,
+            tokens_R,
+            logprobs_R,
+        )
+        return tokens_R, logprobs_R, bool(is_limited)
+
+    def last_rows(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Hidden states [R, D] and logits [R, V] that the call before left; views that the next one
+        overwrites.
+        """
+        hidden = torch.from_numpy(self._chosen[: rows * self._width])
+        return hidden.view(rows, self._width), self._logits_view(rows)
 
     def draft(
         self, weights: DecodeWeights, depth: int, hidden_BD: np.ndarray, tokens_B: np.ndarray

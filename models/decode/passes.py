@@ -74,6 +74,8 @@ class EagerPasses:
         self._table, self._cache, self._noise = table, cache, noise
         self._trunk, self._native = trunk, native
         self._policy = policy
+        self._routes_SCLK = cache.routes_SCLK.numpy()
+        self._first_position_S = np.zeros(len(table.context_S), dtype=np.int64)
 
     def load(self, weights: DecodeWeights) -> DecodeWeights:
         """The weights themselves: each pass is given them."""
@@ -88,6 +90,8 @@ class EagerPasses:
     ) -> Sampled:
         """Feeds all rows and samples after every decode row and completed prompt."""
         table, width = self._table, 1 if drafted is None else drafted.width
+        if self._native is not None and not spans:
+            return self._decode_native(self._native, weights, decode_slots_B, width)
         hidden_ND = self._feed(weights, decode_slots_B, spans, width)
         rows_R, slots = np.arange(len(decode_slots_B) * width), decode_slots_B
         if spans:
@@ -106,6 +110,51 @@ class EagerPasses:
         noise_BmV = None if drafted is None else drafted.noise_BmV
         tokens_R, logprobs_R = self._draw(slots, width, logits_RV, noise_BmV)
         return Sampled(slots, tokens_R, logprobs_R, hidden_RD)
+
+    def _decode_native(
+        self, native: "NativeTrunk", weights: DecodeWeights, slots_B: np.ndarray, width: int
+    ) -> Sampled:
+        """A step without prompts."""
+        table = self._table
+        is_kept = self._policy is CachePolicy.KEEP
+        tokens_R, logprobs_R, is_limited = native.decode_step(
+            weights,
+            table.decode_arrays,
+            slots_B,
+            width,
+            self._first_position_S if is_kept else table.routed_S,
+            self._routes_SCLK,
+        )
+        hidden_RD, logits_RV = native.last_rows(len(tokens_R))
+        if is_limited:
+            slots_R = np.repeat(slots_B, width)
+            positions_R = table.context_S[slots_R] + np.tile(np.arange(width), len(slots_B))
+            self._draw_limited(slots_R, positions_R, logits_RV, tokens_R, logprobs_R)
+        return Sampled(slots_B, tokens_R, logprobs_R, hidden_RD)
+
+    def _draw_limited(
+        self,
+        slots_R: np.ndarray,
+        positions_R: np.ndarray,
+        logits_RV: Tensor,
+        tokens_R: np.ndarray,
+        logprobs_R: np.ndarray,
+    ) -> None:
+        """Draws the rows that top-k or top-p limits, in place of what stands there."""
+        rules = self._rules(slots_R)
+        rows = np.flatnonzero(rules.is_limited_R)
+        if len(rows):
+            noise_RV = self._noise.exponential(
+                self._table.seed_keys_S[slots_R[rows]], positions_R[rows]
+            )
+            limited = sample_rows(logits_RV[torch.from_numpy(rows)], rules.of(rows), noise_RV)
+            tokens_R[rows], logprobs_R[rows] = limited
+
+    def _rules(self, slots_R: np.ndarray) -> SamplingRules:
+        table = self._table
+        return SamplingRules(
+            table.temperature_S[slots_R], table.top_p_S[slots_R], table.top_k_S[slots_R]
+        )
 
     def _feed(
         self,
@@ -134,9 +183,7 @@ class EagerPasses:
         """Draws the next `width` tokens of each slot by the noise of their places."""
         table = self._table
         slots_R = np.repeat(slots_B, width) if width > 1 else slots_B
-        rules = SamplingRules(
-            table.temperature_S[slots_R], table.top_p_S[slots_R], table.top_k_S[slots_R]
-        )
+        rules = self._rules(slots_R)
         positions_R = table.context_S[slots_R]
         if width > 1:
             positions_R = positions_R + np.tile(np.arange(width), len(slots_B))
@@ -144,13 +191,7 @@ class EagerPasses:
             drawn = self._native.sample(
                 table.seed_keys_S[slots_R], positions_R, rules.temperature_R
             )
-            rows = np.flatnonzero(rules.is_limited_R)
-            if len(rows):
-                noise_RV = self._noise.exponential(
-                    table.seed_keys_S[slots_R[rows]], positions_R[rows]
-                )
-                limited = sample_rows(logits_RV[torch.from_numpy(rows)], rules.of(rows), noise_RV)
-                drawn[0][rows], drawn[1][rows] = limited
+            self._draw_limited(slots_R, positions_R, logits_RV, *drawn)
             return drawn
         if noise_BmV is None:
             noise_BmV = self._noise.exponential(table.seed_keys_S[slots_R], positions_R)

@@ -29,13 +29,6 @@ class RunningRequest:
     submitted_at: float
     started_at: float
     prompt_tokens: int = 0
-    drafts_proposed: int = 0
-    drafts_accepted: int = 0
-
-    def count_drafts(self, proposed: int, accepted: int) -> None:
-        """Adds one verification."""
-        self.drafts_proposed += proposed
-        self.drafts_accepted += accepted
 
 
 class RequestQueue:

@@ -7,10 +7,12 @@ slots. It runs no model and holds no keys or values.
 Shapes: S slots, C positions, V vocabulary, B slots of a selection.
 """
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
+from models.decode.native_slots import pack_stop_runs, take_samples
 from models.decode.protocol import GenerateRequest
 from models.decode.sampling import seed_key
 
@@ -21,6 +23,18 @@ class SlotState(IntEnum):
     FREE = 0
     IDLE = 1  # holds a session between two turns
     RUNNING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of one pass's samples."""
+
+    accepted_B: np.ndarray  # drafts that held
+    gained_B: np.ndarray  # tokens added
+    ends_B: np.ndarray  # how the request goes on, as in native_slots
+    gained: int  # tokens of all slots
+    drafts_used: int  # drafts among them
+    ended: int  # requests
 
 
 class SlotTable:
@@ -48,12 +62,51 @@ class SlotTable:
         self.top_p_S = np.ones(slots, dtype=np.float32)
         self.top_k_S = np.zeros(slots, dtype=np.int64)
         self.prompt_S = np.zeros(slots, dtype=np.int64)  # prompt tokens of the running request
-        self._stop_sequences: dict[int, list[np.ndarray]] = {}  # of slots that have any
+        self.drafts_proposed_S = np.zeros(slots, dtype=np.int64)  # for the running request
+        self.drafts_used_S = np.zeros(slots, dtype=np.int64)
+        self._stop_runs_SX = np.zeros((slots, 1), dtype=np.int64)  # stop sequences, packed
         self.is_stop_SV = np.zeros((slots, vocab_size), dtype=bool)
         self._used_at_S = np.zeros(slots, dtype=np.int64)
         self._uses = 0
         self._session_of_slot: list[str | None] = [None] * slots
         self._slot_of_session: dict[str, int] = {}
+
+    @property
+    def decode_arrays(self) -> tuple[np.ndarray, ...]:
+        """In the order that a compiled decode step takes them."""
+        return (
+            self.tokens_SC,
+            self.cached_S,
+            self.context_S,
+            self.seed_keys_S,
+            self.temperature_S,
+            self.top_p_S,
+            self.top_k_S,
+        )
+
+    @property
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        """In the order that the compiled loop takes them."""
+        return (
+            self.tokens_SC,
+            self.logprobs_SC,
+            self.versions_SC,
+            self.context_S,
+            self.cached_S,
+            self.routed_S,
+            self.limit_S,
+            self.prompt_S,
+            self.drafts_proposed_S,
+            self.drafts_used_S,
+            self.is_stop_SV,
+            self._stop_runs_SX,
+        )
+
+    def _set_stop_runs(self, slot: int, words_X: np.ndarray) -> None:
+        missing = len(words_X) - self._stop_runs_SX.shape[1]
+        if missing > 0:
+            self._stop_runs_SX = np.pad(self._stop_runs_SX, ((0, 0), (0, missing)))
+        self._stop_runs_SX[slot, : len(words_X)] = words_X
 
     def running(self) -> np.ndarray:
         """Slots with a request, ascending."""
@@ -94,73 +147,22 @@ class SlotTable:
         self.top_p_S[slot] = request.top_p
         self.top_k_S[slot] = request.top_k
         self.prompt_S[slot] = length
-        self._stop_sequences.pop(slot, None)
-        if request.stop_sequences:
-            self._stop_sequences[slot] = [np.array(run) for run in request.stop_sequences]
+        self.drafts_proposed_S[slot] = self.drafts_used_S[slot] = 0
+        self._set_stop_runs(slot, pack_stop_runs(request.stop_sequences))
         self.is_stop_SV[slot] = False
         self.is_stop_SV[slot, list(request.stop_token_ids)] = True
 
-    def append(
-        self, slots_B: np.ndarray, tokens_B: np.ndarray, logprobs_B: np.ndarray, version: int
-    ) -> None:
-        """Adds one sampled token to each slot; everything before it was fed."""
-        at_B = self.context_S[slots_B]
-        self.tokens_SC[slots_B, at_B] = tokens_B
-        self.logprobs_SC[slots_B, at_B] = logprobs_B
-        self.versions_SC[slots_B, at_B] = version
-        self._advance(slots_B, at_B + 1)
-
-    def append_verified(
+    def take_samples(
         self, slots_B: np.ndarray, tokens_Bm: np.ndarray, logprobs_Bm: np.ndarray, version: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Adds samples up to the first that differs from the draft already behind the context.
-
-        Returns (drafts that held, tokens gained) a slot; a stop token, a stop sequence or the limit
-        may cut it.
+    ) -> Taken:
+        """Adds samples up to the first that differs from the draft that stands behind the context;
+        a stop token, a stop sequence or the limit may cut them. Everything before them was fed.
         """
-        width = tokens_Bm.shape[1]
-        at_B, column = self.context_S[slots_B], slots_B[:, None]
-        places_Bm = at_B[:, None] + np.arange(width)
-        is_equal = self.tokens_SC[column, places_Bm[:, :-1]] == tokens_Bm[:, :-1]
-        accepted_B = np.where(is_equal.all(axis=1), width - 1, is_equal.argmin(axis=1))
-        is_stop_Bm = self.is_stop_SV[column, tokens_Bm]
-        first_stop_B = np.where(is_stop_Bm.any(axis=1), is_stop_Bm.argmax(axis=1), width)
-        gained_B = np.minimum(accepted_B, first_stop_B) + 1
-        gained_B = np.minimum(gained_B, self.limit_S[slots_B] - at_B)
-        self.tokens_SC[column, places_Bm] = tokens_Bm
-        self.logprobs_SC[column, places_Bm] = logprobs_Bm
-        self.versions_SC[column, places_Bm] = version
-        if self._stop_sequences:
-            for index, slot in enumerate(slots_B.tolist()):
-                first = int(at_B[index])
-                for end in range(first + 1, first + int(gained_B[index])):
-                    if self.ends_with_stop_sequence(slot, end):
-                        gained_B[index] = end - first
-                        break
-        self._advance(slots_B, at_B + gained_B)
-        return accepted_B, gained_B
-
-    def at_stop_sequence(self, slots_R: np.ndarray) -> np.ndarray:
-        """Whether each slot's sampled tokens end with one of its stop sequences."""
-        is_end_R = np.zeros(len(slots_R), dtype=bool)
-        if self._stop_sequences:
-            for index, slot in enumerate(slots_R.tolist()):
-                is_end_R[index] = self.ends_with_stop_sequence(slot, int(self.context_S[slot]))
-        return is_end_R
-
-    def ends_with_stop_sequence(self, slot: int, end: int) -> bool:
-        """Whether the sampled tokens before `end` end with a stop sequence."""
-        tokens_C, first = self.tokens_SC[slot], self.prompt_S[slot]
-        return any(
-            end - first >= len(run) and np.array_equal(tokens_C[end - len(run) : end], run)
-            for run in self._stop_sequences.get(slot, ())
+        accepted_B, gained_B, ends_B = np.empty((3, len(slots_B)), dtype=np.int64)
+        totals = take_samples(
+            self._arrays, slots_B, tokens_Bm, logprobs_Bm, version, accepted_B, gained_B, ends_B
         )
-
-    def _advance(self, slots_B: np.ndarray, context_B: np.ndarray) -> None:
-        """Sets the context lengths; all tokens but the last were fed."""
-        self.context_S[slots_B] = context_B
-        self.cached_S[slots_B] = context_B - 1
-        self.routed_S[slots_B] = np.maximum(self.routed_S[slots_B], context_B - 1)
+        return Taken(accepted_B, gained_B, ends_B, *totals)
 
     def release(self, slot: int) -> None:
         """Ends a request; the slot waits for the session's next turn, or is free when no session
@@ -168,7 +170,6 @@ class SlotTable:
         """
         self._uses += 1
         self._used_at_S[slot] = self._uses
-        self._stop_sequences.pop(slot, None)
         self.state_S[slot] = (
             SlotState.IDLE if self._session_of_slot[slot] is not None else SlotState.FREE
         )

@@ -8,7 +8,7 @@ So speculation changes no token of any request, greedy or not: it is rejection s
 point-mass proposal. A draft layer sees the same noise, which makes it pick the same token more
 often than an independent draw.
 
-Shapes: S slots, B drafting slots, m draft tokens plus one, V vocabulary, D model width.
+Shapes: S slots, B drafting slots, F slots of the pass before, m draft tokens plus one, V vocabulary, D model width.
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,15 @@ from models.decode.forward import Trunk, add_product, linear
 from models.decode.gate import SpeculationGate
 from models.decode.sampling import NoiseSource
 from models.decode.slots import SlotTable
+from models.decode.step_costs import StepCosts
 from models.decode.weights import DecodeWeights
 
 if TYPE_CHECKING:
     from models.decode.native_trunk import NativeTrunk
+
+_MISSES = 8  # steps in a row for which the lookup has nothing, after which it rests
+_LONGEST_REST_STEPS = 64
+_UNMEASURED = -1
 
 __all__ = ["Drafted", "SpeculationGate", "Speculator", "draft_logits"]
 
@@ -36,10 +41,13 @@ __all__ = ["Drafted", "SpeculationGate", "Speculator", "draft_logits"]
 class Drafted:
     """What one step verifies."""
 
-    choice: int  # of the gate
+    choice: int  # of the gate; negative: not its choice, and not measured
     width: int = 1  # rows a slot: its last token and the drafts
     layered: int = 0  # drafts that draft layers made; they come first
     noise_BmV: np.ndarray | None = None  # of all rows, where drafting needed it already
+
+
+_RESTING = Drafted(_UNMEASURED)
 
 
 class Speculator:
@@ -49,7 +57,6 @@ class Speculator:
         self,
         trunk: Trunk,
         native: "NativeTrunk | None",
-        hidden_size: int,
         depth: int,
         config: EngineConfig,
         noise: NoiseSource,
@@ -60,26 +67,61 @@ class Speculator:
         self._noise = noise
         self._lookup_tokens = config.lookup_tokens
         if has_copies:
-            from models.decode.lookup import find_continuations  # noqa: PLC0415 - loads numba
+            from models.decode.lookup import Lookup  # noqa: PLC0415 - loads numba
 
-            self._find_continuations = find_continuations
-        self._is_drafted_in_pass = config.is_static  # and nothing is copied behind such drafts
-        self._hidden_SD = np.zeros((config.slots, hidden_size), dtype=np.float32)
+            self.lookup = Lookup(config.lookup_tokens, config.lookup_entries)
+        # Steps of fixed shapes draft in the pass: nothing is copied behind such drafts, and each
+        # number of drafts is a shape of its own, of which there should be few.
+        self._is_drafted_in_pass = config.is_static
+        self._copy_counts = (0, config.lookup_tokens) if config.is_static else None
+        self._misses, self._rest_steps, self._next_rest_steps = 0, 0, _MISSES
+        self._costs: dict[tuple[int, int], StepCosts] = {}  # by batch size and draft layers
+        self._fed: tuple[np.ndarray, Tensor, np.ndarray] | None = None
 
-    def remember(self, slots_R: np.ndarray, hidden_RD: Tensor) -> None:
-        """Keeps the hidden state of the last fed position of each slot."""
-        if self.gate.max_depth:
-            self._hidden_SD[slots_R] = hidden_RD.numpy()
+    def remember(self, slots_B: np.ndarray, hidden_RD: Tensor, gained_B: np.ndarray) -> None:
+        """Takes the hidden states of a pass, the same number of rows a slot; draft layers begin with
+        that of a slot's last token gained. Read, if ever, before the next pass.
+        """
+        self._fed = (slots_B, hidden_RD, gained_B)
+
+    def reset(self) -> None:
+        """Forgets what was measured."""
+        self.gate.reset()
+        self._costs.clear()
+
+    def learn(self, tokens_T: np.ndarray, start: int) -> None:
+        """Takes a finished answer: its tokens from `start` on may be guessed again."""
+        if self._lookup_tokens:
+            self.lookup.learn(tokens_T, start)
+
+    def record(self, batch: int, drafted: Drafted, seconds: float, tokens: int) -> None:
+        """Adds one decode-only step."""
+        if drafted.choice < 0:
+            return
+        self.gate.record(batch, drafted.choice, seconds, tokens)
+        if self._lookup_tokens and batch <= self.gate.max_batch:
+            copied = drafted.width - 1 - drafted.layered
+            self._costs_of(batch, drafted.layered).record(copied, seconds / batch)
 
     def propose(self, weights: DecodeWeights, table: SlotTable, slots_B: np.ndarray) -> Drafted:
         """Writes draft tokens behind each context as the gate chooses; verified ones become part of
         it.
         """
-        choice = self.gate.choose(len(slots_B))
+        if self._rest_steps:
+            self._rest_steps -= 1
+            return _RESTING
+        batch = len(slots_B)
+        choice = self.gate.choose(batch)
         is_copying, layers = self.gate.copies(choice), self.gate.layers_of(choice)
-        copied = self._copy(table, slots_B, 0) if is_copying else 0
-        if copied or not layers:
-            return Drafted(choice, 1 + copied)
+        if is_copying:
+            costs = self._costs_of(batch, 0)
+            copied, rate = self.lookup.propose(table, slots_B, costs.relative_w)
+            if not layers:
+                self._count_miss(is_miss=not copied)
+            if not layers or (copied and rate >= self._layered_rate(batch, layers)):
+                return Drafted(choice, 1 + copied)
+        elif not layers:
+            return Drafted(choice)
         if self._is_drafted_in_pass:
             return Drafted(choice, 1 + layers, layers)
         noise_BmV = None
@@ -88,27 +130,55 @@ class Speculator:
         else:
             noise_BmV = step_noise(self._noise, table, slots_B, layers + 1)
             self._draft_layers(weights, table, slots_B, noise_BmV)
-        copied = self._copy(table, slots_B, layers) if is_copying else 0
+        copied = 0
+        if is_copying:
+            costs = self._costs_of(batch, layers)
+            held = float(np.prod(self.gate.acceptance()[:layers]))
+            copied, _ = self.lookup.propose(table, slots_B, costs.relative_w, layers, held)
         if copied:
             noise_BmV = None  # of fewer rows than there are now
         return Drafted(choice, 1 + layers + copied, layers, noise_BmV)
 
-    def _copy(self, table: SlotTable, slots_B: np.ndarray, drafted: int) -> int:
-        """Copies what followed the last tokens and the drafts behind them earlier in the context, if at
-        least half of the slots have that; returns the tokens added to each slot.
+    def _count_miss(self, *, is_miss: bool) -> None:
+        """Where the lookup keeps finding nothing it is asked ever less: it costs some percent of a
+        compiled step.
         """
-        count = self._lookup_tokens
-        proposals_Bk, found = self._find_continuations(table, slots_B, count, drafted)
-        if 2 * found < len(slots_B):
-            return 0
-        places_Bk = (table.context_S[slots_B] + drafted)[:, None] + np.arange(count)
-        table.tokens_SC[slots_B[:, None], places_Bk] = proposals_Bk
-        return count
+        if not is_miss:
+            self._misses, self._next_rest_steps = 0, _MISSES
+            return
+        self._misses += 1
+        if self._misses == _MISSES:
+            self._misses, self._rest_steps = 0, self._next_rest_steps
+            self._next_rest_steps = min(2 * self._next_rest_steps, _LONGEST_REST_STEPS)
+
+    def _costs_of(self, batch: int, layers: int) -> StepCosts:
+        key = ((batch - 1).bit_length(), layers)
+        if key not in self._costs:
+            self._costs[key] = StepCosts(self._lookup_tokens, self._copy_counts)
+        return self._costs[key]
+
+    def _layered_rate(self, batch: int, layers: int) -> float:
+        """Tokens that a slot gains by draft layers in the time of a plain step."""
+        plain = self._costs_of(batch, 0).plain_seconds
+        layered = self._costs_of(batch, layers).plain_seconds
+        if not layered:
+            return np.inf  # not measured yet
+        tokens = 1 + float(np.cumprod(self.gate.acceptance()[:layers]).sum())
+        return tokens * plain / layered
+
+    def _last_hidden(self, slots_B: np.ndarray) -> np.ndarray:
+        """Hidden states [B, D]: every slot that decodes was sampled in the pass before."""
+        assert self._fed is not None, "slots decode after the pass that completed their prompt"
+        fed_slots_F, hidden_RD, gained_F = self._fed
+        order_F = fed_slots_F.argsort()
+        index_B = order_F[np.searchsorted(fed_slots_F, slots_B, sorter=order_F)]
+        width = len(hidden_RD) // len(fed_slots_F)
+        return hidden_RD.numpy()[index_B * width + gained_F[index_B] - 1]
 
     def _draft_layers(
         self, weights: DecodeWeights, table: SlotTable, slots_B: np.ndarray, noise_BmV: np.ndarray
     ) -> None:
-        hidden_BD = torch.from_numpy(self._hidden_SD[slots_B])
+        hidden_BD = torch.from_numpy(self._last_hidden(slots_B))
         at_B = table.context_S[slots_B]
         tokens_B = table.tokens_SC[slots_B, at_B - 1]
         temperature_B = table.temperature_S[slots_B]
@@ -132,7 +202,7 @@ class Speculator:
         slots_B: np.ndarray,
         depths: int,
     ) -> None:
-        hidden_BD = self._hidden_SD[slots_B]
+        hidden_BD = self._last_hidden(slots_B)
         at_B = table.context_S[slots_B]
         tokens_B = table.tokens_SC[slots_B, at_B - 1]
         seed_keys_B, temperature_B = table.seed_keys_S[slots_B], table.temperature_S[slots_B]

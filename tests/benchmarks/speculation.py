@@ -4,12 +4,11 @@ DIRECTORY [--rollouts DIRECTORY]]
 With a checkpoint: its own draft layers, on the turns of recorded agents where rollouts are given,
 else on text it samples itself. Without one: nano-shaped weights made so that the draft layers agree
 with the trunk to a chosen degree; their texts mean nothing, their costs are real. Each row compares
-plain and speculative decoding (draft layers and copies from the context, chosen by the gate) of the
-same requests in one run by the same engine, by the decode thread's CPU time; the tokens must be
-equal. Eager steps are dominated by what torch spends on each operation, so drafts gain much there;
-compiled steps are several times faster and leave less to gain. The last rows give the gate drafts
-that never hold: it must stop drafting. The gate has settled before the comparison begins; its later
-probes are in it.
+plain and speculative decoding (draft layers, copies from the context and from earlier answers, chosen
+by the gate) of the same requests in one run by the same engine, by the decode thread's CPU time; the
+tokens must be equal. Before the comparison the drafting engine answers other requests: of recorded
+agents those of earlier groups, so that no turn that is measured was answered before, nor a turn of
+its problem's group. The last rows have drafts that never hold: little may be lost.
 """
 
 import argparse
@@ -34,9 +33,10 @@ from tests.fakes.tiny_model import random_weights
 
 SPEEDUP_TARGET = 1.8
 GATE_TARGET = 0.97
-SETTLING_TOKENS = 12_000  # decoded before the comparison, so that the gate has seen every choice
 DEPTH = 2
-LOOKUP_TOKENS = 4
+LOOKUP_TOKENS = 7
+_MEASURED_GROUPS, _SETTLING_GROUPS, _SETTLING_ATTEMPTS = 48, 64, 4
+_ROUND_REQUESTS = 16  # answered by one engine, then by the other
 _REQUEST_TOKENS = 256  # sampled a request where no recorded turn says when to stop
 
 
@@ -47,23 +47,26 @@ class Case:
     name: str
     spec: ModelSpec
     canonical: dict[str, Tensor]
-    prompts: list[tuple[int, ...]]
+    settling: list[tuple[int, ...]]  # prompts answered before the comparison
+    measured: list[tuple[int, ...]]
     stop_token_ids: tuple[int, ...] = ()
 
-    def requests(self, temperature: float) -> list[GenerateRequest]:
+    def requests(
+        self, prompts: list[tuple[int, ...]], temperature: float, first_seed: int
+    ) -> list[GenerateRequest]:
         """One request a prompt, each a conversation of its own."""
         longest = self.spec.max_sequence_tokens
         return [
             GenerateRequest(
-                f"r{index}",
-                f"s{index}",
+                f"r{seed}",
+                f"s{seed}",
                 prompt,
                 min(_REQUEST_TOKENS, longest - len(prompt)),
                 self.stop_token_ids,
                 temperature,
-                seed=index,
+                seed=seed,
             )
-            for index, prompt in enumerate(self.prompts)
+            for seed, prompt in enumerate(prompts, first_seed)
         ]
 
 
@@ -118,10 +121,10 @@ def predictable_weights(disagreement: float) -> dict[str, Tensor]:
 def run(
     engine: DecodeEngine, batch: int, requests: list[GenerateRequest]
 ) -> tuple[list[tuple[int, ...]], float]:
-    """Decodes requests, `batch` at a time; returns their tokens and the CPU seconds of decode-only
-    steps a token.
+    """Decodes requests, `batch` at a time; returns their tokens and the CPU seconds of the steps
+    that fed no prompt.
     """
-    before = (engine.statistics.decode_only_seconds, engine.statistics.decode_only_tokens)
+    before = engine.statistics.decode_only_seconds
     finished = {}
     for first in range(0, len(requests), batch):
         for request in requests[first : first + batch]:
@@ -130,13 +133,14 @@ def run(
             finished |= {one.request_id: one.token_ids for one in engine.step()}
     for request in requests:
         engine.end_session(request.session_id)
-    seconds = engine.statistics.decode_only_seconds - before[0]
-    tokens = engine.statistics.decode_only_tokens - before[1]
-    return [finished[request.request_id] for request in requests], seconds / tokens
+    tokens = [finished[request.request_id] for request in requests]
+    return tokens, engine.statistics.decode_only_seconds - before
 
 
-def compare(case: Case, batch: int, temperature: float, repeats: int, *, is_native: bool) -> Row:
-    """Alternates plain and speculative runs of the same requests and compares the medians."""
+def compare(case: Case, batch: int, temperature: float, *, is_native: bool) -> Row:
+    """Plain and speculative decoding of the same requests, a few at a time by one engine and then
+    by the other, and the ratio of their times in all.
+    """
     weights = prepare_weights(case.spec, case.canonical, 0, native=is_native)
     config = EngineConfig(slots=16, share_prefixes=False, native=is_native)
     drafts = replace(
@@ -144,34 +148,40 @@ def compare(case: Case, batch: int, temperature: float, repeats: int, *, is_nati
     )
     plain = DecodeEngine(case.spec, weights, config, clock=thread_time)
     drafting = DecodeEngine(case.spec, weights, drafts, clock=thread_time)
-    requests = case.requests(temperature)
-    ratios, plain_times = [], []
-    run(plain, batch, requests[:batch])
-    while drafting.statistics.generated_tokens < SETTLING_TOKENS:
-        run(drafting, batch, requests)
-    for _ in range(repeats):
-        plain_tokens, plain_seconds = run(plain, batch, requests)
-        drafted_tokens, drafted_seconds = run(drafting, batch, requests)
-        if plain_tokens != drafted_tokens:
+    settling = case.requests(case.settling, temperature, 0)
+    run(plain, batch, settling[: 2 * batch])
+    run(drafting, batch, settling)
+    measured = case.requests(case.measured, temperature, len(settling))
+    seconds = np.zeros(2)
+    tokens = plain.statistics.decode_only_tokens
+    drafted, steps = (
+        drafting.statistics.generated_tokens,
+        drafting.statistics.occupied_slot_steps,
+    )
+    for number, first in enumerate(range(0, len(measured), max(_ROUND_REQUESTS, batch))):
+        requests = measured[first : first + max(_ROUND_REQUESTS, batch)]
+        answers = {}
+        for place in (0, 1) if number % 2 else (1, 0):
+            answers[place], spent = run((plain, drafting)[place], batch, requests)
+            seconds[place] += spent
+        if answers[0] != answers[1]:
             raise AssertionError(
                 f"{case.name}: speculative tokens differ from plain ones at batch {batch}"
             )
-        ratios.append(plain_seconds / drafted_seconds)
-        plain_times.append(plain_seconds)
-    totals = drafting.statistics
     return Row(
         name=case.name,
         engine="native" if is_native else "eager",
         batch=batch,
         temperature=temperature,
-        plain_tokens_per_second=1 / float(np.median(plain_times)),
-        speedup_ratio=float(np.median(ratios)),
-        tokens_per_forward=totals.generated_tokens / max(totals.occupied_slot_steps, 1),
+        plain_tokens_per_second=(plain.statistics.decode_only_tokens - tokens) / float(seconds[0]),
+        speedup_ratio=float(seconds[0] / seconds[1]),
+        tokens_per_forward=(drafting.statistics.generated_tokens - drafted)
+        / (drafting.statistics.occupied_slot_steps - steps),
         acceptance=drafting.draft_acceptance(),
     )
 
 
-def measure(cases: list[Case], is_quick: bool) -> list[Row]:
+def measure(cases: list[Case]) -> list[Row]:
     """Every case by both engines at batch 1, greedy and sampled, and at batch 8."""
     rows = []
     print(
@@ -181,44 +191,50 @@ def measure(cases: list[Case], is_quick: bool) -> list[Row]:
     for case in cases:
         for is_native in (False, True):
             for batch, temperature in ((1, 0.0), (1, 1.0), (8, 1.0)):
-                repeats = 2 if is_quick else 7
-                rows.append(compare(case, batch, temperature, repeats, is_native=is_native))
+                rows.append(compare(case, batch, temperature, is_native=is_native))
                 print(rows[-1].line(), flush=True)
     return rows
 
 
-def random_prompts(spec: ModelSpec, count: int) -> list[tuple[int, ...]]:
+def random_prompts(spec: ModelSpec, count: int, seed: int) -> list[tuple[int, ...]]:
     """Prompts of 32 tokens that mean nothing."""
-    rng = np.random.default_rng(5)
+    rng = np.random.default_rng(seed)
     return [tuple(rng.integers(8, spec.vocab_size, 32).tolist()) for _ in range(count)]
 
 
 def make_cases(checkpoint: Path | None, rollouts: Path | None, is_quick: bool) -> list[Case]:
     """The models asked for, and the first one with draft layers that know nothing."""
-    if checkpoint is None:
-        prompts = random_prompts(NANO, 8)
+    loaded = None if checkpoint is None else load_checkpoint(checkpoint)
+    spec = NANO if loaded is None else loaded.spec
+    settling = random_prompts(spec, 24 if is_quick else 64, seed=5)
+    measured = random_prompts(spec, 16 if is_quick else 48, seed=6)
+    if loaded is None:
         cases = [
-            Case(f"synthetic {noise:g}", NANO, predictable_weights(noise), prompts)
+            Case(f"synthetic {noise:g}", spec, predictable_weights(noise), settling, measured)
             for noise in ((0.5,) if is_quick else (0.2, 0.5, 1.0))
         ]
+    elif checkpoint is None or rollouts is None:
+        cases = [Case("sampled", spec, loaded.weights, settling, measured)]
     else:
-        loaded = load_checkpoint(checkpoint)
-        if rollouts is None:
-            case = Case("sampled", loaded.spec, loaded.weights, random_prompts(loaded.spec, 8))
-        else:
-            turns = load_turns(rollouts, 32 if is_quick else 96)
-            stops = Renderer.load(checkpoint).stop_token_ids
-            case = Case("transcripts", loaded.spec, loaded.weights, turns, stops)
-        cases = [case]
+        share = 4 if is_quick else 1
+        count, before = _MEASURED_GROUPS // share, _SETTLING_GROUPS // share
+        cases = [
+            Case(
+                "transcripts",
+                spec,
+                loaded.weights,
+                load_turns(rollouts, slice(-count - before, -count), _SETTLING_ATTEMPTS),
+                load_turns(rollouts, slice(-count, None), 1),
+                Renderer.load(checkpoint).stop_token_ids,
+            )
+        ]
     useless = {
         name: torch.randn_like(tensor) * 0.1
         if ".mtp." in name and not name.endswith("norm.weight")
         else tensor
         for name, tensor in cases[0].canonical.items()
     }
-    unrelated = random_prompts(cases[0].spec, 8)
-    case = Case("useless", cases[0].spec, useless, unrelated)
-    return [*cases, case]
+    return [*cases, Case("useless", spec, useless, settling, measured)]
 
 
 def main() -> None:
@@ -231,7 +247,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     cases = make_cases(arguments.checkpoint, arguments.rollouts, arguments.quick)
-    rows = measure(cases, arguments.quick)
+    rows = measure(cases)
     figures = {
         f"{row.engine}_{row.name.replace(' ', '_')}_b{row.batch}_t{row.temperature:g}_{field}": value
         for row in rows

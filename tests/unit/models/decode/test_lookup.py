@@ -1,17 +1,22 @@
-"""Drafts copied from the context: the longest earlier match is continued, and no sample changes."""
+"""Drafts from what followed the same tokens before: the longest earlier match is continued, answers
+are remembered, as many drafts are written as pay, and no sample changes.
+"""
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from models.decode.engine import DecodeEngine, EngineConfig
 from models.decode.gate import SpeculationGate
-from models.decode.lookup import find_continuations
+from models.decode.lookup import Lookup
 from models.decode.protocol import GenerateRequest, Generation
 from models.decode.slots import SlotTable
 from models.decode.weights import prepare_weights
 from tests.fakes.tiny_model import TINY, random_weights
 
 WEIGHTS = prepare_weights(TINY, random_weights(TINY), 0)
+FREE = np.ones(4, dtype=np.float32)  # costs of steps with 0 to 3 drafts: drafts cost nothing
 
 
 class AlwaysCopy(SpeculationGate):
@@ -21,57 +26,151 @@ class AlwaysCopy(SpeculationGate):
         return 2 * self.max_depth + 1
 
 
-def table_of(*contexts: tuple[int, ...]) -> SlotTable:
+def table_of(*contexts: tuple[int, ...], room: int = 40, stops: tuple[int, ...] = ()) -> SlotTable:
     table = SlotTable(len(contexts), 96, 100)
     for slot, context in enumerate(contexts):
-        table.start(slot, GenerateRequest("r", "s", context, 9, ()), np.array(context), 0, 96)
+        request = GenerateRequest("r", "s", context, room, stops)
+        table.start(slot, request, np.array(context), 0, 96)
     return table
+
+
+def drafts_of(
+    table: SlotTable, lookup: Lookup, costs_w: np.ndarray = FREE, drafted: int = 0
+) -> list[list[int]]:
+    """The drafts of every slot."""
+    slots_B = np.arange(len(table.context_S))
+    count, _ = lookup.propose(table, slots_B, costs_w, drafted)
+    places = table.context_S[:, None] + drafted + np.arange(count)
+    return table.tokens_SC[slots_B[:, None], places].tolist()
 
 
 @pytest.mark.parametrize(
     ("context", "expected"),
     [
-        ((1, 2, 3, 4, 5, 9, 1, 2), (3, 4, 5)),  # what followed the last two tokens
-        ((1, 2, 7, 7, 7, 1, 2, 8, 8, 8, 1, 2), (8, 8, 8)),  # of equal matches the last
-        ((5, 1, 2, 7, 7, 7, 4, 1, 2, 8, 8, 8, 5, 1, 2), (7, 7, 7)),  # but a longer one first
-        ((1, 2, 3, 1, 2), (3, 1, 2)),  # up to the end of the context itself
+        ((1, 2, 3, 4, 5, 9, 1, 2), [3, 4, 5]),  # what followed the last two tokens
+        ((1, 2, 7, 7, 7, 1, 2, 8, 8, 8, 1, 2), [8, 8, 8]),  # of equal matches the last
+        ((5, 1, 2, 7, 7, 7, 4, 1, 2, 8, 8, 8, 5, 1, 2), [7, 7, 7]),  # but a longer one first
+        ((1, 2, 3, 1, 2), [3, 1, 2]),  # up to the end of the context itself
+        ((1, 2, 1, 2), [1, 2, 1]),  # and on in what it just proposed
     ],
 )
-def test_the_best_earlier_match_is_continued(
-    context: tuple[int, ...], expected: tuple[int, ...]
-) -> None:
-    proposals_Bk, found = find_continuations(table_of(context), np.array([0]), 3)
-    assert tuple(proposals_Bk[0]) == expected
-    assert found == 1
+def test_the_best_earlier_match_is_continued(context: tuple[int, ...], expected: list[int]) -> None:
+    assert drafts_of(table_of(context), Lookup(3, 0)) == [expected]
 
 
-@pytest.mark.parametrize("context", [(1,), (1, 2), (1, 2, 3, 4, 5, 6), (1, 2, 1, 2)])
-def test_nothing_to_copy_is_said(context: tuple[int, ...]) -> None:
-    proposals_Bk, found = find_continuations(table_of(context), np.array([0]), 3)
-    assert found == 0
-    assert set(proposals_Bk[0]) == {context[-1]}
+@pytest.mark.parametrize("context", [(1,), (1, 2), (1, 2, 3, 4, 5, 6)])
+def test_where_nothing_matches_nothing_is_drafted(context: tuple[int, ...]) -> None:
+    assert drafts_of(table_of(context), Lookup(3, 256)) == [[]]
 
 
-def test_each_slot_copies_from_its_own_context() -> None:
+def test_each_slot_copies_from_its_own_context_and_fills_up_with_its_last_token() -> None:
     table = table_of((1, 2, 3, 4, 1, 2), (5, 6, 7, 8, 5, 6), (1, 2, 3, 4, 5, 6))
-    proposals_Bk, found = find_continuations(table, np.arange(3), 2)
-    assert proposals_Bk.tolist() == [[3, 4], [7, 8], [6, 6]]
-    assert found == 2
+    assert drafts_of(table, Lookup(2, 0), FREE[:3]) == [[3, 4], [7, 8], [6, 6]]
 
 
 def test_a_match_may_begin_in_the_drafts() -> None:
     table = table_of((1, 2, 7, 8, 9, 5, 1))
     table.tokens_SC[0, 7] = 2
-    proposals_Bk, found = find_continuations(table, np.array([0]), 3, drafted=1)
-    assert (proposals_Bk.tolist(), found) == ([[7, 8, 9]], 1)
+    assert drafts_of(table, Lookup(3, 0), drafted=1) == [[7, 8, 9]]
+
+
+def test_answers_are_remembered_for_other_contexts() -> None:
+    lookup = Lookup(3, 256)
+    lookup.learn(np.array([9, 8, 1, 2, 3, 4, 5]), start=3)
+    assert drafts_of(table_of((7, 1, 2)), lookup) == [[3, 4, 5]]
+    assert drafts_of(table_of((7, 9, 8)), lookup) == [[]]  # the prompt's own tokens are not
+
+
+def test_without_entries_answers_are_forgotten() -> None:
+    lookup = Lookup(3, 0)
+    lookup.learn(np.array([9, 8, 1, 2, 3, 4, 5]), start=3)
+    assert drafts_of(table_of((7, 1, 2)), lookup) == [[]]
+
+
+def test_the_follower_seen_more_often_is_guessed() -> None:
+    lookup = Lookup(1, 256)
+    for follower in (3, 4, 4, 4, 3, 4):
+        lookup.learn(np.array([1, 2, follower]), start=2)
+    assert drafts_of(table_of((7, 1, 2)), lookup, FREE[:2]) == [[4]]
+    for _ in range(8):
+        lookup.learn(np.array([1, 2, 5]), start=2)
+    assert drafts_of(table_of((7, 1, 2)), lookup, FREE[:2]) == [[5]]
+
+
+def test_guesses_that_fail_are_made_no_more() -> None:
+    """Pairs that repeat, but are followed by something else each time."""
+    lookup, costs_w = Lookup(1, 256), np.array([1.0, 1.25], dtype=np.float32)
+    context = (1, 2, 3, 1, 2)
+    assert drafts_of(table_of(context), lookup, costs_w) == [[3]]
+    for follower in range(10, 40):
+        lookup.learn(np.array([1, 2, follower - 1, 1, 2, follower]), start=5)
+    assert drafts_of(table_of((1, 2, 39, 1, 2)), lookup, costs_w) == [[]]
+
+
+@pytest.mark.parametrize(("slope", "expected"), [(0.01, 3), (0.6, 0)])
+def test_as_many_are_drafted_as_pay(slope: float, expected: int) -> None:
+    costs_w = (1 + slope * np.arange(4)).astype(np.float32)
+    drafts = drafts_of(table_of((1, 2, 3, 4, 5, 9, 1, 2)), Lookup(3, 256), costs_w)
+    assert len(drafts[0]) == expected
+
+
+def test_a_number_of_drafts_can_be_barred() -> None:
+    costs_w = np.array([1, np.inf, np.inf, 1.1], dtype=np.float32)
+    assert len(drafts_of(table_of((1, 2, 3, 4, 5, 9, 1, 2)), Lookup(3, 256), costs_w)[0]) == 3
+
+
+def test_nothing_is_drafted_behind_a_stop_token_or_the_end_of_a_request() -> None:
+    context = (1, 2, 3, 4, 5, 9, 1, 2)
+    assert drafts_of(table_of(context, stops=(3,)), Lookup(3, 256)) == [[3]]
+    assert drafts_of(table_of(context, room=2), Lookup(3, 256)) == [[3]]
+    assert drafts_of(table_of(context, room=1), Lookup(3, 256)) == [[]]
+
+
+def test_entries_are_a_power_of_two() -> None:
+    with pytest.raises(ValueError, match="lookup_entries=100, wanted 0 or a power of two"):
+        Lookup(3, 100)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    answers=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=60), max_size=30),
+    entries=st.sampled_from([0, 1, 4, 64]),
+    slots=st.integers(1, 3),
+    drafted=st.integers(0, 2),
+)
+def test_drafts_are_tokens_and_nothing_else_changes(
+    answers: list[list[int]], entries: int, slots: int, drafted: int
+) -> None:
+    """Whatever was learned: contexts stay, drafts are tokens seen, no place behind them is written."""
+    lookup = Lookup(7, entries)
+    for answer in answers:
+        lookup.learn(np.array(answer), start=len(answer) // 2)
+    rng = np.random.default_rng(len(answers))
+    contexts = [tuple(rng.integers(0, 6, rng.integers(1, 70)).tolist()) for _ in range(slots)]
+    table = table_of(*contexts, room=20)
+    table.tokens_SC[:, 80:] = -7
+    count, rate = lookup.propose(
+        table, np.arange(slots), (1 + 0.05 * np.arange(8)).astype(np.float32), drafted
+    )
+    assert 0 <= count <= 7
+    assert rate >= 1 + drafted - 1e-5
+    for slot, context in enumerate(contexts):
+        first = len(context) + drafted
+        assert tuple(table.tokens_SC[slot, : len(context)].tolist()) == context
+        drafts = table.tokens_SC[slot, first : first + count]
+        assert ((drafts >= 0) & (drafts < 6)).all()
+    assert (table.tokens_SC[:, 80:] == -7).all()
 
 
 @pytest.mark.parametrize(("temperature", "depth"), [(0.0, 0), (0.5, 0), (1.0, 0), (1.0, 2)])
-def test_copied_drafts_change_no_token(temperature: float, depth: int) -> None:
+def test_drafts_change_no_token(temperature: float, depth: int) -> None:
+    """The same prompts twice: the second time answers are remembered, the greedy ones whole."""
     prompt = (3, 9, 4, 7, 3, 9, 4, 7, 3, 9)
     requests = [
-        GenerateRequest(f"r{i}", f"s{i}", (i + 1, *prompt), 30 + i, (30,), temperature, seed=i)
-        for i in range(7)
+        GenerateRequest(
+            f"r{i}", f"s{i}", (i % 7 + 1, *prompt), 30 + i, (30,), temperature, seed=i % 7
+        )
+        for i in range(14)
     ]
     plain = DecodeEngine(TINY, WEIGHTS, EngineConfig(slots=4))
     config = EngineConfig(slots=4, lookup_tokens=4, speculation_depth=depth)
@@ -89,20 +188,22 @@ def test_copied_drafts_change_no_token(temperature: float, depth: int) -> None:
 
 def test_copies_stand_behind_the_context_or_behind_drafts() -> None:
     config = EngineConfig(slots=1, lookup_tokens=4, speculation_depth=2)
-    speculator = DecodeEngine(TINY, WEIGHTS, config)._speculator
+    engine = DecodeEngine(TINY, WEIGHTS, config)
+    engine.submit(GenerateRequest("r", "s", (1, 2, 3), 9, ()))
+    engine.step()  # leaves the hidden state that draft layers begin with
+    speculator = engine._speculator
     assert speculator is not None
     speculator.gate = AlwaysCopy(2, max_batch=1, has_copies=True)
     slots_B, repeats = np.array([0]), (*range(8, 24), 8, 9)
+    speculator._costs_of(1, 2).record(0, 9.0)  # draft layers are dear
+    speculator._costs_of(1, 0).record(0, 1.0)
     table = table_of(repeats)
     drafted = speculator.propose(WEIGHTS, table, slots_B)
-    assert (drafted.layered, drafted.width) == (0, 1 + 4)
-    assert table.tokens_SC[0, 18:22].tolist() == [10, 11, 12, 13]
+    assert (drafted.layered, drafted.width) == (0, 1 + 2)  # untried guesses are even chances
+    assert table.tokens_SC[0, 18:20].tolist() == [10, 11]
     table = table_of((*repeats[:-1], 3))  # no pair of its last tokens: the layers draft
     drafted = speculator.propose(WEIGHTS, table, slots_B)
     assert drafted.layered == 2
-    table.tokens_SC[0, 18:20] = [8, 9]
-    assert speculator._copy(table, slots_B, 2) == 4
-    assert table.tokens_SC[0, 20:24].tolist() == [10, 11, 12, 13]
 
 
 def run(engine: DecodeEngine, requests: list[GenerateRequest]) -> dict[str, Generation]:

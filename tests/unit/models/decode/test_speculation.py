@@ -136,9 +136,9 @@ def test_a_perfect_draft_is_always_accepted() -> None:
     for depth in range(2):
         weights[f"model.mtp.{depth}.in_proj.weight"][:, 16:] = torch.eye(16)
     engine = make_engine(2, prepare_weights(TINY, weights, 0))
-    generation = run(engine, [GenerateRequest("r", "s", (5,), 60, (), seed=1)])[0]
+    generation = run(engine, [GenerateRequest("r", "s", (5,), 61, (), seed=1)])[0]
     assert generation.draft_tokens_accepted == generation.draft_tokens_proposed == 40
-    assert dataclasses.asdict(engine.statistics)["steps"] == 20
+    assert dataclasses.asdict(engine.statistics)["steps"] == 1 + 20  # the prompt, then drafts
 
 
 def play(

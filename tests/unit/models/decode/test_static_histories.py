@@ -13,7 +13,7 @@ from models.decode.weights import prepare_weights
 from tests.fakes.tiny_model import TINY, random_weights
 
 WEIGHTS = [prepare_weights(TINY, random_weights(TINY, seed), 0) for seed in range(3)]
-STEPS, SESSIONS = 120, 9
+STEPS, SESSIONS = 130, 9
 
 
 class EveryChoice(SpeculationGate):
@@ -52,8 +52,9 @@ def random_request(
 def play(config: EngineConfig, seed: int) -> dict[str, Generation]:
     """Turns, cancellations, ended sessions and swaps, all from the seed and the answers."""
     rng = np.random.default_rng(seed)
-    engine = DecodeEngine(TINY, WEIGHTS[0], config)
+    engine = DecodeEngine(TINY, WEIGHTS[0], config, clock=lambda: 0.0)
     if engine._speculator is not None:
+        engine._speculator._copy_counts = (0, config.lookup_tokens)  # those of fixed shapes
         depth = engine._speculator.gate.max_depth
         copies = config.lookup_tokens > 0
         engine._speculator.gate = EveryChoice(depth, config.slots, has_copies=copies)
