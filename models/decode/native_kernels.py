@@ -13,7 +13,8 @@ experts, C positions.
 import numba
 import numpy as np
 
-from models.decode.native_tiles import JIT, accumulate, float_of_bits
+from models.decode.native_tiles import accumulate
+from models.decode.native_vectors import BARE, address_of, float_of_bits, largest_of, rotate_pairs
 from models.decode.packed import PANEL
 
 _LOG2_E = np.float32(1.4426950408889634)
@@ -25,16 +26,17 @@ _ZERO = np.float32(0.0)
 _HALF = np.float32(0.5)
 
 
-@numba.njit(**JIT)
-def multiply_packed(x, x_at, x_step, w, w_at, y, y_at, y_step, rows, depth, columns):
-    """y[N, O] += x[N, K] @ w[K, O]; w is packed and begins at `w_at`."""
+@numba.njit(**BARE)
+def multiply_packed(x, x_at, x_step, w, w_at, y, y_at, y_step, rows, depth, columns, is_new=0):
+    """y[N, O] += x[N, K] @ w[K, O]; w is packed and begins at `w_at`. `is_new`: y is overwritten."""
+    source, target = address_of(x, x_at), address_of(y, y_at)
     for first in range(0, columns, PANEL):
         width = min(PANEL, columns - first)
-        panel_at = w_at + first * depth
-        accumulate(x, x_at, x_step, w, panel_at, width, y, y_at + first, y_step, rows, depth, width)
+        panel, result = address_of(w, w_at + first * depth), target + 4 * first
+        accumulate(source, x_step, panel, width, result, y_step, rows, depth, width, is_new)
 
 
-@numba.njit(**JIT)
+@numba.njit(**BARE)
 def exponential(x):
     """exp to float32 rounding, clipped at +-87; vectorises, which the C library's does not."""
     x = min(max(x, -_LIMIT), _LIMIT)
@@ -50,19 +52,26 @@ def exponential(x):
     return series * float_of_bits(np.int32((np.int32(power) + np.int32(127)) << np.int32(23)))
 
 
-@numba.njit(**JIT)
-def normalize_row(x, x_at, y, y_at, width, epsilon):
-    """y = RMSNorm of x without its scale."""
-    source, target = x[x_at : x_at + width], y[y_at : y_at + width]
+@numba.njit(**BARE)
+def norm_divisor(x, x_at, width, epsilon):
+    """What RMSNorm divides a row by."""
+    source = x[x_at : x_at + width]
     total = _ZERO
     for place in range(width):
         total += source[place] * source[place]
-    factor = _ONE / np.sqrt(total / np.float32(width) + epsilon)
+    return np.sqrt(total / np.float32(width) + epsilon)
+
+
+@numba.njit(**BARE)
+def normalize_row(x, x_at, y, y_at, width, epsilon):
+    """y = RMSNorm of x without its scale."""
+    source, target = x[x_at : x_at + width], y[y_at : y_at + width]
+    divisor = norm_divisor(x, x_at, width, epsilon)
     for place in range(width):
-        target[place] = source[place] * factor
+        target[place] = source[place] / divisor
 
 
-@numba.njit(**JIT)
+@numba.njit(**BARE)
 def gate_row(inner, at, width):
     """inner[:F] = silu(inner[:F]) * inner[F:2F] in place."""
     gates, ups = inner[at : at + width], inner[at + width : at + 2 * width]
@@ -71,33 +80,17 @@ def gate_row(inner, at, width):
         gates[place] = gate / (_ONE + exponential(-gate)) * ups[place]
 
 
-@numba.njit(**JIT)
+@numba.njit(**BARE)
 def rotate_heads(qkv, at, heads, width, scale_Hd, scale_at, rotation_Cd, rotation_at, epsilon):
     """Norm, scale and rotation of a row's query and key heads, in place; pairs stand together."""
+    scale, rotation = address_of(scale_Hd, scale_at), address_of(rotation_Cd, rotation_at)
     for head in range(heads):
         first = at + head * width
-        row = qkv[first : first + width]
-        scale = scale_Hd[scale_at + head * width : scale_at + (head + 1) * width]
-        rotation = rotation_Cd[rotation_at : rotation_at + width]
-        normalize_row(qkv, first, qkv, first, width, epsilon)
-        for pair in range(width // 2):
-            left, right = 2 * pair, 2 * pair + 1
-            even, odd = row[left] * scale[left], row[right] * scale[right]
-            row[left] = even * rotation[left] - odd * rotation[right]
-            row[right] = even * rotation[right] + odd * rotation[left]
+        divisor = norm_divisor(qkv, first, width, epsilon)
+        rotate_pairs(address_of(qkv, first), divisor, scale + 4 * head * width, rotation, width)
 
 
-@numba.njit(**JIT)
-def largest_of(values):
-    """The largest of a slice."""
-    largest = values[0]
-    for at in range(len(values)):
-        value = values[at]
-        largest = value if value > largest else largest
-    return largest
-
-
-@numba.njit(**JIT)
+@numba.njit(**BARE)
 def soften(scores):
     """Softmax of a slice in place. Loops begin at 0: an index that might be negative would keep
     them from becoming vectors.
@@ -113,24 +106,76 @@ def soften(scores):
         scores[at] *= factor
 
 
-@numba.njit(**JIT)
-def attend_row(
-    query, q_at, keys, k_at, values, v_at, heads, width, positions, length, scores, out, out_at
+@numba.njit(**BARE)
+def attend_rows(
+    query,
+    q_at,
+    q_step,
+    keys,
+    values,
+    memory,
+    rows,
+    heads,
+    width,
+    positions,
+    length,
+    buffers,
+    out,
+    out_at,
+    out_step,
 ):
-    """Attention of one row's heads of one group over `length` of C positions."""
-    padded = (length + 15) // 16 * 16
-    for head in range(heads):
-        scores[head * positions : head * positions + padded] = _ZERO
+    """Attention of the heads of one group of consecutive positions of one slot, the first over
+    `length` of C positions, each of the others over one more. Keys and values are read once for
+    all; a position behind a row's own has weight 0.
+    """
+    gathered, scores = buffers
+    most = length + rows - 1
+    lines = rows * heads
+    source, step = address_of(query, q_at), width
+    if rows > 1:
+        source, step = address_of(gathered, 0), width
+        for row in range(rows):
+            copy_floats(query, q_at + row * q_step, gathered, row * heads * width, heads * width)
+    padded = (most + 15) // 16 * 16
+    weights = address_of(scores, 0)
     accumulate(
-        query, q_at, width, keys, k_at, positions, scores, 0, positions, heads, width, padded
+        source,
+        step,
+        address_of(keys, memory),
+        positions,
+        weights,
+        positions,
+        lines,
+        width,
+        padded,
+        1,
     )
-    for head in range(heads):
-        soften(scores[head * positions : head * positions + length])
-    out[out_at : out_at + heads * width] = _ZERO
-    accumulate(scores, 0, positions, values, v_at, width, out, out_at, width, heads, length, width)
+    for line in range(lines):
+        own = length + line // heads
+        first = line * positions
+        soften(scores[first : first + own])
+        for place in range(most - own):
+            scores[first + own + place] = _ZERO
+    result = address_of(out, out_at)
+    if rows > 1:
+        result = address_of(gathered, 0)
+    accumulate(
+        weights, positions, address_of(values, memory), width, result, width, lines, most, width, 1
+    )
+    if rows > 1:
+        for row in range(rows):
+            copy_floats(gathered, row * heads * width, out, out_at + row * out_step, heads * width)
 
 
-@numba.njit(**JIT)
+@numba.njit(**BARE)
+def copy_floats(x, x_at, y, y_at, count):
+    """y = x."""
+    source, target = x[x_at : x_at + count], y[y_at : y_at + count]
+    for place in range(count):
+        target[place] = source[place]
+
+
+@numba.njit(**BARE)
 def choose_experts(logits, at, bias_E, bias_at, num_experts, scratch_E, experts_K, shares_K):
     """The K experts of a row by biased sigmoid score, likeliest first, and their shares by score."""
     for expert in range(num_experts):

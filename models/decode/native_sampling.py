@@ -14,11 +14,10 @@ import numpy as np
 from models.decode.native_kernels import (
     exponential,
     gate_row,
-    largest_of,
     multiply_packed,
     normalize_row,
 )
-from models.decode.native_tiles import JIT, bits_of_float, float_of_bits
+from models.decode.native_vectors import BARE, bits_of_float, float_of_bits, largest_of
 from models.decode.sampling import (
     GOLDEN_32,
     GOLDEN_64,
@@ -34,7 +33,7 @@ _ONE = np.float32(1.0)
 _ZERO = np.float32(0.0)
 
 
-@numba.njit(**JIT)
+@numba.njit(**BARE)
 def _logarithm(x):
     """Natural logarithm of a number in (0, 1), to float32 rounding."""
     bits = bits_of_float(x)
@@ -60,14 +59,14 @@ def _logarithm(x):
     return part + series + np.float32(0.693359375) * power
 
 
-@numba.njit(**JIT)
+@numba.njit(**BARE)
 def _mix_64(value):
     value = (value ^ (value >> np.uint64(30))) * MIX_64_A
     value = (value ^ (value >> np.uint64(27))) * MIX_64_B
     return value ^ (value >> np.uint64(31))
 
 
-@numba.njit(**JIT)
+@numba.njit(**BARE)
 def _token_noise(low, high, token):
     """Exponential noise of one token; `low` and `high` are the halves of the place's key."""
     bits = np.uint32(np.uint32(token) * GOLDEN_32 + low)
@@ -78,7 +77,7 @@ def _token_noise(low, high, token):
     return -_logarithm(unit)
 
 
-@numba.njit(**JIT)
+@numba.njit(**BARE)
 def race_rows(
     logits, step, vocab, seed_keys_R, positions_R, temperature_R, raced_V, tokens_R, logprobs_R
 ):
@@ -109,24 +108,22 @@ def race_rows(
         logprobs_R[row] = (scores[best] - largest) / divisor - np.log(total)
 
 
-@numba.njit(**JIT)
+@numba.njit(**BARE)
 def run_draft(draft, embedding, head, width, vocab, epsilon, tokens_B, hidden, buffers):
     """One draft layer: logits of the token after `tokens_B`; `hidden` becomes the next depth's."""
     hidden_in, embed_in, gate_up, down, norm_D = draft
     normal, mixed, inner, logits = buffers
     rows, inner_width = len(tokens_B), len(down) // width
-    mixed[: rows * width] = _ZERO
     for row in range(rows):
         normalize_row(hidden, row * width, normal, row * width, width, epsilon)
-    multiply_packed(normal, 0, width, hidden_in, 0, mixed, 0, width, rows, width, width)
+    multiply_packed(normal, 0, width, hidden_in, 0, mixed, 0, width, rows, width, width, 1)
     for row in range(rows):
         normalize_row(embedding, tokens_B[row] * width, normal, row * width, width, epsilon)
     multiply_packed(normal, 0, width, embed_in, 0, mixed, 0, width, rows, width, width)
     for row in range(rows):
         normalize_row(mixed, row * width, normal, row * width, width, epsilon)
     double = 2 * inner_width
-    inner[: rows * double] = _ZERO
-    multiply_packed(normal, 0, width, gate_up, 0, inner, 0, double, rows, width, double)
+    multiply_packed(normal, 0, width, gate_up, 0, inner, 0, double, rows, width, double, 1)
     for row in range(rows):
         gate_row(inner, row * double, inner_width)
     multiply_packed(inner, 0, double, down, 0, mixed, 0, width, rows, inner_width, width)
@@ -135,5 +132,4 @@ def run_draft(draft, embedding, head, width, vocab, epsilon, tokens_B, hidden, b
         for column in range(width):
             normal[row * width + column] *= norm_D[column]
             hidden[row * width + column] = mixed[row * width + column]
-    logits[: rows * vocab] = _ZERO
-    multiply_packed(normal, 0, width, head, 0, logits, 0, vocab, rows, width, vocab)
+    multiply_packed(normal, 0, width, head, 0, logits, 0, vocab, rows, width, vocab, 1)

@@ -17,18 +17,21 @@ from torch import Tensor
 
 from models.decode.cache import SlotCache
 from models.decode.native_kernels import (
-    attend_row,
+    attend_rows,
     choose_experts,
+    copy_floats,
     gate_row,
     multiply_packed,
     normalize_row,
     rotate_heads,
 )
 from models.decode.native_sampling import race_rows, run_draft
-from models.decode.native_tiles import JIT
-from models.decode.packed import LANES, PackedWeights, whole_vectors
+from models.decode.native_vectors import BARE
+from models.decode.packed import LANES, PackedWeights, aligned_floats, whole_vectors
 from models.decode.weights import DecodeWeights
 from models.spec import ModelSpec
+
+_MOST_LINES = 16  # query heads of one group, over rows, that attend together
 
 
 def check_native(spec: ModelSpec) -> None:
@@ -40,48 +43,68 @@ def check_native(spec: ModelSpec) -> None:
             )
 
 
-@numba.njit(**JIT)
-def _attend(rows, shape, layer, qkv, slots_N, positions_N, keys, values, scores, attended):
-    """Writes keys and values of all rows, then attends row by row."""
+@numba.njit(**BARE)
+def _remember(rows, shape, layer, qkv, slots_N, positions_N, keys, values):
+    """Writes keys and values of all rows."""
     heads, groups, width, positions, num_slots = shape
     step = (heads + 2 * groups) * width
-    per_group = heads // groups
     for row in range(rows):
         at = positions_N[row]
         for group in range(groups):
             memory = ((layer * num_slots + slots_N[row]) * groups + group) * width * positions
             key = row * step + (heads + group) * width
-            value = row * step + (heads + groups + group) * width
             for place in range(width):
                 keys[memory + place * positions + at] = qkv[key + place]
-                values[memory + at * width + place] = qkv[value + place]
-    for row in range(rows):
+            copy_floats(qkv, key + groups * width, values, memory + at * width, width)
+
+
+@numba.njit(**BARE)
+def _attend(rows, shape, layer, qkv, slots_N, positions_N, keys, values, buffers, attended):
+    """Attention of all rows; those at consecutive positions of one slot attend together."""
+    heads, groups, width, positions, num_slots = shape
+    step = (heads + 2 * groups) * width
+    per_group = heads // groups
+    most = max(1, _MOST_LINES // per_group)
+    first = 0
+    while first < rows:
+        last = first + 1
+        while (
+            last < min(rows, first + most)
+            and slots_N[last] == slots_N[first]
+            and positions_N[last] == positions_N[last - 1] + 1
+        ):
+            last += 1
         for group in range(groups):
-            memory = ((layer * num_slots + slots_N[row]) * groups + group) * width * positions
-            attend_row(
+            head = group * per_group * width
+            attend_rows(
                 qkv,
-                row * step + group * per_group * width,
+                first * step + head,
+                step,
                 keys,
-                memory,
                 values,
-                memory,
+                ((layer * num_slots + slots_N[first]) * groups + group) * width * positions,
+                last - first,
                 per_group,
                 width,
                 positions,
-                positions_N[row] + 1,
-                scores,
+                positions_N[first] + 1,
+                buffers,
                 attended,
-                (row * heads + group * per_group) * width,
+                first * heads * width + head,
+                heads * width,
             )
+        first = last
 
 
-@numba.njit(**JIT)
-def _mix_experts(
-    rows, sizes, layer, normal, logits_E, bias, up, down, hidden, routes_NLK, shares_NK, scratch
-):
-    """Adds the chosen experts' outputs to `hidden`: rows of one expert are multiplied together."""
-    width, num_experts, padded_experts, inner_width = sizes
-    gathered, inner, outer, scores_E, members_N, ranks_N = scratch
+@numba.njit(**BARE)
+def _route(rows, sizes, layer, logits_E, bias, routes_NLK, shares_NK, scores_E, starts_E, members):
+    """Chooses each row's experts and lists their rows, those of one expert together and ascending,
+    as row * K + rank; `starts_E` becomes where each expert's end.
+    """
+    _, num_experts, padded_experts, _ = sizes
+    per_token = shares_NK.shape[1]
+    for expert in range(num_experts + 1):
+        starts_E[expert] = 0
     for row in range(rows):
         choose_experts(
             logits_E,
@@ -93,59 +116,52 @@ def _mix_experts(
             routes_NLK[row, layer],
             shares_NK[row],
         )
+        for rank in range(per_token):
+            starts_E[routes_NLK[row, layer, rank] + 1] += 1
     for expert in range(num_experts):
-        count = 0
-        for row in range(rows):
-            for rank in range(shares_NK.shape[1]):
-                if routes_NLK[row, layer, rank] == expert:
-                    members_N[count] = row
-                    ranks_N[count] = rank
-                    count += 1
+        starts_E[expert + 1] += starts_E[expert]
+    for row in range(rows):
+        for rank in range(per_token):
+            expert = routes_NLK[row, layer, rank]
+            members[starts_E[expert]] = row * per_token + rank
+            starts_E[expert] += 1
+
+
+@numba.njit(**BARE)
+def _mix_experts(
+    rows, sizes, layer, normal, logits_E, bias, up, down, hidden, routes_NLK, shares_NK, scratch
+):
+    """Adds the chosen experts' outputs to `hidden`: rows of one expert are multiplied together."""
+    width, num_experts, _, inner_width = sizes
+    gathered, inner, outer, scores_E, ends_E, members = scratch
+    per_token, double = shares_NK.shape[1], 2 * inner_width
+    _route(rows, sizes, layer, logits_E, bias, routes_NLK, shares_NK, scores_E, ends_E, members)
+    first = 0
+    for expert in range(num_experts):
+        count = ends_E[expert] - first
         if count == 0:
             continue
         for member in range(count):
-            first = members_N[member] * width
-            gathered[member * width : (member + 1) * width] = normal[first : first + width]
-        inner[: count * 2 * inner_width] = np.float32(0.0)
-        outer[: count * width] = np.float32(0.0)
+            row = members[first + member] // per_token
+            copy_floats(normal, row * width, gathered, member * width, width)
         place = layer * num_experts + expert
-        multiply_packed(
-            gathered,
-            0,
-            width,
-            up,
-            place * width * 2 * inner_width,
-            inner,
-            0,
-            2 * inner_width,
-            count,
-            width,
-            2 * inner_width,
-        )
+        at = place * width * double
+        multiply_packed(gathered, 0, width, up, at, inner, 0, double, count, width, double, 1)
         for member in range(count):
-            gate_row(inner, member * 2 * inner_width, inner_width)
-        multiply_packed(
-            inner,
-            0,
-            2 * inner_width,
-            down,
-            place * inner_width * width,
-            outer,
-            0,
-            width,
-            count,
-            inner_width,
-            width,
-        )
+            gate_row(inner, member * double, inner_width)
+        at = place * inner_width * width
+        multiply_packed(inner, 0, double, down, at, outer, 0, width, count, inner_width, width, 1)
         for member in range(count):
-            share = shares_NK[members_N[member], ranks_N[member]]
-            target = hidden[members_N[member] * width : (members_N[member] + 1) * width]
+            row = members[first + member] // per_token
+            share = shares_NK[row, members[first + member] % per_token]
+            target = hidden[row * width : (row + 1) * width]
             source = outer[member * width : (member + 1) * width]
             for column in range(width):
                 target[column] += share * source[column]
+        first += count
 
 
-@numba.njit(**JIT)
+@numba.njit(**BARE)
 def run_trunk(
     weights, shape, sizes, epsilon, tokens_N, positions_N, slots_N, memory, rotation, buffers
 ):
@@ -157,14 +173,12 @@ def run_trunk(
     width, _, padded_experts, _ = sizes
     rows, qkv_width = len(tokens_N), (heads + 2 * groups) * head_width
     for row in range(rows):
-        first = tokens_N[row] * width
-        hidden[row * width : (row + 1) * width] = embedding[first : first + width]
+        copy_floats(embedding, tokens_N[row] * width, hidden, row * width, width)
     for layer in range(routes_NLK.shape[1]):
         for row in range(rows):
             normalize_row(hidden, row * width, normal, row * width, width, epsilon)
-        qkv[: rows * qkv_width] = np.float32(0.0)
         at = layer * width * qkv_width
-        multiply_packed(normal, 0, width, qkv_w, at, qkv, 0, qkv_width, rows, width, qkv_width)
+        multiply_packed(normal, 0, width, qkv_w, at, qkv, 0, qkv_width, rows, width, qkv_width, 1)
         for row in range(rows):
             rotate_heads(
                 qkv,
@@ -177,6 +191,7 @@ def run_trunk(
                 positions_N[row] * head_width,
                 epsilon,
             )
+        _remember(rows, shape, layer, qkv, slots_N, positions_N, keys, values)
         _attend(rows, shape, layer, qkv, slots_N, positions_N, keys, values, scores, attended)
         query_width = heads * head_width
         at = layer * query_width * width
@@ -185,11 +200,8 @@ def run_trunk(
         )
         for row in range(rows):
             normalize_row(hidden, row * width, normal, row * width, width, epsilon)
-        logits_E[: rows * padded_experts] = np.float32(0.0)
-        at = layer * width * padded_experts
-        multiply_packed(
-            normal, 0, width, gate_w, at, logits_E, 0, padded_experts, rows, width, padded_experts
-        )
+        at, padded = layer * width * padded_experts, padded_experts
+        multiply_packed(normal, 0, width, gate_w, at, logits_E, 0, padded, rows, width, padded, 1)
         _mix_experts(
             rows,
             sizes,
@@ -211,15 +223,13 @@ def run_trunk(
             final[column] *= final_norm[column]
 
 
-@numba.njit(**JIT)
+@numba.njit(**BARE)
 def run_head(head, hidden, rows_R, width, vocab, chosen, logits):
     """Gathers the hidden states of some rows and computes their logits."""
     rows = len(rows_R)
     for index in range(rows):
-        first = rows_R[index] * width
-        chosen[index * width : (index + 1) * width] = hidden[first : first + width]
-    logits[: rows * vocab] = np.float32(0.0)
-    multiply_packed(chosen, 0, width, head, 0, logits, 0, vocab, rows, width, vocab)
+        copy_floats(hidden, rows_R[index] * width, chosen, index * width, width)
+    multiply_packed(chosen, 0, width, head, 0, logits, 0, vocab, rows, width, vocab, 1)
 
 
 class NativeTrunk:
@@ -237,27 +247,28 @@ class NativeTrunk:
         self._shape = (heads, groups, head_width, positions, slots)
         self._sizes = (width, experts, whole_vectors(experts), inner)
         self._epsilon = np.float32(spec.norm_epsilon)
-        self._hidden, self._normal = _floats(rows * width), _floats(rows * width)
-        self._chosen, self._logits = _floats(rows * width), _floats(0)
-        self._raced_V = _floats(self._vocab)
+        self._hidden, self._normal = aligned_floats(rows * width), aligned_floats(rows * width)
+        self._chosen, self._logits = aligned_floats(rows * width), aligned_floats(0)
+        self._raced_V = aligned_floats(self._vocab)
         self._routes_NLK = np.zeros((rows, spec.num_layers, spec.experts_per_token), np.int64)
-        self._draft_inner = _floats(slots * 2 * spec.mtp_hidden_size)
-        integers = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        self._draft_inner = aligned_floats(slots * 2 * spec.mtp_hidden_size)
+        per_token, lines = spec.experts_per_token, max(_MOST_LINES, heads // groups)
         self._buffers = (
             self._hidden,
             self._normal,
-            _floats(rows * (heads + 2 * groups) * head_width),
-            _floats(rows * heads * head_width),
-            _floats(heads // groups * positions),
-            _floats(rows * whole_vectors(experts)),
+            aligned_floats(rows * (heads + 2 * groups) * head_width),
+            aligned_floats(rows * heads * head_width),
+            (aligned_floats(lines * head_width), aligned_floats(lines * positions)),
+            aligned_floats(rows * whole_vectors(experts)),
             self._routes_NLK,
-            np.zeros((rows, spec.experts_per_token), np.float32),
+            np.zeros((rows, per_token), np.float32),
             (
-                _floats(rows * width),
-                _floats(rows * 2 * inner),
-                _floats(rows * width),
-                _floats(experts),
-                *integers,
+                aligned_floats(rows * width),
+                aligned_floats(rows * 2 * inner),
+                aligned_floats(rows * width),
+                aligned_floats(experts),
+                np.zeros(experts + 1, np.int64),
+                np.zeros(rows * per_token, np.int64),
             ),
         )
 
@@ -377,7 +388,7 @@ class NativeTrunk:
 
     def _make_room(self, rows: int) -> None:
         if len(self._logits) < rows * self._step:
-            self._logits = _floats(rows * self._step)
+            self._logits = aligned_floats(rows * self._step)
 
     def _logits_view(self, rows: int) -> Tensor:
         logits = torch.from_numpy(self._logits[: rows * self._step]).view(rows, self._step)
@@ -388,7 +399,3 @@ def _packed(weights: DecodeWeights) -> PackedWeights:
     if weights.packed is None:
         raise ValueError(f"weights version {weights.version} were prepared without native=True")
     return weights.packed
-
-
-def _floats(count: int) -> np.ndarray:
-    return np.zeros(count, dtype=np.float32)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 LANES = 16  # float32 in a vector register of 512 bits; LLVM splits it where registers are shorter
 PANEL = 64
+_LINE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,14 @@ class PackedWeights:
 def whole_vectors(columns: int) -> int:
     """Columns rounded up to whole vectors."""
     return -(-columns // LANES) * LANES
+
+
+def aligned_floats(count: int) -> np.ndarray:
+    """Zeros that begin at a cache line, so that no vector lies across two."""
+    spare_floats = _LINE_BYTES // 4
+    floats = np.zeros(count + spare_floats, dtype=np.float32)
+    first = -floats.ctypes.data % _LINE_BYTES // 4
+    return floats[first : first + count]
 
 
 def pack_matrix(matrix_KO: Tensor) -> np.ndarray:
