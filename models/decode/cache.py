@@ -78,10 +78,13 @@ class SlotCache(RouteTable):
         flat_values.index_copy_(0, indices[1], values_NGd.reshape(-1, flat_values.shape[1]))
 
     def run_layers(self, slot: int, start: int, end: int) -> list[tuple[Tensor, Tensor]]:
-        """Keys [G, d, n] and values [G, n, d] of consecutive positions, a layer each, to write to."""
+        """Places of keys and values of consecutive positions, both [n, G, d], a layer each; what is
+        copied into them is stored.
+        """
         keys_LGdn = self.keys_LSGdC.select(1, slot).narrow(3, start, end - start)
         values_LGnd = self.values_LSGCd.select(1, slot).narrow(2, start, end - start)
-        return list(zip(keys_LGdn.unbind(0), values_LGnd.unbind(0), strict=True))
+        keys = keys_LGdn.permute(0, 3, 1, 2).unbind(0)
+        return list(zip(keys, values_LGnd.transpose(1, 2).unbind(0), strict=True))
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copies the first positions of one slot to another."""

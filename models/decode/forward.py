@@ -120,9 +120,9 @@ class Trunk:
         qk_NHd, values_NGd = self.project_heads(layer, hidden_ND, rotation_N1d)
         query_NHd, keys_NGd = qk_NHd.split([heads, groups], dim=1)
         if attention.run is not None:
-            own_keys_GdN, own_values_GNd = attention.run[index]
-            own_keys_GdN.copy_(keys_NGd.permute(1, 2, 0))
-            own_values_GNd.copy_(values_NGd.transpose(0, 1))
+            own_keys_NGd, own_values_NGd = attention.run[index]
+            own_keys_NGd.copy_(keys_NGd)
+            own_values_NGd.copy_(values_NGd)
         else:
             assert plan.write_indices is not None
             cache.write_layer(index, plan.write_indices, keys_NGd, values_NGd)
@@ -149,8 +149,8 @@ class Trunk:
         )
         qk_NHd, values_NGd = qkv_NHd.split([heads + groups, groups], dim=1)
         qk_NHd = self.normalize(qk_NHd).mul_(layer.qk_scale_Hd)
-        paired = torch.view_as_complex(qk_NHd.view(rows, heads + groups, width // 2, 2))
-        qk_NHd = torch.view_as_real(paired.mul_(rotation_N1d)).view(rows, heads + groups, width)
+        paired = qk_NHd.view(rows, heads + groups, width // 2, 2)  # shares the elements
+        torch.view_as_complex(paired).mul_(rotation_N1d)
         return qk_NHd, values_NGd
 
     def route(self, layer: LayerWeights, normal_ND: Tensor) -> tuple[Tensor, Tensor]:

@@ -81,23 +81,25 @@ def sample_rows(
     renormalised over the tokens top-k and then top-p kept. A greedy row (temperature 0) reports the
     log-probability under the untempered model.
     """
-    temperature_R = rules.temperature_R
-    is_greedy_R = temperature_R == 0
-    if not (temperature_R == 1).all():
-        divisor_R = np.where(is_greedy_R, np.float32(1), temperature_R)
+    # Looking through lists costs less than numpy's reductions: 1 us against 2 to 3 for few rows.
+    temperature_R, temperatures = rules.temperature_R, rules.temperature_R.tolist()
+    if temperatures.count(1) < len(temperatures):
+        divisor_R = np.where(temperature_R == 0, np.float32(1), temperature_R)
         logits_RV = logits_RV / torch.from_numpy(divisor_R)[:, None]
     probabilities_RV = torch.softmax(logits_RV, dim=-1)
-    if rules.top_k_R is not None and rules.top_k_R.any():
+    if rules.top_k_R is not None and any(rules.top_k_R.tolist()):
         rows = torch.from_numpy(np.flatnonzero(rules.top_k_R))  # others keep every bit
         limited = keep_top_k(probabilities_RV[rows], torch.from_numpy(rules.top_k_R)[rows])
         probabilities_RV[rows] = limited
-    if (rules.top_p_R < 1).any():
+    if min(rules.top_p_R.tolist(), default=1) < 1:
         probabilities_RV = keep_top_p(probabilities_RV, torch.from_numpy(rules.top_p_R))
-    raced_RV = probabilities_RV.numpy() / noise_RV
-    if is_greedy_R.any():
-        raced_RV[is_greedy_R] = probabilities_RV.numpy()[is_greedy_R]
+    weights_RV = probabilities_RV.numpy()
+    raced_RV = weights_RV / noise_RV
+    if 0 in temperatures:
+        is_greedy_R = temperature_R == 0
+        raced_RV[is_greedy_R] = weights_RV[is_greedy_R]
     tokens_R = raced_RV.argmax(axis=-1)
-    chosen_R = probabilities_RV.numpy()[np.arange(len(tokens_R)), tokens_R]
+    chosen_R = weights_RV[np.arange(len(tokens_R)), tokens_R]
     return tokens_R, np.log(chosen_R)
 
 
