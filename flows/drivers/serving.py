@@ -69,6 +69,7 @@ async def open_local_gateway(
             slots=served.engine_slots,
             cache_policy=CachePolicy.EXACT,
             speculation_depth=served.speculation_depth,
+            lookup_entries=0,  # an answer's speed must not tell what other users were told
         ),
         boxes_per_repository=served.boxes_per_repository,
     ) as gateway:

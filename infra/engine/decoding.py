@@ -24,6 +24,26 @@ class DecodingConfig(BaseModel):
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="of weights and caches; sums, norms and softmax are fp32"
     )
+    lookup_tokens: int = Field(
+        default=0,
+        ge=0,
+        description="draft tokens a step, at most, copied from what followed the same tokens before, "
+        "in the context or in earlier answers; where it pays, and no sample changes; 0: none",
+    )
+    lookup_entries: int = Field(
+        default=65_536,
+        ge=0,
+        description="places of earlier answers remembered for that, a power of two; 0: none, as "
+        "always before users, of whom none should learn from an answer's speed what others were told",
+    )
+
+    @model_validator(mode="after")
+    def _check_entries(self) -> Self:
+        if self.lookup_entries & (self.lookup_entries - 1):
+            raise ValueError(
+                f"lookup_entries is {self.lookup_entries}, wanted 0 or a power of two such as 65536"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_native(self) -> Self:

@@ -1,12 +1,11 @@
 """Whether to draft, and how, from measured gain.
 
 Owns `SpeculationGate`. Enters: what each decode-only step cost and gave. Leaves: the choice for the
-next step. Choices are numbers: 0 drafts nothing, d drafts with d layers; with copies, one more than
-the layers copies where the context has something to copy, and d more than that drafts with d layers
-where it has not. Choices are compared in stretches of steps, not step by step: a draft drives the
-trunk's weights out of the processor's caches, and the plain steps behind it pay for that. Batch
-sizes are measured apart. Without copies the choice to beat is plain decoding; with them it is
-copying alone, which drafts only where that is expected to pay.
+next step. Choices are numbers. Without copies 0 drafts nothing and d drafts with d layers. With
+them 0 drafts nothing, 1 copies where that is expected to pay, and 1 + d drafts with d layers where
+copying is not. The choice to beat is plain decoding without copies, else copying. Choices are
+compared in stretches of steps, not step by step: a draft drives the trunk's weights out of the
+processor's caches, and the plain steps behind it pay for that. Batch sizes are measured apart.
 """
 
 from collections import deque
@@ -22,6 +21,8 @@ _LAST_RECONSIDER_STEPS = 512
 _FIRST_PROBE_INTERVAL_STEPS = 1024
 _LAST_PROBE_INTERVAL_STEPS = 16_384  # choices that keep losing are tried ever less often
 _MIN_GAIN_RATIO = 1.05  # another choice must beat the first one by more than noise
+_HOPELESS_RATIO = 0.75  # of the first choice's rate: below it a probe ends early
+_PROBE_INTERVAL_GROWTH = 4
 _OUTLIER_RATIO = 3.0  # a step that took longer than so many medians was interrupted
 
 
@@ -31,17 +32,16 @@ class SpeculationGate:
     def __init__(self, max_depth: int, max_batch: int, *, has_copies: bool = False) -> None:
         self.max_depth = max_depth
         self.max_batch = max_batch
-        self._choices = (max_depth + 1) * (1 + has_copies)
-        self._base = max_depth + 1 if has_copies else 0  # copies are made where they pay only
+        self._base = int(has_copies)
         self.reset()
 
     def layers_of(self, choice: int) -> int:
         """Draft layers of a choice."""
-        return choice % (self.max_depth + 1)
+        return max(choice - self._base, 0)
 
     def copies(self, choice: int) -> bool:
         """Whether a choice copies where it can."""
-        return choice > self.max_depth
+        return choice >= 1 and self._base == 1
 
     def reset(self) -> None:
         """Forgets every measurement."""
@@ -82,7 +82,7 @@ class SpeculationGate:
     def _course(self, batch: int) -> "_Course":
         size = (batch - 1).bit_length()
         if size not in self._courses:
-            self._courses[size] = _Course(self._choices, self._base)
+            self._courses[size] = _Course(self.max_depth + 1 + self._base, self._base)
         return self._courses[size]
 
 
@@ -100,17 +100,15 @@ class _Course:
         self._steps_until_probe = 0
         self._reconsider_steps = _FIRST_RECONSIDER_STEPS
         self._steps_until_plain = 0
-        self._probe_steps_left = self._probe_steps
         self._last_choice, self._run_steps = -1, 0
-
-    @property
-    def _probe_steps(self) -> int:
-        return _PROBE_ROUNDS * _STRETCH_STEPS * self._choices
+        self._probed: list[int] = []  # the choices of the stretches to come, the next one last
+        self._stretch_steps_left = 0
+        self._start_probe()
 
     def next_choice(self) -> int:
         """Every choice in turn while probing; else the best, with a plain stretch now and then."""
-        if self._probe_steps_left:
-            return (self._probe_steps_left - 1) // _STRETCH_STEPS % self._choices
+        if self._probed:
+            return self._probed[-1]
         return 0 if self._steps_until_plain < _STRETCH_STEPS else self.best
 
     def record(self, choice: int, seconds: float, tokens: float) -> None:
@@ -118,14 +116,14 @@ class _Course:
         self._last_choice = choice
         if self._run_steps > _SETTLING_STEPS:
             self._steps[choice].append((seconds, tokens))
-        if self._probe_steps_left:
-            self._probe_steps_left -= 1
-            if not self._probe_steps_left:
-                self._decide()
+        if self._probed:
+            self._stretch_steps_left -= 1
+            if not self._stretch_steps_left:
+                self._end_stretch()
             return
         self._steps_until_probe -= 1
         if self._steps_until_probe <= 0:
-            self._probe_steps_left = self._probe_steps
+            self._start_probe()
             return
         self._steps_until_plain -= 1
         if self._steps_until_plain <= 0:
@@ -133,6 +131,20 @@ class _Course:
             if rates[self.best] < rates[0]:
                 self.best = self._base if self.best != self._base else 0
             self._wait_for_plain()
+
+    def _start_probe(self) -> None:
+        others = [choice for choice in range(self._choices) if choice != self._base]
+        self._probed = [*others, self._base] * _PROBE_ROUNDS
+        self._stretch_steps_left = _STRETCH_STEPS
+
+    def _end_stretch(self) -> None:
+        choice = self._probed.pop()
+        self._stretch_steps_left = _STRETCH_STEPS
+        rates = self._rates(caution=0.0)
+        if rates[choice] < _HOPELESS_RATIO * rates[self._base]:
+            self._probed = [other for other in self._probed if other != choice]
+        if not self._probed:
+            self._decide()
 
     def _wait_for_plain(self) -> None:
         self._steps_until_plain = self._reconsider_steps
@@ -156,10 +168,11 @@ class _Course:
     def _decide(self) -> None:
         rates = self._rates(caution=1.0)
         winner = int(np.argmax(rates))
-        winner = winner if rates[winner] > _MIN_GAIN_RATIO * rates[self._base] else self._base
+        if rates[winner] <= _MIN_GAIN_RATIO * rates[self._base]:
+            winner = 0 if self.best == 0 and rates[0] > rates[self._base] else self._base
         is_settled = winner == self.best
         self._interval_steps = (
-            min(2 * self._interval_steps, _LAST_PROBE_INTERVAL_STEPS)
+            min(_PROBE_INTERVAL_GROWTH * self._interval_steps, _LAST_PROBE_INTERVAL_STEPS)
             if is_settled
             else _FIRST_PROBE_INTERVAL_STEPS
         )

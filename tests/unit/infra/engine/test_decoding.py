@@ -17,12 +17,28 @@ def test_a_recipes_defaults_are_the_engines() -> None:
 
 
 def test_every_field_reaches_the_engine() -> None:
-    said = {"native": True, "device": "cuda", "precision": "bf16"}
+    said = {
+        "native": True,
+        "device": "cuda",
+        "precision": "bf16",
+        "lookup_tokens": 7,
+        "lookup_entries": 1024,
+    }
     assert set(said) == set(DecodingConfig.model_fields)
     wanted = said | {"precision": Precision.BF16}
     for field, value in said.items():
         engine = configure_engine(DecodingConfig(**{field: value}), slots=3)
-        assert getattr(engine, field) is wanted[field]
+        assert getattr(engine, field) == wanted[field]
+
+
+def test_a_driver_may_decide_against_the_recipe() -> None:
+    decoding = DecodingConfig(lookup_tokens=7, lookup_entries=1024)
+    assert configure_engine(decoding, lookup_entries=0).lookup_entries == 0
+
+
+def test_entries_that_are_no_power_of_two_are_refused() -> None:
+    with pytest.raises(ValidationError, match="lookup_entries is 1000, wanted 0 or a power of two"):
+        DecodingConfig(lookup_entries=1000)
 
 
 @pytest.mark.parametrize("said", [{"device": "cuda"}, {"precision": "bf16"}])

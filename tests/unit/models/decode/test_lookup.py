@@ -23,7 +23,7 @@ class AlwaysCopy(SpeculationGate):
     """A gate that drafts with its layers, if there are any, and copies wherever it can."""
 
     def choose(self, batch: int) -> int:
-        return 2 * self.max_depth + 1
+        return self.max_depth + 1
 
 
 def table_of(*contexts: tuple[int, ...], room: int = 40, stops: tuple[int, ...] = ()) -> SlotTable:

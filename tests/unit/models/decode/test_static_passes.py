@@ -271,7 +271,7 @@ def test_copied_drafts_are_verified_by_the_same_step() -> None:
     ]
     engine = make_engine(slots=4, lookup_tokens=3)
     assert engine._speculator is not None
-    engine._speculator.gate = AlwaysCopy(0, max_batch=4)
+    engine._speculator.gate = AlwaysCopy(0, max_batch=4, has_copies=True)
     assert_same(run(engine, requests), run(make_engine(fixed_shapes=False, slots=4), requests))
     assert engine.statistics.accepted_tokens > 0
 
