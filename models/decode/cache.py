@@ -53,6 +53,7 @@ class SlotCache(RouteTable):
         self.values_LSGCd = torch.zeros(
             spec.num_layers, slots, groups, positions, head_dim, dtype=dtype
         )
+        self._range_views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._flat_keys = [layer.view(-1) for layer in self.keys_LSGdC]
         self._flat_values = [layer.view(-1, head_dim) for layer in self.values_LSGCd]
         rows = np.arange(slots * groups * head_dim, dtype=np.int64) * positions
@@ -77,14 +78,23 @@ class SlotCache(RouteTable):
         self._flat_keys[layer].scatter_(0, indices[0], keys_NGd.reshape(-1))
         flat_values.index_copy_(0, indices[1], values_NGd.reshape(-1, flat_values.shape[1]))
 
+    def range_views(self, first: int, count: int) -> tuple[Tensor, Tensor]:
+        """Keys [L, count*G, d, C] and values [L, count*G, C, d] of neighbouring slots in place."""
+        if (first, count) not in self._range_views:  # views cost more to make than to look up
+            self._range_views[first, count] = (
+                self.keys_LSGdC.narrow(1, first, count).flatten(1, 2),
+                self.values_LSGCd.narrow(1, first, count).flatten(1, 2),
+            )
+        return self._range_views[first, count]
+
     def run_layers(self, slot: int, start: int, end: int) -> list[tuple[Tensor, Tensor]]:
         """Places of keys and values of consecutive positions, both [n, G, d], a layer each; what is
         copied into them is stored.
         """
-        keys_LGdn = self.keys_LSGdC.select(1, slot).narrow(3, start, end - start)
-        values_LGnd = self.values_LSGCd.select(1, slot).narrow(2, start, end - start)
-        keys = keys_LGdn.permute(0, 3, 1, 2).unbind(0)
-        return list(zip(keys, values_LGnd.transpose(1, 2).unbind(0), strict=True))
+        keys_LGdC, values_LGCd = self.range_views(slot, 1)
+        keys_LnGd = keys_LGdC.narrow(3, start, end - start).permute(0, 3, 1, 2)
+        values_LnGd = values_LGCd.narrow(2, start, end - start).transpose(1, 2)
+        return list(zip(keys_LnGd.unbind(0), values_LnGd.unbind(0), strict=True))
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copies the first positions of one slot to another."""

@@ -47,6 +47,7 @@ class ExpertBags:
         self._per_token = spec.experts_per_token
         self._inputs_D = torch.arange(spec.hidden_size)
         self._inner_F = torch.arange(spec.expert_hidden_size)
+        self._plans: dict[int, BagPlan] = {}
         table_bytes = 4 * spec.hidden_size * 2 * spec.expert_hidden_size
         is_cached = table_bytes <= _CACHED_TABLE_BYTES
         pairs_an_expert = _PAIRS_AN_EXPERT_CACHED if is_cached else _PAIRS_AN_EXPERT
@@ -56,13 +57,15 @@ class ExpertBags:
         """The bags of a pass over `rows`, None where another way is faster."""
         if not 1 < rows <= self.most_rows:
             return None
-        per_token, inputs, inner = self._per_token, len(self._inputs_D), len(self._inner_F)
-        return BagPlan(
-            inputs_D=self._inputs_D,
-            inner_F=self._inner_F,
-            up_starts=torch.arange(0, rows * per_token * inputs + 1, inputs),
-            down_starts=torch.arange(0, rows * per_token * inner + 1, per_token * inner),
-        )
+        if rows not in self._plans:
+            per_token, inputs, inner = self._per_token, len(self._inputs_D), len(self._inner_F)
+            self._plans[rows] = BagPlan(
+                inputs_D=self._inputs_D,
+                inner_F=self._inner_F,
+                up_starts=torch.arange(0, rows * per_token * inputs + 1, inputs),
+                down_starts=torch.arange(0, rows * per_token * inner + 1, per_token * inner),
+            )
+        return self._plans[rows]
 
 
 def add_experts(

@@ -190,13 +190,13 @@ def _attended_memory(cache: SlotCache, plan: DecodePlan | None) -> list[_Memory]
     """Keys and values of the decoding slots a layer: views of a range, or all slots to gather."""
     if plan is None:
         return []
-    keys_LSGdT = cache.keys_LSGdC.narrow(4, 0, plan.context)
-    values_LSGTd = cache.values_LSGCd.narrow(3, 0, plan.context)
     if plan.gather_A is None:
-        place = (1, plan.first_slot, plan.attended)
-        keys_LSGdT = keys_LSGdT.narrow(*place).flatten(1, 2)
-        values_LSGTd = values_LSGTd.narrow(*place).flatten(1, 2)
-    return list(zip(keys_LSGdT.unbind(0), values_LSGTd.unbind(0), strict=True))
+        keys, values = cache.range_views(plan.first_slot, plan.attended)
+        keys, values = keys.narrow(3, 0, plan.context), values.narrow(2, 0, plan.context)
+    else:
+        keys = cache.keys_LSGdC.narrow(4, 0, plan.context)
+        values = cache.values_LSGCd.narrow(3, 0, plan.context)
+    return list(zip(keys.unbind(0), values.unbind(0), strict=True))
 
 
 def _attend_decode(
