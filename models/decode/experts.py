@@ -27,7 +27,7 @@ from models.spec import ModelSpec
 # in a core's cache bags win up to 64 pairs an expert, where it does not up to 3 to 12 (measured).
 _CACHED_TABLE_BYTES = 512 * 1024
 _PAIRS_AN_EXPERT_CACHED = 32
-_PAIRS_AN_EXPERT = 2
+_PAIRS_AN_EXPERT = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,8 +78,8 @@ def test_few_rows_get_the_same_bits_in_any_batch(spec: ModelSpec) -> None:
     ("shape", "most_rows"),
     [
         ({"num_experts": 8, "hidden_size": 128, "expert_hidden_size": 128}, 128),
-        ({"num_experts": 128, "hidden_size": 512, "expert_hidden_size": 256}, 128),
-        ({"num_experts": 4, "hidden_size": 1024, "expert_hidden_size": 1024}, 4),
+        ({"num_experts": 128, "hidden_size": 512, "expert_hidden_size": 256}, 192),
+        ({"num_experts": 4, "hidden_size": 1024, "expert_hidden_size": 1024}, 6),
     ],
 )
 def test_bags_end_where_groups_read_less(shape: dict[str, int], most_rows: int) -> None:
