@@ -14,7 +14,15 @@ import numba
 import numpy as np
 
 from models.decode.native_tiles import accumulate
-from models.decode.native_vectors import BARE, address_of, float_of_bits, largest_of, rotate_pairs
+from models.decode.native_vectors import (
+    BARE,
+    address_of,
+    float_of_bits,
+    largest_of,
+    rotate_pairs,
+    squares_at,
+    sum_at,
+)
 from models.decode.packed import PANEL
 
 _LOG2_E = np.float32(1.4426950408889634)
@@ -55,11 +63,7 @@ def exponential(x):
 @numba.njit(**BARE)
 def norm_divisor(x, x_at, width, epsilon):
     """What RMSNorm divides a row by."""
-    source = x[x_at : x_at + width]
-    total = _ZERO
-    for place in range(width):
-        total += source[place] * source[place]
-    return np.sqrt(total / np.float32(width) + epsilon)
+    return np.sqrt(squares_at(address_of(x, x_at), width) / np.float32(width) + epsilon)
 
 
 @numba.njit(**BARE)
@@ -96,14 +100,11 @@ def soften(scores):
     them from becoming vectors.
     """
     largest = largest_of(scores)
-    total = _ZERO
     for at in range(len(scores)):
-        grown = exponential(scores[at] - largest)
-        scores[at] = grown
-        total += grown
-    factor = _ONE / total
+        scores[at] = exponential(scores[at] - largest)
+    total = sum_at(address_of(scores, 0), len(scores))
     for at in range(len(scores)):
-        scores[at] *= factor
+        scores[at] = scores[at] / total
 
 
 @numba.njit(**BARE)

@@ -17,7 +17,14 @@ from models.decode.native_kernels import (
     multiply_packed,
     normalize_row,
 )
-from models.decode.native_vectors import BARE, bits_of_float, float_of_bits, largest_of
+from models.decode.native_vectors import (
+    BARE,
+    address_of,
+    bits_of_float,
+    float_of_bits,
+    largest_of,
+    mass_at,
+)
 from models.decode.sampling import (
     GOLDEN_32,
     GOLDEN_64,
@@ -89,11 +96,9 @@ def race_rows(
         is_greedy = temperature_R[row] == _ZERO
         divisor = _ONE if is_greedy else temperature_R[row]
         largest = largest_of(scores)
-        total = _ZERO
         for token in range(vocab):
-            grown = exponential((scores[token] - largest) / divisor)
-            raced_V[token] = grown
-            total += grown
+            raced_V[token] = exponential((scores[token] - largest) / divisor)
+        total = mass_at(address_of(raced_V, 0), vocab)
         if not is_greedy:
             position = np.uint64(positions_R[row])
             key = _mix_64(seed_keys_R[row] + position * GOLDEN_64)

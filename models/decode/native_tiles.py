@@ -28,11 +28,23 @@ from models.decode.native_vectors import (
     vector_at,
     vector_function,
 )
-from models.decode.packed import LANES
+from models.decode.packed import LANES, PANEL
 
 __all__ = ["JIT", "accumulate"]
 
 _MOST_ROWS = 6
+_AHEAD_FLOATS = 512  # of a packed panel are asked for before they are read
+
+
+def _ask_for(builder: ir.IRBuilder, address: Any, offset: Any, vectors: int) -> None:
+    """Has the processor read what lies at an address into its nearest cache; it need not exist."""
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    reading, nearest, data = (ir.Constant(number, value) for value in (0, 3, 1))
+    for part in range(vectors):
+        place = vector_at(builder, address, builder.add(offset, index_of(LANES * part)))
+        builder.call(prefetch, [builder.bitcast(place, byte), reading, nearest, data])
 
 
 def _write_tile(builder: ir.IRBuilder, rows: int, vectors: int, arguments: list[ir.Value]) -> None:
@@ -67,8 +79,12 @@ def _write_tile(builder: ir.IRBuilder, rows: int, vectors: int, arguments: list[
         )
         for row in range(rows)
     ]
+    is_panel = builder.icmp_signed("==", w_step, index_of(PANEL))
+    ahead = builder.select(is_panel, index_of(_AHEAD_FLOATS), index_of(PANEL))
     with cgutils.for_range(builder, depth) as loop:
         w_row = builder.mul(w_step, loop.index)
+        if vectors * LANES == PANEL:
+            _ask_for(builder, w, builder.add(w_row, ahead), vectors)
         columns = [
             builder.load(
                 vector_at(builder, w, builder.add(w_row, index_of(LANES * part))),

@@ -1,8 +1,11 @@
 """Vectors of 16 float32 that numba compiles for this processor: what the compiled loops share.
 
-Owns how functions are compiled (`JIT`, `BARE`), `rotate_pairs`, `largest_of`, `address_of`, and
-what native_tiles.py writes LLVM with. Memory is named by address where calls are many: numba passes
-an array as seven arguments. Needs numba; imported only where compiled decoding was asked for.
+Owns how functions are compiled (`JIT`, `BARE`), `rotate_pairs`, `largest_of`, `sum_at`, `mass_at`,
+`squares_at`, `address_of`, and what native_tiles.py writes LLVM with. Memory is named by address
+where calls are many: numba passes an array as seven arguments. A sum of floats is never left to a
+plain loop: LLVM orders its terms anew each time it optimises the function, and the process that
+compiles runs another copy of it than those that find it compiled, with other last bits. Needs
+numba; imported only where compiled decoding was asked for.
 """
 
 from typing import Any
@@ -75,7 +78,6 @@ def _rotate_pairs(typing_context, x, divisor, scale, rotation, width):
     def generate(context, builder, signature, arguments):
         address, divisor, scale_at, rotation_at, count = arguments
         fused = vector_function(builder, "fma", 3)
-        fence = vector_function(builder, "arithmetic.fence", 1)
         divisors = spread(builder, divisor)
         even = [lane // 2 * 2 for lane in range(LANES)]
         signs = ir.Constant(VECTOR, [-1.0, 1.0] * (LANES // 2))
@@ -86,7 +88,7 @@ def _rotate_pairs(typing_context, x, divisor, scale, rotation, width):
             angles = load_vector(builder, vector_at(builder, rotation_at, offset))
             # LLVM may reorder products; the fence keeps the quotient and its rounding.
             quotients = builder.fdiv(load_vector(builder, place), divisors)
-            numbers = builder.fmul(builder.call(fence, [quotients]), scales)
+            numbers = builder.fmul(_fenced(builder, quotients), scales)
             crossed = shuffled(builder, numbers, [lane ^ 1 for lane in range(LANES)])
             cosines = shuffled(builder, angles, even)
             sines = shuffled(builder, angles, [lane + 1 for lane in even])
@@ -117,6 +119,113 @@ def _largest_of_vectors(typing_context, address, vectors):
             moved = shuffled(builder, found, [lane ^ distance for lane in range(LANES)])
             found = larger(moved, found)
         return builder.extract_element(found, ir.Constant(_INT32, 0))
+
+    return types.float32(types.int64, types.int64), generate
+
+
+def _fenced(builder: ir.IRBuilder, value: Any) -> Any:
+    """The value, rounded: LLVM reorders nothing across it."""
+    kind = value.type
+    name = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
+    fence = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(kind, [kind]), f"llvm.arithmetic.fence.{name}"
+    )
+    return builder.call(fence, [value])
+
+
+def _folded(builder: ir.IRBuilder, vector: Any) -> Any:
+    """The sum of all lanes, half onto half."""
+    lanes = vector.type.count
+    nothing = ir.Constant(vector.type, ir.Undefined)
+    distance = lanes // 2
+    while distance:
+        order = [lane ^ distance for lane in range(lanes)]
+        order = ir.Constant(ir.VectorType(_INT32, lanes), order)
+        moved = builder.shuffle_vector(vector, nothing, order)
+        vector = _fenced(builder, builder.fadd(vector, moved))
+        distance //= 2
+    return builder.extract_element(vector, ir.Constant(_INT32, 0))
+
+
+def _write_sum(
+    builder: ir.IRBuilder, address: Any, count: Any, *, is_squared: bool, is_paired: bool = True
+) -> Any:
+    """The sum of floats or of their squares: four vectors at a time, added as pairs or one after
+    another and folded; then eight floats at a time, then one by one.
+    """
+    eight, sums = ir.VectorType(FLOAT, 8), [cgutils.alloca_once(builder, VECTOR) for _ in range(4)]
+    total, eights = cgutils.alloca_once(builder, FLOAT), cgutils.alloca_once(builder, eight)
+    floats = builder.inttoptr(address, FLOAT.as_pointer())
+
+    def add_from(place: Any, kind: ir.Type, to: Any) -> None:
+        pointer = builder.bitcast(
+            builder.gep(floats, [place], source_etype=FLOAT), kind.as_pointer()
+        )
+        new, old = builder.load(pointer, align=4, typ=kind), builder.load(to, typ=kind)
+        if not is_squared:
+            builder.store(builder.fadd(old, new), to)
+            return
+        name = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
+        fused = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fma.{name}"
+        )
+        builder.store(builder.call(fused, [new, new, old]), to)
+
+    for part in sums:
+        builder.store(ir.Constant(VECTOR, [0.0] * LANES), part)
+    blocks = builder.sdiv(count, index_of(4 * LANES))
+    with cgutils.for_range(builder, blocks) as loop:
+        first = builder.mul(loop.index, index_of(4 * LANES))
+        for part in range(4):
+            add_from(builder.add(first, index_of(LANES * part)), VECTOR, sums[part])
+    left, more, right, most = (builder.load(part, typ=VECTOR) for part in sums)
+    both = _fenced(builder, builder.fadd(left, more))
+    if is_paired:
+        right = _fenced(builder, builder.fadd(right, most))
+        both = _fenced(builder, builder.fadd(both, right))
+    else:
+        both = _fenced(builder, builder.fadd(both, right))
+        both = _fenced(builder, builder.fadd(both, most))
+    builder.store(_folded(builder, both), total)
+    done = builder.mul(blocks, index_of(4 * LANES))
+    some = builder.sdiv(builder.sub(count, done), index_of(8))
+    with builder.if_then(builder.icmp_signed(">", some, index_of(0))):
+        start = builder.insert_element(
+            ir.Constant(eight, [0.0] * 8), builder.load(total, typ=FLOAT), ir.Constant(_INT32, 0)
+        )
+        builder.store(start, eights)
+        with cgutils.for_range(builder, some) as loop:
+            add_from(builder.add(done, builder.mul(loop.index, index_of(8))), eight, eights)
+        builder.store(_folded(builder, builder.load(eights, typ=eight)), total)
+    done = builder.add(done, builder.mul(some, index_of(8)))
+    with cgutils.for_range(builder, builder.sub(count, done)) as loop:
+        add_from(builder.add(done, loop.index), FLOAT, total)
+    return _fenced(builder, builder.load(total, typ=FLOAT))
+
+
+def _sum_at(typing_context, address, count):
+    """The sum of floats."""
+
+    def generate(context, builder, signature, arguments):
+        return _write_sum(builder, *arguments, is_squared=False)
+
+    return types.float32(types.int64, types.int64), generate
+
+
+def _mass_at(typing_context, address, count):
+    """The sum of floats, in the order that log-probabilities had from the start."""
+
+    def generate(context, builder, signature, arguments):
+        return _write_sum(builder, *arguments, is_squared=False, is_paired=False)
+
+    return types.float32(types.int64, types.int64), generate
+
+
+def _squares_at(typing_context, address, count):
+    """The sum of floats' squares."""
+
+    def generate(context, builder, signature, arguments):
+        return _write_sum(builder, *arguments, is_squared=True)
 
     return types.float32(types.int64, types.int64), generate
 
@@ -154,6 +263,9 @@ float_of_bits: Any = intrinsic(_float_of_bits)
 bits_of_float: Any = intrinsic(_bits_of_float)
 rotate_pairs: Any = intrinsic(_rotate_pairs)
 _largest: Any = intrinsic(_largest_of_vectors)
+sum_at: Any = intrinsic(_sum_at)
+mass_at: Any = intrinsic(_mass_at)
+squares_at: Any = intrinsic(_squares_at)
 
 
 @numba.njit(**BARE)

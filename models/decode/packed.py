@@ -8,7 +8,7 @@ Shapes: V vocabulary, D model width, H query heads, G key/value heads, d head wi
 expert width, M draft width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,9 +86,16 @@ def pack_matrix(matrix_KO: Tensor) -> np.ndarray:
     padded = torch.zeros(depth, whole_vectors(columns))
     padded[:, :columns] = matrix_KO
     panels = padded.split(PANEL, dim=1)
-    return np.concatenate([panel.contiguous().view(-1).numpy() for panel in panels])
+    return join_flat(panels)
 
 
-def join_flat(parts: Sequence[Tensor]) -> np.ndarray:
+def join_flat(parts: Iterable[Tensor]) -> np.ndarray:
     """The elements of all parts in order."""
-    return np.concatenate([part.contiguous().view(-1).numpy() for part in parts])
+    return join_packed(part.contiguous().view(-1).numpy() for part in parts)
+
+
+def join_packed(matrices: Iterable[np.ndarray]) -> np.ndarray:
+    """Flat arrays one after another."""
+    parts = list(matrices)
+    joined = aligned_floats(sum(map(len, parts)))
+    return np.concatenate(parts, out=joined)

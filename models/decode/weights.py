@@ -18,12 +18,17 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from models.decode.cuda_device import check_device, copy_beside
-from models.decode.packed import PackedDraft, PackedWeights, join_flat, pack_matrix
+from models.decode.packed import (
+    PackedDraft,
+    PackedWeights,
+    join_flat,
+    join_packed,
+    pack_matrix,
+)
 from models.spec import ModelSpec
 
 _ALWAYS_FP32 = ("gate_ED", "qk_scale_Hd")
@@ -180,15 +185,13 @@ def _pack(weights: DecodeWeights) -> PackedWeights:
     return PackedWeights(
         embedding_VD=join_flat([weights.embedding_VD]),
         head=pack_matrix(weights.embedding_VD.t()),
-        qkv=np.concatenate([pack_matrix(layer.qkv_OD.t()) for layer in layers]),
+        qkv=join_packed(pack_matrix(layer.qkv_OD.t()) for layer in layers),
         qk_scale=join_flat([layer.qk_scale_Hd for layer in layers]),
-        output=np.concatenate([pack_matrix(layer.output_OD) for layer in layers]),
-        gate=np.concatenate([pack_matrix(layer.gate_ED.t()) for layer in layers]),
+        output=join_packed(pack_matrix(layer.output_OD) for layer in layers),
+        gate=join_packed(pack_matrix(layer.gate_ED.t()) for layer in layers),
         gate_bias=join_flat([layer.gate_bias_E for layer in layers]),
-        up=np.concatenate([pack_matrix(up) for layer in layers for up in layer.expert_up_EDF]),
-        down=np.concatenate(
-            [pack_matrix(down) for layer in layers for down in layer.expert_down_EFD]
-        ),
+        up=join_packed(pack_matrix(up) for layer in layers for up in layer.expert_up_EDF),
+        down=join_packed(pack_matrix(down) for layer in layers for down in layer.expert_down_EFD),
         final_norm_D=join_flat([weights.final_norm_D]),
         drafts=tuple(
             PackedDraft(

@@ -1,15 +1,22 @@
 """Compiled decoding computes what the eager trunk computes, and a row never sees its neighbours."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from models.decode.cache import SlotCache
 from models.decode.engine import CachePolicy, DecodeEngine, EngineConfig
-from models.decode.native import drop_stale_code
-from models.decode.native_kernels import exponential, multiply_packed
+from models.decode.forward import Trunk
+from models.decode.native import drop_stale_code, load_native_trunk
+from models.decode.native_kernels import exponential, multiply_packed, normalize_row, soften
 from models.decode.native_sampling import race_rows
+from models.decode.native_vectors import largest_of
 from models.decode.packed import pack_matrix, whole_vectors
 from models.decode.protocol import GenerateRequest, Generation
 from models.decode.sampling import NoiseSource, SamplingRules, sample_rows, seed_key
@@ -79,16 +86,46 @@ def test_a_packed_product_adds_the_matrix_product(rows: int, depth: int, columns
     np.testing.assert_allclose(flat.reshape(rows, columns), expected, atol=2e-5)
 
 
-def test_a_products_row_is_the_same_bit_for_bit_alone_and_among_others() -> None:
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 13])
+def test_a_products_row_is_the_same_bit_for_bit_alone_and_among_others(rows: int) -> None:
     rng = np.random.default_rng(0)
-    x_NK = rng.normal(size=(7, 48)).astype(np.float32)
-    packed = pack_matrix(torch.from_numpy(rng.normal(size=(48, 96)).astype(np.float32)))
-    together = np.zeros(7 * 96, dtype=np.float32)
-    multiply_packed(x_NK.reshape(-1), 0, 48, packed, 0, together, 0, 96, 7, 48, 96)
-    for row in range(7):
-        alone = np.zeros(96, dtype=np.float32)
-        multiply_packed(x_NK[row].copy(), 0, 48, packed, 0, alone, 0, 96, 1, 48, 96)
-        np.testing.assert_array_equal(alone, together[row * 96 : (row + 1) * 96])
+    x_NK = rng.normal(size=(rows, 48)).astype(np.float32)
+    packed = pack_matrix(torch.from_numpy(rng.normal(size=(48, 112)).astype(np.float32)))
+    together = np.zeros(rows * 112, dtype=np.float32)
+    multiply_packed(x_NK.reshape(-1), 0, 48, packed, 0, together, 0, 112, rows, 48, 112)
+    for row in range(rows):
+        alone = np.zeros(112, dtype=np.float32)
+        multiply_packed(x_NK[row].copy(), 0, 48, packed, 0, alone, 0, 112, 1, 48, 112)
+        np.testing.assert_array_equal(alone, together[row * 112 : (row + 1) * 112])
+
+
+def test_a_product_that_is_new_overwrites_what_stood_there() -> None:
+    rng = np.random.default_rng(0)
+    x_NK = rng.normal(size=(5, 48)).astype(np.float32).reshape(-1)
+    packed = pack_matrix(torch.from_numpy(rng.normal(size=(48, 80)).astype(np.float32)))
+    added, new = np.zeros(400, dtype=np.float32), np.full(400, np.nan, dtype=np.float32)
+    multiply_packed(x_NK, 0, 48, packed, 0, added, 0, 80, 5, 48, 80)
+    multiply_packed(x_NK, 0, 48, packed, 0, new, 0, 80, 5, 48, 80, 1)
+    np.testing.assert_array_equal(new, added)
+
+
+def test_packed_arrays_begin_at_cache_lines() -> None:
+    assert WEIGHTS.packed is not None
+    parts = (WEIGHTS.packed, *WEIGHTS.packed.drafts)
+    assert all(array.ctypes.data % 64 == 0 for part in parts for array in part.arrays())
+
+
+@pytest.mark.parametrize("count", [1, 5, 8, 16, 17, 63, 64, 77, 300])
+def test_softmax_and_norm_are_right_at_any_length(count: int) -> None:
+    row = np.random.default_rng(count).normal(size=count).astype(np.float32)
+    exact = np.exp(row.astype(np.float64))
+    softened, normal = row.copy(), row.copy()
+    soften(softened)
+    np.testing.assert_allclose(softened, exact / exact.sum(), rtol=1e-6)
+    assert largest_of(row) == row.max()
+    normalize_row(row, 0, normal, 0, count, np.float32(1e-6))
+    mean_square = np.mean(row.astype(np.float64) ** 2)
+    np.testing.assert_allclose(normal, row / np.sqrt(mean_square + 1e-6), rtol=1e-6)
 
 
 def test_the_exponential_is_exact_to_rounding() -> None:
@@ -127,7 +164,7 @@ def test_sampling_draws_the_eager_samples() -> None:
 @pytest.mark.parametrize("depth", [0, 2])
 def test_native_decoding_samples_what_eager_decoding_samples(depth: int) -> None:
     wanted = requests(12)
-    changes = {"prefill_tokens_per_step": 16, "speculation_depth": depth}
+    changes: dict[str, Any] = {"prefill_tokens_per_step": 16, "speculation_depth": depth}
     eager = run(make_engine(native=False, **changes), wanted)
     native = run(make_engine(**changes), wanted)
     for expected, generation in zip(eager, native, strict=True):
@@ -163,6 +200,48 @@ def test_native_logprobs_are_the_same_bit_for_bit_in_any_batch_and_chunking() ->
         alone = run(make_engine(slots=1, prefill_tokens_per_step=5), [one])[0]
         assert alone.token_ids == expected.token_ids
         np.testing.assert_array_equal(alone.logprobs_T, expected.logprobs_T)
+
+
+@pytest.mark.parametrize("group", [2, 5, 9, 16])
+def test_rows_of_one_slot_attend_together_as_they_would_alone(group: int) -> None:
+    tokens_T = np.random.default_rng(4).integers(0, SPEC.vocab_size, 64)
+
+    def feed(group: int) -> tuple[np.ndarray, np.ndarray]:
+        cache = SlotCache(SPEC, 3, 64)
+        native = load_native_trunk(SPEC, Trunk(SPEC, 64).rotation_C1d, cache, 64)
+        states, routes = [], []
+        for start in range(0, 64, group):
+            places = np.arange(start, min(64, start + group))
+            slots_N = np.repeat([2, 0], len(places))
+            positions_N = np.tile(places, 2)
+            found = native.forward(WEIGHTS, tokens_T[positions_N], positions_N, slots_N)
+            routes.append(found[: len(places)].numpy().copy())
+            hidden, _ = native.project(WEIGHTS, np.arange(2 * len(places)))
+            np.testing.assert_array_equal(hidden[: len(places)], hidden[len(places) :])
+            states.append(hidden[: len(places)].numpy().copy())
+        return np.concatenate(states), np.concatenate(routes)
+
+    for together, alone in zip(feed(group), feed(1), strict=True):
+        np.testing.assert_array_equal(together, alone)
+
+
+@pytest.mark.slow  # compiles everything once more
+def test_the_process_that_compiles_has_the_bits_of_those_that_find_it_compiled(
+    tmp_path: Path,
+) -> None:
+    program = """if True:
+        from tests.unit.models.decode.test_native import make_engine, requests, run
+        for made in run(make_engine(speculation_depth=2), requests(4, 90)):
+            print(made.token_ids, made.logprobs_T.tobytes().hex())
+        """
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    first, second = (
+        subprocess.run(command, env=environment, check=True, capture_output=True).stdout
+        for _ in range(2)
+    )
+    assert any(tmp_path.rglob("*.nbc"))
+    assert first == second
 
 
 def test_native_decoding_follows_a_swap() -> None:
