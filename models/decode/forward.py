@@ -118,7 +118,7 @@ class Trunk:
         heads, groups, width = self._spec.num_attention_heads, self._groups, self._spec.head_dim
         plan, rows = attention.plan, hidden_ND.shape[0]
         qk_NHd, values_NGd = self.project_heads(layer, hidden_ND, rotation_N1d)
-        query_NHd, keys_NGd = qk_NHd.split([heads, groups], dim=1)
+        query_NHd, keys_NGd = qk_NHd.split_with_sizes((heads, groups), dim=1)
         if attention.run is not None:
             own_keys_NGd, own_values_NGd = attention.run[index]
             own_keys_NGd.copy_(keys_NGd)
@@ -147,7 +147,7 @@ class Trunk:
         qkv_NHd = linear(self.normalize(hidden_ND), layer.qkv_OD).view(
             rows, heads + 2 * groups, width
         )
-        qk_NHd, values_NGd = qkv_NHd.split([heads + groups, groups], dim=1)
+        qk_NHd, values_NGd = qkv_NHd.split_with_sizes((heads + groups, groups), dim=1)
         qk_NHd = self.normalize(qk_NHd).mul_(layer.qk_scale_Hd)
         paired = qk_NHd.view(rows, heads + groups, width // 2, 2)  # shares the elements
         torch.view_as_complex(paired).mul_(rotation_N1d)
