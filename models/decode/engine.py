@@ -90,6 +90,7 @@ class DecodeEngine:
             )
         self._weights = self._passes.load(weights)
         self._speculator = Speculator(trunk, native, depth, config, noise) if drafts else None
+        self._is_speculating = True
 
     @property
     def version(self) -> int:
@@ -165,6 +166,10 @@ class DecodeEngine:
             self._slots.cached_S[running] = 0
             self._settled_slots_B = None
             self._slots.oldest_version_S[running] = weights.version
+
+    def switch_speculation(self, *, on: bool) -> None:
+        """Off: drafts nothing and learns nothing from answers until switched on again."""
+        self._is_speculating = on
 
     def reset_speculation(self) -> None:
         """Forgets what the speculation gate measured."""
@@ -296,11 +301,12 @@ class DecodeEngine:
         return decode_slots_B, spans
 
     def _draft(self, decode_slots_B: np.ndarray) -> Drafted | None:
-        """Writes draft tokens behind the contexts; None when this engine never drafts."""
-        if self._speculator is None or not len(decode_slots_B):
+        """Writes draft tokens behind the contexts; None for a plain step not to be measured."""
+        if self._speculator is None or not self._is_speculating or not len(decode_slots_B):
             return None
         drafted = self._speculator.propose(self._weights, self._slots, decode_slots_B)
-        self.statistics.drafted_tokens += (drafted.width - 1) * len(decode_slots_B)
+        if drafted is not None:
+            self.statistics.drafted_tokens += (drafted.width - 1) * len(decode_slots_B)
         return drafted
 
     def _take(self, sampled: Sampled, drafted: Drafted | None) -> Taken:
@@ -354,7 +360,7 @@ class DecodeEngine:
             routes = routes[:0]
         else:
             slots.reported_S[slot] = routed
-        if self._speculator is not None:
+        if self._speculator is not None and self._is_speculating:
             self._speculator.learn(slots.tokens_SC[slot, :end], prompt)
         slots.release(slot)
         self.statistics.finished_requests += 1

@@ -53,6 +53,12 @@ class SpeculationGate:
         """The choice for the next step."""
         return 0 if batch > self.max_batch else self._course(batch).next_choice()
 
+    def idle_steps(self, batch: int) -> int:
+        """How many plain steps may follow without being chosen or recorded: none while choices are
+        compared. They count as steps.
+        """
+        return self._course(batch).idle_steps() if batch <= self.max_batch else _STRETCH_STEPS
+
     def record(self, batch: int, choice: int, seconds: float, tokens: int) -> None:
         """Adds one decode-only step."""
         if batch <= self.max_batch:
@@ -110,6 +116,12 @@ class _Course:
         if self._probed:
             return self._probed[-1]
         return 0 if self._steps_until_plain < _STRETCH_STEPS else self.best
+
+    def idle_steps(self) -> int:
+        if self._probed or self.best != 0:
+            return 0
+        self._steps_until_probe -= _STRETCH_STEPS
+        return _STRETCH_STEPS
 
     def record(self, choice: int, seconds: float, tokens: float) -> None:
         self._run_steps = self._run_steps + 1 if choice == self._last_choice else 1

@@ -30,9 +30,9 @@ from models.decode.weights import DecodeWeights
 if TYPE_CHECKING:
     from models.decode.native_trunk import NativeTrunk
 
-_MISSES = 8  # steps in a row for which the lookup has nothing, after which it rests
+_MISSES = 4  # steps in a row for which the lookup has nothing, after which it rests
 _LONGEST_REST_STEPS = 64
-_UNMEASURED = -1
+_LEARNED_AT_REST = 4  # then one answer in so many is learned
 
 __all__ = ["Drafted", "SpeculationGate", "Speculator", "draft_logits"]
 
@@ -41,13 +41,13 @@ __all__ = ["Drafted", "SpeculationGate", "Speculator", "draft_logits"]
 class Drafted:
     """What one step verifies."""
 
-    choice: int  # of the gate; negative: not its choice, and not measured
+    choice: int  # of the gate
     width: int = 1  # rows a slot: its last token and the drafts
     layered: int = 0  # drafts that draft layers made; they come first
     noise_BmV: np.ndarray | None = None  # of all rows, where drafting needed it already
 
 
-_RESTING = Drafted(_UNMEASURED)
+_PLAIN = Drafted(0)
 
 
 class Speculator:
@@ -75,6 +75,7 @@ class Speculator:
         self._is_drafted_in_pass = config.is_static
         self._copy_counts = (0, config.lookup_tokens) if config.is_static else None
         self._misses, self._rest_steps, self._next_rest_steps = 0, 0, _MISSES
+        self._answers = 0
         self._costs: dict[tuple[int, int], StepCosts] = {}  # by batch size and draft layers
         self._fed: tuple[np.ndarray, Tensor, np.ndarray] | None = None
 
@@ -90,26 +91,29 @@ class Speculator:
         self._costs.clear()
 
     def learn(self, tokens_T: np.ndarray, start: int) -> None:
-        """Takes a finished answer: its tokens from `start` on may be guessed again."""
-        if self._lookup_tokens:
+        """Takes a finished answer: its tokens from `start` on may be guessed again. While nothing is
+        found, one answer in some is enough to notice when that changes.
+        """
+        self._answers += 1
+        if self._lookup_tokens and (not self._rest_steps or self._answers % _LEARNED_AT_REST == 0):
             self.lookup.learn(tokens_T, start)
 
     def record(self, batch: int, drafted: Drafted, seconds: float, tokens: int) -> None:
         """Adds one decode-only step."""
-        if drafted.choice < 0:
-            return
         self.gate.record(batch, drafted.choice, seconds, tokens)
         if self._lookup_tokens and batch <= self.gate.max_batch:
             copied = drafted.width - 1 - drafted.layered
             self._costs_of(batch, drafted.layered).record(copied, seconds / batch)
 
-    def propose(self, weights: DecodeWeights, table: SlotTable, slots_B: np.ndarray) -> Drafted:
+    def propose(
+        self, weights: DecodeWeights, table: SlotTable, slots_B: np.ndarray
+    ) -> Drafted | None:
         """Writes draft tokens behind each context as the gate chooses; verified ones become part of
-        it.
+        it. None: a plain step that nobody need measure.
         """
         if self._rest_steps:
             self._rest_steps -= 1
-            return _RESTING
+            return None
         batch = len(slots_B)
         choice = self.gate.choose(batch)
         is_copying, layers = self.gate.copies(choice), self.gate.layers_of(choice)
@@ -121,7 +125,8 @@ class Speculator:
             if not layers or (copied and rate >= self._layered_rate(batch, layers)):
                 return Drafted(choice, 1 + copied)
         elif not layers:
-            return Drafted(choice)
+            self._rest_steps = self.gate.idle_steps(batch)
+            return _PLAIN
         if self._is_drafted_in_pass:
             return Drafted(choice, 1 + layers, layers)
         noise_BmV = None

@@ -17,7 +17,7 @@ _LEAST_SLOPE_RATIO = 0.01
 _LINE_STEPS = 8.0  # measurements of a number of drafts that the line counts for
 _OUTLIER_RATIO = 2.0  # a step that took longer than so many times the expected was interrupted
 _FIRST_STEPS = 4  # of a kind: the quickest counts, since code may have been loaded in one of them
-_MOST_STEPS_BETWEEN_FITS = 64
+_MOST_STEPS_BETWEEN_FITS = 256
 
 
 class StepCosts:
@@ -55,7 +55,7 @@ class StepCosts:
             self._seconds[drafts] += (seconds - self._seconds[drafts]) / weight
         self._steps += 1
         if self._steps >= self._next_fit:
-            self._next_fit = self._steps + min(self._steps, _MOST_STEPS_BETWEEN_FITS)
+            self._next_fit = self._steps + min(1 + self._steps // 2, _MOST_STEPS_BETWEEN_FITS)
             self._fit()
 
     def _fit(self) -> None:

@@ -5,11 +5,10 @@ With a checkpoint: its own draft layers, on the turns of recorded agents where r
 else on text it samples itself. Without one: nano-shaped weights made so that the draft layers agree
 with the trunk to a chosen degree; their texts mean nothing, their costs are real. Each row compares
 plain and speculative decoding (draft layers, copies from the context and from earlier answers, chosen
-by the gate) of the same requests in one run by the same engine, by the decode thread's CPU time; the
-tokens must be equal. Before the comparison the drafting engine answers other requests: of recorded
-agents those of earlier groups, so that no turn that is measured was answered before, nor a turn of
-its problem's group. The last rows sample noise, with draft layers that know nothing: no draft
-holds, and little may be lost.
+by the gate) of the same requests by one engine in one run, by the decode thread's CPU time; the
+tokens must be equal. Before that the engine drafts for other requests: of recorded agents those of
+earlier groups, without the problems that are measured. The last rows sample noise, with draft layers
+that know nothing: no draft holds, and little may be lost.
 """
 
 import argparse
@@ -25,6 +24,7 @@ from torch import Tensor
 from models.checkpoint import load_checkpoint
 from models.decode.engine import DecodeEngine, EngineConfig
 from models.decode.protocol import GenerateRequest
+from models.decode.statistics import EngineStatistics
 from models.decode.weights import prepare_weights
 from models.presets import NANO
 from models.rendering import Renderer
@@ -37,7 +37,8 @@ GATE_TARGET = 0.97
 DEPTH = 2
 LOOKUP_TOKENS = 7
 _MEASURED_GROUPS, _SETTLING_GROUPS, _SETTLING_ATTEMPTS = 48, 64, 4
-_ROUND_REQUESTS = 16  # answered by one engine, then by the other
+_ROUND_REQUESTS = 4  # answered in one way, then in the other
+_TRIMMED_SHARE = 0.1  # of rounds at either end of their ratios, which something else disturbed
 _NOISE_TEMPERATURE = 4.0  # at which nothing that is sampled can be foreseen
 _REQUEST_TOKENS = 256  # sampled a request where no recorded turn says when to stop
 
@@ -121,13 +122,8 @@ def predictable_weights(disagreement: float) -> dict[str, Tensor]:
     return weights
 
 
-def run(
-    engine: DecodeEngine, batch: int, requests: list[GenerateRequest]
-) -> tuple[list[tuple[int, ...]], float]:
-    """Decodes requests, `batch` at a time; returns their tokens and the CPU seconds of the steps
-    that fed no prompt.
-    """
-    before = engine.statistics.decode_only_seconds
+def run(engine: DecodeEngine, batch: int, requests: list[GenerateRequest]) -> list[tuple[int, ...]]:
+    """Decodes requests, `batch` at a time; returns their tokens."""
     finished = {}
     for first in range(0, len(requests), batch):
         for request in requests[first : first + batch]:
@@ -136,52 +132,68 @@ def run(
             finished |= {one.request_id: one.token_ids for one in engine.step()}
     for request in requests:
         engine.end_session(request.session_id)
-    tokens = [finished[request.request_id] for request in requests]
-    return tokens, engine.statistics.decode_only_seconds - before
+    return [finished[request.request_id] for request in requests]
 
 
 def compare(case: Case, batch: int, temperature: float, *, is_native: bool) -> Row:
-    """Plain and speculative decoding of the same requests, a few at a time by one engine and then
-    by the other, and the ratio of their times in all.
+    """Plain and speculative decoding of the same requests, a few at a time and by turns. One engine
+    does both: two would differ by where their memory lies.
     """
+    config = EngineConfig(
+        slots=16,
+        share_prefixes=False,
+        native=is_native,
+        speculation_depth=DEPTH,
+        lookup_tokens=LOOKUP_TOKENS,
+        speculation_max_batch=16,
+    )
     weights = prepare_weights(case.spec, case.canonical, 0, native=is_native)
-    config = EngineConfig(slots=16, share_prefixes=False, native=is_native)
-    drafts = replace(
-        config, speculation_depth=DEPTH, lookup_tokens=LOOKUP_TOKENS, speculation_max_batch=16
-    )
-    plain = DecodeEngine(case.spec, weights, config, clock=thread_time)
-    drafting = DecodeEngine(case.spec, weights, drafts, clock=thread_time)
+    engine = DecodeEngine(case.spec, weights, config, clock=thread_time)
     settling = case.requests(case.settling, temperature, 0)
-    run(plain, batch, settling[: 2 * batch])
-    run(drafting, batch, settling)
+    run(engine, batch, settling)
     measured = case.requests(case.measured, temperature, len(settling))
-    seconds = np.zeros(2)
-    tokens = plain.statistics.decode_only_tokens
-    drafted, steps = (
-        drafting.statistics.generated_tokens,
-        drafting.statistics.occupied_slot_steps,
-    )
-    for number, first in enumerate(range(0, len(measured), max(_ROUND_REQUESTS, batch))):
+    rounds = []
+    for first in range(0, len(measured), max(_ROUND_REQUESTS, batch)):
         requests = measured[first : first + max(_ROUND_REQUESTS, batch)]
-        answers = {}
-        for place in (0, 1) if number % 2 else (1, 0):
-            answers[place], spent = run((plain, drafting)[place], batch, requests)
-            seconds[place] += spent
-        if answers[0] != answers[1]:
+        answers, spent = {}, {}
+        for is_drafting in (False, True) if len(rounds) % 2 else (True, False):
+            engine.switch_speculation(on=is_drafting)
+            before = replace(engine.statistics)
+            answers[is_drafting] = run(engine, batch, requests)
+            spent[is_drafting] = _spent(before, engine.statistics)
+        if answers[False] != answers[True]:
             raise AssertionError(
                 f"{case.name}: speculative tokens differ from plain ones at batch {batch}"
             )
+        rounds.append([*spent[False], *spent[True]])
+    plain_seconds, plain_tokens, _, seconds, tokens, forwards = _trimmed(np.array(rounds))
     return Row(
         name=case.name,
         engine="native" if is_native else "eager",
         batch=batch,
         temperature=temperature,
-        plain_tokens_per_second=(plain.statistics.decode_only_tokens - tokens) / float(seconds[0]),
-        speedup_ratio=float(seconds[0] / seconds[1]),
-        tokens_per_forward=(drafting.statistics.generated_tokens - drafted)
-        / (drafting.statistics.occupied_slot_steps - steps),
-        acceptance=drafting.draft_acceptance(),
+        plain_tokens_per_second=plain_tokens / plain_seconds,
+        speedup_ratio=tokens / seconds * plain_seconds / plain_tokens,
+        tokens_per_forward=tokens / forwards,
+        acceptance=engine.draft_acceptance(),
     )
+
+
+def _spent(before: EngineStatistics, after: EngineStatistics) -> tuple[float, float, float]:
+    """Seconds and tokens of the steps that fed no prompt, and slots decoded in all steps."""
+    return (
+        after.decode_only_seconds - before.decode_only_seconds,
+        after.decode_only_tokens - before.decode_only_tokens,
+        after.occupied_slot_steps - before.occupied_slot_steps,
+    )
+
+
+def _trimmed(rounds_R6: np.ndarray) -> list[float]:
+    """Sums over the rounds but those whose speed-up is among the largest or the smallest."""
+    speedup_R = rounds_R6[:, 0] / rounds_R6[:, 3]
+    cut = int(len(rounds_R6) * _TRIMMED_SHARE)
+    kept = np.argsort(speedup_R)[cut : len(rounds_R6) - cut]
+    return rounds_R6[kept].sum(axis=0).tolist()
 
 
 def measure(cases: list[Case]) -> list[Row]:
@@ -221,13 +233,15 @@ def make_cases(checkpoint: Path | None, rollouts: Path | None, is_quick: bool) -
     else:
         share = 4 if is_quick else 1
         count, before = _MEASURED_GROUPS // share, _SETTLING_GROUPS // share
+        asked = load_turns(rollouts, slice(-count, None), 1)
+        earlier = load_turns(rollouts, slice(-count - before, -count), _SETTLING_ATTEMPTS)
         cases = [
             Case(
                 "transcripts",
                 spec,
                 loaded.weights,
-                load_turns(rollouts, slice(-count - before, -count), _SETTLING_ATTEMPTS),
-                load_turns(rollouts, slice(-count, None), 1),
+                [turn for problem in sorted(earlier.keys() - asked) for turn in earlier[problem]],
+                [turn for turns in asked.values() for turn in turns],
                 Renderer.load(checkpoint).stop_token_ids,
             )
         ]
