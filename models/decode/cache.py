@@ -53,7 +53,7 @@ class SlotCache(RouteTable):
         self.values_LSGCd = torch.zeros(
             spec.num_layers, slots, groups, positions, head_dim, dtype=dtype
         )
-        self._range_views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._slot_views: dict[int, tuple[Tensor, Tensor]] = {}
         self._flat_keys = [layer.view(-1) for layer in self.keys_LSGdC]
         self._flat_values = [layer.view(-1, head_dim) for layer in self.values_LSGCd]
         rows = np.arange(slots * groups * head_dim, dtype=np.int64) * positions
@@ -80,12 +80,15 @@ class SlotCache(RouteTable):
 
     def range_views(self, first: int, count: int) -> tuple[Tensor, Tensor]:
         """Keys [L, count*G, d, C] and values [L, count*G, C, d] of neighbouring slots in place."""
-        if (first, count) not in self._range_views:  # views cost more to make than to look up
-            self._range_views[first, count] = (
-                self.keys_LSGdC.narrow(1, first, count).flatten(1, 2),
-                self.values_LSGCd.narrow(1, first, count).flatten(1, 2),
-            )
-        return self._range_views[first, count]
+        if count == 1 and first in self._slot_views:  # views cost more to make than to look up
+            return self._slot_views[first]
+        views = (
+            self.keys_LSGdC.narrow(1, first, count).flatten(1, 2),
+            self.values_LSGCd.narrow(1, first, count).flatten(1, 2),
+        )
+        if count == 1:
+            self._slot_views[first] = views
+        return views
 
     def run_layers(self, slot: int, start: int, end: int) -> list[tuple[Tensor, Tensor]]:
         """Places of keys and values of consecutive positions, both [n, G, d], a layer each; what is

@@ -1,14 +1,14 @@
 """The trunk's forward pass over the slot cache, in eager torch.
 
-Owns `forward_trunk`: embedding, attention against cached keys and values, mixture of experts.
-Products are in the precision of the weights, all else in float32. Enters: prepared weights, a
-`BatchPlan`, the cache (written in place). Leaves: hidden states after
+Owns `Trunk`: embedding, attention against cached keys and values, and the choice of experts, whose
+products are in experts.py. Products are in the precision of the weights, all else in float32.
+Enters: prepared weights, a `BatchPlan`, the cache (written in place). Leaves: hidden states after
 the final norm and the experts chosen a row. It samples nothing. The formulae are those of the
 trainer's model; only the order of roundings differs.
 
 Shapes: N rows, B decoding slots, m rows a decoding slot, A attended slots, T keys, L layers, D
 model width, H query heads, G key/value heads, R query heads a group, d head width, E experts, K
-experts a token, n rows of one prefill span.
+experts a token, X = m*R rows of a mask, n rows of one prefill span.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class Trunk:
         self._epsilon = torch.tensor(spec.norm_epsilon, device=device)
         self.rotation_C1d = rotation_table(spec, positions).to(device)
         self._positions = positions
-        self._tails: dict[int, Tensor] = {}  # by rows a slot
+        self._tail_1XT = torch.zeros(1, 0, 0)  # mask of rows at the end of a slot, see _tail_mask
 
     def normalize(self, hidden: Tensor) -> Tensor:
         """RMSNorm without its scale, over the last axis."""
@@ -100,11 +100,19 @@ class Trunk:
             return mask_A1m1T.expand(shape).reshape(-1, width * per_group, context)
         if width == 1:
             return None
-        if width not in self._tails:
-            tail_mT = torch.zeros(width, self._positions + width)
-            tail_mT[:, self._positions :] = torch.full((width, width), MASKED).triu_(1)
-            self._tails[width] = tail_mT.repeat_interleave(per_group, dim=0)[None]
-        return self._tails[width].narrow(2, self._positions + width - context, context)
+        return self._tail_mask(width, context)
+
+    def _tail_mask(self, width: int, context: int) -> Tensor:
+        """Each of the last `width` positions sees those up to itself: [1, m*R, T], cut out of a
+        table that is made for the most rows met.
+        """
+        per_group, positions = self._queries_per_group, self._positions
+        if self._tail_1XT.shape[1] < width * per_group:
+            tail_mT = torch.zeros(width, positions + width)
+            tail_mT[:, positions:] = torch.full((width, width), MASKED).triu_(1)
+            self._tail_1XT = tail_mT.repeat_interleave(per_group, dim=0)[None]
+        rows_1XT = self._tail_1XT.narrow(1, 0, width * per_group)
+        return rows_1XT.narrow(2, positions + width - context, context)
 
     def _attend(
         self,
