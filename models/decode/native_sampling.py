@@ -1,11 +1,11 @@
 """Sampling and drafting as compiled loops.
 
 Owns `race_rows`, which draws a token a row by the exponential race of models/decode/sampling.py
-with the same noise of (seed, position, token), and `run_draft`, one draft layer. Enters: logits,
-seeds, positions, packed weights. Leaves: tokens, log-probabilities, draft logits. Rows limited by
-top-k or top-p are sampled by sampling.py.
+with the same noise of (seed, position, token), `race_drafts`, which stops where a draft fails, and
+`run_draft`, one draft layer. Enters: logits, seeds, positions, packed weights. Leaves: tokens,
+log-probabilities, draft logits. Rows limited by top-k or top-p are sampled by sampling.py.
 
-Shapes: R rows, V vocabulary, B slots, D model width, M draft width.
+Shapes: R rows, m rows of a slot, V vocabulary, B slots, D model width, M draft width.
 """
 
 import numba
@@ -85,32 +85,76 @@ def _token_noise(low, high, token):
 
 
 @numba.njit(**BARE)
+def _race(scores, seed_key, place, temperature, raced_V):
+    """One token and its log-probability under the distribution sampled from. A greedy row
+    (temperature 0) takes the maximum and reports the untempered model's.
+    """
+    vocab = len(scores)
+    is_greedy = temperature == _ZERO
+    divisor = _ONE if is_greedy else temperature
+    largest = largest_of(scores)
+    for token in range(vocab):
+        raced_V[token] = exponential((scores[token] - largest) / divisor)
+    total = mass_at(address_of(raced_V, 0), vocab)
+    if not is_greedy:
+        key = _mix_64(seed_key + np.uint64(place) * GOLDEN_64)
+        low, high = np.uint32(key), np.uint32(key >> np.uint64(32))
+        for token in range(vocab):
+            raced_V[token] = raced_V[token] / _token_noise(low, high, token)
+    best_value = largest_of(raced_V[:vocab])
+    best = 0
+    while raced_V[best] < best_value:
+        best += 1
+    return best, (scores[best] - largest) / divisor - np.log(total)
+
+
+@numba.njit(**BARE)
 def race_rows(
     logits, step, vocab, seed_keys_R, positions_R, temperature_R, raced_V, tokens_R, logprobs_R
 ):
-    """One token a row and its log-probability under the distribution sampled from. A greedy row
-    (temperature 0) takes the maximum and reports the untempered model's.
-    """
+    """One token a row and its log-probability."""
     for row in range(len(tokens_R)):
-        scores = logits[row * step : row * step + vocab]
-        is_greedy = temperature_R[row] == _ZERO
-        divisor = _ONE if is_greedy else temperature_R[row]
-        largest = largest_of(scores)
-        for token in range(vocab):
-            raced_V[token] = exponential((scores[token] - largest) / divisor)
-        total = mass_at(address_of(raced_V, 0), vocab)
-        if not is_greedy:
-            position = np.uint64(positions_R[row])
-            key = _mix_64(seed_keys_R[row] + position * GOLDEN_64)
-            low, high = np.uint32(key), np.uint32(key >> np.uint64(32))
-            for token in range(vocab):
-                raced_V[token] = raced_V[token] / _token_noise(low, high, token)
-        best_value = largest_of(raced_V)
-        best = 0
-        while raced_V[best] < best_value:
-            best += 1
-        tokens_R[row] = best
-        logprobs_R[row] = (scores[best] - largest) / divisor - np.log(total)
+        tokens_R[row], logprobs_R[row] = _race(
+            logits[row * step : row * step + vocab],
+            seed_keys_R[row],
+            positions_R[row],
+            temperature_R[row],
+            raced_V,
+        )
+
+
+@numba.njit(**BARE)
+def race_drafts(
+    logits,
+    step,
+    vocab,
+    first,
+    fed_m,
+    seed_keys_R,
+    positions_R,
+    temperature_R,
+    raced_V,
+    tokens_R,
+    logprobs_R,
+):
+    """The same for a slot's rows from `first` on, in order, while the samples are the drafts that
+    were fed: `fed_m` is the last token and the drafts. What comes behind the first that differs
+    counts for nothing and is left alone. Returns the rows drawn.
+    """
+    drawn = 0
+    while drawn < len(fed_m):
+        row = first + drawn
+        tokens_R[row], logprobs_R[row] = _race(
+            logits[row * step : row * step + vocab],
+            seed_keys_R[row],
+            positions_R[row],
+            temperature_R[row],
+            raced_V,
+        )
+        drawn += 1
+        if drawn < len(fed_m) and tokens_R[row] != fed_m[drawn]:
+            break
+    return drawn
 
 
 @numba.njit(**BARE)

@@ -10,6 +10,8 @@ Shapes: N rows, L layers, S slots, G key/value heads, H query heads, R query hea
 width, C positions, D model width, E experts, K experts a token, F expert width, V vocabulary.
 """
 
+from collections.abc import Sequence
+
 import numba
 import numpy as np
 import torch
@@ -26,11 +28,12 @@ from models.decode.native_kernels import (
     rotate_heads,
 )
 from models.decode.native_sampling import race_rows, run_draft
-from models.decode.native_vectors import BARE
+from models.decode.native_vectors import BARE, floats_at, integers_at
 from models.decode.packed import LANES, PackedWeights, aligned_floats, whole_vectors
 from models.decode.weights import DecodeWeights
 from models.spec import ModelSpec
 
+_LOGITS = 19  # place among the buffers
 _MOST_LINES = 16  # query heads of one group, over rows, that attend together
 
 
@@ -97,15 +100,18 @@ def _attend(rows, shape, layer, qkv, slots_N, positions_N, keys, values, buffers
 
 
 @numba.njit(**BARE)
-def _route(rows, sizes, layer, logits_E, bias, routes_NLK, shares_NK, scores_E, starts_E, members):
+def _route(rows, sizes, layer, logits_E, bias, chosen, scratch):
     """Chooses each row's experts and lists their rows, those of one expert together and ascending,
-    as row * K + rank; `starts_E` becomes where each expert's end.
+    as row * K + rank; each expert's end in the list is left too.
     """
-    _, num_experts, padded_experts, _ = sizes
-    per_token = shares_NK.shape[1]
+    _, num_experts, padded_experts, _, layers, per_token = sizes
+    routes_NLK, shares_NK = chosen
+    _, _, _, scores_E, ends_E, members = scratch
     for expert in range(num_experts + 1):
-        starts_E[expert] = 0
+        ends_E[expert] = 0
     for row in range(rows):
+        at = (row * layers + layer) * per_token
+        route = routes_NLK[at : at + per_token]
         choose_experts(
             logits_E,
             row * padded_experts,
@@ -113,29 +119,29 @@ def _route(rows, sizes, layer, logits_E, bias, routes_NLK, shares_NK, scores_E, 
             layer * num_experts,
             num_experts,
             scores_E,
-            routes_NLK[row, layer],
-            shares_NK[row],
+            route,
+            shares_NK[row * per_token : (row + 1) * per_token],
         )
         for rank in range(per_token):
-            starts_E[routes_NLK[row, layer, rank] + 1] += 1
+            ends_E[route[rank] + 1] += 1
     for expert in range(num_experts):
-        starts_E[expert + 1] += starts_E[expert]
+        ends_E[expert + 1] += ends_E[expert]
     for row in range(rows):
         for rank in range(per_token):
-            expert = routes_NLK[row, layer, rank]
-            members[starts_E[expert]] = row * per_token + rank
-            starts_E[expert] += 1
+            expert = routes_NLK[(row * layers + layer) * per_token + rank]
+            members[ends_E[expert]] = row * per_token + rank
+            ends_E[expert] += 1
 
 
 @numba.njit(**BARE)
-def _mix_experts(
-    rows, sizes, layer, normal, logits_E, bias, up, down, hidden, routes_NLK, shares_NK, scratch
-):
+def _mix_experts(rows, sizes, layer, normal, logits_E, experts, hidden, chosen, scratch):
     """Adds the chosen experts' outputs to `hidden`: rows of one expert are multiplied together."""
-    width, num_experts, _, inner_width = sizes
-    gathered, inner, outer, scores_E, ends_E, members = scratch
-    per_token, double = shares_NK.shape[1], 2 * inner_width
-    _route(rows, sizes, layer, logits_E, bias, routes_NLK, shares_NK, scores_E, ends_E, members)
+    width, num_experts, _, inner_width, _, per_token = sizes
+    bias, up, down = experts
+    _, shares_NK = chosen
+    gathered, inner, outer, _, ends_E, members = scratch
+    double = 2 * inner_width
+    _route(rows, sizes, layer, logits_E, bias, chosen, scratch)
     first = 0
     for expert in range(num_experts):
         count = ends_E[expert] - first
@@ -152,8 +158,8 @@ def _mix_experts(
         at = place * inner_width * width
         multiply_packed(inner, 0, double, down, at, outer, 0, width, count, inner_width, width, 1)
         for member in range(count):
+            share = shares_NK[members[first + member]]
             row = members[first + member] // per_token
-            share = shares_NK[row, members[first + member] % per_token]
             target = hidden[row * width : (row + 1) * width]
             source = outer[member * width : (member + 1) * width]
             for column in range(width):
@@ -162,19 +168,54 @@ def _mix_experts(
 
 
 @numba.njit(**BARE)
-def run_trunk(
-    weights, shape, sizes, epsilon, tokens_N, positions_N, slots_N, memory, rotation, buffers
-):
-    """All layers for N rows; see the module."""
-    embedding, _, qkv_w, qk_scale, output_w, gate_w, gate_bias, up, down, final_norm = weights
-    keys, values = memory
-    hidden, normal, qkv, attended, scores, logits_E, routes_NLK, shares_NK, scratch = buffers
+def _open_weights(addresses):
+    """In the order of `PackedWeights.arrays`."""
+    embedding, qkv, scale = (
+        floats_at(addresses[0]),
+        floats_at(addresses[2]),
+        floats_at(addresses[3]),
+    )
+    output, gate, final_norm = (
+        floats_at(addresses[4]),
+        floats_at(addresses[5]),
+        floats_at(addresses[9]),
+    )
+    experts = floats_at(addresses[6]), floats_at(addresses[7]), floats_at(addresses[8])
+    return embedding, qkv, scale, output, gate, experts, final_norm
+
+
+@numba.njit(**BARE)
+def _open_buffers(addresses):
+    """In the order of `NativeTrunk`'s."""
+    rows = floats_at(addresses[0]), floats_at(addresses[1]), floats_at(addresses[2])
+    logits_E = floats_at(addresses[6])
+    attention = floats_at(addresses[3]), (floats_at(addresses[4]), floats_at(addresses[5]))
+    chosen = integers_at(addresses[7]), floats_at(addresses[8])
+    scratch = (
+        floats_at(addresses[9]),
+        floats_at(addresses[10]),
+        floats_at(addresses[11]),
+        floats_at(addresses[12]),
+        integers_at(addresses[13]),
+        integers_at(addresses[14]),
+    )
+    memory = floats_at(addresses[15]), floats_at(addresses[16]), floats_at(addresses[17])
+    return rows, logits_E, attention, chosen, scratch, memory
+
+
+@numba.njit(**BARE)
+def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
+    """All layers for N rows; `weights` and `buffers` are addresses. See the module."""
+    shape, sizes, epsilon, _, _ = constants
+    embedding, qkv_w, qk_scale, output_w, gate_w, experts, final_norm = _open_weights(weights)
+    arrays, logits_E, attention, chosen, scratch, memory = _open_buffers(buffers)
+    (hidden, normal, qkv), (attended, scores), (keys, values, rotation) = arrays, attention, memory
     heads, groups, head_width, _, _ = shape
-    width, _, padded_experts, _ = sizes
+    width, _, padded_experts, _, layers, _ = sizes
     rows, qkv_width = len(tokens_N), (heads + 2 * groups) * head_width
     for row in range(rows):
         copy_floats(embedding, tokens_N[row] * width, hidden, row * width, width)
-    for layer in range(routes_NLK.shape[1]):
+    for layer in range(layers):
         for row in range(rows):
             normalize_row(hidden, row * width, normal, row * width, width, epsilon)
         at = layer * width * qkv_width
@@ -202,20 +243,7 @@ def run_trunk(
             normalize_row(hidden, row * width, normal, row * width, width, epsilon)
         at, padded = layer * width * padded_experts, padded_experts
         multiply_packed(normal, 0, width, gate_w, at, logits_E, 0, padded, rows, width, padded, 1)
-        _mix_experts(
-            rows,
-            sizes,
-            layer,
-            normal,
-            logits_E,
-            gate_bias,
-            up,
-            down,
-            hidden,
-            routes_NLK,
-            shares_NK,
-            scratch,
-        )
+        _mix_experts(rows, sizes, layer, normal, logits_E, experts, hidden, chosen, scratch)
     for row in range(rows):
         normalize_row(hidden, row * width, hidden, row * width, width, epsilon)
         final = hidden[row * width : (row + 1) * width]
@@ -224,12 +252,14 @@ def run_trunk(
 
 
 @numba.njit(**BARE)
-def run_head(head, hidden, rows_R, width, vocab, chosen, logits):
+def run_head(weights, constants, buffers, rows_R):
     """Gathers the hidden states of some rows and computes their logits."""
-    rows = len(rows_R)
+    _, sizes, _, _, step = constants
+    head, hidden, width, rows = floats_at(weights[1]), floats_at(buffers[0]), sizes[0], len(rows_R)
+    chosen, logits = floats_at(buffers[18]), floats_at(buffers[19])
     for index in range(rows):
         copy_floats(hidden, rows_R[index] * width, chosen, index * width, width)
-    multiply_packed(chosen, 0, width, head, 0, logits, 0, vocab, rows, width, vocab, 1)
+    multiply_packed(chosen, 0, width, head, 0, logits, 0, step, rows, width, step, 1)
 
 
 class NativeTrunk:
@@ -240,37 +270,47 @@ class NativeTrunk:
         heads, groups, head_width = spec.num_attention_heads, spec.num_query_groups, spec.head_dim
         positions, slots = cache.positions, cache.keys_LSGdC.shape[1]
         experts, width, inner = spec.num_experts, spec.hidden_size, spec.expert_hidden_size
+        per_token, lines = spec.experts_per_token, max(_MOST_LINES, heads // groups)
         self._width, self._vocab = width, spec.vocab_size
         self._step = whole_vectors(spec.vocab_size)
-        self._memory = (cache.keys_LSGdC.view(-1).numpy(), cache.values_LSGCd.view(-1).numpy())
-        self._rotation = torch.view_as_real(rotation_C1d).reshape(-1).numpy()
-        self._shape = (heads, groups, head_width, positions, slots)
-        self._sizes = (width, experts, whole_vectors(experts), inner)
-        self._epsilon = np.float32(spec.norm_epsilon)
+        self._constants = (
+            (heads, groups, head_width, positions, slots),
+            (width, experts, whole_vectors(experts), inner, spec.num_layers, per_token),
+            np.float32(spec.norm_epsilon),
+            self._vocab,
+            self._step,
+        )
         self._hidden, self._normal = aligned_floats(rows * width), aligned_floats(rows * width)
         self._chosen, self._logits = aligned_floats(rows * width), aligned_floats(0)
         self._raced_V = aligned_floats(self._vocab)
-        self._routes_NLK = np.zeros((rows, spec.num_layers, spec.experts_per_token), np.int64)
+        self._routes_NLK = np.zeros((rows, spec.num_layers, per_token), np.int64)
         self._draft_inner = aligned_floats(slots * 2 * spec.mtp_hidden_size)
-        per_token, lines = spec.experts_per_token, max(_MOST_LINES, heads // groups)
-        self._buffers = (
+        self._arrays = (
             self._hidden,
             self._normal,
-            aligned_floats(rows * (heads + 2 * groups) * head_width),
-            aligned_floats(rows * heads * head_width),
-            (aligned_floats(lines * head_width), aligned_floats(lines * positions)),
-            aligned_floats(rows * whole_vectors(experts)),
+            aligned_floats(rows * (heads + 2 * groups) * head_width),  # queries, keys, values
+            aligned_floats(rows * heads * head_width),  # attended
+            aligned_floats(lines * head_width),  # queries that attend together
+            aligned_floats(lines * positions),  # their scores
+            aligned_floats(rows * whole_vectors(experts)),  # the router's logits
             self._routes_NLK,
-            np.zeros((rows, per_token), np.float32),
-            (
-                aligned_floats(rows * width),
-                aligned_floats(rows * 2 * inner),
-                aligned_floats(rows * width),
-                aligned_floats(experts),
-                np.zeros(experts + 1, np.int64),
-                np.zeros(rows * per_token, np.int64),
-            ),
+            aligned_floats(rows * per_token),  # shares of experts
+            aligned_floats(rows * width),  # rows of one expert
+            aligned_floats(rows * 2 * inner),  # its inner rows
+            aligned_floats(rows * width),  # its outer rows
+            aligned_floats(experts),  # scores of experts
+            np.zeros(experts + 1, np.int64),  # ends of experts in the list
+            np.zeros(rows * per_token, np.int64),  # the list of rows by expert
+            cache.keys_LSGdC.view(-1).numpy(),
+            cache.values_LSGCd.view(-1).numpy(),
+            torch.view_as_real(rotation_C1d).reshape(-1).numpy(),
+            self._chosen,
+            self._logits,
+            self._raced_V,
         )
+        self._buffers = _addresses(self._arrays)
+        self._opened: tuple[PackedWeights, np.ndarray] | None = None
+        self._views: dict[int, tuple[Tensor, Tensor]] = {}  # by rows: making them takes 4 us
 
     def forward(
         self,
@@ -281,16 +321,7 @@ class NativeTrunk:
     ) -> Tensor:
         """Feeds N rows; returns routes [N, L, K]."""
         run_trunk(
-            _packed(weights).arrays(),
-            self._shape,
-            self._sizes,
-            self._epsilon,
-            tokens_N,
-            positions_N,
-            slots_N,
-            self._memory,
-            self._rotation,
-            self._buffers,
+            self._open(weights), self._constants, self._buffers, tokens_N, positions_N, slots_N
         )
         return torch.from_numpy(self._routes_NLK[: len(tokens_N)])
 
@@ -299,10 +330,7 @@ class NativeTrunk:
         that the next call overwrites.
         """
         self._make_room(len(rows_R))
-        packed = _packed(weights)
-        run_head(
-            packed.head, self._hidden, rows_R, self._width, self._step, self._chosen, self._logits
-        )
+        run_head(self._open(weights), self._constants, self._buffers, rows_R)
         return self.last_rows(len(rows_R))
 
     def sample(
@@ -333,21 +361,20 @@ class NativeTrunk:
         first_free_S: np.ndarray,
         routes_SCLK: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Feeds `width` rows a slot and samples after each, `forward`, `project` and `sample` in one
+        """Feeds `width` rows a slot and samples after them, `forward`, `project` and `sample` in one
         call; returns (tokens [R], log-probabilities [R], whether a row is limited by top-k or
-        top-p). `table` is what `native_step` names so.
+        top-p). `table` is what `native_step` names so. Behind a slot's first sample that differs
+        from the draft fed after it nothing is drawn: zeros stand there.
         """
         from models.decode.native_step import run_decode_step  # noqa: PLC0415 - imports this module
 
         rows = len(slots_B) * width
         self._make_room(rows)
-        tokens_R, logprobs_R = np.empty(rows, np.int64), np.empty(rows, np.float32)
+        tokens_R, logprobs_R = np.zeros(rows, np.int64), np.zeros(rows, np.float32)
         is_limited = run_decode_step(
-            _packed(weights).arrays(),
-            (self._shape, self._sizes, self._epsilon, self._vocab, self._step),
-            (*self._memory, self._rotation),
+            self._open(weights),
+            self._constants,
             self._buffers,
-            (self._chosen, self._logits, self._raced_V),
             table,
             slots_B,
             width,
@@ -362,8 +389,10 @@ class NativeTrunk:
         """Hidden states [R, D] and logits [R, V] that the call before left; views that the next one
         overwrites.
         """
-        hidden = torch.from_numpy(self._chosen[: rows * self._width])
-        return hidden.view(rows, self._width), self._logits_view(rows)
+        if rows not in self._views:
+            hidden = torch.from_numpy(self._chosen[: rows * self._width])
+            self._views[rows] = hidden.view(rows, self._width), self._logits_view(rows)
+        return self._views[rows]
 
     def draft(
         self, weights: DecodeWeights, depth: int, hidden_BD: np.ndarray, tokens_B: np.ndarray
@@ -379,7 +408,7 @@ class NativeTrunk:
             packed.head,
             self._width,
             self._step,
-            self._epsilon,
+            self._constants[2],
             tokens_B,
             hidden_BD.reshape(-1),
             (self._normal, self._chosen, self._draft_inner, self._logits),
@@ -389,6 +418,15 @@ class NativeTrunk:
     def _make_room(self, rows: int) -> None:
         if len(self._logits) < rows * self._step:
             self._logits = aligned_floats(rows * self._step)
+            self._buffers[_LOGITS] = self._logits.ctypes.data
+            self._views.clear()
+
+    def _open(self, weights: DecodeWeights) -> np.ndarray:
+        """Addresses of the packed weights, which are held as long as they are remembered."""
+        packed = _packed(weights)
+        if self._opened is None or self._opened[0] is not packed:
+            self._opened = packed, _addresses(packed.arrays())
+        return self._opened[1]
 
     def _logits_view(self, rows: int) -> Tensor:
         logits = torch.from_numpy(self._logits[: rows * self._step]).view(rows, self._step)
@@ -399,3 +437,7 @@ def _packed(weights: DecodeWeights) -> PackedWeights:
     if weights.packed is None:
         raise ValueError(f"weights version {weights.version} were prepared without native=True")
     return weights.packed
+
+
+def _addresses(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.array([array.ctypes.data for array in arrays], dtype=np.int64)

@@ -1,11 +1,12 @@
 """Vectors of 16 float32 that numba compiles for this processor: what the compiled loops share.
 
 Owns how functions are compiled (`JIT`, `BARE`), `rotate_pairs`, `largest_of`, `sum_at`, `mass_at`,
-`squares_at`, `address_of`, and what native_tiles.py writes LLVM with. Memory is named by address
-where calls are many: numba passes an array as seven arguments. A sum of floats is never left to a
-plain loop: LLVM orders its terms anew each time it optimises the function, and the process that
-compiles runs another copy of it than those that find it compiled, with other last bits. Needs
-numba; imported only where compiled decoding was asked for.
+`squares_at`, `address_of`, `floats_at`, `integers_at`, and what native_tiles.py writes LLVM with.
+Memory is named by address where calls are many: numba passes an array as seven arguments, and needs
+0.15 us to accept one from Python. A sum of floats is never left to a plain loop: LLVM orders its
+terms anew each time it optimises the function, and the process that compiles runs another copy of
+it than those that find it compiled, with other last bits. Needs numba; imported only where compiled
+decoding was asked for.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
-from numba.np.arrayobj import make_array
+from numba.np.arrayobj import make_array, populate_array
 
 from models.decode.packed import LANES
 
@@ -31,6 +32,7 @@ FLOAT = ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, LANES)
 INDEX = ir.IntType(64)
 _INT32 = ir.IntType(32)
+_ENDLESS = 1 << 40  # items
 
 
 def index_of(value: int) -> ir.Constant:
@@ -240,6 +242,31 @@ def _address_of(typing_context, array, at):
     return types.int64(array, types.int64), generate
 
 
+def _array_at(element: types.Type) -> Any:
+    kind = types.Array(element, 1, "C")
+
+    def array_at(typing_context, address):
+        """The array that begins at an address. It has no end, and nobody counts who holds it."""
+
+        def generate(context, builder, signature, arguments):
+            data_kind = context.get_data_type(element)
+            item_bytes = index_of(context.get_abi_sizeof(data_kind))
+            array = make_array(kind)(context, builder)
+            populate_array(
+                array,
+                data=builder.inttoptr(arguments[0], data_kind.as_pointer()),
+                shape=cgutils.pack_array(builder, [index_of(_ENDLESS)]),
+                strides=cgutils.pack_array(builder, [item_bytes]),
+                itemsize=item_bytes,
+                meminfo=None,
+            )
+            return array._getvalue()
+
+        return kind(types.int64), generate
+
+    return intrinsic(array_at)
+
+
 def _float_of_bits(typing_context, bits):
     """The float32 whose bits are an int32."""
 
@@ -259,6 +286,7 @@ def _bits_of_float(typing_context, value):
 
 
 address_of: Any = intrinsic(_address_of)
+floats_at, integers_at = _array_at(types.float32), _array_at(types.int64)
 float_of_bits: Any = intrinsic(_float_of_bits)
 bits_of_float: Any = intrinsic(_bits_of_float)
 rotate_pairs: Any = intrinsic(_rotate_pairs)

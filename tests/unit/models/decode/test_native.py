@@ -15,7 +15,7 @@ from models.decode.engine import CachePolicy, DecodeEngine, EngineConfig
 from models.decode.forward import Trunk
 from models.decode.native import drop_stale_code, load_native_trunk
 from models.decode.native_kernels import exponential, multiply_packed, normalize_row, soften
-from models.decode.native_sampling import race_rows
+from models.decode.native_sampling import race_drafts, race_rows
 from models.decode.native_vectors import largest_of
 from models.decode.packed import pack_matrix, whole_vectors
 from models.decode.protocol import GenerateRequest, Generation
@@ -159,6 +159,28 @@ def test_sampling_draws_the_eager_samples() -> None:
     )
     np.testing.assert_array_equal(found_R, tokens_R)
     np.testing.assert_allclose(found_logprobs_R, logprobs_R, atol=2e-6)
+
+
+@pytest.mark.parametrize("held", [0, 1, 3])
+def test_drafts_are_drawn_up_to_the_first_that_fails(held: int) -> None:
+    rows, vocab, step = 4, 70, whole_vectors(70)
+    logits = np.random.default_rng(2).normal(size=3 * rows * step).astype(np.float32)
+    places_R = np.arange(3 * rows) % rows
+    keys_R, temperature_R = np.full(3 * rows, seed_key(9)), np.ones(3 * rows, np.float32)
+    scratch = np.zeros(vocab, np.float32)
+    all_R, all_logprobs_R = np.zeros(3 * rows, np.int64), np.zeros(3 * rows, np.float32)
+    rules = keys_R, places_R, temperature_R, scratch
+    race_rows(logits, step, vocab, *rules, all_R, all_logprobs_R)
+    first = rows  # of the second of three slots
+    fed_m = np.array([0, *all_R[first : first + rows - 1]])
+    if held < rows - 1:
+        fed_m[held + 1] += 1
+    found_R, logprobs_R = np.full(3 * rows, -1), np.full(3 * rows, np.nan, np.float32)
+    drawn = race_drafts(logits, step, vocab, first, fed_m, *rules, found_R, logprobs_R)
+    assert drawn == held + 1
+    is_drawn_R = (np.arange(3 * rows) >= first) & (np.arange(3 * rows) < first + drawn)
+    np.testing.assert_array_equal(found_R, np.where(is_drawn_R, all_R, -1))
+    np.testing.assert_array_equal(logprobs_R, np.where(is_drawn_R, all_logprobs_R, np.nan))
 
 
 @pytest.mark.parametrize("depth", [0, 2])
