@@ -1,11 +1,11 @@
 """Whether to draft, and how, from measured gain.
 
 Owns `SpeculationGate`. Enters: what each decode-only step cost and gave. Leaves: the choice for the
-next step. Choices are numbers. Without copies 0 drafts nothing and d drafts with d layers. With
-them 0 drafts nothing, 1 copies where that is expected to pay, and 1 + d drafts with d layers where
-copying is not. The choice to beat is plain decoding without copies, else copying. Choices are
-compared in stretches of steps, not step by step: a draft drives the trunk's weights out of the
-processor's caches, and the plain steps behind it pay for that. Batch sizes are measured apart.
+next step. Choices are numbers: 0 drafts nothing; without a lookup d drafts with d layers, with one
+1 drafts as the speculator sees fit. The choice to beat is plain decoding without a lookup; with one
+it is 1, which drafts only where that is expected to pay. Choices are compared in stretches of
+steps, not step by step: a draft drives the trunk's weights out of the processor's caches, and the
+plain steps behind it pay for that. Batch sizes are measured apart.
 """
 
 from collections import deque
@@ -29,19 +29,12 @@ _OUTLIER_RATIO = 3.0  # a step that took longer than so many medians was interru
 class SpeculationGate:
     """Picks the choice with the most measured tokens a second."""
 
-    def __init__(self, max_depth: int, max_batch: int, *, has_copies: bool = False) -> None:
+    def __init__(self, max_depth: int, max_batch: int, *, has_lookup: bool = False) -> None:
         self.max_depth = max_depth
         self.max_batch = max_batch
-        self._base = int(has_copies)
+        self._base = int(has_lookup)
+        self._choices = 2 if has_lookup else max_depth + 1
         self.reset()
-
-    def layers_of(self, choice: int) -> int:
-        """Draft layers of a choice."""
-        return max(choice - self._base, 0)
-
-    def copies(self, choice: int) -> bool:
-        """Whether a choice copies where it can."""
-        return choice >= 1 and self._base == 1
 
     def reset(self) -> None:
         """Forgets every measurement."""
@@ -88,7 +81,7 @@ class SpeculationGate:
     def _course(self, batch: int) -> "_Course":
         size = (batch - 1).bit_length()
         if size not in self._courses:
-            self._courses[size] = _Course(self.max_depth + 1 + self._base, self._base)
+            self._courses[size] = _Course(self._choices, self._base)
         return self._courses[size]
 
 

@@ -47,7 +47,27 @@ class Drafted:
     noise_BmV: np.ndarray | None = None  # of all rows, where drafting needed it already
 
 
+_MIN_GAIN_RATIO = 1.05  # draft layers must promise so much more than the lookup
+_TRIAL_STEPS = 8  # steps in which draft layers are tried
+_STEPS_BETWEEN_TRIALS = 2048
 _PLAIN = Drafted(0)
+
+
+class _Trials:
+    """When draft layers are tried beside a lookup: in some steps at first, then now and again."""
+
+    def __init__(self) -> None:
+        self._left, self._pause_steps = _TRIAL_STEPS, _STEPS_BETWEEN_TRIALS
+
+    def is_due(self) -> bool:
+        """Whether to try now; to be asked once a step in which the lookup has nothing."""
+        if self._left:
+            self._left -= 1
+            return True
+        self._pause_steps -= 1
+        if not self._pause_steps:
+            self._left, self._pause_steps = _TRIAL_STEPS, _STEPS_BETWEEN_TRIALS
+        return False
 
 
 class Speculator:
@@ -61,12 +81,12 @@ class Speculator:
         config: EngineConfig,
         noise: NoiseSource,
     ) -> None:
-        has_copies = config.lookup_tokens > 0
-        self.gate = SpeculationGate(depth, config.speculation_max_batch, has_copies=has_copies)
+        has_lookup = config.lookup_tokens > 0
+        self.gate = SpeculationGate(depth, config.speculation_max_batch, has_lookup=has_lookup)
         self._trunk, self._native = trunk, native
         self._noise = noise
         self._lookup_tokens = config.lookup_tokens
-        if has_copies:
+        if has_lookup:
             from models.decode.lookup import Lookup  # noqa: PLC0415 - loads numba
 
             self.lookup = Lookup(config.lookup_tokens, config.lookup_entries)
@@ -77,6 +97,7 @@ class Speculator:
         self._misses, self._rest_steps, self._next_rest_steps = 0, 0, _MISSES
         self._answers = 0
         self._costs: dict[tuple[int, int], StepCosts] = {}  # by batch size and draft layers
+        self._trials: dict[tuple[int, int], _Trials] = {}
         self._fed: tuple[np.ndarray, Tensor, np.ndarray] | None = None
 
     def remember(self, slots_B: np.ndarray, hidden_RD: Tensor, gained_B: np.ndarray) -> None:
@@ -89,6 +110,7 @@ class Speculator:
         """Forgets what was measured."""
         self.gate.reset()
         self._costs.clear()
+        self._trials.clear()
 
     def learn(self, tokens_T: np.ndarray, start: int) -> None:
         """Takes a finished answer: its tokens from `start` on may be guessed again. While nothing is
@@ -116,17 +138,17 @@ class Speculator:
             return None
         batch = len(slots_B)
         choice = self.gate.choose(batch)
-        is_copying, layers = self.gate.copies(choice), self.gate.layers_of(choice)
-        if is_copying:
-            costs = self._costs_of(batch, 0)
-            copied, rate = self.lookup.propose(table, slots_B, costs.relative_w)
-            if not layers:
-                self._count_miss(is_miss=not copied)
-            if not layers or (copied and rate >= self._layered_rate(batch, layers)):
-                return Drafted(choice, 1 + copied)
-        elif not layers:
+        if not choice:
             self._rest_steps = self.gate.idle_steps(batch)
             return _PLAIN
+        layers = choice
+        if self._lookup_tokens:
+            costs_w = self._costs_of(batch, 0).relative_w
+            copied, rate = self.lookup.propose(table, slots_B, costs_w)
+            layers = self._worthy_layers(batch, copied, rate)
+            self._count_miss(is_miss=not copied and not layers)
+            if not layers:
+                return Drafted(choice, 1 + copied)
         if self._is_drafted_in_pass:
             return Drafted(choice, 1 + layers, layers)
         noise_BmV = None
@@ -136,13 +158,28 @@ class Speculator:
             noise_BmV = step_noise(self._noise, table, slots_B, layers + 1)
             self._draft_layers(weights, table, slots_B, noise_BmV)
         copied = 0
-        if is_copying:
-            costs = self._costs_of(batch, layers)
+        if self._lookup_tokens:
+            costs_w = self._costs_of(batch, layers).relative_w
             held = float(np.prod(self.gate.acceptance()[:layers]))
-            copied, _ = self.lookup.propose(table, slots_B, costs.relative_w, layers, held)
+            copied, _ = self.lookup.propose(table, slots_B, costs_w, layers, held)
         if copied:
             noise_BmV = None  # of fewer rows than there are now
         return Drafted(choice, 1 + layers + copied, layers, noise_BmV)
+
+    def _worthy_layers(self, batch: int, copied: int, rate: float) -> int:
+        """The draft layers that promise most tokens in the time of a plain step, if that is more
+        than `rate`, what the lookup promises; 0: none. Where the lookup has nothing, layers are
+        tried from time to time.
+        """
+        best, best_rate = 0, _MIN_GAIN_RATIO * rate
+        for layers in range(1, self.gate.max_depth + 1):
+            key = ((batch - 1).bit_length(), layers)
+            if not copied and self._trials.setdefault(key, _Trials()).is_due():
+                return layers
+            promised = self._layered_rate(batch, layers)
+            if promised > best_rate:
+                best, best_rate = layers, promised
+        return best
 
     def _count_miss(self, *, is_miss: bool) -> None:
         """Where the lookup keeps finding nothing it is asked ever less: it costs some percent of a
@@ -163,13 +200,12 @@ class Speculator:
         return self._costs[key]
 
     def _layered_rate(self, batch: int, layers: int) -> float:
-        """Tokens that a slot gains by draft layers in the time of a plain step."""
+        """Tokens that a slot gains by draft layers in the time of a plain step; 0 when not known."""
         plain = self._costs_of(batch, 0).plain_seconds
         layered = self._costs_of(batch, layers).plain_seconds
         if not layered:
-            return np.inf  # not measured yet
-        tokens = 1 + float(np.cumprod(self.gate.acceptance()[:layers]).sum())
-        return tokens * plain / layered
+            return 0.0
+        return (1 + float(np.cumprod(self.gate.acceptance()[:layers]).sum())) * plain / layered
 
     def _last_hidden(self, slots_B: np.ndarray) -> np.ndarray:
         """Hidden states [B, D]: every slot that decodes was sampled in the pass before."""

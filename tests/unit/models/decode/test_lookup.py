@@ -19,11 +19,11 @@ WEIGHTS = prepare_weights(TINY, random_weights(TINY), 0)
 FREE = np.ones(4, dtype=np.float32)  # costs of steps with 0 to 3 drafts: drafts cost nothing
 
 
-class AlwaysCopy(SpeculationGate):
-    """A gate that drafts with its layers, if there are any, and copies wherever it can."""
+class AlwaysDraft(SpeculationGate):
+    """A gate that lets the speculator draft as it sees fit."""
 
     def choose(self, batch: int) -> int:
-        return self.max_depth + 1
+        return 1
 
 
 def table_of(*contexts: tuple[int, ...], room: int = 40, stops: tuple[int, ...] = ()) -> SlotTable:
@@ -176,7 +176,7 @@ def test_drafts_change_no_token(temperature: float, depth: int) -> None:
     config = EngineConfig(slots=4, lookup_tokens=4, speculation_depth=depth)
     copying = DecodeEngine(TINY, WEIGHTS, config)
     assert copying._speculator is not None
-    copying._speculator.gate = AlwaysCopy(depth, max_batch=4, has_copies=True)
+    copying._speculator.gate = AlwaysDraft(depth, max_batch=4, has_lookup=True)
     expected, generations = run(plain, requests), run(copying, requests)
     for one in requests:
         mine, theirs = generations[one.request_id], expected[one.request_id]
@@ -208,7 +208,7 @@ def test_copies_stand_behind_the_context_or_behind_drafts() -> None:
     engine.step()  # leaves the hidden state that draft layers begin with
     speculator = engine._speculator
     assert speculator is not None
-    speculator.gate = AlwaysCopy(2, max_batch=1, has_copies=True)
+    speculator.gate = AlwaysDraft(2, max_batch=1, has_lookup=True)
     slots_B, repeats = np.array([0]), (*range(8, 24), 8, 9)
     speculator._costs_of(1, 2).record(0, 9.0)  # draft layers are dear
     speculator._costs_of(1, 0).record(0, 1.0)
@@ -216,9 +216,9 @@ def test_copies_stand_behind_the_context_or_behind_drafts() -> None:
     drafted = speculator.propose(WEIGHTS, table, slots_B)
     assert (drafted.layered, drafted.width) == (0, 1 + 2)  # untried guesses are even chances
     assert table.tokens_SC[0, 18:20].tolist() == [10, 11]
-    table = table_of((*repeats[:-1], 3))  # no pair of its last tokens: the layers draft
+    table = table_of((*repeats[:-1], 3))  # no pair of its last tokens: layers are tried
     drafted = speculator.propose(WEIGHTS, table, slots_B)
-    assert drafted.layered == 2
+    assert drafted.layered == 1  # tried first
 
 
 def run(engine: DecodeEngine, requests: list[GenerateRequest]) -> dict[str, Generation]:

@@ -195,23 +195,22 @@ def test_one_interrupted_step_decides_nothing() -> None:
     assert gate.preferred(1) == 1
 
 
-def test_choices_are_numbered() -> None:
-    gate = SpeculationGate(2, 8, has_copies=True)
-    table = [(gate.layers_of(choice), gate.copies(choice)) for choice in range(4)]
-    assert table == [(0, False), (0, True), (1, True), (2, True)]
-    gate = SpeculationGate(2, 8)
-    table = [(gate.layers_of(choice), gate.copies(choice)) for choice in range(3)]
-    assert table == [(0, False), (1, False), (2, False)]
-
-
-def test_copies_are_made_unless_plain_decoding_is_faster() -> None:
-    seconds, tokens = {0: 1.0, 1: 1.01, 2: 1.4}, {0: 1.0, 1: 1.0, 2: 1.2}
-    chosen = play(SpeculationGate(1, 8, has_copies=True), seconds, tokens, 8000)
-    assert chosen[2000:].count(2) < 40  # one probe
-    chosen = play(SpeculationGate(1, 8, has_copies=True), seconds | {1: 1.2}, tokens, 8000)
-    assert chosen[2000:].count(0) > 5900
-    chosen = play(SpeculationGate(1, 8, has_copies=True), seconds, tokens | {1: 1.5}, 8000)
+def test_with_a_lookup_drafting_is_chosen_unless_plain_decoding_is_faster() -> None:
+    seconds, tokens = {0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0}
+    chosen = play(SpeculationGate(1, 8, has_lookup=True), seconds, tokens, 8000)
     assert chosen[2000:].count(1) > 5800
+    chosen = play(SpeculationGate(1, 8, has_lookup=True), seconds | {1: 1.2}, tokens, 8000)
+    assert chosen[2000:].count(0) > 5900
+    chosen = play(SpeculationGate(1, 8, has_lookup=True), seconds, tokens | {1: 1.5}, 8000)
+    assert chosen[2000:].count(1) > 5800
+
+
+def test_plain_steps_may_idle_once_choices_are_compared() -> None:
+    gate = SpeculationGate(1, 8)
+    assert gate.idle_steps(1) == 0
+    play(gate, {0: 1.0, 1: 2.0}, {0: 1.0, 1: 1.1}, 200)
+    assert gate.idle_steps(1) > 0
+    assert gate.idle_steps(9) > 0  # never drafts
 
 
 def test_large_batches_never_draft() -> None:

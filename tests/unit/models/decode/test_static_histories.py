@@ -56,8 +56,8 @@ def play(config: EngineConfig, seed: int) -> dict[str, Generation]:
     if engine._speculator is not None:
         engine._speculator._copy_counts = (0, config.lookup_tokens)  # those of fixed shapes
         depth = engine._speculator.gate.max_depth
-        copies = config.lookup_tokens > 0
-        engine._speculator.gate = EveryChoice(depth, config.slots, has_copies=copies)
+        has_lookup = config.lookup_tokens > 0
+        engine._speculator.gate = EveryChoice(depth, config.slots, has_lookup=has_lookup)
     finished: dict[str, Generation] = {}
     held: dict[str, GenerateRequest] = {}  # by session
     contexts: dict[str, tuple[int, ...]] = {}

@@ -50,7 +50,7 @@ class AlwaysCopy(Recording):
     """A gate that copies from the context where it can."""
 
     def choose(self, batch: int, **_: object) -> int:
-        return self.max_depth + 1
+        return 1
 
 
 def mixed_requests(count: int, new_tokens: int = 20) -> list[GenerateRequest]:
@@ -271,7 +271,7 @@ def test_copied_drafts_are_verified_by_the_same_step() -> None:
     ]
     engine = make_engine(slots=4, lookup_tokens=3)
     assert engine._speculator is not None
-    engine._speculator.gate = AlwaysCopy(0, max_batch=4, has_copies=True)
+    engine._speculator.gate = AlwaysCopy(0, max_batch=4, has_lookup=True)
     assert_same(run(engine, requests), run(make_engine(fixed_shapes=False, slots=4), requests))
     assert engine.statistics.accepted_tokens > 0
 
