@@ -88,6 +88,28 @@ def test_noise_depends_on_seed_and_position_only() -> None:
     np.testing.assert_array_equal(noise[1:2], NOISE.exponential(seeds[1:2], positions[1:2]))
 
 
+@pytest.mark.parametrize("vocab_size", [33, 1280, 50_000])
+def test_noise_made_ahead_is_the_noise_of_its_place(vocab_size: int) -> None:
+    """Steps forward as drafts hold, back as they fail, to other requests and to batches of many."""
+    walking, rng = NoiseSource(vocab_size), np.random.default_rng(0)
+    position, seed = 0, 1
+    for _ in range(60):
+        rows = int(rng.integers(1, 7))
+        seeds = np.full(rows, seed_key(seed))
+        if rng.random() < 0.2:
+            seeds[-1] = seed_key(seed + 1)
+        positions = np.arange(position, position + rows)
+        if rng.random() < 0.2:
+            positions = positions[::-1].copy()
+        fresh = [
+            NoiseSource(vocab_size).exponential(seeds[i : i + 1], positions[i : i + 1])
+            for i in range(rows)
+        ]
+        np.testing.assert_array_equal(walking.exponential(seeds, positions), np.concatenate(fresh))
+        position = max(0, position + int(rng.integers(-2, 9)))
+        seed += rng.random() < 0.1
+
+
 def test_noise_is_exponential_and_never_zero() -> None:
     noise = NoiseSource(1024).exponential(
         np.array([seed_key(seed) for seed in range(400)]), np.full(400, 3)
