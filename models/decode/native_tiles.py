@@ -1,7 +1,7 @@
 """Register tiles of matrix products, written as LLVM for this processor.
 
 Owns `accumulate`, a matrix product that adds to its result or overwrites it, on float32 memory. A
-tile keeps 1 to 6 rows by 16, 32 or 64 columns of the result in registers over the whole depth: 24
+tile keeps up to 6 rows by 16, 32 or 64 columns of the result in registers over the whole depth: 24
 sums, 4 vectors of weights and a factor of the 32 registers. Each element is one chain of fused
 multiply-adds over the depth in order, whatever tile it falls in: a row's result does not depend on
 the rows beside it. Needs numba; imported only where compiled decoding was asked for.
@@ -14,6 +14,7 @@ from typing import Any
 
 import numba
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -32,7 +33,8 @@ from models.decode.packed import LANES, PANEL
 
 __all__ = ["JIT", "accumulate"]
 
-_MOST_ROWS = 6
+# Of the 32 long registers of AVX-512; where registers are shorter and fewer, sums spill from more.
+_MOST_ROWS = 6 if get_host_cpu_features().get("avx512f") else 4
 _AHEAD_FLOATS = 512  # of a packed panel are asked for before they are read
 
 
@@ -140,7 +142,9 @@ def accumulate(x, x_step, w, w_step, y, y_step, rows, depth, columns, is_new):
         width = 64 if left >= 64 else 32 if left >= 32 else 16
         w_block, y_block, x_block, row = w + 4 * at, y + 4 * at, x, 0
         while row < rows:
-            blocks = (rows - row + 5) // 6
+            blocks = (
+                rows - row + _MOST_ROWS - 1
+            ) // _MOST_ROWS  # of even sizes: 7 rows are 4 and 3
             some = (rows - row + blocks - 1) // blocks
             if width == 64:
                 _tiles_64(some, x_block, x_step, w_block, w_step, y_block, y_step, depth, is_new)
