@@ -1,9 +1,9 @@
 """Whether to draft, and how, from measured gain.
 
 Owns `SpeculationGate`. Enters: what each decode-only step cost and gave. Leaves: the choice for the
-next step. Choices are numbers: 0 drafts nothing; without a lookup d drafts with d layers, with one
-1 drafts as the speculator sees fit. The choice to beat is plain decoding without a lookup; with one
-it is 1, which drafts only where that is expected to pay. Choices are compared in stretches of
+next step, a number. 0 drafts nothing. Without a lookup d drafts with d layers: the choices are tried
+by turns and the fastest is kept. With one 1 drafts as the speculator sees fit, which it does only
+where it expects that to pay: the gate watches whether it does. Choices are compared in stretches of
 steps, not step by step: a draft drives the trunk's weights out of the processor's caches, and the
 plain steps behind it pay for that. Batch sizes are measured apart.
 """
@@ -20,8 +20,11 @@ _FIRST_RECONSIDER_STEPS = 128  # until a stretch of plain steps while drafting; 
 _LAST_RECONSIDER_STEPS = 512
 _FIRST_PROBE_INTERVAL_STEPS = 1024
 _LAST_PROBE_INTERVAL_STEPS = 16_384  # choices that keep losing are tried ever less often
-_MIN_GAIN_RATIO = 1.05  # another choice must beat the first one by more than noise
-_HOPELESS_RATIO = 0.75  # of the first choice's rate: below it a probe ends early
+_FIRST_WATCHED_STEPS = 64  # of drafting, until the first plain stretch
+_WATCHED_STEPS = 512  # between plain stretches
+_FIRST_PAUSE_STEPS = 512  # grows fourfold up to the last probe interval
+_MIN_GAIN_RATIO = 1.05  # drafting must beat plain decoding by more than noise
+_HOPELESS_RATIO = 0.75  # of the plain rate: below it a choice is tried no further in a probe
 _PROBE_INTERVAL_GROWTH = 4
 _OUTLIER_RATIO = 3.0  # a step that took longer than so many medians was interrupted
 
@@ -32,13 +35,12 @@ class SpeculationGate:
     def __init__(self, max_depth: int, max_batch: int, *, has_lookup: bool = False) -> None:
         self.max_depth = max_depth
         self.max_batch = max_batch
-        self._base = int(has_lookup)
-        self._choices = 2 if has_lookup else max_depth + 1
+        self._has_lookup = has_lookup
         self.reset()
 
     def reset(self) -> None:
         """Forgets every measurement."""
-        self._courses: dict[int, _Course] = {}
+        self._courses: dict[int, _Trial | _Watch] = {}
         self.verified_at_depth = np.zeros(self.max_depth, dtype=np.int64)
         self.accepted_at_depth = np.zeros(self.max_depth, dtype=np.int64)
 
@@ -78,23 +80,46 @@ class SpeculationGate:
             )
         ]
 
-    def _course(self, batch: int) -> "_Course":
+    def _course(self, batch: int) -> "_Trial | _Watch":
         size = (batch - 1).bit_length()
         if size not in self._courses:
-            self._courses[size] = _Course(self._choices, self._base)
+            self._courses[size] = _Watch() if self._has_lookup else _Trial(self.max_depth + 1)
         return self._courses[size]
 
 
-class _Course:
-    """Measurements and probing schedule of one batch size."""
+class _Steps:
+    """The last steps of one choice."""
 
-    def __init__(self, choices: int, base: int) -> None:
-        self.best = base
-        self._base = base
-        self._choices = choices
-        self._steps: list[deque[tuple[float, float]]] = [
-            deque(maxlen=_WINDOW_STEPS) for _ in range(choices)
-        ]
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, float]] = deque(maxlen=_WINDOW_STEPS)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def add(self, seconds: float, tokens: float) -> None:
+        self._steps.append((seconds, tokens))
+
+    def clear(self) -> None:
+        self._steps.clear()
+
+    def rate(self, caution: float) -> float:
+        """Tokens a second; 0 when never tried. `caution` is the standard errors that are taken off
+        the tokens: a few lucky drafts are no gain yet.
+        """
+        if not self._steps:
+            return 0.0
+        seconds, tokens = np.array(self._steps).T
+        gained = tokens.mean() - caution * tokens.std() * len(tokens) ** -0.5
+        spent = np.minimum(seconds, _OUTLIER_RATIO * np.median(seconds)).mean()
+        return float(gained / spent)
+
+
+class _Trial:
+    """The choices of one batch size by turns, then the best of them, and again ever less often."""
+
+    def __init__(self, choices: int) -> None:
+        self.best = 0
+        self._steps = [_Steps() for _ in range(choices)]
         self._interval_steps = _FIRST_PROBE_INTERVAL_STEPS
         self._steps_until_probe = 0
         self._reconsider_steps = _FIRST_RECONSIDER_STEPS
@@ -120,7 +145,7 @@ class _Course:
         self._run_steps = self._run_steps + 1 if choice == self._last_choice else 1
         self._last_choice = choice
         if self._run_steps > _SETTLING_STEPS:
-            self._steps[choice].append((seconds, tokens))
+            self._steps[choice].add(seconds, tokens)
         if self._probed:
             self._stretch_steps_left -= 1
             if not self._stretch_steps_left:
@@ -132,21 +157,18 @@ class _Course:
             return
         self._steps_until_plain -= 1
         if self._steps_until_plain <= 0:
-            rates = self._rates(caution=0.0)
-            if rates[self.best] < rates[0]:
-                self.best = self._base if self.best != self._base else 0
+            if self._steps[self.best].rate(0.0) <= self._steps[0].rate(0.0):
+                self.best = 0
             self._wait_for_plain()
 
     def _start_probe(self) -> None:
-        others = [choice for choice in range(self._choices) if choice != self._base]
-        self._probed = [*others, self._base] * _PROBE_ROUNDS
+        self._probed = list(reversed(range(len(self._steps)))) * _PROBE_ROUNDS
         self._stretch_steps_left = _STRETCH_STEPS
 
     def _end_stretch(self) -> None:
         choice = self._probed.pop()
         self._stretch_steps_left = _STRETCH_STEPS
-        rates = self._rates(caution=0.0)
-        if rates[choice] < _HOPELESS_RATIO * rates[self._base]:
+        if self._steps[choice].rate(0.0) < _HOPELESS_RATIO * self._steps[0].rate(0.0):
             self._probed = [other for other in self._probed if other != choice]
         if not self._probed:
             self._decide()
@@ -155,26 +177,10 @@ class _Course:
         self._steps_until_plain = self._reconsider_steps
         self._reconsider_steps = min(2 * self._reconsider_steps, _LAST_RECONSIDER_STEPS)
 
-    def _rates(self, caution: float) -> list[float]:
-        """Tokens a second of each choice; 0 for one that was never tried. `caution` is the standard
-        errors that are taken off the tokens: a few lucky drafts are no gain yet.
-        """
-        rates = []
-        for steps in self._steps:
-            if not steps:
-                rates.append(0.0)
-                continue
-            seconds, tokens = np.array(steps).T
-            gained = tokens.mean() - caution * tokens.std() * len(tokens) ** -0.5
-            spent = np.minimum(seconds, _OUTLIER_RATIO * np.median(seconds)).mean()
-            rates.append(float(gained / spent))
-        return rates
-
     def _decide(self) -> None:
-        rates = self._rates(caution=1.0)
+        rates = [steps.rate(1.0) for steps in self._steps]
         winner = int(np.argmax(rates))
-        if rates[winner] <= _MIN_GAIN_RATIO * rates[self._base]:
-            winner = 0 if self.best == 0 and rates[0] > rates[self._base] else self._base
+        winner = winner if rates[winner] > _MIN_GAIN_RATIO * rates[0] else 0
         is_settled = winner == self.best
         self._interval_steps = (
             min(_PROBE_INTERVAL_GROWTH * self._interval_steps, _LAST_PROBE_INTERVAL_STEPS)
@@ -186,3 +192,54 @@ class _Course:
         self.best = winner
         self._steps_until_probe = self._interval_steps
         self._wait_for_plain()
+
+
+class _Watch:
+    """Drafting, against plain stretches; it pauses while it is surely slower."""
+
+    def __init__(self) -> None:
+        self.best = 1
+        self._plain, self._drafting = _Steps(), _Steps()
+        self._steps_left = _FIRST_WATCHED_STEPS  # until a plain stretch, or of a pause
+        self._stretch_steps_left = 0
+        self._pause_steps = _FIRST_PAUSE_STEPS
+
+    def next_choice(self) -> int:
+        """1, but in plain stretches and pauses."""
+        return 0 if self._stretch_steps_left else self.best
+
+    def idle_steps(self) -> int:
+        if self.best or self._stretch_steps_left:
+            return 0
+        self._steps_left -= _STRETCH_STEPS
+        return _STRETCH_STEPS
+
+    def record(self, choice: int, seconds: float, tokens: float) -> None:
+        if choice:
+            self._drafting.add(seconds, tokens)
+        elif self._stretch_steps_left <= _STRETCH_STEPS:
+            self._plain.add(seconds, tokens)
+        if self._stretch_steps_left:
+            self._stretch_steps_left -= 1
+            if not self._stretch_steps_left:
+                self._decide()
+            return
+        self._steps_left -= 1
+        if self._steps_left > 0:
+            return
+        if self.best:
+            self._stretch_steps_left = _SETTLING_STEPS + _STRETCH_STEPS
+        else:  # the pause is over
+            self.best = 1
+            self._drafting.clear()
+            self._steps_left = _FIRST_WATCHED_STEPS
+
+    def _decide(self) -> None:
+        if self._drafting.rate(-2.0) < self._plain.rate(0.0):
+            self.best = 0
+            self._steps_left = self._pause_steps
+            self._pause_steps = min(4 * self._pause_steps, _LAST_PROBE_INTERVAL_STEPS)
+        else:
+            self._steps_left = _WATCHED_STEPS
+            if self._drafting.rate(0.0) > self._plain.rate(0.0):
+                self._pause_steps = _FIRST_PAUSE_STEPS

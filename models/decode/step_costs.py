@@ -1,7 +1,8 @@
 """What a decode step costs by the drafts it verifies.
 
 Owns `StepCosts`. Enters: seconds of steps and how many drafts of the lookup they had. Leaves: the
-cost of a step with 0 to k of them, as multiples of one without. Each number of drafts has a mean of
+cost of a step with 0 to k of them, as multiples of one without, with a margin: drafts that just pay
+for themselves gain nothing and may lose. Each number of drafts has a mean of
 its own, which counts the more the more often it was measured, against a line through all of them: an
 offset, since other code may run than for one row, and a slope. Until measured, drafts look cheap, so
 that they are tried.
@@ -13,6 +14,7 @@ import numpy as np
 
 _FADING = 1 - 1 / 200  # of a measurement, each step of its kind after it
 _UNMEASURED_SLOPE_RATIO = 0.1  # of a plain step, a draft
+_DRAFT_MARGIN_RATIO = 1.05  # by which a step with drafts is taken to cost more than measured
 _LEAST_SLOPE_RATIO = 0.01
 _LINE_STEPS = 8.0  # measurements of a number of drafts that the line counts for
 _OUTLIER_RATIO = 2.0  # a step that took longer than so many times the expected was interrupted
@@ -79,5 +81,6 @@ class StepCosts:
         seconds_w = (line_w * _LINE_STEPS + means_w * weights_w) / (_LINE_STEPS + weights_w)
         seconds_w[0] = plain
         self._expected = seconds_w.tolist()
-        relative_w = np.maximum(seconds_w / plain, 1.0)
+        relative_w = np.maximum(_DRAFT_MARGIN_RATIO * seconds_w / plain, 1.0)
+        relative_w[0] = 1.0
         self.relative_w = np.where(self._is_barred_w, np.inf, relative_w).astype(np.float32)
