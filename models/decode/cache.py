@@ -23,6 +23,7 @@ class RouteTable:
         self.routes_SCLK = torch.zeros(
             slots, positions, spec.num_layers, spec.experts_per_token, dtype=torch.int16
         )
+        self.recorded_SCLK = self.routes_SCLK.numpy()  # the same memory
         self.positions = positions
         self._flat_routes = self.routes_SCLK.view(slots * positions, -1)
 

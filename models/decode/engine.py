@@ -355,7 +355,7 @@ class DecodeEngine:
         self._settled_slots_B = None
         request, prompt, end = running.request, running.prompt_tokens, int(slots.context_S[slot])
         offset, routed = int(slots.reported_S[slot]), int(slots.routed_S[slot])
-        routes = self._cache.routes_SCLK[slot, offset:routed].numpy().copy()
+        routes = self._cache.recorded_SCLK[slot, offset:routed].copy()
         if not request.return_routes:
             routes = routes[:0]
         else:

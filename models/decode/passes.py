@@ -74,7 +74,7 @@ class EagerPasses:
         self._table, self._cache, self._noise = table, cache, noise
         self._trunk, self._native = trunk, native
         self._policy = policy
-        self._routes_SCLK = cache.routes_SCLK.numpy()
+        self._recorded_SCLK = cache.recorded_SCLK
         self._first_position_S = np.zeros(len(table.context_S), dtype=np.int64)
 
     def load(self, weights: DecodeWeights) -> DecodeWeights:
@@ -123,7 +123,7 @@ class EagerPasses:
             slots_B,
             width,
             self._first_position_S if is_kept else table.routed_S,
-            self._routes_SCLK,
+            self._recorded_SCLK,
         )
         hidden_RD, logits_RV = native.last_rows(len(tokens_R))
         if is_limited:
