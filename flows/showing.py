@@ -221,7 +221,7 @@ def _rows(
             before=f"{speculation.plain_tokens_per_second:.0f}",
             after=f"{speculation.drafted_tokens_per_second:.0f}",
             note=f"{speculation.speed_up:.2f}x, {speculation.tokens_per_forward:.2f} tokens a forward, "
-            f"acceptance {speculation.acceptance:.0%}",
+            f"acceptance {speculation.acceptance:.0%}; with the lookup {speculation.lookup_speed_up:.2f}x",
         ),
         _hack_row(run),
     ]

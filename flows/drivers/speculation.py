@@ -1,10 +1,12 @@
-"""Child entry that measures drafting: the same prompts decoded plainly and with draft layers, one after the other, at batch 1.
+"""Child entry that measures drafting: the same prompts decoded plainly, with draft layers, and with drafts from the lookup beside
+them, one after the other, at batch 1.
 
-Leaves: acceptance a depth, tokens a forward pass, and the ratio of decode speeds of this very run. The answers of both ways are
-compared at temperature 0, where they must be the same tokens.
+Leaves: acceptance a depth, tokens a forward pass, and the ratios of decode speeds of this very run. The answers are compared at
+temperature 0, where they must be the same tokens. The lookup remembers the answers to the prompts before.
 """
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +25,16 @@ from models.rendering import Renderer
 
 
 def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult:
-    """Decodes every prompt both ways; EngineError when an answer differs."""
+    """Decodes every prompt in the three ways; EngineError when an answer differs."""
     configure_logging()
     checkpoint = load_checkpoint(Path(request.checkpoint_directory))
     renderer = Renderer.load(Path(request.checkpoint_directory))
     weights = prepare_weights(checkpoint.spec, checkpoint.weights, 0)
-    plain = DecodeEngine(checkpoint.spec, weights, EngineConfig(slots=1, share_prefixes=False))
-    drafted = DecodeEngine(
-        checkpoint.spec,
-        weights,
-        EngineConfig(slots=1, share_prefixes=False, speculation_depth=request.config.depth),
+    config = EngineConfig(slots=1, share_prefixes=False)
+    layers = replace(config, speculation_depth=request.config.depth)
+    lookup = replace(layers, lookup_tokens=request.config.lookup_tokens)
+    plain, drafted, looking = (
+        DecodeEngine(checkpoint.spec, weights, way) for way in (config, layers, lookup)
     )
     prompts = answer_prompts(Path(request.corpus_directory), request.config.prompts)
     for index, prompt in enumerate(prompts):
@@ -43,15 +45,21 @@ def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult
             "stop_token_ids": renderer.stop_token_ids,
             "temperature": 0.0,
         }
-        first = _generate(plain, GenerateRequest(request_id=f"plain{index}", **ask))
-        second = _generate(drafted, GenerateRequest(request_id=f"drafted{index}", **ask))
-        if first.token_ids != second.token_ids:
+        answers = [
+            _generate(engine, GenerateRequest(request_id=f"{index}", **ask)).token_ids
+            for engine in (plain, drafted, looking)
+        ]
+        if answers[1:] != [answers[0]] * 2:
             raise EngineError(
-                f"prompt {index}: drafted answer {second.token_ids} differs from the plain one {first.token_ids}"
+                f"prompt {index}: drafted answers {answers[1:]} differ from the plain one {answers[0]}"
             )
-        workspace.progress.update(index + 1, len(prompts), "decoding plainly and with drafts")
-    plain_rate = plain.statistics.decode_only_tokens / plain.statistics.decode_only_seconds
-    drafted_rate = drafted.statistics.decode_only_tokens / drafted.statistics.decode_only_seconds
+        workspace.progress.update(
+            index + 1, len(prompts), "decoding plainly, with draft layers, with the lookup"
+        )
+    plain_rate, drafted_rate, lookup_rate = (
+        engine.statistics.decode_only_tokens / engine.statistics.decode_only_seconds
+        for engine in (plain, drafted, looking)
+    )
     return SpeculationResult(
         acceptance=drafted.statistics.accepted_tokens / max(1, drafted.statistics.drafted_tokens),
         acceptance_by_depth=tuple(drafted.draft_acceptance()),
@@ -60,6 +68,7 @@ def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult
         plain_tokens_per_second=plain_rate,
         drafted_tokens_per_second=drafted_rate,
         speed_up=drafted_rate / plain_rate,
+        lookup_speed_up=lookup_rate / plain_rate,
         answers=len(prompts),
     )
 

@@ -10,6 +10,9 @@ class SpeculationConfig(BaseModel):
 
     prompts: int = Field(default=48, ge=1, description="answers decoded each way")
     depth: int = Field(default=2, ge=1, description="draft tokens a step, at most")
+    lookup_tokens: int = Field(
+        default=7, ge=0, description="drafts a step from the lookup, at most, the third way"
+    )
     max_new_tokens: int = Field(default=48, ge=1)
 
 
@@ -33,5 +36,6 @@ class SpeculationResult(BaseModel):
     tokens_per_forward: float
     plain_tokens_per_second: float
     drafted_tokens_per_second: float
-    speed_up: float = Field(description="drafted over plain, both of this run")
+    speed_up: float = Field(description="drafted by layers over plain, both of this run")
+    lookup_speed_up: float = Field(description="with the lookup beside the layers, over plain")
     answers: int
