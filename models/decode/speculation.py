@@ -57,6 +57,7 @@ class _Trials:
     """When draft layers are tried beside a lookup: in some steps at first, then now and again."""
 
     def __init__(self) -> None:
+        self.promised_rate = 0.0  # tokens a slot in the time of a plain step; 0: not known
         self._left, self._pause_steps = _TRIAL_STEPS, _STEPS_BETWEEN_TRIALS
 
     def is_due(self) -> bool:
@@ -126,6 +127,9 @@ class Speculator:
         if self._lookup_tokens and batch <= self.gate.max_batch:
             copied = drafted.width - 1 - drafted.layered
             self._costs_of(batch, drafted.layered).record(copied, seconds / batch)
+            if drafted.layered:
+                key = ((batch - 1).bit_length(), drafted.layered)
+                self._trials[key].promised_rate = self._layered_rate(batch, drafted.layered)
 
     def propose(
         self, weights: DecodeWeights, table: SlotTable, slots_B: np.ndarray
@@ -174,11 +178,13 @@ class Speculator:
         best, best_rate = 0, _MIN_GAIN_RATIO * rate
         for layers in range(1, self.gate.max_depth + 1):
             key = ((batch - 1).bit_length(), layers)
-            if not copied and self._trials.setdefault(key, _Trials()).is_due():
+            if key not in self._trials:
+                self._trials[key] = _Trials()
+            trials = self._trials[key]
+            if not copied and trials.is_due():
                 return layers
-            promised = self._layered_rate(batch, layers)
-            if promised > best_rate:
-                best, best_rate = layers, promised
+            if trials.promised_rate > best_rate:
+                best, best_rate = layers, trials.promised_rate
         return best
 
     def _count_miss(self, *, is_miss: bool) -> None:
