@@ -15,6 +15,7 @@ import numpy as np
 _STRETCH_STEPS = 8  # consecutive steps of one choice while it is tried
 _SETTLING_STEPS = 2  # first steps of a stretch, which pay for the choice before
 _PROBE_ROUNDS = 2  # stretches of each choice in a probe
+_IDLE_STEPS = 32  # that pass unmeasured once plain decoding is chosen
 _WINDOW_STEPS = 192  # measurements a choice that the gate looks back on
 _FIRST_RECONSIDER_STEPS = 128  # until a stretch of plain steps while drafting; doubles
 _LAST_RECONSIDER_STEPS = 512
@@ -52,7 +53,7 @@ class SpeculationGate:
         """How many plain steps may follow without being chosen or recorded: none while choices are
         compared. They count as steps.
         """
-        return self._course(batch).idle_steps() if batch <= self.max_batch else _STRETCH_STEPS
+        return self._course(batch).idle_steps() if batch <= self.max_batch else _IDLE_STEPS
 
     def record(self, batch: int, choice: int, seconds: float, tokens: int) -> None:
         """Adds one decode-only step."""
@@ -138,8 +139,8 @@ class _Trial:
     def idle_steps(self) -> int:
         if self._probed or self.best != 0:
             return 0
-        self._steps_until_probe -= _STRETCH_STEPS
-        return _STRETCH_STEPS
+        self._steps_until_probe -= _IDLE_STEPS
+        return _IDLE_STEPS
 
     def record(self, choice: int, seconds: float, tokens: float) -> None:
         self._run_steps = self._run_steps + 1 if choice == self._last_choice else 1
@@ -211,8 +212,8 @@ class _Watch:
     def idle_steps(self) -> int:
         if self.best or self._stretch_steps_left:
             return 0
-        self._steps_left -= _STRETCH_STEPS
-        return _STRETCH_STEPS
+        self._steps_left -= _IDLE_STEPS
+        return _IDLE_STEPS
 
     def record(self, choice: int, seconds: float, tokens: float) -> None:
         if choice:

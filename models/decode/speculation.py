@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _MISSES = 4  # steps in a row for which the lookup has nothing, after which it rests
 _LONGEST_REST_STEPS = 64
-_LEARNED_AT_REST = 4  # then one answer in so many is learned
+_LEARNED_AT_REST = 8  # then one answer in so many is learned
 
 __all__ = ["Drafted", "SpeculationGate", "Speculator", "draft_logits"]
 
@@ -118,7 +118,8 @@ class Speculator:
         found, one answer in some is enough to notice when that changes.
         """
         self._answers += 1
-        if self._lookup_tokens and (not self._rest_steps or self._answers % _LEARNED_AT_REST == 0):
+        is_resting = self._rest_steps > 0 or self._next_rest_steps == _LONGEST_REST_STEPS
+        if self._lookup_tokens and (not is_resting or self._answers % _LEARNED_AT_REST == 0):
             self.lookup.learn(tokens_T, start)
 
     def record(self, batch: int, drafted: Drafted, seconds: float, tokens: int) -> None:

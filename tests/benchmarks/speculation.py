@@ -40,7 +40,7 @@ _MEASURED_GROUPS, _SETTLING_GROUPS, _SETTLING_ATTEMPTS = 48, 64, 4
 _ROUND_REQUESTS = 4  # answered in one way, then in the other
 _TRIMMED_SHARE = 0.1  # of rounds at either end of their ratios, which something else disturbed
 _NOISE_TEMPERATURE = 4.0  # at which nothing that is sampled can be foreseen
-_REQUEST_TOKENS = 256  # sampled a request where no recorded turn says when to stop
+_REQUEST_TOKENS = 96  # sampled a request where no recorded turn says when to stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +221,8 @@ def make_cases(checkpoint: Path | None, rollouts: Path | None, is_quick: bool) -
     """The models asked for, and the first one with draft layers that know nothing."""
     loaded = None if checkpoint is None else load_checkpoint(checkpoint)
     spec = NANO if loaded is None else loaded.spec
-    settling = random_prompts(spec, 24 if is_quick else 64, seed=5)
-    measured = random_prompts(spec, 16 if is_quick else 48, seed=6)
+    settling = random_prompts(spec, 48 if is_quick else 160, seed=5)
+    measured = random_prompts(spec, 32 if is_quick else 160, seed=6)
     if loaded is None:
         cases = [
             Case(f"synthetic {noise:g}", spec, predictable_weights(noise), settling, measured)
