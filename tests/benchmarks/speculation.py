@@ -38,7 +38,7 @@ DEPTH = 2
 LOOKUP_TOKENS = 7
 _MEASURED_GROUPS, _SETTLING_GROUPS, _SETTLING_ATTEMPTS = 48, 64, 4
 _ROUND_REQUESTS = 4  # answered in one way, then in the other
-_TRIMMED_SHARE = 0.1  # of rounds at either end of their ratios, which something else disturbed
+_TRIMMED_SHARE = 0.25  # of rounds at either end of their ratios, which something else disturbed
 _NOISE_TEMPERATURE = 4.0  # at which nothing that is sampled can be foreseen
 _REQUEST_TOKENS = 96  # sampled a request where no recorded turn says when to stop
 
@@ -222,7 +222,7 @@ def make_cases(checkpoint: Path | None, rollouts: Path | None, is_quick: bool) -
     loaded = None if checkpoint is None else load_checkpoint(checkpoint)
     spec = NANO if loaded is None else loaded.spec
     settling = random_prompts(spec, 48 if is_quick else 160, seed=5)
-    measured = random_prompts(spec, 32 if is_quick else 160, seed=6)
+    measured = random_prompts(spec, 32 if is_quick else 320, seed=6)
     if loaded is None:
         cases = [
             Case(f"synthetic {noise:g}", spec, predictable_weights(noise), settling, measured)
