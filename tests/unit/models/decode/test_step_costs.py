@@ -31,7 +31,9 @@ def test_unmeasured_drafts_look_cheap_until_they_are_tried() -> None:
         costs.record(2, 1.9)
         costs.record(4, 2.9)
     assert costs.relative_w[2] == pytest.approx(MARGIN * 1.9, rel=0.03)
-    assert costs.relative_w[3] == pytest.approx(MARGIN * 2.4, rel=0.1)  # never measured: on the line
+    assert costs.relative_w[3] == pytest.approx(
+        MARGIN * 2.4, rel=0.1
+    )  # never measured: on the line
     assert costs.relative_w[4] == pytest.approx(MARGIN * 2.9, rel=0.03)
 
 
