@@ -23,9 +23,13 @@ class RouteTable:
         self.routes_SCLK = torch.zeros(
             slots, positions, spec.num_layers, spec.experts_per_token, dtype=torch.int16
         )
-        self.recorded_SCLK = self.routes_SCLK.numpy()  # the same memory
         self.positions = positions
         self._flat_routes = self.routes_SCLK.view(slots * positions, -1)
+
+    @property
+    def recorded_SCLK(self) -> np.ndarray:
+        """The same memory as numpy sees it; made when asked for, since a fake tensor has none."""
+        return self.routes_SCLK.numpy()
 
     def write_routes(
         self, slots_N: np.ndarray, positions_N: np.ndarray, routes_NLK: Tensor
