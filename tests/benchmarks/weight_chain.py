@@ -202,6 +202,7 @@ async def swap_pause(swaps: int) -> dict[str, float]:
         prompt = tuple(rng.integers(0, NANO.vocab_size, 64).tolist())
         return GenerateRequest(f"r{index}", f"s{index}", prompt, 400, (), seed=index)
 
+    await engine.generate(request(16))  # loads code that would stand among the gaps
     running = [asyncio.create_task(engine.generate(request(index))) for index in range(16)]
     watching = asyncio.create_task(watch())
     await asyncio.sleep(0.3)
