@@ -206,11 +206,5 @@ class LocalEngine:
 
 def configure_engine(decoding: DecodingConfig, **fields: Any) -> EngineConfig:
     """An engine's configuration from a recipe's; `fields` are the other ones of EngineConfig."""
-    said: dict[str, Any] = {
-        "native": decoding.native,
-        "device": decoding.device,
-        "precision": Precision(decoding.precision),
-        "lookup_tokens": decoding.lookup_tokens,
-        "lookup_entries": decoding.lookup_entries,
-    }
-    return EngineConfig(**said | fields)
+    said: dict[str, Any] = decoding.model_dump() | fields
+    return EngineConfig(**said | {"precision": Precision(said["precision"])})

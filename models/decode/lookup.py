@@ -12,7 +12,7 @@ followed and how often it did, in hashed tables of fixed size: a back-off model 
 to draft from earlier answers is SuffixDecoding's (Oliaro et al. 2024, arXiv 2411.04975); tables of
 geometric lengths with a vote in each entry are a branch predictor's (TAGE; Seznec and Michaud 2006).
 
-Shapes: B decoding slots, k tokens proposed at most, O orders (lengths of the tables), N entries of a
+Shapes: B decoding slots, O orders (lengths of the tables), N entries of a
 table, K kinds of guess.
 """
 
@@ -25,10 +25,9 @@ from models.decode.slots import SlotTable
 class Lookup:
     """The memory of one engine; `entries` a table, 0 copies from the context only."""
 
-    def __init__(self, num_tokens: int, entries: int) -> None:
+    def __init__(self, entries: int) -> None:
         if entries & (entries - 1):
             raise ValueError(f"lookup_entries={entries}, wanted 0 or a power of two")
-        self.num_tokens = num_tokens
         self._entries_ON4 = np.zeros((len(ORDERS), entries, 4), dtype=np.int32)
         self._held_K = np.full(KINDS, 1.0, dtype=np.float32)
         self._seen_K = np.full(KINDS, 2.0, dtype=np.float32)

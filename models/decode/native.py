@@ -1,4 +1,4 @@
-"""The door to compiled decoding: importing the rest loads numba, so that it happens only where asked.
+"""The door to compiled decoding: importing the trunk loads or compiles it, only where asked.
 
 Owns `load_native_trunk`, the one place that imports it, and `drop_stale_code`. Leaves: a
 `NativeTrunk`.

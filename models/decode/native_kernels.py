@@ -1,6 +1,7 @@
 """The pieces of a decode step as compiled loops over flat float32 arrays.
 
-Owns products with packed matrices, RMSNorm, rotation, attention of one row, choice of experts. The
+Owns products with packed matrices, RMSNorm, rotation, attention of neighbouring rows, choice of
+experts. The
 formulae are those of models/decode/forward.py; only the order of roundings differs. A row's numbers
 depend on its slot's history only, bit for bit, whatever else is in the batch. Arrays are flat, with
 the offset of what is meant; a packed matrix is panels of 64 columns (the last one narrower), each

@@ -1,8 +1,8 @@
 """One decode-only step as one compiled call: rows of the slot table in, samples out.
 
 Owns `run_decode_step`. Enters: the slot table's arrays, how many rows a slot. Leaves: a token and
-its log-probability a row that counts, logits and hidden states in the trunk's buffers; keys, values and routes
-are written to the cache. What it spares is Python between the pieces, a fifth of a step of nano.
+its log-probability a row that counts, logits and hidden states in the trunk's buffers; keys, values
+and routes are written to the cache. What it spares is Python between the pieces.
 
 Shapes: S slots, C positions, B decoding slots, m rows a slot, R = N = B * m rows, L layers, K
 experts a token.

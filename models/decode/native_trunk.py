@@ -1,10 +1,8 @@
 """One decode step of the whole trunk as one compiled function, in float32 on the CPU.
 
-Owns `run_trunk` and `NativeTrunk`, which holds
-its scratch memory. Enters: packed weights, the rows of a step, the slot cache (written in place).
-Leaves: hidden states, routes, logits. What eager torch spends on some 170 operations a step this
-spends on one call. Prompts are fed by the eager trunk; both use one cache. Needs numba (extra
-`cpu`).
+Owns `run_trunk` and `NativeTrunk`, which holds its scratch memory. Enters: packed weights, the rows
+of a step or of prompts, the slot cache (written in place). Leaves: hidden states, routes, logits.
+What eager torch spends on some 170 operations a step this spends on one call.
 
 Shapes: N rows, L layers, S slots, G key/value heads, H query heads, R query heads a group, d head
 width, C positions, D model width, E experts, K experts a token, F expert width, V vocabulary.

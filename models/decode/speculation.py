@@ -8,7 +8,8 @@ So speculation changes no token of any request, greedy or not: it is rejection s
 point-mass proposal. A draft layer sees the same noise, which makes it pick the same token more
 often than an independent draw.
 
-Shapes: S slots, B drafting slots, F slots of the pass before, m draft tokens plus one, V vocabulary, D model width.
+Shapes: S slots, B drafting slots, F slots of the pass before, m draft tokens plus one, V vocabulary,
+D model width.
 """
 
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from torch import Tensor
 from models.decode.config import EngineConfig
 from models.decode.forward import Trunk, add_product, linear
 from models.decode.gate import SpeculationGate
+from models.decode.lookup import Lookup
 from models.decode.sampling import NoiseSource
 from models.decode.slots import SlotTable
 from models.decode.step_costs import StepCosts
@@ -88,9 +90,7 @@ class Speculator:
         self._noise = noise
         self._lookup_tokens = config.lookup_tokens
         if has_lookup:
-            from models.decode.lookup import Lookup  # noqa: PLC0415 - loads numba
-
-            self.lookup = Lookup(config.lookup_tokens, config.lookup_entries)
+            self.lookup = Lookup(config.lookup_entries)
         # Steps of fixed shapes draft in the pass: nothing is copied behind such drafts, and each
         # number of drafts is a shape of its own, of which there should be few.
         self._is_drafted_in_pass = config.is_static

@@ -16,6 +16,7 @@ from models.decode.weights import prepare_weights
 from tests.fakes.tiny_model import TINY, random_weights
 
 WEIGHTS = prepare_weights(TINY, random_weights(TINY), 0)
+WIDE = TINY.model_copy(update={"head_dim": 16, "expert_hidden_size": 16})  # whole vectors
 FREE = np.ones(4, dtype=np.float32)  # costs of steps with 0 to 3 drafts: drafts cost nothing
 
 
@@ -55,40 +56,40 @@ def drafts_of(
     ],
 )
 def test_the_best_earlier_match_is_continued(context: tuple[int, ...], expected: list[int]) -> None:
-    assert drafts_of(table_of(context), Lookup(3, 0)) == [expected]
+    assert drafts_of(table_of(context), Lookup(0)) == [expected]
 
 
 @pytest.mark.parametrize("context", [(1,), (1, 2), (1, 2, 3, 4, 5, 6)])
 def test_where_nothing_matches_nothing_is_drafted(context: tuple[int, ...]) -> None:
-    assert drafts_of(table_of(context), Lookup(3, 256)) == [[]]
+    assert drafts_of(table_of(context), Lookup(256)) == [[]]
 
 
 def test_each_slot_copies_from_its_own_context_and_fills_up_with_its_last_token() -> None:
     table = table_of((1, 2, 3, 4, 1, 2), (5, 6, 7, 8, 5, 6), (1, 2, 3, 4, 5, 6))
-    assert drafts_of(table, Lookup(2, 0), FREE[:3]) == [[3, 4], [7, 8], [6, 6]]
+    assert drafts_of(table, Lookup(0), FREE[:3]) == [[3, 4], [7, 8], [6, 6]]
 
 
 def test_a_match_may_begin_in_the_drafts() -> None:
     table = table_of((1, 2, 7, 8, 9, 5, 1))
     table.tokens_SC[0, 7] = 2
-    assert drafts_of(table, Lookup(3, 0), drafted=1) == [[7, 8, 9]]
+    assert drafts_of(table, Lookup(0), drafted=1) == [[7, 8, 9]]
 
 
 def test_answers_are_remembered_for_other_contexts() -> None:
-    lookup = Lookup(3, 256)
+    lookup = Lookup(256)
     lookup.learn(np.array([9, 8, 1, 2, 3, 4, 5]), start=3)
     assert drafts_of(table_of((7, 1, 2)), lookup) == [[3, 4, 5]]
     assert drafts_of(table_of((7, 9, 8)), lookup) == [[]]  # the prompt's own tokens are not
 
 
 def test_without_entries_answers_are_forgotten() -> None:
-    lookup = Lookup(3, 0)
+    lookup = Lookup(0)
     lookup.learn(np.array([9, 8, 1, 2, 3, 4, 5]), start=3)
     assert drafts_of(table_of((7, 1, 2)), lookup) == [[]]
 
 
 def test_the_follower_seen_more_often_is_guessed() -> None:
-    lookup = Lookup(1, 256)
+    lookup = Lookup(256)
     for follower in (3, 4, 4, 4, 3, 4):
         lookup.learn(np.array([1, 2, follower]), start=2)
     assert drafts_of(table_of((7, 1, 2)), lookup, FREE[:2]) == [[4]]
@@ -99,7 +100,7 @@ def test_the_follower_seen_more_often_is_guessed() -> None:
 
 def test_guesses_that_fail_are_made_no_more() -> None:
     """Pairs that repeat, but are followed by something else each time."""
-    lookup, costs_w = Lookup(1, 256), np.array([1.0, 1.25], dtype=np.float32)
+    lookup, costs_w = Lookup(256), np.array([1.0, 1.25], dtype=np.float32)
     context = (1, 2, 3, 1, 2)
     assert drafts_of(table_of(context), lookup, costs_w) == [[3]]
     for follower in range(10, 40):
@@ -110,25 +111,25 @@ def test_guesses_that_fail_are_made_no_more() -> None:
 @pytest.mark.parametrize(("slope", "expected"), [(0.01, 3), (0.6, 0)])
 def test_as_many_are_drafted_as_pay(slope: float, expected: int) -> None:
     costs_w = (1 + slope * np.arange(4)).astype(np.float32)
-    drafts = drafts_of(table_of((1, 2, 3, 4, 5, 9, 1, 2)), Lookup(3, 256), costs_w)
+    drafts = drafts_of(table_of((1, 2, 3, 4, 5, 9, 1, 2)), Lookup(256), costs_w)
     assert len(drafts[0]) == expected
 
 
 def test_a_number_of_drafts_can_be_barred() -> None:
     costs_w = np.array([1, np.inf, np.inf, 1.1], dtype=np.float32)
-    assert len(drafts_of(table_of((1, 2, 3, 4, 5, 9, 1, 2)), Lookup(3, 256), costs_w)[0]) == 3
+    assert len(drafts_of(table_of((1, 2, 3, 4, 5, 9, 1, 2)), Lookup(256), costs_w)[0]) == 3
 
 
 def test_nothing_is_drafted_behind_a_stop_token_or_the_end_of_a_request() -> None:
     context = (1, 2, 3, 4, 5, 9, 1, 2)
-    assert drafts_of(table_of(context, stops=(3,)), Lookup(3, 256)) == [[3]]
-    assert drafts_of(table_of(context, room=2), Lookup(3, 256)) == [[3]]
-    assert drafts_of(table_of(context, room=1), Lookup(3, 256)) == [[]]
+    assert drafts_of(table_of(context, stops=(3,)), Lookup(256)) == [[3]]
+    assert drafts_of(table_of(context, room=2), Lookup(256)) == [[3]]
+    assert drafts_of(table_of(context, room=1), Lookup(256)) == [[]]
 
 
 def test_entries_are_a_power_of_two() -> None:
     with pytest.raises(ValueError, match="lookup_entries=100, wanted 0 or a power of two"):
-        Lookup(3, 100)
+        Lookup(100)
 
 
 @settings(max_examples=60, deadline=None)
@@ -142,7 +143,7 @@ def test_drafts_are_tokens_and_nothing_else_changes(
     answers: list[list[int]], entries: int, slots: int, drafted: int
 ) -> None:
     """Whatever was learned: contexts stay, drafts are tokens seen, no place behind them is written."""
-    lookup = Lookup(7, entries)
+    lookup = Lookup(entries)
     for answer in answers:
         lookup.learn(np.array(answer), start=len(answer) // 2)
     rng = np.random.default_rng(len(answers))
@@ -184,6 +185,41 @@ def test_drafts_change_no_token(temperature: float, depth: int) -> None:
         assert mine.stop_reason is theirs.stop_reason
         np.testing.assert_allclose(mine.logprobs_T, theirs.logprobs_T, atol=2e-5)
     assert sum(one.draft_tokens_accepted for one in generations.values()) > 0
+
+
+@pytest.mark.timeout(300)  # the first run on a machine compiles for 20 s of CPU
+def test_compiled_drafts_change_no_bit() -> None:
+    """Stop sequences, top-k and top-p among them: those rows are drawn again from the logits."""
+    weights = prepare_weights(WIDE, random_weights(WIDE), 0, native=True)
+    requests = [
+        GenerateRequest(
+            f"r{i}",
+            f"s{i}",
+            (i % 5 + 1, 3, 9, 4, 3, 9),
+            30 + i,
+            (30,),
+            (0.0, 0.5, 1.0)[i % 3],
+            0.9 if i % 4 == 1 else 1.0,
+            seed=i % 5,
+            top_k=4 if i % 4 == 2 else 0,
+            stop_sequences=((7, 8),) if i % 7 == 3 else (),
+        )
+        for i in range(30)
+    ]
+    plain = DecodeEngine(WIDE, weights, EngineConfig(slots=4, native=True))
+    config = EngineConfig(slots=4, native=True, lookup_tokens=4, speculation_depth=2)
+    copying = DecodeEngine(WIDE, weights, config)
+    assert copying._speculator is not None
+    copying._speculator.gate = AlwaysDraft(2, max_batch=4, has_lookup=True)
+    expected, generations = run(plain, requests), run(copying, requests)
+    for one in requests:
+        mine, theirs = generations[one.request_id], expected[one.request_id]
+        assert mine.token_ids == theirs.token_ids
+        assert mine.stop_reason is theirs.stop_reason
+        np.testing.assert_array_equal(mine.routed_experts, theirs.routed_experts)
+        if one.top_k == 0 and one.top_p == 1:  # the others are eager softmax over other rows
+            np.testing.assert_array_equal(mine.logprobs_T, theirs.logprobs_T)
+    assert sum(one.draft_tokens_accepted for one in generations.values()) > 50
 
 
 def test_speculation_can_be_switched_off_and_on() -> None:
