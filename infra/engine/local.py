@@ -207,4 +207,5 @@ class LocalEngine:
 def configure_engine(decoding: DecodingConfig, **fields: Any) -> EngineConfig:
     """An engine's configuration from a recipe's; `fields` are the other ones of EngineConfig."""
     said: dict[str, Any] = decoding.model_dump() | fields
-    return EngineConfig(**said | {"precision": Precision(said["precision"])})
+    said["precision"] = Precision(said["precision"])
+    return EngineConfig(**said)
