@@ -1,22 +1,22 @@
 """The search ablation as functions from a context and parents to artifacts.
 
-Owns what both arms share (problems, encoder, continued pretraining), what each arm does for itself
-under its own recipe NAME_with or NAME_without, and the comparison that is published. Flows call
-these. No arithmetic happens here.
+What both arms share (problems, encoder, continued pretraining), what each arm does for itself under
+its own recipe NAME_with or NAME_without, and the comparison that is published. Flows call these. No
+arithmetic happens here.
 """
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from flows import chain, search_chain
-from flows.child_task import run_stage
-from flows.recipe import load_recipe
-from flows.stage import StageContext
-from infra.artifacts import ArtifactRef
-from tasks.evaluation.locating import ArmComparison, LocatingRow, compare_arms
-from tasks.evaluation.run import EvaluationResult
-from tasks.records import Split
+from ostinato.flows import chain, search_chain
+from ostinato.flows.child_task import run_stage
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.stage import StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.tasks.evaluation.locating import ArmComparison, LocatingRow, compare_arms
+from ostinato.tasks.evaluation.run import EvaluationResult
+from ostinato.tasks.records import Split
 
 ARMS = ("with", "without")
 ROWS_FILE = "locating.json"
@@ -64,7 +64,7 @@ def evaluate_arm(
             }
         )
         request = plain.model_copy(update={"evaluation": evaluation})
-        name, entry = f"evaluation of {recipe.name}", "flows.drivers.evaluation:main"
+        name, entry = f"evaluation of {recipe.name}", "ostinato.flows.drivers.evaluation:main"
         result = run_stage(name, entry, request, EvaluationResult, directory)
         text = json.dumps([row.model_dump(mode="json") for row in result.locating])
         summary = {

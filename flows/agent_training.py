@@ -2,14 +2,14 @@
 
 from prefect import flow
 
-from flows import chain, realtime, showing
-from flows.continued_pretraining import continued_pretraining
-from flows.mtp_distillation import mtp_distillation
-from flows.problem_building import problem_building
-from flows.realtime_cycle import realtime_cycle
-from flows.recipe import load_recipe
-from flows.reinforcement import reinforcement
-from flows.stage import StageContext
+from ostinato.flows import chain, realtime, showing
+from ostinato.flows.continued_pretraining import continued_pretraining
+from ostinato.flows.mtp_distillation import mtp_distillation
+from ostinato.flows.problem_building import problem_building
+from ostinato.flows.realtime_cycle import realtime_cycle
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.reinforcement import reinforcement
+from ostinato.flows.stage import StageContext
 
 
 @flow(name="agent-training")

@@ -1,32 +1,32 @@
 """The stages of the chain as functions from a context and parents to artifacts.
 
-Owns what each stage is asked (its request), what identifies it, and what is published of it. Flows call these; each is built at
-most once (flows/stage.py). No arithmetic on tensors happens here and no stage knows another.
+Flows call these; each is built at most once (flows/stage.py). No arithmetic on tensors happens here
+and no stage knows another.
 """
 
 import json
 import time
 from pathlib import Path
 
-from flows.child_task import run_stage
-from flows.drivers.requests import (
+from ostinato.flows.child_task import run_stage
+from ostinato.flows.drivers.requests import (
     CheckpointEvaluationRequest,
     ReinforcementRequest,
     ReinforcementResult,
 )
-from flows.drivers.speculation_config import SpeculationRequest, SpeculationResult
-from flows.recipe import Recipe
-from flows.stage import StageContext
-from infra.artifacts import ArtifactRef
-from infra.errors import ConfigError
-from infra.objects import checksum_file
-from tasks.corpus.config import CorpusRequest, CorpusResult
-from tasks.evaluation.run import EvaluationRequest, EvaluationResult
-from tasks.mtp.config import MtpRequest, MtpResult
-from tasks.pretraining.config import PretrainingRequest, PretrainingResult
-from tasks.problems.config import ProblemsRequest, ProblemsResult
-from tasks.problems.set_config import YIELD_FILE, ProblemSetConfig, ProblemSetRequest
-from tasks.records import Scorecard, Split
+from ostinato.flows.drivers.speculation_config import SpeculationRequest, SpeculationResult
+from ostinato.flows.recipe import Recipe
+from ostinato.flows.stage import StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.objects import checksum_file
+from ostinato.tasks.corpus.config import CorpusRequest, CorpusResult
+from ostinato.tasks.evaluation.run import EvaluationRequest, EvaluationResult
+from ostinato.tasks.mtp.config import MtpRequest, MtpResult
+from ostinato.tasks.pretraining.config import PretrainingRequest, PretrainingResult
+from ostinato.tasks.problems.config import ProblemsRequest, ProblemsResult
+from ostinato.tasks.problems.set_config import YIELD_FILE, ProblemSetConfig, ProblemSetRequest
+from ostinato.tasks.records import Scorecard, Split
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
@@ -62,7 +62,7 @@ def build_problems(context: StageContext) -> ArtifactRef:
 
     def build(directory: Path) -> tuple[Path, dict]:
         result = run_stage(
-            "problems", "tasks.problems.run:main", request, ProblemsResult, directory
+            "problems", "ostinato.tasks.problems.run:main", request, ProblemsResult, directory
         )
         return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
 
@@ -78,7 +78,7 @@ def _build_problem_set(context: StageContext, config: ProblemSetConfig) -> Artif
 
     def build(directory: Path) -> tuple[Path, dict]:
         result = run_stage(
-            "problems", "tasks.problems.set_run:main", request, ProblemsResult, directory
+            "problems", "ostinato.tasks.problems.set_run:main", request, ProblemsResult, directory
         )
         made = Path(result.directory)
         return made, {
@@ -105,7 +105,9 @@ def build_corpus(
             search_directory=None if encoder is None else str(context.directory_of(encoder)),
             tokenizer_path=None if base is None else str(base / "tokenizer.json"),
         )
-        result = run_stage("corpus", "tasks.corpus.run:main", request, CorpusResult, directory)
+        result = run_stage(
+            "corpus", "ostinato.tasks.corpus.run:main", request, CorpusResult, directory
+        )
         published = directory / "published"
         _link_only(
             directory,
@@ -140,7 +142,11 @@ def pretrain(
             spec=recipe.model if base is None else None,
         )
         result = run_stage(
-            "pretraining", "tasks.pretraining.run:main", request, PretrainingResult, directory
+            "pretraining",
+            "ostinato.tasks.pretraining.run:main",
+            request,
+            PretrainingResult,
+            directory,
         )
         return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
 
@@ -160,7 +166,7 @@ def distil_draft_layers(
             corpus_directory=str(context.directory_of(corpus)),
             checkpoint_directory=str(context.directory_of(pretrained)),
         )
-        result = run_stage("mtp", "tasks.mtp.run:main", request, MtpResult, directory)
+        result = run_stage("mtp", "ostinato.tasks.mtp.run:main", request, MtpResult, directory)
         return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
 
     return context.ensure("drafted", context.recipe.mtp, (corpus, pretrained), build)
@@ -179,7 +185,11 @@ def measure_speculation(
             corpus_directory=str(context.directory_of(corpus)),
         )
         result = run_stage(
-            "speculation", "flows.drivers.speculation:main", request, SpeculationResult, directory
+            "speculation",
+            "ostinato.flows.drivers.speculation:main",
+            request,
+            SpeculationResult,
+            directory,
         )
         return one_file(directory, "speculation.json", result.model_dump_json()), {
             SUMMARY: result.model_dump(mode="json")
@@ -212,7 +222,7 @@ def reinforce(context: StageContext, problems: ArtifactRef, start: ArtifactRef) 
             decoding=recipe.decoding,
             **recipe.reinforcement.model_dump(),
         )
-        entry = "flows.drivers.reinforcement:main"
+        entry = "ostinato.flows.drivers.reinforcement:main"
         result = run_stage("reinforcement", entry, request, ReinforcementResult, directory)
         return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
 
@@ -229,7 +239,7 @@ def evaluate(
         request = evaluation_request(context, problems, checkpoint, split)
         name = f"evaluation of {checkpoint.kind}, {split.value}"
         result = run_stage(
-            name, "flows.drivers.evaluation:main", request, EvaluationResult, directory
+            name, "ostinato.flows.drivers.evaluation:main", request, EvaluationResult, directory
         )
         card = result.scorecard
         context.ledger.scorecards.add(

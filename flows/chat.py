@@ -1,10 +1,9 @@
 """`ostinato chat`: a terminal agent over any served checkpoint, with the harness that training uses.
 
-Owns the session: which model answers (a gateway, or a checkpoint loaded here), the conversation over
-several messages, what happens with the edits. Enters: a repository, a model, lines typed by a
-person. Leaves: edits the person agreed to, and feedback to the gateway about them. Tools run in a
-sandbox over a copy. Entry of a process of its own: `python -m flows.chat --repo PATH --gateway URL`;
-a checkpoint served in the same process is chat_local.py, so that a gateway's user need not load it.
+The session: which model answers (a gateway, or a checkpoint loaded here), the conversation over
+several messages, what happens with the edits. Tools run in a sandbox over a copy. Entry of a
+process of its own: `python -m ostinato.flows.chat --repo PATH --gateway URL`; a checkpoint served
+in the same process is chat_local.py, so that a gateway's user need not load it.
 """
 
 import asyncio
@@ -25,22 +24,22 @@ import httpx
 import typer
 from rich.console import Console
 
-from flows.chat_screen import ChatScreen
-from flows.chat_workplace import Workplace, open_workplace, recent_files
-from infra.errors import ConfigError, OstinatoError, boundary
-from infra.gateway.keys import FILE_NAME, local_tenants
-from infra.gateway.signals import Signal
-from infra.harness.catalogues import enabled_tools
-from infra.harness.config import AgentRequest, HarnessConfig, PromptFacts
-from infra.harness.conversation import Conversation, call_reader
-from infra.harness.full_file_tools import policy_of
-from infra.harness.loop import open_conversation, run_conversation
-from infra.harness.messages import MessageConversation
-from infra.harness.prompts import write_first_message, write_system_prompt
-from infra.harness.transcript import Transcript, TurnRecord
-from infra.settings import Settings, load_settings
-from models.decode.protocol import ModelClient, Priority
-from models.rendering import Renderer
+from ostinato.flows.chat_screen import ChatScreen
+from ostinato.flows.chat_workplace import Workplace, open_workplace, recent_files
+from ostinato.infra.agent.catalogues import enabled_tools
+from ostinato.infra.agent.config import AgentRequest, HarnessConfig, PromptFacts
+from ostinato.infra.agent.conversation import Conversation, call_reader
+from ostinato.infra.agent.full_file_tools import policy_of
+from ostinato.infra.agent.loop import open_conversation, run_conversation
+from ostinato.infra.agent.messages import MessageConversation
+from ostinato.infra.agent.prompts import write_first_message, write_system_prompt
+from ostinato.infra.agent.transcript import Transcript, TurnRecord
+from ostinato.infra.platform.errors import ConfigError, OstinatoError, boundary
+from ostinato.infra.platform.settings import Settings, load_settings
+from ostinato.infra.serving.gateway.keys import FILE_NAME, local_tenants
+from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.models.decode.protocol import ModelClient, Priority
+from ostinato.models.rendering import Renderer
 
 LOCAL_TENANT = "local"
 ANSWER_SECONDS = 600.0

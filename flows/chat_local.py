@@ -1,7 +1,8 @@
 """`ostinato chat` over a checkpoint that is loaded into the chat's own process.
 
-Owns `load_local`: which checkpoint is meant, its engine, and the harness of its recipe. Entry of a
-process: `python -m flows.chat_local --repo PATH [--checkpoint REF]`. The chat itself is chat.py.
+`load_local`: which checkpoint is meant, its engine, and the harness of its recipe. Entry of a
+process: `python -m ostinato.flows.chat_local --repo PATH [--checkpoint REF]`. The chat itself is
+chat.py.
 """
 
 import contextlib
@@ -10,15 +11,15 @@ from pathlib import Path
 
 import typer
 
-from flows import realtime
-from flows.chat import ServedModel, build_command
-from flows.recipe import load_recipe
-from flows.stage import StageContext
-from infra.engine.local import LocalEngine
-from infra.errors import StorageError, boundary
-from models.checkpoint import load_checkpoint
-from models.decode.engine import CachePolicy, EngineConfig
-from models.rendering import Renderer
+from ostinato.flows import realtime
+from ostinato.flows.chat import ServedModel, build_command
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.stage import StageContext
+from ostinato.infra.platform.errors import StorageError, boundary
+from ostinato.infra.serving.engine.local import LocalEngine
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.decode.engine import CachePolicy, EngineConfig
+from ostinato.models.rendering import Renderer
 
 
 @contextlib.asynccontextmanager

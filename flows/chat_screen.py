@@ -1,14 +1,19 @@
 """What a person sees of `ostinato chat`: calls with their outcome, diffs, questions.
 
-Owns the look, on a rich console. Enters: turns as they complete, diffs, how an attempt ended.
-Leaves: lines on the terminal and what the person typed. It decides nothing.
+It decides nothing.
 """
 
 from rich.console import Console
 from rich.syntax import Syntax
 from rich.text import Text
 
-from infra.harness.transcript import CallStatus, EndReason, ToolCallRecord, Transcript, TurnRecord
+from ostinato.infra.agent.transcript import (
+    CallStatus,
+    EndReason,
+    ToolCallRecord,
+    Transcript,
+    TurnRecord,
+)
 
 MAX_RESULT_LINES = 8
 MAX_LINE_CHARACTERS = 110

@@ -1,8 +1,8 @@
 """Where `ostinato chat` works: a sandbox over a copy of the user's repository.
 
-Owns the copy (tracked and untracked files, nothing ignored), the guess of what is code and what is
-tests, and bringing edits back: only what the agent changed, only where the user's file is still what
-was copied. It asks nobody; the decision to write comes from outside.
+The copy (tracked and untracked files, nothing ignored), the guess of what is code and what is
+tests, and bringing edits back: only what the agent changed, only where the user's file is still
+what was copied. It asks nobody; the decision to write comes from outside.
 """
 
 import contextlib
@@ -16,12 +16,12 @@ from pathlib import Path, PurePosixPath
 
 import pathspec
 
-from infra.errors import ConfigError
-from infra.harness.config import RecentFile
-from infra.harness.environment import AgentEnvironment
-from infra.harness.test_runner import make_test_runner
-from infra.sandbox.environment import RepositoryEnvironment
-from infra.sandbox.repository import PreparedRepository
+from ostinato.infra.agent.config import RecentFile
+from ostinato.infra.agent.environment import AgentEnvironment
+from ostinato.infra.agent.test_runner import make_test_runner
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.sandbox.environment import RepositoryEnvironment
+from ostinato.infra.sandbox.repository import PreparedRepository
 
 MAX_FILES = 20_000
 MAX_FILE_BYTES = 4 << 20

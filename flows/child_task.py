@@ -1,7 +1,7 @@
-"""The one Prefect task of the project: run a stage's entry in a supervised child and show how far it is.
+"""The one Prefect task of the project: runs a stage's entry in a supervised child, shows progress.
 
-Owns the Prefect side of a stage: retries of transient errors, persisted JSON result, progress artifact. Enters: an entry, a
-request, a directory. Leaves: the stage's result. What makes a stage resume is infra/cluster/child.py, not Prefect's cache.
+The Prefect side of a stage: retries of transient errors, persisted JSON result, progress artifact.
+What makes a stage resume is infra/platform/cluster/child.py, not Prefect's cache.
 """
 
 import re
@@ -16,10 +16,10 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task, exponential_backoff
 from pydantic import BaseModel
 
-from infra.cluster.child import run_child
-from infra.cluster.workspace import Progress
-from infra.errors import is_retryable
-from infra.telemetry.progress_bar import StageBar
+from ostinato.infra.platform.cluster.child import run_child
+from ostinato.infra.platform.cluster.workspace import Progress
+from ostinato.infra.platform.errors import is_retryable
+from ostinato.infra.platform.telemetry.progress_bar import StageBar
 
 Result = TypeVar("Result", bound=BaseModel)
 

@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flows import local_prefect, status_report
-from flows.doctor import run_checks
-from infra.errors import OstinatoError
-from infra.settings import load_settings
+from ostinato.flows import local_prefect, status_report
+from ostinato.flows.doctor import run_checks
+from ostinato.infra.platform.errors import OstinatoError
+from ostinato.infra.platform.settings import load_settings
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 RecipeOption = Annotated[
@@ -78,7 +78,7 @@ def chat(context: typer.Context) -> None:
     # a process of its own: the other commands need not wait for torch to load
     # libraries say on a person's terminal what they lack (Megatron) and count (Prefect)
     is_remote = any(argument.startswith(("--gateway", "--help")) for argument in context.args)
-    module = "flows.chat" if is_remote else "flows.chat_local"
+    module = "ostinato.flows.chat" if is_remote else "ostinato.flows.chat_local"
     command = [sys.executable, "-W", "ignore::UserWarning", "-m", module, *context.args]
     os.execve(sys.executable, command, {**os.environ, "DO_NOT_TRACK": "1"})
 
@@ -102,7 +102,7 @@ def _run_flow(flow: str, recipe: str, seed: int | None) -> None:
     with local_prefect.server(settings, Console(stderr=True)) as environment:
         arguments = ["--recipe", recipe] + ([] if seed is None else ["--seed", str(seed)])
         process = subprocess.run(
-            [sys.executable, "-m", "flows.run_flow", flow, *arguments],
+            [sys.executable, "-m", "ostinato.flows.run_flow", flow, *arguments],
             env={**os.environ, **environment},
             check=False,
         )

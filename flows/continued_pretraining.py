@@ -2,11 +2,11 @@
 
 from prefect import flow
 
-from flows import chain, showing
-from flows.problem_building import problem_building
-from flows.recipe import load_recipe
-from flows.stage import StageContext
-from infra.artifacts import ArtifactRef
+from ostinato.flows import chain, showing
+from ostinato.flows.problem_building import problem_building
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.stage import StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
 
 
 @flow(name="continued-pretraining")

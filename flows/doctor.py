@@ -1,8 +1,6 @@
 """What `ostinato doctor` looks at: each check says ok, or why not and how to mend it.
 
-Owns the checks of this machine. Enters: settings. Leaves: a list of `Check`, always complete: a
-check that fails does not stop the next. Heavy imports run in a child, so that a broken library
-cannot end the doctor. It mends nothing.
+Heavy imports run in a child, so that a broken library cannot end the doctor. It mends nothing.
 """
 
 import importlib.metadata
@@ -16,16 +14,16 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
-from infra.errors import ConfigError, OstinatoError
-from infra.ledger import open_ledger
-from infra.objects import open_object_store
-from infra.sandbox.box import find_bubblewrap
-from infra.settings import Settings
+from ostinato.infra.platform.errors import ConfigError, OstinatoError
+from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.objects import open_object_store
+from ostinato.infra.platform.settings import Settings
+from ostinato.infra.sandbox.box import find_bubblewrap
 
 _PYTHON_WANTED = ((3, 11), (3, 13))
 _RAY_MEMORY_BYTES = 2 * 2**30
 _IMPORT_LIMIT_SECONDS = 180
-_OWN_PROGRAMS = ("-m prefect server", "-m flows.drivers.gateway")
+_OWN_PROGRAMS = ("-m prefect server", "-m ostinato.flows.drivers.gateway")
 _REINSTALL = "run `make setup` again"
 
 _TORCH_PROGRAM = """
@@ -36,15 +34,15 @@ print(f"torch {torch.__version__} on {name}")
 """
 _MEGATRON_PROGRAM = """
 import megatron.core
-import models.cpu
+import ostinato.models.cpu
 from megatron.core.models.gpt import GPTModel
 models.cpu.prepare_cpu()
 print(f"megatron-core {megatron.core.__version__}, {GPTModel.__name__} can be imported")
 """
 _RAY_PROGRAM = """
 import sys
-from infra.cluster.actors import get_or_create_actor, wait_for
-from infra.cluster.ray_start import start_ray, stop_ray
+from ostinato.infra.platform.cluster.actors import get_or_create_actor, wait_for
+from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
 class Probe:
     def answer(self):
         return 42

@@ -1,7 +1,6 @@
 """Prefect on this machine: a server for one run, or server, worker, deployments and gateway together.
 
-Owns the settings every local Prefect process shares and the start-up order. Leaves: running services, URLs on the
-console. It defines no flow.
+It defines no flow.
 """
 
 import contextlib
@@ -14,9 +13,15 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
-from infra.cluster.services import Service, ServiceGroup, answers, find_free_port, require_free_port
-from infra.errors import ClusterError
-from infra.settings import Settings
+from ostinato.infra.platform.cluster.services import (
+    Service,
+    ServiceGroup,
+    answers,
+    find_free_port,
+    require_free_port,
+)
+from ostinato.infra.platform.errors import ClusterError
+from ostinato.infra.platform.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 WORK_POOL = "ostinato"
@@ -107,7 +112,13 @@ def up(settings: Settings, recipe: str, console: Console) -> None:
         services.start(
             Service(
                 name="gateway",
-                command=[sys.executable, "-m", "flows.drivers.gateway", "--recipe", recipe],
+                command=[
+                    sys.executable,
+                    "-m",
+                    "ostinato.flows.drivers.gateway",
+                    "--recipe",
+                    recipe,
+                ],
                 log_path=settings.home / "logs" / "gateway.log",
                 environment=environment,
                 is_ready=lambda: answers(f"http://127.0.0.1:{settings.gateway_port}/healthz"),

@@ -2,10 +2,10 @@
 
 from prefect import flow
 
-from flows import chain, showing
-from flows.recipe import load_recipe
-from flows.stage import StageContext
-from infra.artifacts import ArtifactRef
+from ostinato.flows import chain, showing
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.stage import StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
 
 
 @flow(name="problem-building")

@@ -1,7 +1,7 @@
 """One real-time cycle as steps from a context to a promotion: collect, distil, train, evaluate, ship.
 
-Owns the cycle's row in the ledger and its window of interactions; a killed cycle is the open one and goes on from what it has.
-The flow in flows/realtime_cycle.py only orders these.
+The cycle's row in the ledger and its window of interactions; a killed cycle is the open one and
+goes on from what it has. The flow in flows/realtime_cycle.py only orders these.
 """
 
 import time
@@ -10,21 +10,21 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows import chain
-from flows.child_task import run_stage
-from flows.drivers.cycle_training import CycleTrainingRequest, CycleTrainingResult
-from flows.drivers.serving import ServedModel
-from flows.drivers.traffic import TrafficRequest
-from flows.stage import StageContext
-from infra.artifacts import ArtifactRef
-from infra.errors import ConfigError
-from infra.ledger.rows import CycleRow
-from tasks.evaluation.gates import gate_candidate
-from tasks.evaluation.statistics import solve_rates
-from tasks.feedback.collect import choose_watermark
-from tasks.feedback.simulated_users import SimulatedUsersReport
-from tasks.promotion.champion import PromotionDesk, PromotionReport
-from tasks.records import GateDecision, Scorecard, Split
+from ostinato.flows import chain
+from ostinato.flows.child_task import run_stage
+from ostinato.flows.drivers.cycle_training import CycleTrainingRequest, CycleTrainingResult
+from ostinato.flows.drivers.serving import ServedModel
+from ostinato.flows.drivers.traffic import TrafficRequest
+from ostinato.flows.stage import StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.ledger.rows import CycleRow
+from ostinato.tasks.evaluation.gates import gate_candidate
+from ostinato.tasks.evaluation.statistics import solve_rates
+from ostinato.tasks.feedback.collect import choose_watermark
+from ostinato.tasks.feedback.simulated_users import SimulatedUsersReport
+from ostinato.tasks.promotion.champion import PromotionDesk, PromotionReport
+from ostinato.tasks.records import GateDecision, Scorecard, Split
 
 
 class CycleReport(BaseModel):
@@ -132,7 +132,11 @@ def serve_simulated_users(
     )
     directory = context.run_directory("traffic", f"{number:06d}-{served.fingerprint}")
     return run_stage(
-        "simulated users", "flows.drivers.traffic:main", request, SimulatedUsersReport, directory
+        "simulated users",
+        "ostinato.flows.drivers.traffic:main",
+        request,
+        SimulatedUsersReport,
+        directory,
     )
 
 
@@ -168,7 +172,7 @@ def train_candidate(
     )
 
     def build(directory: Path) -> tuple[Path, dict]:
-        entry = "flows.drivers.cycle_training:main"
+        entry = "ostinato.flows.drivers.cycle_training:main"
         result = run_stage("cycle training", entry, request, CycleTrainingResult, directory)
         return Path(result.checkpoint_directory), {chain.SUMMARY: result.model_dump(mode="json")}
 

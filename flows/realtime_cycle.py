@@ -4,13 +4,13 @@ import time
 
 from prefect import flow
 
-from flows import chain, realtime, showing
-from flows.problem_building import problem_building
-from flows.recipe import load_recipe
-from flows.reinforcement import reinforcement
-from flows.stage import StageContext
-from infra.artifacts import ArtifactRef
-from tasks.records import Split
+from ostinato.flows import chain, realtime, showing
+from ostinato.flows.problem_building import problem_building
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.reinforcement import reinforcement
+from ostinato.flows.stage import StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.tasks.records import Split
 
 
 @flow(name="realtime-cycle")

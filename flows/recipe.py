@@ -1,7 +1,8 @@
 """The recipe of a run: sparse TOML in, one frozen and complete record out.
 
-Owns `Recipe` and `load_recipe`. What stands in a recipe is identity; where it runs stands in infra/settings.py. Torch is
-never imported: deployments and workers load this. Errors name the key, the value seen and what is wanted.
+What stands in a recipe is identity; where it runs stands in infra/platform/settings.py. Torch is
+never imported: deployments and workers load this. Errors name the key, the value seen and what is
+wanted.
 """
 
 import difflib
@@ -12,23 +13,23 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from flows.drivers.speculation_config import SpeculationConfig
-from infra.engine.decoding import DecodingConfig
-from infra.errors import ConfigError
-from infra.harness.config import HarnessConfig
-from models.spec import ModelSpec
-from tasks.corpus.config import CorpusConfig
-from tasks.evaluation.config import EvaluationConfig, GateConfig
-from tasks.feedback.config import FeedbackConfig, SimulatedUsersConfig
-from tasks.grading.config import GradingConfig
-from tasks.learning.config import LearningConfig
-from tasks.mtp.config import MtpConfig
-from tasks.pretraining.config import PretrainingConfig
-from tasks.problems.config import ProblemsConfig
-from tasks.problems.set_config import ProblemSetConfig
-from tasks.promotion.config import PromotionConfig
-from tasks.retrieval.config import RetrievalConfig
-from tasks.rollout.config import RolloutConfig
+from ostinato.flows.drivers.speculation_config import SpeculationConfig
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.serving.engine.decoding import DecodingConfig
+from ostinato.models.spec import ModelSpec
+from ostinato.tasks.corpus.config import CorpusConfig
+from ostinato.tasks.evaluation.config import EvaluationConfig, GateConfig
+from ostinato.tasks.feedback.config import FeedbackConfig, SimulatedUsersConfig
+from ostinato.tasks.grading.config import GradingConfig
+from ostinato.tasks.learning.config import LearningConfig
+from ostinato.tasks.mtp.config import MtpConfig
+from ostinato.tasks.pretraining.config import PretrainingConfig
+from ostinato.tasks.problems.config import ProblemsConfig
+from ostinato.tasks.problems.set_config import ProblemSetConfig
+from ostinato.tasks.promotion.config import PromotionConfig
+from ostinato.tasks.retrieval.config import RetrievalConfig
+from ostinato.tasks.rollout.config import RolloutConfig
 
 RECIPES = Path(__file__).parent / "recipes"
 SEEDED_SECTIONS = (

@@ -1,7 +1,6 @@
 """The report of a run: one table for the console and the Prefect UI, one HTML page with plots.
 
-Owns presentation only. Enters: rows and curves that stages measured. Leaves: an HTML file, a markdown table. Every
-figure in it was measured in the run it describes.
+Every figure in it was measured in the run it describes.
 """
 
 import base64
@@ -83,7 +82,7 @@ def write_html(
 ) -> Path:
     """Writes one self-contained page; returns its path."""
     templates = Environment(
-        loader=PackageLoader("flows", "templates"), autoescape=select_autoescape()
+        loader=PackageLoader("ostinato.flows", "templates"), autoescape=select_autoescape()
     )
     images = [base64.b64encode(plot_png(curve)).decode() for curve in curves]
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Runs one flow by name in this process: `python -m flows.run_flow NAME --recipe nano`. Exit code 2 on a known error."""
+"""Runs one flow by name in this process: `python -m ostinato.flows.run_flow NAME --recipe nano`. Exit code 2 on a known error."""
 
 import argparse
 import importlib
@@ -6,20 +6,20 @@ import sys
 
 from rich.console import Console
 
-from flows.recipe import load_recipe
-from infra.errors import OstinatoError
-from infra.telemetry import configure_logging
+from ostinato.flows.recipe import load_recipe
+from ostinato.infra.platform.errors import OstinatoError
+from ostinato.infra.platform.telemetry import configure_logging
 
 
 def main(arguments: list[str]) -> int:
     """Parses, loads the recipe, calls the flow of the same name as its module."""
-    parser = argparse.ArgumentParser(prog="flows.run_flow")
+    parser = argparse.ArgumentParser(prog="ostinato.flows.run_flow")
     parser.add_argument("flow")
     parser.add_argument("--recipe", default="nano")
     parser.add_argument("--seed", type=int)
     options = parser.parse_args(arguments)
     configure_logging()
-    module = importlib.import_module(f"flows.{options.flow}")
+    module = importlib.import_module(f"ostinato.flows.{options.flow}")
     console = Console(stderr=True)
     try:
         load_recipe(

@@ -1,17 +1,17 @@
 """The stages of search training as functions from a context and parents to artifacts.
 
-Owns what each is asked, what identifies it and what is published: traces of finished runs, and the
+What each is asked, what identifies it and what is published: traces of finished runs, and the
 encoder trained on code and on them. Flows call these; no stage knows another.
 """
 
 from pathlib import Path
 
-from flows.chain import SUMMARY, summary_of
-from flows.child_task import run_stage
-from flows.stage import StageContext
-from infra.artifacts import ArtifactRef
-from infra.ledger.rows import JournalState
-from tasks.retrieval.config import (
+from ostinato.flows.chain import SUMMARY, summary_of
+from ostinato.flows.child_task import run_stage
+from ostinato.flows.stage import StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.ledger.rows import JournalState
+from ostinato.tasks.retrieval.config import (
     RetrievalRequest,
     RetrievalResult,
     TraceRequest,
@@ -40,7 +40,7 @@ def collect_traces(
         request = TraceRequest(
             run_ids=run_ids, problems_directory=str(context.directory_of(problems))
         )
-        entry = "flows.drivers.search_traces:main"
+        entry = "ostinato.flows.drivers.search_traces:main"
         result = run_stage("search traces", entry, request, TraceResult, directory)
         return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
 
@@ -63,7 +63,7 @@ def train_encoder(
             problems_directory=directories[0],
             traces_directory=directories[1],
         )
-        entry = "tasks.retrieval.run:main"
+        entry = "ostinato.tasks.retrieval.run:main"
         result = run_stage("retrieval", entry, request, RetrievalResult, directory)
         return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
 

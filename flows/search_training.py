@@ -3,12 +3,12 @@
 from prefect import flow
 from prefect.artifacts import create_table_artifact
 
-from flows import search_chain
-from flows.problem_building import problem_building
-from flows.recipe import load_recipe
-from flows.stage import StageContext
-from infra.artifacts import ArtifactRef
-from tasks.retrieval.config import RankingScores
+from ostinato.flows import search_chain
+from ostinato.flows.problem_building import problem_building
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.stage import StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.tasks.retrieval.config import RankingScores
 
 
 @flow(name="search-training")

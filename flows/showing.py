@@ -1,7 +1,6 @@
 """What people see of a run: Prefect artifacts at each stage, and the report at its end.
 
-Owns the choice of figures. Enters: summaries and curves that stages measured. Leaves: tables in the Prefect UI, one table on the
-console, one HTML page. It computes no result.
+It computes no result.
 """
 
 import sys
@@ -11,19 +10,19 @@ from pathlib import Path
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from rich.console import Console
 
-from flows import chain, report
-from flows.drivers.requests import ReinforcementResult
-from flows.drivers.speculation_config import SpeculationResult
-from flows.realtime import CycleReport
-from flows.stage import StageContext
-from infra.artifacts import ArtifactRef
-from infra.telemetry import read_metrics
-from tasks.corpus.config import CorpusResult
-from tasks.evaluation.locating import ArmComparison
-from tasks.mtp.config import MtpResult
-from tasks.pretraining.config import PretrainingResult
-from tasks.problems.config import ProblemsResult
-from tasks.records import GateDecision, Metric, Scorecard, Split
+from ostinato.flows import chain, report
+from ostinato.flows.drivers.requests import ReinforcementResult
+from ostinato.flows.drivers.speculation_config import SpeculationResult
+from ostinato.flows.realtime import CycleReport
+from ostinato.flows.stage import StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.telemetry import read_metrics
+from ostinato.tasks.corpus.config import CorpusResult
+from ostinato.tasks.evaluation.locating import ArmComparison
+from ostinato.tasks.mtp.config import MtpResult
+from ostinato.tasks.pretraining.config import PretrainingResult
+from ostinato.tasks.problems.config import ProblemsResult
+from ostinato.tasks.records import GateDecision, Metric, Scorecard, Split
 
 TRANSCRIPTS_PHASE = "transcripts"  # fine-tuning; phases of other names are continued pretraining
 

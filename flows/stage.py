@@ -1,7 +1,8 @@
 """One stage of the chain: look it up by identity, else run it and publish what it made.
 
-Owns `StageContext`, which binds a recipe to this machine's settings, object store, ledger and artifacts, and `ensure`,
-the single rule of resumption: an artifact with the same fingerprint is never built twice. It computes nothing itself.
+`StageContext`, which binds a recipe to this machine's settings, object store, ledger and artifacts,
+and `ensure`, the single rule of resumption: an artifact with the same fingerprint is never built
+twice. It computes nothing itself.
 """
 
 import logging
@@ -11,11 +12,11 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from flows.recipe import Recipe
-from infra.artifacts import ArtifactRef, Artifacts, fingerprint
-from infra.ledger import Ledger
-from infra.objects import ObjectStore
-from infra.settings import Settings, load_settings
+from ostinato.flows.recipe import Recipe
+from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, fingerprint
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.settings import Settings, load_settings
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,16 @@ import json
 import time
 from pathlib import Path
 
-from infra.cluster.processes import is_alive
-from infra.cluster.workspace import PROCESS, PROGRESS, RESULT, ProcessMark, Progress, read_record
-from infra.settings import Settings
+from ostinato.infra.platform.cluster.processes import is_alive
+from ostinato.infra.platform.cluster.workspace import (
+    PROCESS,
+    PROGRESS,
+    RESULT,
+    ProcessMark,
+    Progress,
+    read_record,
+)
+from ostinato.infra.platform.settings import Settings
 
 
 def collect(settings: Settings) -> list[tuple[str, str, str, str, str, str]]:

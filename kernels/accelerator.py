@@ -1,6 +1,6 @@
 """Loads the GPU kernels where there is a GPU.
 
-Owns the one guarded import of Triton. A process that sees no CUDA device never loads it.
+A process that sees no CUDA device never loads it.
 """
 
 import importlib
@@ -12,5 +12,5 @@ def load_gpu_kernels() -> bool:
     """Gives every operation its CUDA path; returns whether there is a device to run it."""
     if not torch.cuda.is_available():
         return False
-    importlib.import_module("kernels.triton_backend")
+    importlib.import_module("ostinato.kernels.triton_backend")
     return True

@@ -1,7 +1,7 @@
 """Which library multiplies fp32 matrices on this CPU.
 
-Owns one process-wide choice. torch multiplies fp32 through MKL, which on AMD does not use AVX-512:
-90 GFLOP/s a core where oneDNN reaches 200 with the same error. torch offers oneDNN's products only
+One process-wide choice. torch multiplies fp32 through MKL, which on AMD does not use AVX-512: 90
+GFLOP/s a core where oneDNN reaches 200 with the same error. torch offers oneDNN's products only
 under the name "medium" precision, which on CPUs with AMX does round to bf16. So the choice is made
 by measuring the error, never by the CPU's name, and it does not depend on how fast the machine
 happens to be at that moment.

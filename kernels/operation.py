@@ -1,9 +1,7 @@
 """How a kernel is called: directly when eager, as a custom operation when compiled.
 
-Owns `Operation`. Enters: a CPU function, a function that gives the results' shapes, and, once the
-Triton kernels are loaded, a CUDA function. Leaves: one callable. A call through torch's dispatcher
-costs tens of microseconds and its first one loads the compiler's front end (seconds), so eager
-calls go straight to the function of the first argument's device.
+A call through torch's dispatcher costs tens of microseconds and its first one loads the compiler's
+front end (seconds), so eager calls go straight to the function of the first argument's device.
 """
 
 from collections.abc import Callable
@@ -37,7 +35,7 @@ class Operation:
         if first.is_cuda:
             if self.cuda is None:
                 raise RuntimeError(
-                    f"operation {self.name} has no CUDA path: kernels.triton_backend not imported"
+                    f"operation {self.name} has no CUDA path: ostinato.kernels.triton_backend not imported"
                 )
             return self.cuda(first, *rest)
         return self.cpu(first, *rest)

@@ -1,15 +1,15 @@
 """Loads the Triton kernels and so gives every operation its CUDA path.
 
-Owns nothing but the list. Importing it needs Triton; on a machine with a GPU models/cpu.py imports
-it once. With TRITON_INTERPRET=1 the same functions run on CPU tensors.
+Importing it needs Triton; on a machine with a GPU models/cpu.py imports it once. With
+TRITON_INTERPRET=1 the same functions run on CPU tensors.
 """
 
-from kernels.grouped_gemm import triton_bf16, triton_mx128
-from kernels.logprobs import triton_head
-from kernels.mxfp8 import triton_quantize
-from kernels.permutation import triton_permute
-from kernels.router import triton_topk
-from kernels.swiglu import triton_swiglu
+from ostinato.kernels.grouped_gemm import triton_bf16, triton_mx128
+from ostinato.kernels.logprobs import triton_head
+from ostinato.kernels.mxfp8 import triton_quantize
+from ostinato.kernels.permutation import triton_permute
+from ostinato.kernels.router import triton_topk
+from ostinato.kernels.swiglu import triton_swiglu
 
 __all__ = [
     "triton_bf16",

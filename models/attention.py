@@ -1,8 +1,7 @@
 """Causal attention, plugged in as Megatron's core attention.
 
-Owns `BlockCoreAttention`. Enters: query, key and value heads of a layer, time first. Leaves: the
-heads' outputs side by side. It holds no parameters; projections, norms and RoPE are Megatron's.
-Padding at the end of a row needs no mask: causal attention never looks ahead.
+It holds no parameters; projections, norms and RoPE are Megatron's. Padding at the end of a row
+needs no mask: causal attention never looks ahead.
 
 Shapes: T tokens, B batch, N query heads, M key/value heads, H head width, R = N/M, C = B*M.
 """
@@ -13,7 +12,7 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from kernels.attention.op import causal_attention
+from ostinato.kernels.attention.op import causal_attention
 
 
 class BlockCoreAttention(torch.nn.Module):

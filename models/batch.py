@@ -1,9 +1,7 @@
 """Token batches of fixed shape, from documents on disk to tensors.
 
-Owns `TokenBatch` and the two kinds of source: rows cut from the concatenation of documents
-(Megatron indexed data), and transcripts padded into few lengths. Enters: files and a seed. Leaves:
-any row or microbatch by its number, so that a run can continue at any place without having read
-what came before. It mixes nothing: blends are the caller's.
+`TokenBatch` and the two kinds of source: rows cut from the concatenation of documents (Megatron
+indexed data), and transcripts padded into few lengths. It mixes nothing: blends are the caller's.
 
 Shapes: B rows, T tokens. Shapes recur (T is a row length or one of the bucket lengths, B*T the
 microbatch), because each new shape costs a compilation in oneDNN.

@@ -1,9 +1,7 @@
 """Which rows make which microbatch.
 
-Owns the schedule of a phase. Enters: a phase's blend and a corpus directory. Leaves: microbatch
-number m of the phase, the same for every run and every number of ranks. Sources are drawn by
-largest deficit, not by lot: after any prefix of the phase each source is within one row
-(transcripts: one microbatch) of its share.
+Sources are drawn by largest deficit, not by lot: after any prefix of the phase each source is
+within one row (transcripts: one microbatch) of its share.
 
 Shapes: N draws, S sources, R rows.
 """
@@ -13,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from models.batch import RowSource, TokenBatch, TranscriptSource, stack_rows
-from models.training_config import DEMONSTRATIONS, PhaseConfig
+from ostinato.models.batch import RowSource, TokenBatch, TranscriptSource, stack_rows
+from ostinato.models.training_config import DEMONSTRATIONS, PhaseConfig
 
 
 def draw_sources(shares_NS: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -1,8 +1,6 @@
 """From a model shape to a trainable Megatron model, and between its weights and the canonical ones.
 
-Owns `build_trainer_model`, `TrainerModel` and the only Megatron arguments of the project. Enters: a
-`ModelSpec`, a layout, a seed; token ids. Leaves: logits, hidden states, token log-probabilities,
-and weights under their canonical (Hugging Face style) names. It neither optimises nor reads files.
+It neither optimises nor reads files.
 
 Shapes: B batch, T tokens, V vocabulary, D model width, L layers, K experts a token, E experts, N =
 T*B (time first).
@@ -24,16 +22,16 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor
 
-from kernels.logprobs.op import token_logprobs
-from kernels.moe.precision import PrecisionName
-from models.attention import BlockCoreAttention
-from models.cpu import open_process_groups
-from models.experts import SortedMoELayer
-from models.layout import ParallelLayout
-from models.mtp import DraftLayer
-from models.norm import RootMeanSquareNorm
-from models.routing import ReplayRouter
-from models.spec import ModelSpec, check_shapes
+from ostinato.kernels.logprobs.op import token_logprobs
+from ostinato.kernels.moe.precision import PrecisionName
+from ostinato.models.attention import BlockCoreAttention
+from ostinato.models.cpu import open_process_groups
+from ostinato.models.experts import SortedMoELayer
+from ostinato.models.layout import ParallelLayout
+from ostinato.models.mtp import DraftLayer
+from ostinato.models.norm import RootMeanSquareNorm
+from ostinato.models.routing import ReplayRouter
+from ostinato.models.spec import ModelSpec, check_shapes
 
 EMBEDDING_STD = 0.02
 

@@ -1,9 +1,8 @@
 """Words of code and prose, and their ids: what the code-search encoder reads.
 
-Owns `split_words`, `CodeText` (a piece of code by its fields), `Vocabulary` and `WordBag`. Enters:
-text. Leaves: ids with how often each occurs. A word outside the vocabulary gets one of a fixed
-number of buckets by its hash, so that the same unknown word on both sides still meets itself. No
-torch here: the serving side reads with the same code that training does.
+A word outside the vocabulary gets one of a fixed number of buckets by its hash, so that the same
+unknown word on both sides still meets itself. No torch here: the serving side reads with the same
+code that training does.
 """
 
 import re

@@ -1,9 +1,7 @@
 """What Megatron-core needs to run without CUDA, in one place.
 
-Owns the stand-ins for the CUDA calls Megatron makes unconditionally, and the opening of process
-groups over gloo. Enters: a rank, a world size and a rendezvous file. Leaves: a process in which
-Megatron modules build and run on the CPU. With a CUDA device present the stand-ins are not
-installed.
+The stand-ins for the CUDA calls Megatron makes unconditionally, and the opening of process groups
+over gloo. With a CUDA device present the stand-ins are not installed.
 """
 
 from datetime import timedelta
@@ -16,8 +14,8 @@ from megatron.core import parallel_state
 from megatron.core.transformer.moe import moe_utils
 from torch._C._distributed_c10d import FileStore, HashStore
 
-from kernels.accelerator import load_gpu_kernels
-from kernels.fp32_products import choose_fp32_products
+from ostinato.kernels.accelerator import load_gpu_kernels
+from ostinato.kernels.fp32_products import choose_fp32_products
 
 
 def prepare_cpu() -> None:

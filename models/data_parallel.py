@@ -1,10 +1,8 @@
 """Data-parallel training without Megatron's CUDA-only optimiser: one flat gradient, one collective
 a step.
 
-Owns `FlatGradients`, `UsedGradients` and the launching of ranks. Enters: a model; a function to run in every rank.
-Leaves: gradients and statistics summed over ranks in one all-reduce. It does not decide when to
-stop: callers agree on step counts beforehand, since a rank that stops alone leaves the others
-waiting.
+It does not decide when to stop: callers agree on step counts beforehand, since a rank that stops
+alone leaves the others waiting.
 """
 
 import functools
@@ -17,7 +15,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from models.cpu import close_process_groups, open_process_groups
+from ostinato.models.cpu import close_process_groups, open_process_groups
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")

@@ -1,12 +1,10 @@
 """The code-search encoder: a weighted bag of word vectors, trained in torch.
 
-Owns `EmbedderConfig`, the `Embedder` tower, its contrastive losses and its files. Enters: bags of
-word ids (models/code_words.py). Leaves: unit vectors whose products are similarities. Queries and
-code share word vectors; each side weighs words in its own way and queries pass one more linear map.
-Vectors of buckets are fixed and random: unknown words are told apart, not understood.
+Queries and code share word vectors; each side weighs words in its own way and queries pass one more
+linear map. Vectors of buckets are fixed and random: unknown words are told apart, not understood.
 
 Another tower (a transformer) fits behind the same two calls, `encode_queries` and `encode_code`.
-Serving does not import this file: infra/search/encoder.py reads what `save_embedder` wrote.
+Serving does not import this file: infra/agent/search/encoder.py reads what `save_embedder` wrote.
 
 Shapes: B texts, W words of all texts together, D width, V rows of the table, F fields.
 """
@@ -22,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.code_words import CodeText, Vocabulary, WordBag
+from ostinato.models.code_words import CodeText, Vocabulary, WordBag
 
 WEIGHTS_FILE = "encoder.safetensors"
 DESCRIPTION_FILE = "encoder.json"

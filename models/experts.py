@@ -1,9 +1,7 @@
 """The mixture-of-experts layer, plugged in where Megatron builds the MLP of a layer.
 
-Owns `ExpertMlp` (the stacked expert matrices) and `SortedMoELayer` (router, then experts). Enters:
-hidden states, time first. Leaves: the layer's output, same shape. One process holds all experts of
-its layers: Megatron's token dispatcher, which moves tokens between processes and pads or permutes
-dense maps, is left out of the path.
+One process holds all experts of its layers: Megatron's token dispatcher, which moves tokens between
+processes and pads or permutes dense maps, is left out of the path.
 
 The layer spec names the experts' precision. In fp32 one fused operation sorts, multiplies and sums;
 in any other a dispatcher lays the tokens out, rounded, and the grouped kernels multiply. The
@@ -19,11 +17,11 @@ from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from kernels.moe.dispatch import LocalDispatcher
-from kernels.moe.grouped_mlp import grouped_mlp
-from kernels.moe.op import expert_mlp
-from kernels.moe.precision import PrecisionName, find_precision
-from models.routing import ReplayRouter
+from ostinato.kernels.moe.dispatch import LocalDispatcher
+from ostinato.kernels.moe.grouped_mlp import grouped_mlp
+from ostinato.kernels.moe.op import expert_mlp
+from ostinato.kernels.moe.precision import PrecisionName, find_precision
+from ostinato.models.routing import ReplayRouter
 
 
 class ExpertMlp(torch.nn.Module):

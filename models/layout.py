@@ -1,8 +1,7 @@
 """How a model is spread over processes.
 
-Owns `ParallelLayout`: the sizes of the parallel axes. Enters: numbers from a recipe. Leaves: a
-checked record for models/build.py. It opens no process group and moves no tensor. Data parallelism
-is the only axis so far: every process holds the whole model.
+`ParallelLayout`: the sizes of the parallel axes. It opens no process group and moves no tensor.
+Data parallelism is the only axis so far: every process holds the whole model.
 """
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -1,7 +1,5 @@
 """Draft layers for multi-token prediction, beside the trunk.
 
-Owns `DraftLayer`. Enters: a hidden state and the embedding of the token that follows it. Leaves:
-the next draft state and its normalised form, whose product with the shared embedding gives logits.
 It holds no attention and no cache, so a draft costs two small products. Depth 0 reads the trunk's
 last hidden state after its final norm; with the embedding of token t+1 it predicts token t+2. Depth
 d reads depth d-1's state and the embedding of token t+1+d, and predicts token t+2+d.
@@ -13,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.norm import RootMeanSquareNorm
-from models.spec import ModelSpec
+from ostinato.models.norm import RootMeanSquareNorm
+from ostinato.models.spec import ModelSpec
 
 
 class DraftLayer(torch.nn.Module):

@@ -1,14 +1,10 @@
-"""RMSNorm, plugged in where Megatron builds a layer norm.
-
-Owns `RootMeanSquareNorm`. Enters: hidden states. Leaves: the same shape, normalised over the last
-dimension.
-"""
+"""RMSNorm, plugged in where Megatron builds a layer norm."""
 
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from kernels.rms_norm.op import rms_norm
+from ostinato.kernels.rms_norm.op import rms_norm
 
 
 class RootMeanSquareNorm(torch.nn.Module):

@@ -1,8 +1,7 @@
 """Pure tensor losses and estimators.
 
-Owns the divergences between two policies and the loss of draft layers. Enters: log-probabilities or
-logits. Leaves: tensors to average or differentiate. It runs no model and knows no batches. The
-policy-gradient loss lives with its settings in the learning stage.
+It runs no model and knows no batches. The policy-gradient loss lives with its settings in the
+learning stage.
 
 Shapes: N positions, V vocabulary.
 """

@@ -1,8 +1,7 @@
 """How gradients move weights: Muon for matrices, AdamW for the rest.
 
-Owns `build_optimizer` and the `Muon` optimiser. Enters: a trainer model with gradients. Leaves:
-moved weights and a state that can be saved and loaded for an exact resume. It neither clips nor
-schedules: callers set `lr` in the groups, whose `kind` says which of the two rates applies.
+It neither clips nor schedules: callers set `lr` in the groups, whose `kind` says which of the two
+rates applies.
 
 Muon turns the momentum of each matrix into the nearest orthogonal one (five Newton-Schulz steps)
 and scales it by 0.2 * sqrt(longer side), so that its updates are as large as AdamW's. An expert is
@@ -17,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.build import TrainerModel
-from models.optimizer_config import OptimizerConfig
+from ostinato.models.build import TrainerModel
+from ostinato.models.optimizer_config import OptimizerConfig
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5

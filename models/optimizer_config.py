@@ -1,8 +1,4 @@
-"""Settings of the optimiser, free of tensors so that recipes can hold them.
-
-Owns `OptimizerConfig`. Enters: numbers from a recipe. Leaves: the record that models/optimizer.py
-builds from.
-"""
+"""Settings of the optimiser, free of tensors so that recipes can hold them."""
 
 from typing import Literal
 

@@ -1,11 +1,10 @@
 """Named model shapes.
 
-Owns the numbers of `nano` and of the public models whose shapes the recipes aim at. Leaves:
-`ModelSpec` by name. The large shapes are grouped-query stand-ins: where the original uses another
-attention (MLA) or shared experts, the preset keeps the widths and says so.
+The large shapes are grouped-query stand-ins: where the original uses another attention (MLA) or
+shared experts, the preset keeps the widths and says so.
 """
 
-from models.spec import ModelSpec
+from ostinato.models.spec import ModelSpec
 
 NANO = ModelSpec(
     vocab_size=1280,

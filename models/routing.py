@@ -1,8 +1,6 @@
 """The expert router: Megatron's top-k router with compact routes and replay.
 
-Owns `ReplayRouter`. Enters: hidden states and, when replaying, the experts the decode engine chose.
-Leaves: the chosen experts of each token with their weights, and counts for load balancing. It does
-not run experts.
+It does not run experts.
 
 Replay makes trainer and engine use the same experts although their scores differ by rounding or by
 a few weight versions. A replayed expert whose score is under `plausibility_ratio` times the

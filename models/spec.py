@@ -1,8 +1,7 @@
 """The shape of a model, as one record.
 
-Owns `ModelSpec`: every number that decides which weights exist and what they compute. Enters:
-numbers from a recipe or from `spec.json` beside a checkpoint. Leaves: the record that trainer,
-decode engine and checkpoints share. It builds nothing and imports no tensor library.
+`ModelSpec`: every number that decides which weights exist and what they compute. It builds nothing
+and imports no tensor library.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,7 @@
 """The training loop that the stages which train on a corpus share.
 
-Owns the order of phases, steps, evaluations and resume points. Enters: a model, a loss, an
-evaluation, settings, a corpus. Leaves: a trained model in memory and the numbers of the run. An
-interrupted run that starts again goes on from its resume point and ends with the same weights. All
-ranks run the same loop over the same step counts; each takes its part of a step's microbatches.
+An interrupted run that starts again goes on from its resume point and ends with the same weights.
+All ranks run the same loop over the same step counts; each takes its part of a step's microbatches.
 """
 
 import time
@@ -16,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from models.batch import TokenBatch
-from models.blend import PhaseData
-from models.build import TrainerModel
-from models.checkpoint.resume import load_resume_state, save_resume_state
-from models.data_parallel import FlatGradients
-from models.optimizer import build_optimizer, set_learning_rates
-from models.optimizer_config import OptimizerConfig
-from models.training_config import LoopConfig, PhaseConfig, PhaseResult
+from ostinato.models.batch import TokenBatch
+from ostinato.models.blend import PhaseData
+from ostinato.models.build import TrainerModel
+from ostinato.models.checkpoint.resume import load_resume_state, save_resume_state
+from ostinato.models.data_parallel import FlatGradients
+from ostinato.models.optimizer import build_optimizer, set_learning_rates
+from ostinato.models.optimizer_config import OptimizerConfig
+from ostinato.models.training_config import LoopConfig, PhaseConfig, PhaseResult
 
 RESUME_FILE = "resume.pt"
 NUM_SUMS = 2  # loss and target tokens, behind the gradients

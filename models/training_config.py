@@ -1,8 +1,4 @@
-"""Settings of a training loop, free of tensors so that recipes can hold them.
-
-Owns `PhaseConfig` and `LoopConfig`, shared by every stage that trains on a corpus. Enters: numbers
-from a recipe. Leaves: checked records and the learning-rate curve.
-"""
+"""Settings of a training loop, free of tensors so that recipes can hold them."""
 
 from typing import Literal, Self
 

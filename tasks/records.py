@@ -1,7 +1,8 @@
 """The records that stages hand to one another.
 
-Owns Problem, Verdict, RewardReport, Trajectory, Sample, CheckpointRef and Scorecard: frozen, versioned, made by one
-stage and never changed by the next. Big arrays live in the object store; records carry their keys. No torch here.
+Problem, Verdict, RewardReport, Trajectory, Sample, CheckpointRef and Scorecard: frozen, versioned,
+made by one stage and never changed by the next. Big arrays live in the object store; records carry
+their keys. No torch here.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from infra.harness.transcript import Segment, Transcript
+from ostinato.infra.agent.transcript import Segment, Transcript
 
 
 class Record(BaseModel):

@@ -1,7 +1,7 @@
 """Child entry of a cycle's collect, distil and train: users' interactions in, a candidate checkpoint out.
 
-Owns the order of the three and their payload in the ledger's cycle. One update per cycle on what the serving checkpoint itself
-did: the data are on-policy, a second pass over them would not be. Killed at any moment it starts again from the same window.
+One update per cycle on what the serving checkpoint itself did: the data are on-policy, a second
+pass over them would not be. Killed at any moment it starts again from the same window.
 """
 
 import logging
@@ -9,18 +9,18 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from infra.cluster.workspace import Workspace
-from infra.errors import TrainingError
-from infra.ledger import Ledger
-from infra.objects import ObjectStore
-from infra.telemetry import configure_logging, fields
-from models.checkpoint import load_checkpoint, save_checkpoint
-from tasks.feedback.carry_over import STAGE, carried_baselines, distil_payload
-from tasks.feedback.collect import collect
-from tasks.feedback.config import FeedbackConfig
-from tasks.feedback.distil import distil
-from tasks.learning.config import LearningConfig, TrainerRequest
-from tasks.learning.trainer import RLTrainer
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import TrainingError
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.telemetry import configure_logging, fields
+from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
+from ostinato.tasks.feedback.carry_over import STAGE, carried_baselines, distil_payload
+from ostinato.tasks.feedback.collect import collect
+from ostinato.tasks.feedback.config import FeedbackConfig
+from ostinato.tasks.feedback.distil import distil
+from ostinato.tasks.learning.config import LearningConfig, TrainerRequest
+from ostinato.tasks.learning.trainer import RLTrainer
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,8 @@
 """Child entry of evaluation: a checkpoint on problems, through the same worker, harness and engine
 as training.
 
-Owns the split over processes: each shard has its own engine at one exact version, its own boxes and
-its own file of finished attempts, so a killed evaluation goes on and never mixes versions. Enters:
-AttemptsRequest or the whole evaluation. Leaves: rows and one scorecard.
+The split over processes: each shard has its own engine at one exact version, its own boxes and its
+own file of finished attempts, so a killed evaluation goes on and never mixes versions.
 """
 
 import asyncio
@@ -13,21 +12,21 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from flows.drivers.problem_set import load_problems
-from flows.drivers.requests import (
+from ostinato.flows.drivers.problem_set import load_problems
+from ostinato.flows.drivers.requests import (
     AttemptsRequest,
     AttemptsResult,
     CheckpointEvaluationRequest,
 )
-from flows.drivers.rollout_worker import WorkerSetup, build_worker
-from infra.cluster.child import run_child
-from infra.cluster.workspace import Progress, Workspace
-from infra.engine.local import LocalEngine, configure_engine
-from infra.telemetry import configure_logging, fields
-from models.checkpoint import load_checkpoint
-from models.decode.engine import CachePolicy
-from models.decode.protocol import Priority
-from tasks.evaluation.attempts import (
+from ostinato.flows.drivers.rollout_worker import WorkerSetup, build_worker
+from ostinato.infra.platform.cluster.child import run_child
+from ostinato.infra.platform.cluster.workspace import Progress, Workspace
+from ostinato.infra.platform.telemetry import configure_logging, fields
+from ostinato.infra.serving.engine.local import LocalEngine, configure_engine
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.decode.engine import CachePolicy
+from ostinato.models.decode.protocol import Priority
+from ostinato.tasks.evaluation.attempts import (
     INFRASTRUCTURE_OUTCOMES,
     AttemptFunction,
     AttemptRow,
@@ -35,14 +34,19 @@ from tasks.evaluation.attempts import (
     read_rows,
     run_attempts,
 )
-from tasks.evaluation.locating import LocatingRow, append_locating, locating_row, read_locating
-from tasks.evaluation.run import EvaluationResult, plan_of, score, shard_of
-from tasks.records import Trajectory
-from tasks.rollout.worker import AttemptTicket, RolloutWorker
+from ostinato.tasks.evaluation.locating import (
+    LocatingRow,
+    append_locating,
+    locating_row,
+    read_locating,
+)
+from ostinato.tasks.evaluation.run import EvaluationResult, plan_of, score, shard_of
+from ostinato.tasks.records import Trajectory
+from ostinato.tasks.rollout.worker import AttemptTicket, RolloutWorker
 
 logger = logging.getLogger(__name__)
 
-SHARD_ENTRY = "flows.drivers.evaluation:run_shard"
+SHARD_ENTRY = "ostinato.flows.drivers.evaluation:run_shard"
 ROWS_FILE = "rows.jsonl"
 LOCATING_FILE = "locating.jsonl"
 

@@ -1,4 +1,6 @@
-"""Process entry of the gateway: `python -m flows.drivers.gateway --recipe nano` serves the promoted checkpoint to people.
+"""Process entry of the gateway, which serves the promoted checkpoint to people.
+
+`python -m ostinato.flows.drivers.gateway --recipe nano`.
 
 Follows the ledger's champion while it serves. It trains nothing and starts no flow.
 """
@@ -9,14 +11,14 @@ import sys
 
 from rich.console import Console
 
-from flows import realtime
-from flows.drivers.serving import open_local_gateway
-from flows.recipe import load_recipe
-from flows.stage import StageContext
-from infra.errors import OstinatoError
-from infra.gateway.server import serve
-from infra.gateway.serving import follow_plan
-from infra.telemetry import configure_logging
+from ostinato.flows import realtime
+from ostinato.flows.drivers.serving import open_local_gateway
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.stage import StageContext
+from ostinato.infra.platform.errors import OstinatoError
+from ostinato.infra.platform.telemetry import configure_logging
+from ostinato.infra.serving.gateway.server import serve
+from ostinato.infra.serving.gateway.serving import follow_plan
 
 FOLLOW_SECONDS = 5.0
 TENANT = "local"
@@ -24,7 +26,7 @@ TENANT = "local"
 
 def main() -> None:
     """Serves until interrupted; exit code 2 when nothing was promoted yet or the port is busy."""
-    parser = argparse.ArgumentParser(prog="flows.drivers.gateway")
+    parser = argparse.ArgumentParser(prog="ostinato.flows.drivers.gateway")
     parser.add_argument("--recipe", default="nano")
     configure_logging()
     try:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from infra.errors import ProblemError
-from infra.sandbox.repository import PreparedRepository
-from tasks.problems.run import PROBLEMS_FILE, REPOSITORIES_FOLDER
-from tasks.records import Problem, Split
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.problems.run import PROBLEMS_FILE, REPOSITORIES_FOLDER
+from ostinato.tasks.records import Problem, Split
 
 
 def load_problems(directory: Path, split: Split | None = None) -> list[Problem]:

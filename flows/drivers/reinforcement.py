@@ -1,10 +1,10 @@
 """Child entry of reinforcement learning: joins trainer, engines, rollout workers, journal and
 orchestrator into one run.
 
-Owns the order of start and end, and the step: mark the groups as trained, take the step, publish
-and save, let the engines follow while the next step is already collected. Killed at any moment it
-goes on from the newest step checkpoint: groups that step has not seen are owed again, all others
-are never trained twice. It holds no policy of its own.
+The order of start and end, and the step: mark the groups as trained, take the step, publish and
+save, let the engines follow while the next step is already collected. Killed at any moment it goes
+on from the newest step checkpoint: groups that step has not seen are owed again, all others are
+never trained twice. It holds no policy of its own.
 """
 
 import asyncio
@@ -25,42 +25,42 @@ from tenacity import (
     wait_fixed,
 )
 
-from flows.drivers.problem_set import load_problems, load_repositories
-from flows.drivers.requests import ReinforcementRequest, ReinforcementResult
-from flows.drivers.rollout_worker import WorkerSetup, build_fleet_worker
-from flows.drivers.run_state import RunState, StatusFile
-from flows.drivers.step_metrics import EngineTotals, describe_groups
-from flows.drivers.step_watch import StepWatch
-from infra.cluster.actors import end_actor, get_or_create_actor, wait_for
-from infra.cluster.ray_start import start_ray, stop_ray
-from infra.cluster.workspace import Workspace
-from infra.engine.fleet import EngineFleet, start_replicas
-from infra.engine.local import configure_engine
-from infra.engine.parity import ParityMonitor
-from infra.errors import ConfigError, EngineError, ProblemError
-from infra.ledger import Ledger
-from infra.objects import ObjectStore
-from infra.sandbox.fleet.repositories import RepositoryFleet
-from infra.telemetry import configure_logging, fields, read_metrics
-from models.checkpoint import load_spec
-from tasks.grading.alarms import HackMonitor
-from tasks.learning.actor import TrainedStep, TrainerActor, TrainerStatus
-from tasks.learning.advantages import make_samples
-from tasks.learning.config import TrainerRequest
-from tasks.records import Trajectory
-from tasks.rollout.actor import RolloutFleet, start_workers
-from tasks.rollout.curriculum import Curriculum
-from tasks.rollout.history import GroupHistory
-from tasks.rollout.journal import RolloutJournal
-from tasks.rollout.orchestrator import (
+from ostinato.flows.drivers.problem_set import load_problems, load_repositories
+from ostinato.flows.drivers.requests import ReinforcementRequest, ReinforcementResult
+from ostinato.flows.drivers.rollout_worker import WorkerSetup, build_fleet_worker
+from ostinato.flows.drivers.run_state import RunState, StatusFile
+from ostinato.flows.drivers.step_metrics import EngineTotals, describe_groups
+from ostinato.flows.drivers.step_watch import StepWatch
+from ostinato.infra.platform.cluster.actors import end_actor, get_or_create_actor, wait_for
+from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import ConfigError, EngineError, ProblemError
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.telemetry import configure_logging, fields, read_metrics
+from ostinato.infra.sandbox.fleet.repositories import RepositoryFleet
+from ostinato.infra.serving.engine.fleet import EngineFleet, start_replicas
+from ostinato.infra.serving.engine.local import configure_engine
+from ostinato.infra.serving.engine.parity import ParityMonitor
+from ostinato.models.checkpoint import load_spec
+from ostinato.tasks.grading.alarms import HackMonitor
+from ostinato.tasks.learning.actor import TrainedStep, TrainerActor, TrainerStatus
+from ostinato.tasks.learning.advantages import make_samples
+from ostinato.tasks.learning.config import TrainerRequest
+from ostinato.tasks.records import Trajectory
+from ostinato.tasks.rollout.actor import RolloutFleet, start_workers
+from ostinato.tasks.rollout.curriculum import Curriculum
+from ostinato.tasks.rollout.history import GroupHistory
+from ostinato.tasks.rollout.journal import RolloutJournal
+from ostinato.tasks.rollout.orchestrator import (
     AttemptRequest,
     Limits,
     Orchestrator,
     Progress,
     StepRequest,
 )
-from tasks.rollout.sandboxes import BOX_LIMITS
-from tasks.rollout.worker import AttemptTicket
+from ostinato.tasks.rollout.sandboxes import BOX_LIMITS
+from ostinato.tasks.rollout.worker import AttemptTicket
 
 logger = logging.getLogger(__name__)
 

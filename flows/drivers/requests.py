@@ -1,17 +1,17 @@
 """What the drivers are asked and what they answer, for stages that join several others.
 
-Owns ReinforcementRequest and ReinforcementResult. Torch-free: flows compose them.
+Torch-free: flows compose them.
 """
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from infra.engine.decoding import DecodingConfig
-from infra.harness.config import HarnessConfig
-from tasks.evaluation.run import EvaluationRequest
-from tasks.grading.config import GradingConfig
-from tasks.learning.config import LearningConfig
-from tasks.records import Split
-from tasks.rollout.config import RolloutConfig
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.serving.engine.decoding import DecodingConfig
+from ostinato.tasks.evaluation.run import EvaluationRequest
+from ostinato.tasks.grading.config import GradingConfig
+from ostinato.tasks.learning.config import LearningConfig
+from ostinato.tasks.records import Split
+from ostinato.tasks.rollout.config import RolloutConfig
 
 
 class Frozen(BaseModel):

@@ -8,20 +8,20 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from flows.drivers.problem_set import load_problems, load_repositories
-from infra.cluster.actors import find_actor
-from infra.engine.fleet import EngineFleet
-from infra.errors import ClusterError
-from infra.harness.config import HarnessConfig
-from infra.sandbox.fleet.repositories import FleetLender
-from infra.search.service import SearchService
-from infra.telemetry import configure_logging
-from models.decode.protocol import ModelClient
-from models.rendering import Renderer
-from tasks.grading.config import GradingConfig
-from tasks.grading.grade import make_grader
-from tasks.rollout.sandboxes import Sandboxes
-from tasks.rollout.worker import RolloutWorker
+from ostinato.flows.drivers.problem_set import load_problems, load_repositories
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.search.service import SearchService
+from ostinato.infra.platform.cluster.actors import find_actor
+from ostinato.infra.platform.errors import ClusterError
+from ostinato.infra.platform.telemetry import configure_logging
+from ostinato.infra.sandbox.fleet.repositories import FleetLender
+from ostinato.infra.serving.engine.fleet import EngineFleet
+from ostinato.models.decode.protocol import ModelClient
+from ostinato.models.rendering import Renderer
+from ostinato.tasks.grading.config import GradingConfig
+from ostinato.tasks.grading.grade import make_grader
+from ostinato.tasks.rollout.sandboxes import Sandboxes
+from ostinato.tasks.rollout.worker import RolloutWorker
 
 
 class WorkerSetup(BaseModel):

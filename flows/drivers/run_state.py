@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from infra.cluster.workspace import replace_text
+from ostinato.infra.platform.cluster.workspace import replace_text
 
 STATE_FILE = "run_state.json"
 STATUS_FILE = "status.json"

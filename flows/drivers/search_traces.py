@@ -1,8 +1,7 @@
 """Child entry: trajectories of finished runs become records that the encoder can learn from.
 
 Joins two stages that do not know one another: what tasks/rollout stored is read here, what
-tasks/retrieval learns from is written. Enters: run ids and a problem set. Leaves: traces.jsonl, one
-line a trajectory, in the order of the journal. It judges nothing: tasks/retrieval/traces.py does.
+tasks/retrieval learns from is written. It judges nothing: tasks/retrieval/traces.py does.
 """
 
 import re
@@ -11,16 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from flows.drivers.problem_set import load_problems, load_repositories
-from infra.cluster.workspace import Workspace
-from infra.harness.transcript import CallStatus, ToolCallRecord, Transcript
-from infra.ledger import Ledger
-from infra.objects import ObjectStore
-from infra.search.chunks import Chunk, cut_chunks
-from tasks.records import Problem, Trajectory
-from tasks.retrieval.config import TraceRequest, TraceResult
-from tasks.retrieval.traces import TRACES_FILE, LineRange, TraceRecord
-from tasks.rollout.payload import group_from_bytes
+from ostinato.flows.drivers.problem_set import load_problems, load_repositories
+from ostinato.infra.agent.search.chunks import Chunk, cut_chunks
+from ostinato.infra.agent.transcript import CallStatus, ToolCallRecord, Transcript
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.tasks.records import Problem, Trajectory
+from ostinato.tasks.retrieval.config import TraceRequest, TraceResult
+from ostinato.tasks.retrieval.traces import TRACES_FILE, LineRange, TraceRecord
+from ostinato.tasks.rollout.payload import group_from_bytes
 
 _HUNK = re.compile(r"^@@ -(\d+),(\d+) ")
 _HIT = re.compile(r"^([^\s:]+):(\d+)-(\d+) ")

@@ -1,8 +1,4 @@
-"""The gateway of this machine over a checkpoint: the place where gateway, engine, boxes and problems' repositories meet.
-
-Owns what is served and the shape of the served engine. Enters: a checkpoint directory, a problem set. Leaves: a gateway that is
-ready to be listened with, and the API key of a local tenant.
-"""
+"""The gateway of this machine over a checkpoint: the place where gateway, engine, boxes and problems' repositories meet."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,17 +6,22 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.drivers.problem_set import load_problems, load_repositories
-from infra.engine.decoding import DecodingConfig
-from infra.engine.local import configure_engine
-from infra.gateway.config import GatewayConfig, TenantConfig
-from infra.gateway.keys import local_tenants
-from infra.gateway.serving import OpenGateway, ServedCheckpoint, ServingPlan, open_gateway
-from infra.harness.config import HarnessConfig
-from infra.ledger import Ledger
-from infra.objects import ObjectStore
-from infra.settings import Settings
-from models.decode.engine import CachePolicy
+from ostinato.flows.drivers.problem_set import load_problems, load_repositories
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.settings import Settings
+from ostinato.infra.serving.engine.decoding import DecodingConfig
+from ostinato.infra.serving.engine.local import configure_engine
+from ostinato.infra.serving.gateway.config import GatewayConfig, TenantConfig
+from ostinato.infra.serving.gateway.keys import local_tenants
+from ostinato.infra.serving.gateway.serving import (
+    OpenGateway,
+    ServedCheckpoint,
+    ServingPlan,
+    open_gateway,
+)
+from ostinato.models.decode.engine import CachePolicy
 
 
 class ServedModel(BaseModel):

@@ -1,8 +1,8 @@
 """Child entry that measures drafting: the same prompts decoded plainly, with draft layers, and with drafts from the lookup beside
 them, one after the other, at batch 1.
 
-Leaves: acceptance a depth, tokens a forward pass, and the ratios of decode speeds of this very run. The answers are compared at
-temperature 0, where they must be the same tokens. The lookup remembers the answers to the prompts before.
+The answers are compared at temperature 0, where they must be the same tokens. The lookup remembers
+the answers to the prompts before.
 """
 
 import itertools
@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from flows.drivers.speculation_config import SpeculationRequest, SpeculationResult
-from infra.cluster.workspace import Workspace
-from infra.errors import EngineError
-from infra.telemetry import configure_logging
-from models.checkpoint import load_checkpoint
-from models.decode.engine import DecodeEngine, EngineConfig
-from models.decode.protocol import GenerateRequest, Generation
-from models.decode.weights import prepare_weights
-from models.rendering import Renderer
+from ostinato.flows.drivers.speculation_config import SpeculationRequest, SpeculationResult
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.platform.telemetry import configure_logging
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.decode.engine import DecodeEngine, EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest, Generation
+from ostinato.models.decode.weights import prepare_weights
+from ostinato.models.rendering import Renderer
 
 
 def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult:

@@ -1,13 +1,9 @@
-"""The numbers of one RL step: what was rolled out, what was trained, how long it took.
-
-Owns the metric names that reports and plots read. Enters: groups and reports. Leaves: flat
-dictionaries.
-"""
+"""The numbers of one RL step: what was rolled out, what was trained, how long it took."""
 
 from collections.abc import Mapping, Sequence
 
-from infra.harness.transcript import CallStatus
-from tasks.records import Group, Trajectory
+from ostinato.infra.agent.transcript import CallStatus
+from ostinato.tasks.records import Group, Trajectory
 
 ENGINE_TOTALS = (
     "steps",

@@ -1,21 +1,19 @@
 """What is wrong with a step, told to the log and to the ledger while the run goes on.
 
-Owns `StepWatch`: it feeds the hack monitor and the parity monitor of one run. Enters: a step's
-groups and the trainer's report. Leaves: `hack_alarm` and `parity_alarm` events, and the alarms that
-stand. It stops nothing.
+`StepWatch`: it feeds the hack monitor and the parity monitor of one run. It stops nothing.
 """
 
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 
-from infra.engine.parity import Mismatch as EngineMismatch
-from infra.engine.parity import ParityAlarm, ParityMonitor
-from infra.ledger.runs import EventRepository
-from infra.telemetry import fields
-from tasks.grading.alarms import HackMonitor
-from tasks.learning.report import Mismatch, StepReport
-from tasks.records import Group
+from ostinato.infra.platform.ledger.runs import EventRepository
+from ostinato.infra.platform.telemetry import fields
+from ostinato.infra.serving.engine.parity import Mismatch as EngineMismatch
+from ostinato.infra.serving.engine.parity import ParityAlarm, ParityMonitor
+from ostinato.tasks.grading.alarms import HackMonitor
+from ostinato.tasks.learning.report import Mismatch, StepReport
+from ostinato.tasks.records import Group
 
 logger = logging.getLogger(__name__)
 

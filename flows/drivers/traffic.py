@@ -1,7 +1,6 @@
 """Child entry of simulated traffic: a gateway on a free port and the seeded program that works with it over HTTP.
 
-Leaves: interactions and feedback in the ledger, and a report labelled as simulated. People's traffic never comes this way:
-it reaches the gateway that `ostinato up` runs.
+People's traffic never comes this way: it reaches the gateway that `ostinato up` runs.
 """
 
 import asyncio
@@ -12,21 +11,21 @@ from pathlib import Path
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from flows.drivers.problem_set import load_problems, load_repositories
-from flows.drivers.serving import ServedModel, open_local_gateway
-from infra.cluster.workspace import Workspace
-from infra.gateway.server import running_server
-from infra.sandbox.repository import PreparedRepository
-from infra.sandbox.test_server import TestServer
-from infra.telemetry import configure_logging
-from tasks.feedback.config import SimulatedUsersConfig
-from tasks.feedback.simulated_users import (
+from ostinato.flows.drivers.problem_set import load_problems, load_repositories
+from ostinato.flows.drivers.serving import ServedModel, open_local_gateway
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.telemetry import configure_logging
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.infra.serving.gateway.server import running_server
+from ostinato.tasks.feedback.config import SimulatedUsersConfig
+from ostinato.tasks.feedback.simulated_users import (
     SimulatedRequest,
     SimulatedUsersReport,
     UserProblem,
     simulate_users,
 )
-from tasks.records import Problem, Split
+from ostinato.tasks.records import Problem, Split
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,9 @@
 """Boxes for agents' commands and for verdicts: no network, no host files, limits on everything."""
 
-from infra.sandbox.environment import RepositoryEnvironment, TextRegion, report_to_text
-from infra.sandbox.namespace import NamespaceSandbox
-from infra.sandbox.pool import SandboxPool
-from infra.sandbox.protocol import (
+from ostinato.infra.sandbox.environment import RepositoryEnvironment, TextRegion, report_to_text
+from ostinato.infra.sandbox.namespace import NamespaceSandbox
+from ostinato.infra.sandbox.pool import SandboxPool
+from ostinato.infra.sandbox.protocol import (
     ExecResult,
     Frame,
     Sandbox,
@@ -12,8 +12,8 @@ from infra.sandbox.protocol import (
     TestOutcome,
     TestReport,
 )
-from infra.sandbox.repository import PreparedRepository, fingerprint_files
-from infra.sandbox.test_server import TestProbe, TestServer, VerdictCache
+from ostinato.infra.sandbox.repository import PreparedRepository, fingerprint_files
+from ostinato.infra.sandbox.test_server import TestProbe, TestServer, VerdictCache
 
 __all__ = [
     "ExecResult", "Frame", "NamespaceSandbox", "PreparedRepository", "RepositoryEnvironment",

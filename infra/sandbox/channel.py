@@ -1,16 +1,15 @@
 """Requests and replies over a box's socket, many at once, from one event loop.
 
-Owns matching replies to requests and turning a closed socket into `SandboxLost`. Enters: headers
-and blobs. Leaves: the same. It does not know what the requests mean.
+It does not know what the requests mean.
 """
 
 import asyncio
 import socket
 from typing import Any, Protocol
 
-from infra.errors import SandboxError, SandboxLost
-from infra.sandbox.inside.wire import FrameDecoder, encode_frame
-from infra.sandbox.tools import error_of_kind
+from ostinato.infra.platform.errors import SandboxError, SandboxLost
+from ostinato.infra.sandbox.inside.wire import FrameDecoder, encode_frame
+from ostinato.infra.sandbox.tools import error_of_kind
 
 _READ_BYTES = 1 << 18
 

@@ -1,16 +1,15 @@
 """Limits on memory and processes of a whole box through control groups, where this process may make
 them.
 
-Owns finding a writable hierarchy (version 2, else version 1), one child group a box, and what the
-kernel counts there. Where nothing is writable there is no group, and the box keeps its rlimits
-alone.
+Finding a writable hierarchy (version 2, else version 1), one child group a box, and what the kernel
+counts there. Where nothing is writable there is no group, and the box keeps its rlimits alone.
 """
 
 import functools
 import os
 from pathlib import Path
 
-from infra.sandbox.protocol import SandboxLimits
+from ostinato.infra.sandbox.protocol import SandboxLimits
 
 _ROOT = Path("/sys/fs/cgroup")
 _GROUP = "ostinato"

@@ -1,18 +1,16 @@
 """A repository as a place for attempts: boxes to work in and a warm test run, side by side.
 
-Owns `RepositoryEnvironment` and the short text form of a test report that an agent reads. Enters: a
-prepared repository. Leaves: leased sandboxes and reports. It knows no problems and gives no
-rewards.
+It knows no problems and gives no rewards.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from infra.sandbox.namespace import NamespaceSandbox
-from infra.sandbox.pool import SandboxPool
-from infra.sandbox.protocol import Sandbox, TestOutcome, TestReport
-from infra.sandbox.repository import PreparedRepository
-from infra.sandbox.test_server import TestServer
+from ostinato.infra.sandbox.namespace import NamespaceSandbox
+from ostinato.infra.sandbox.pool import SandboxPool
+from ostinato.infra.sandbox.protocol import Sandbox, TestOutcome, TestReport
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer
 
 _MESSAGE_CHARACTERS = 80
 

@@ -1,8 +1,6 @@
 """Calls of functions with given arguments in a box, and what came back, as data.
 
-Owns the host's side of inside/call_program.py and how its JSON forms read as Python. Enters: a
-sandbox that holds some state of a repository. Leaves: one result a call, as text that equals the
-text of an equal result. Code under test never sees a wanted result: the comparison is the caller's.
+Code under test never sees a wanted result: the comparison is the caller's.
 """
 
 import json
@@ -10,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from infra.sandbox.inside.call_program import decode
-from infra.sandbox.protocol import ExecResult, Sandbox
+from ostinato.infra.sandbox.inside.call_program import decode
+from ostinato.infra.sandbox.protocol import ExecResult, Sandbox
 
 CALL_ROOT = "/repo"
 _PROGRAM = "/tmp/call_program.py"

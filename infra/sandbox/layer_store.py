@@ -1,8 +1,8 @@
 """Frozen layers on this host, and stacks of them over a repository.
 
-Owns `LayerStore`: which layers exist (by content), their folders for the overlay, the layer that
-hides a repository's caches and history, and squashing; and `Stack`: what a sandbox's /repo shows
-below its own writes. It starts no box.
+`LayerStore`: which layers exist (by content), their folders for the overlay, the layer that hides a
+repository's caches and history, and squashing; and `Stack`: what a sandbox's /repo shows below its
+own writes. It starts no box.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.errors import InvalidArgument, OutputLimit, SandboxNotFound
-from infra.sandbox.layers import (
+from ostinato.infra.platform.errors import InvalidArgument, OutputLimit, SandboxNotFound
+from ostinato.infra.sandbox.layers import (
     Entries,
     Entry,
     EntryKind,

@@ -1,8 +1,8 @@
 """The `namespace` backend: bubblewrap boxes over frozen layers, with file snapshots and forks.
 
-Owns `NamespaceBackend` and `LayeredSandbox`, the protocols of protocol.py on boxes whose /repo is an
+`NamespaceBackend` and `LayeredSandbox`, the protocols of protocol.py on boxes whose /repo is an
 overlay: repository and layers below, the sandbox's own writes in a host folder above, which is only
-ever copied. Enters: specs. Leaves: sandboxes and snapshots. It runs no tests and gives no rewards.
+ever copied. It runs no tests and gives no rewards.
 """
 
 import asyncio
@@ -13,18 +13,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.errors import (
+from ostinato.infra.platform.errors import (
     CapacityExhausted,
     InvalidArgument,
     OutOfMemory,
     SandboxBusy,
     SandboxNotFound,
 )
-from infra.sandbox.box import STATIC_SERVER, BoxProcess
-from infra.sandbox.channel import BoxChannel
-from infra.sandbox.layer_store import LayerStore, Stack
-from infra.sandbox.layers import Entries, measure_folder, read_entries, remove_folder
-from infra.sandbox.protocol import (
+from ostinato.infra.sandbox.box import STATIC_SERVER, BoxProcess
+from ostinato.infra.sandbox.channel import BoxChannel
+from ostinato.infra.sandbox.layer_store import LayerStore, Stack
+from ostinato.infra.sandbox.layers import Entries, measure_folder, read_entries, remove_folder
+from ostinato.infra.sandbox.protocol import (
     Capabilities,
     LiveSandbox,
     SandboxSpec,
@@ -32,9 +32,9 @@ from infra.sandbox.protocol import (
     Snapshot,
     SnapshotKind,
 )
-from infra.sandbox.roster import Lifetime, Roster, check_count, start_all
-from infra.sandbox.system import has_static_agent
-from infra.sandbox.tools import FILE_SECONDS, BoxTools
+from ostinato.infra.sandbox.roster import Lifetime, Roster, check_count, start_all
+from ostinato.infra.sandbox.system import has_static_agent
+from ostinato.infra.sandbox.tools import FILE_SECONDS, BoxTools
 
 _WATCH_SECONDS = 0.5
 _IDLE_BOXES_A_LOOK = 20

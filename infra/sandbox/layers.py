@@ -1,7 +1,7 @@
 """Layers of files: what an overlay's upper folder holds, as plain data that can be hashed and moved.
 
-Owns `Entry`, reading a folder into entries and writing them back, their canonical packed form, and
-how two layers fold into one. A layer knows files, folders, links, extended attributes, removed names
+`Entry`, reading a folder into entries and writing them back, their canonical packed form, and how
+two layers fold into one. A layer knows files, folders, links, extended attributes, removed names
 (the overlay's whiteouts) and folders that hide what is below (opaque). It mounts nothing. Folders
 are read without following links: their content is what an agent left there.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from infra.errors import InvalidArgument, SandboxError
+from ostinato.infra.platform.errors import InvalidArgument, SandboxError
 
 OPAQUE = "user.overlay.opaque"
 _OVERLAY_PREFIX = "user.overlay."

@@ -1,18 +1,18 @@
 """The bubblewrap sandbox an agent works in.
 
-Owns `NamespaceSandbox`: a box that is filled from memory and put back in milliseconds, so that one
-box serves many attempts (the sandboxes that can be forked are in layered.py). Enters: a prepared
-repository. Leaves: command results and changed files. It does not judge them and runs no tests.
+`NamespaceSandbox`: a box that is filled from memory and put back in milliseconds, so that one box
+serves many attempts (the sandboxes that can be forked are in layered.py). It does not judge them
+and runs no tests.
 """
 
 from collections.abc import Mapping
 from typing import Self
 
-from infra.sandbox.box import BoxProcess
-from infra.sandbox.channel import BoxChannel
-from infra.sandbox.protocol import SandboxLimits
-from infra.sandbox.repository import PreparedRepository
-from infra.sandbox.tools import FILE_SECONDS, BoxTools
+from ostinato.infra.sandbox.box import BoxProcess
+from ostinato.infra.sandbox.channel import BoxChannel
+from ostinato.infra.sandbox.protocol import SandboxLimits
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.tools import FILE_SECONDS, BoxTools
 
 
 class NamespaceSandbox(BoxTools):

@@ -1,10 +1,10 @@
 """A second opinion on a test run: plain pytest, one process a file, in a box of its own.
 
-Owns `run_plainly`. It shares neither process, nor import, nor result channel with the warm test
-server, so a trick on one does not work on the other. Every process also runs canaries made for it
-alone: tests of random names that pass or fail by the toss of a coin. Who reports anything but what
-happened is unlikely to guess them (1 in 65,536). Slow (a box and an interpreter per test file): for
-passes that matter, not for feedback.
+It shares neither process, nor import, nor result channel with the warm test server, so a trick on
+one does not work on the other. Every process also runs canaries made for it alone: tests of random
+names that pass or fail by the toss of a coin. Who reports anything but what happened is unlikely to
+guess them (1 in 65,536). Slow (a box and an interpreter per test file): for passes that matter, not
+for feedback.
 """
 
 import random
@@ -13,9 +13,9 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 
-from infra.sandbox.namespace import NamespaceSandbox
-from infra.sandbox.protocol import SandboxLimits, TestOutcome, TestReport
-from infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.namespace import NamespaceSandbox
+from ostinato.infra.sandbox.protocol import SandboxLimits, TestOutcome, TestReport
+from ostinato.infra.sandbox.repository import PreparedRepository
 
 _CANARIES = 16
 _FOLDER = "/tmp/second"

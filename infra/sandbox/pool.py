@@ -1,6 +1,6 @@
 """Warm boxes of one repository, lent and taken back.
 
-Owns how many boxes exist, their replacement when one dies, who is served first, and the reaping of
+How many boxes exist, their replacement when one dies, who is served first, and the reaping of
 leases whose holder fell silent. A lease always begins with a clean box. For boxes of many
 repositories and machines see fleet/.
 """
@@ -12,12 +12,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-from infra.errors import CapacityExhausted, SandboxError, SandboxLost
-from infra.sandbox.fleet.leases import LeaseTable
-from infra.sandbox.fleet.records import Priority
-from infra.sandbox.namespace import NamespaceSandbox
-from infra.sandbox.protocol import SandboxLimits
-from infra.sandbox.repository import PreparedRepository
+from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxLost
+from ostinato.infra.sandbox.fleet.leases import LeaseTable
+from ostinato.infra.sandbox.fleet.records import Priority
+from ostinato.infra.sandbox.namespace import NamespaceSandbox
+from ostinato.infra.sandbox.protocol import SandboxLimits
+from ostinato.infra.sandbox.repository import PreparedRepository
 
 _REAPINGS_PER_LEASE = 4
 _NEVER_SECONDS = float("inf")

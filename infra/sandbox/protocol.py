@@ -3,7 +3,7 @@ one sandbox.
 
 Three protocols: `Sandbox` is the little an attempt needs, `LiveSandbox` adds sessions, jobs, batched
 files, snapshots and forks, `SandboxBackend` makes sandboxes. What a backend cannot do it declares
-in `Capabilities`. A command that fails is a result; an exception is typed (infra/errors.py), and its
+in `Capabilities`. A command that fails is a result; an exception is typed (infra/platform/errors.py), and its
 `retryable_infrastructure` says whether we or the agent are to blame. Nothing here starts a process.
 """
 
@@ -14,7 +14,7 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from infra.errors import SandboxError
+from ostinato.infra.platform.errors import SandboxError
 
 
 class SandboxRecord(BaseModel):

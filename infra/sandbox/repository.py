@@ -1,9 +1,8 @@
 """A repository made ready for the sandbox: which files are product code, which are tests, and one
 fingerprint of all.
 
-Owns `PreparedRepository` and the rule about which paths an agent's edit may reach (`is_editable`).
-Enters: a directory that tasks/problems (or a test) filled. Leaves: file contents and paths. It does
-not fetch, strip or change sources.
+`PreparedRepository` and the rule about which paths an agent's edit may reach (`is_editable`). It
+does not fetch, strip or change sources.
 """
 
 import hashlib
@@ -14,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from infra.errors import SandboxError
+from ostinato.infra.platform.errors import SandboxError
 
 MANIFEST_NAME = "repository.json"
 _RUNNER_FILES = frozenset(

@@ -1,16 +1,14 @@
 """The sandboxes of one backend: who is there, for how long, and under which key.
 
-Owns `Roster` (create once a key, find, list by labels, reap), `Lifetime` and `start_all`. Enters:
-sandboxes as their backend starts them. Leaves: the same ones. It knows neither boxes nor virtual
-machines. Belongs to one event loop.
+It knows neither boxes nor virtual machines. Belongs to one event loop.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
-from infra.errors import InvalidArgument, SandboxNotFound
-from infra.sandbox.protocol import LiveSandbox, SandboxSpec
+from ostinato.infra.platform.errors import InvalidArgument, SandboxNotFound
+from ostinato.infra.sandbox.protocol import LiveSandbox, SandboxSpec
 
 
 class Listed(Protocol):

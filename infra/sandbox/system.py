@@ -1,9 +1,8 @@
 """What a box sees of this host: a few programs and libraries, an interpreter of its own, the servers.
 
-Owns the prepared folders (copied once per interpreter and kept in the temporary folder, so that a
-box needs few mounts and starts fast) and the list of mounts. Enters: the packages a box's runner
-needs. Leaves: bubblewrap arguments. No site-packages, no package manager, no other project's sources
-are in reach: an agent could find there what a problem removed.
+The prepared folders (copied once per interpreter and kept in the temporary folder, so that a box
+needs few mounts and starts fast) and the list of mounts. No site-packages, no package manager, no
+other project's sources are in reach: an agent could find there what a problem removed.
 """
 
 import compileall
@@ -21,7 +20,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from infra.errors import SandboxError
+from ostinato.infra.platform.errors import SandboxError
 
 PYTHON = "/opt/python"
 SANDBOX = "/sandbox"
@@ -204,7 +203,7 @@ def _copy_sandbox(target: Path, packages: list[Path], agent: Path | None) -> Non
         _copy(package, target / "site")
         for information in package.parent.glob(f"{package.stem}-*.dist-info"):
             _copy(information, target / "site")  # pytest asks pluggy's version
-    servers = target / "lib" / "infra" / "sandbox" / "inside"
+    servers = target / "lib" / "ostinato" / "infra" / "sandbox" / "inside"
     shutil.copytree(
         inside_directory(), servers, ignore=shutil.ignore_patterns("__pycache__", "*.[ch]")
     )

@@ -1,9 +1,8 @@
 """Runs a repository's own tests on changed files in tens of milliseconds.
 
-Owns `TestServer`: a box in which pytest, the package and its tests are already imported, one fork a
-run; and the cache of reports by content. Enters: changed files and test ids. Leaves: a
-`TestReport`. Only product code counts: changes of tests, of runner configuration and of anything
-but Python files are left out. It gives outcomes, not rewards.
+`TestServer`: a box in which pytest, the package and its tests are already imported, one fork a run;
+and the cache of reports by content. Only product code counts: changes of tests, of runner
+configuration and of anything but Python files are left out. It gives outcomes, not rewards.
 """
 
 import asyncio
@@ -12,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.errors import ProblemError, SandboxLost
-from infra.sandbox.box import REPOSITORY_PATH, BoxProcess
-from infra.sandbox.channel import BoxChannel
-from infra.sandbox.protocol import (
+from ostinato.infra.platform.errors import ProblemError, SandboxLost
+from ostinato.infra.sandbox.box import REPOSITORY_PATH, BoxProcess
+from ostinato.infra.sandbox.channel import BoxChannel
+from ostinato.infra.sandbox.protocol import (
     Frame,
     SandboxLimits,
     SandboxRecord,
@@ -23,7 +22,7 @@ from infra.sandbox.protocol import (
     TestOutcome,
     TestReport,
 )
-from infra.sandbox.repository import PreparedRepository, fingerprint_files
+from ostinato.infra.sandbox.repository import PreparedRepository, fingerprint_files
 
 ReportKey = tuple[str, str, tuple[str, ...]]  # repository, changed files, tests
 

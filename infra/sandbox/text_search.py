@@ -1,9 +1,7 @@
 """Regular expressions over the files of a box: ripgrep where the box has it, else Python.
 
-Owns the command that a search becomes and how its output is read. Enters: a `TextSearch`. Leaves: a
-shell command, and matches in the order of paths and lines. Both programs find the same lines: all
-regular files but those below caches and git's own, none with zero bytes, links not followed. It
-runs nothing; inside/text_search.py is the second program.
+Both programs find the same lines: all regular files but those below caches and git's own, none with
+zero bytes, links not followed. It runs nothing; inside/text_search.py is the second program.
 """
 
 import re
@@ -11,8 +9,8 @@ import shlex
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from infra.sandbox.inside.text_search import HIDDEN_FOLDERS, PROBED_BYTES
-from infra.sandbox.system import LIBRARY, PYTHON
+from ostinato.infra.sandbox.inside.text_search import HIDDEN_FOLDERS, PROBED_BYTES
+from ostinato.infra.sandbox.system import LIBRARY, PYTHON
 
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _MOST_GLOBS = 64

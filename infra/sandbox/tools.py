@@ -1,15 +1,14 @@
 """What one can do in a running box, whatever runs the box: commands, sessions, jobs and files.
 
-Owns `BoxTools`, the host's side of the requests that inside/file_server.py and inside/agent.c
-answer. Enters: anything with `request` (a socket to a namespace, a serial port of a virtual
-machine). Leaves: the records of protocol.py and typed errors. It starts no box and knows no layers.
+`BoxTools`, the host's side of the requests that inside/file_server.py and inside/agent.c answer. It
+starts no box and knows no layers.
 """
 
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from infra.errors import (
+from ostinato.infra.platform.errors import (
     InvalidArgument,
     OutputLimit,
     PreconditionFailed,
@@ -18,7 +17,7 @@ from infra.errors import (
     SandboxNotFound,
     SandboxTimeout,
 )
-from infra.sandbox.protocol import (
+from ostinato.infra.sandbox.protocol import (
     ExecResult,
     FileKind,
     FileStatus,

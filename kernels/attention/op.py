@@ -1,8 +1,6 @@
 """Causal grouped-query attention for training on a CPU.
 
-Owns the contract and the CPU path of `causal_attention`, with a hand-written backward. Enters:
-query, key and value heads. Leaves: the mixed values, differentiable in all three. It holds no
-parameters and knows no padding: rows end where they end.
+It holds no parameters and knows no padding: rows end where they end.
 
 At nano (head width 32, 256 tokens) torch's fused kernel spends most of its time in many tiny
 products: forward and backward of one layer took 36 ms, this 16 ms. Queries that share a key head

@@ -1,9 +1,8 @@
 """One matrix product an expert, over rows laid out by expert.
 
-Owns the contracts `grouped_mm` (fprop, and dgrad with the weights transposed) and `grouped_wgrad`
-for plain and quantized operands, their CPU paths and custom ops. Enters: rows, stacked weights, the
-row after each expert's last. Leaves: products in the plain operands' dtype, bf16 for quantized
-ones; sums are fp32. Rows behind the last expert's are not written.
+The contracts `grouped_mm` (fprop, and dgrad with the weights transposed) and `grouped_wgrad` for
+plain and quantized operands, their CPU paths and custom ops. Rows behind the last expert's are not
+written.
 
 Quantized operands of 32-blocks are first turned into bf16, which is exact, and multiplied there:
 Hopper has no tensor-core path for them. 128-blocks go to the kernel that scales partial sums. A
@@ -17,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.mxfp8.formats import MxTensor
-from kernels.mxfp8.op import dequantize, dequantize_op, transpose
-from kernels.operation import operation
+from ostinato.kernels.mxfp8.formats import MxTensor
+from ostinato.kernels.mxfp8.op import dequantize, dequantize_op, transpose
+from ostinato.kernels.operation import operation
 
 WIDE_GROUP = 128
 # torch's grouped product wants rows that start at multiples of it

@@ -1,8 +1,8 @@
 """Grouped products of plain operands in Triton: fprop, dgrad and wgrad.
 
-Owns the kernels behind `grouped_mm_op` and `grouped_wgrad_op` and their registration for CUDA. Sums
-are fp32, results have the operands' dtype. fprop and dgrad are one persistent kernel: bf16 tensor
-cores read either orientation of the weights. MXFP8 in 32-blocks comes here after `dequantize`.
+The kernels behind `grouped_mm_op` and `grouped_wgrad_op` and their registration for CUDA. Sums are
+fp32, results have the operands' dtype. fprop and dgrad are one persistent kernel: bf16 tensor cores
+read either orientation of the weights. MXFP8 in 32-blocks comes here after `dequantize`.
 
 Shapes: P rows, E experts, N columns of the result, C contracted columns.
 """
@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.grouped_gemm.op import grouped_mm_op, grouped_wgrad_op
-from kernels.grouped_gemm.triton_tiles import count_tiles, locate_tile
+from ostinato.kernels.grouped_gemm.op import grouped_mm_op, grouped_wgrad_op
+from ostinato.kernels.grouped_gemm.triton_tiles import count_tiles, locate_tile
 
 # (rows, columns, contracted) of a tile, warps, stages. 8 warps: 128 accumulators a thread at most.
 PRODUCT_TILE = (128, 256, 64)

@@ -1,9 +1,9 @@
 """Grouped products of MXFP8 in 128-blocks in Triton: fprop and dgrad, and wgrad.
 
-Owns the kernels behind `grouped_mm_mx128_op` and `grouped_wgrad_mx128_op` and their registration
-for CUDA. Hopper's fp8 tensor cores know no scales and sum in less than fp32, so every 128
-contracted elements the partial sum is scaled and added in fp32. They read both operands along the
-contracted dimension only: the caller brings transposed copies.
+The kernels behind `grouped_mm_mx128_op` and `grouped_wgrad_mx128_op` and their registration for
+CUDA. Hopper's fp8 tensor cores know no scales and sum in less than fp32, so every 128 contracted
+elements the partial sum is scaled and added in fp32. They read both operands along the contracted
+dimension only: the caller brings transposed copies.
 
 Tiles are 128 wide both ways: at 256 the accumulators no longer fit the registers.
 
@@ -19,10 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.grouped_gemm.op import WIDE_GROUP, grouped_mm_mx128_op, grouped_wgrad_mx128_op
-from kernels.grouped_gemm.triton_bf16 import num_persistent_programs
-from kernels.grouped_gemm.triton_tiles import count_tiles, locate_tile
-from kernels.mxfp8.triton_quantize import power
+from ostinato.kernels.grouped_gemm.op import WIDE_GROUP, grouped_mm_mx128_op, grouped_wgrad_mx128_op
+from ostinato.kernels.grouped_gemm.triton_bf16 import num_persistent_programs
+from ostinato.kernels.grouped_gemm.triton_tiles import count_tiles, locate_tile
+from ostinato.kernels.mxfp8.triton_quantize import power
 
 BLOCK = tl.constexpr(WIDE_GROUP)
 OPTIONS = {"num_warps": 8, "num_stages": 4}

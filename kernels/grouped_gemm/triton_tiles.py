@@ -1,8 +1,8 @@
 """Which tile of a grouped product a program works on.
 
-Owns the mapping from a tile's number to its expert, rows and columns, shared by the grouped
-products. Tiles go expert by expert and within an expert by bands of rows, so that programs that run
-at the same time read the same weights and rows from the cache.
+The mapping from a tile's number to its expert, rows and columns, shared by the grouped products.
+Tiles go expert by expert and within an expert by bands of rows, so that programs that run at the
+same time read the same weights and rows from the cache.
 
 Shapes: E experts.
 """

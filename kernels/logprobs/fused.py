@@ -1,9 +1,8 @@
 """Token log-probabilities and entropies without keeping logits.
 
-Owns the contracts `head_scores_op` and `head_gradient_op`, their CPU paths, and
-`fused_token_logprobs` over them. Enters and leaves as kernels/logprobs/op.py, which calls this on a
-GPU and when compiled. There the logits are computed again in the backward pass; the eager CPU path
-keeps them instead, a block at a time, because a CPU has the memory and not the arithmetic.
+The contracts `head_scores_op` and `head_gradient_op`, their CPU paths, and `fused_token_logprobs`
+over them. There the logits are computed again in the backward pass; the eager CPU path keeps them
+instead, a block at a time, because a CPU has the memory and not the arithmetic.
 
 Shapes: N tokens, D model width, V vocabulary, C tokens of a block.
 """
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.operation import operation
+from ostinato.kernels.operation import operation
 
 BLOCK_TOKENS = 512
 

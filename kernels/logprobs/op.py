@@ -1,9 +1,7 @@
 """Log-probabilities of given tokens straight from hidden states and the output matrix.
 
-Owns the contract and the CPU path of `token_logprobs`, with a hand-written backward. Enters: hidden
-states, the output matrix and target ids. Leaves: log-probabilities (differentiable) and entropies
-(not differentiable), in nats. The logits live only a block of tokens at a time. On a GPU, and when
-compiled, `fused.py` does the work.
+The logits live only a block of tokens at a time. On a GPU, and when compiled, `fused.py` does the
+work.
 
 Shapes: N tokens, D model width, V vocabulary, C tokens of a block.
 """
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.logprobs.fused import fused_token_logprobs
+from ostinato.kernels.logprobs.fused import fused_token_logprobs
 
 # Row counts are filled up to a multiple of it: oneDNN compiles a product for each new shape.
 ROW_QUANTUM = 64

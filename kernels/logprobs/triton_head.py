@@ -1,6 +1,6 @@
 """Output matrix, log-probability and entropy in one pass in Triton.
 
-Owns the kernels behind `head_scores_op` and `head_gradient_op` and their registration for CUDA. The
+The kernels behind `head_scores_op` and `head_gradient_op` and their registration for CUDA. The
 logits of a tile live in registers; what leaves the forward pass is a few numbers a token and
 vocabulary split, joined outside in order. The backward pass computes the logits of some thousand
 tokens once more, as gradients in the hidden states' dtype, and multiplies those twice: never a
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.logprobs.fused import head_gradient_op, head_scores_op
+from ostinato.kernels.logprobs.fused import head_gradient_op, head_scores_op
 
 TILE = (128, 128, 64)
 OPTIONS = {"num_warps": 8, "num_stages": 3}

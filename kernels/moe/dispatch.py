@@ -1,8 +1,7 @@
 """Brings tokens to the rows of their experts and sums results back.
 
-Owns `LocalDispatcher`, for experts that all live in one process, and `Dispatched`, what any
-dispatcher gives the experts. Enters: tokens, routes, routing weights. Leaves: rounded rows by
-expert; token sums. Tokens are rounded before they are copied: a block lies within a token, so the
+`LocalDispatcher`, for experts that all live in one process, and `Dispatched`, what any dispatcher
+gives the experts. Tokens are rounded before they are copied: a block lies within a token, so the
 result is the same, and K times less is rounded (between processes, half as many bytes are sent).
 Results come back in the plain dtype.
 
@@ -14,10 +13,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kernels.grouped_gemm.op import Operand
-from kernels.moe.precision import Precision
-from kernels.mxfp8.formats import MxTensor
-from kernels.permutation.op import RowPlan, permute, plan_rows, unpermute
+from ostinato.kernels.grouped_gemm.op import Operand
+from ostinato.kernels.moe.precision import Precision
+from ostinato.kernels.mxfp8.formats import MxTensor
+from ostinato.kernels.permutation.op import RowPlan, permute, plan_rows, unpermute
 
 
 @dataclass(frozen=True, slots=True)

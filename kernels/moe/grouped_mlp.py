@@ -1,9 +1,6 @@
 """A mixture-of-experts layer's experts in bf16 or MXFP8, forward and backward.
 
-Owns `grouped_mlp`. Enters: tokens, their experts and weights, the stacked matrices, a precision, a
-dispatcher. Leaves: the weighted sum of the experts' outputs, in the tokens' dtype, differentiable
-in tokens, weights and matrices. It chooses no expert. kernels/moe/op.py is the same layer in fp32,
-tuned for a CPU's cache.
+It chooses no expert. kernels/moe/op.py is the same layer in fp32, tuned for a CPU's cache.
 
 Gradients pass straight through roundings. The routing weight is multiplied in before the second
 product, so its gradient is a row's dot product in the SwiGLU's backward. Kept for the backward pass:
@@ -18,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.grouped_gemm.op import Operand, grouped_mm, grouped_wgrad
-from kernels.moe.dispatch import Dispatcher
-from kernels.moe.precision import Precision
-from kernels.mxfp8.formats import MxTensor
-from kernels.swiglu.op import swiglu, swiglu_backward, swiglu_quantize
+from ostinato.kernels.grouped_gemm.op import Operand, grouped_mm, grouped_wgrad
+from ostinato.kernels.moe.dispatch import Dispatcher
+from ostinato.kernels.moe.precision import Precision
+from ostinato.kernels.mxfp8.formats import MxTensor
+from ostinato.kernels.swiglu.op import swiglu, swiglu_backward, swiglu_quantize
 
 
 def _pack(operand: Operand) -> tuple[tuple[Tensor, ...], Any]:

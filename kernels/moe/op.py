@@ -1,10 +1,7 @@
 """Experts of a mixture-of-experts layer: sort tokens by expert, one matrix product an expert,
 gather back.
 
-Owns the contract and the CPU path of `expert_mlp`, with a hand-written backward. Enters: tokens,
-each token's experts and their weights, and the stacked expert matrices. Leaves: the weighted sum of
-the experts' outputs, differentiable in tokens, weights and matrices. It does not choose experts and
-holds no parameters.
+It does not choose experts and holds no parameters.
 
 Each expert is taken through all its products before the next one, so that its rows (about 1 MB at
 nano) stay in cache. An expert's rows are filled up to a multiple of 64 with rows of weight zero:

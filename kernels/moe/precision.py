@@ -1,9 +1,8 @@
 """What the experts' products read: plain numbers, or MXFP8 in blocks of 32 or 128.
 
-Owns `Precision`, which rounds activations, gradients and weights for a product and knows which
-copies the backward pass needs. Enters: plain matrices. Leaves: operands of kernels/grouped_gemm.
-The same rounding runs on two backends: `emulated` keeps the rounded numbers in bf16, the other
-keeps MXFP8 storage and the kernels that read it.
+`Precision`, which rounds activations, gradients and weights for a product and knows which copies
+the backward pass needs. The same rounding runs on two backends: `emulated` keeps the rounded
+numbers in bf16, the other keeps MXFP8 storage and the kernels that read it.
 
 mx32: one copy of everything, blocks (1, 32). It is turned into bf16 before each product, so the
 backward pass may contract it along the other dimension.
@@ -20,9 +19,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.grouped_gemm.op import Operand
-from kernels.mxfp8.formats import MxTensor
-from kernels.mxfp8.op import dequantize, fake_quantize, quantize, quantize_row_col, transpose
+from ostinato.kernels.grouped_gemm.op import Operand
+from ostinato.kernels.mxfp8.formats import MxTensor
+from ostinato.kernels.mxfp8.op import (
+    dequantize,
+    fake_quantize,
+    quantize,
+    quantize_row_col,
+    transpose,
+)
 
 PrecisionName = Literal["fp32", "bf16", "mx32", "mx128"]
 # oneDNN compiles a product for each new number of rows

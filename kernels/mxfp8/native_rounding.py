@@ -1,8 +1,7 @@
 """Rounding to MXFP8 and back as one compiled loop over fp32 numbers.
 
-Owns `round_blocks`. Enters: a stack of fp32 matrices and a block. Leaves: the numbers that their
-MXFP8 copies stand for, in fp32, equal to `reference.py` bit by bit. Plain torch makes the same in
-twenty passes over memory. Needs numba, which takes a second to load: imported on first use.
+Plain torch makes the same in twenty passes over memory. Needs numba, which takes a second to load:
+imported on first use.
 
 Shapes: L matrices, M rows, K columns.
 """
@@ -10,7 +9,7 @@ Shapes: L matrices, M rows, K columns.
 import numba
 import numpy as np
 
-from kernels.mxfp8.formats import (
+from ostinato.kernels.mxfp8.formats import (
     FP8_MAX,
     FP8_MAX_EXPONENT,
     RCEIL_MANTISSA_LIMIT,

@@ -1,9 +1,8 @@
 """Quantizing to MXFP8 and back.
 
-Owns the contracts `quantize`, `quantize_row_col`, `dequantize` and `fake_quantize`, their CPU paths
-and their custom ops; the Triton paths register themselves for CUDA (kernels/triton_backend.py).
-Enters: a matrix or a stack of them and a block. Leaves: an `MxTensor`, or the rounded values in
-bf16. All paths are bit-equal to `reference.py`.
+The contracts `quantize`, `quantize_row_col`, `dequantize` and `fake_quantize`, their CPU paths and
+their custom ops; the Triton paths register themselves for CUDA (kernels/triton_backend.py). All
+paths are bit-equal to `reference.py`.
 
 Eager torch decodes e4m3 at 3.0 ns an element, so it is decoded through the bits of a half. A
 training step on a CPU skips storage: `fake_quantize` gives at once what a product would read, in
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.mxfp8.formats import (
+from ostinato.kernels.mxfp8.formats import (
     FP8,
     Block,
     MxTensor,
@@ -26,8 +25,13 @@ from kernels.mxfp8.formats import (
     power_of_scale,
     scale_shape,
 )
-from kernels.mxfp8.reference import Rounding, expand_blocks, round_to_fp8, scale_bytes_reference
-from kernels.operation import operation
+from ostinato.kernels.mxfp8.reference import (
+    Rounding,
+    expand_blocks,
+    round_to_fp8,
+    scale_bytes_reference,
+)
+from ostinato.kernels.operation import operation
 
 HALF_OF_FP8 = 256.0  # e4m3 bits shifted into a half read 2**-8 of the value
 
@@ -161,7 +165,7 @@ def fake_quantize(matrix: Tensor, block: Block, dtype: torch.dtype = torch.bfloa
 
 
 def _round_natively(wide: Tensor, block: Block) -> Tensor:
-    from kernels.mxfp8.native_rounding import round_blocks  # noqa: PLC0415 - loads numba
+    from ostinato.kernels.mxfp8.native_rounding import round_blocks  # noqa: PLC0415 - loads numba
 
     rounded = torch.empty_like(wide)
     stacked = (math.prod(wide.shape[:-2]), *wide.shape[-2:])

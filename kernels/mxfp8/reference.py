@@ -1,8 +1,7 @@
 """MXFP8 rounding in plain torch, to check every other path against, bit by bit.
 
-Owns the meaning of `quantize` and `dequantize`: one scale byte a block from its largest magnitude,
-values divided by the scale, saturated and rounded to nearest even. Enters: floats whose block
-maximum fp32 holds exactly. Leaves: values and bytes. It knows no device and no speed.
+The meaning of `quantize` and `dequantize`: one scale byte a block from its largest magnitude,
+values divided by the scale, saturated and rounded to nearest even. It knows no device and no speed.
 
 The scale is RCEIL, the power of two not below amax / 448, by integers alone. FLOOR (OCP's first
 recipe) saturates a sixth of Gaussian blocks and is here for comparison only. A block that holds NaN
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.mxfp8.formats import (
+from ostinato.kernels.mxfp8.formats import (
     FP8,
     FP8_MAX,
     FP8_MAX_EXPONENT,

@@ -1,6 +1,6 @@
 """Quantizing to MXFP8 and back in Triton.
 
-Owns the kernels behind `quantize`, `quantize_row_col` and `dequantize`, their launches and their
+The kernels behind `quantize`, `quantize_row_col` and `dequantize`, their launches and their
 registration for CUDA. Bit-equal to `reference.py`. Importing it needs Triton, not a GPU.
 
 All are bound by memory (3.03 bytes an element; 4.06 for both copies), so a program reads its tile
@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.mxfp8.formats import FP8, scale_shape
-from kernels.mxfp8.op import dequantize_op, quantize_op, quantize_row_col_op
+from ostinato.kernels.mxfp8.formats import FP8, scale_shape
+from ostinato.kernels.mxfp8.op import dequantize_op, quantize_op, quantize_row_col_op
 
 NUM_WARPS = 4
 ROW_TILE = (16, 256)

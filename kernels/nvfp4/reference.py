@@ -1,8 +1,6 @@
 """NVFP4 with one outer scale a token, forward only, in plain torch.
 
-Owns the meaning of the format and of a linear map in it. Enters: rows of activations or weights.
-Leaves: e2m1 values, e4m3 block scales, fp32 outer scales; outputs in fp32. There is no kernel: no
-chip at hand multiplies it, and the backward pass is MXFP8's.
+There is no kernel: no chip at hand multiplies it, and the backward pass is MXFP8's.
 
 Values are e2m1 (0 .5 1 1.5 2 3 4 6) with an e4m3 scale a block of 16 and an fp32 scale a row. The
 row, not the tensor, carries the outer scale: with one scale a tensor a token's numbers depend on

@@ -1,9 +1,7 @@
 """Laying token copies out by expert for grouped products, and summing them back.
 
-Owns the contracts `plan_rows`, `permute` and `unpermute`, their CPU paths and custom ops. Enters:
-each token's experts; tokens or rows. Leaves: where each copy goes; rows; tokens. It chooses no
-expert and multiplies nothing. `permute` and `unpermute` without weights are adjoint to each other,
-so each is the other's backward.
+It chooses no expert and multiplies nothing. `permute` and `unpermute` without weights are adjoint
+to each other, so each is the other's backward.
 
 An expert's rows are filled up to a multiple of `align` with rows of zeros. The number of rows is
 known before the experts are (`largest_rows`), so that nothing waits for the device; rows behind the
@@ -18,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.operation import operation
+from ostinato.kernels.operation import operation
 
 
 @dataclass(frozen=True, slots=True)

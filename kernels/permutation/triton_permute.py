@@ -1,6 +1,5 @@
 """Laying rows out by expert in Triton.
 
-Owns the kernels behind kernels/permutation/op.py, their launches and registration for CUDA.
 Nothing depends on the order in which programs run: the plan counts each block of copies, scans the
 counts, then places each block's copies; sums over a token's rows go slot by slot.
 
@@ -17,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.permutation.op import permute_op, plan_rows_op, unpermute_op
+from ostinato.kernels.permutation.op import permute_op, plan_rows_op, unpermute_op
 
 PLAN_BLOCK = 128
 PLAN_WARPS = 8

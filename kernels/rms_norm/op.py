@@ -1,10 +1,4 @@
-"""Root-mean-square normalisation for training on a CPU.
-
-Owns the contract and the CPU path of `rms_norm`, with a hand-written backward. Enters: hidden
-states of any shape, a weight of the last dimension. Leaves: normalised states, differentiable in
-both. torch composes this from a dozen passes over memory: at nano, 4096 tokens forward and backward
-took 6.1 ms, this 3.1 ms, and a quarter of the time at head width 32.
-"""
+"""Root-mean-square normalisation for training on a CPU."""
 
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Which experts a token goes to, with which weights.
 
-Owns the contract `router_topk`, its CPU path, its custom op and its backward. Enters: router logits
-and a balancing bias. Leaves: weights (differentiable in the logits), experts, and what load
-balancing needs: tokens and score sums by expert. It replays no routes: models/routing.py does.
+It replays no routes: models/routing.py does.
 
 Either score gives weights that are chosen scores over their sum, so the gradient touches the chosen
 logits only.
@@ -15,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.operation import operation
-from kernels.router.reference import Score, router_topk_reference, score_experts
+from ostinato.kernels.operation import operation
+from ostinato.kernels.router.reference import Score, router_topk_reference, score_experts
 
 
 def _router_shapes(

@@ -1,8 +1,7 @@
 """The router's choice in Triton: scores, groups, top-k, weights and balancing sums in one pass.
 
-Owns the kernel behind `router_topk` and its registration for CUDA. One read of the logits; each
-program keeps its tokens' rows in registers and takes the best expert K times (of equals the first).
-Balancing sums leave by program and are added outside, in order.
+One read of the logits; each program keeps its tokens' rows in registers and takes the best expert K
+times (of equals the first). Balancing sums leave by program and are added outside, in order.
 
 Shapes: N tokens, E experts, K experts a token, G groups of M experts, B tokens of a program.
 """
@@ -16,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.router.op import router_topk_op
+from ostinato.kernels.router.op import router_topk_op
 
 TOKENS = 8
 LOWEST = tl.constexpr(-3.0e38)

@@ -1,8 +1,6 @@
 """The weighted SwiGLU between an expert's two products, forward and backward, and with quantizing.
 
-Owns the contracts `swiglu`, `swiglu_backward` and their quantizing forms, CPU paths and custom ops.
-Enters: the first product's rows (gate before up) and each row's routing weight. Leaves: rows for
-the second product, or gradients and the rows once more: they are recomputed, not kept.
+The contracts `swiglu`, `swiglu_backward` and their quantizing forms, CPU paths and custom ops.
 
 Arithmetic is fp32 (fp64 for fp64 inputs) and rounds once to the rows' dtype; quantizing reads the
 rounded rows, so fused and unfused give the same bytes.
@@ -13,9 +11,9 @@ Shapes: P rows, F inner width, G = 2F.
 import torch
 from torch import Tensor
 
-from kernels.mxfp8.formats import FP8, MxTensor
-from kernels.mxfp8.op import quantize_op, quantize_row_col_op
-from kernels.operation import operation
+from ostinato.kernels.mxfp8.formats import FP8, MxTensor
+from ostinato.kernels.mxfp8.op import quantize_op, quantize_row_col_op
+from ostinato.kernels.operation import operation
 
 
 def _wide(tensor: Tensor) -> Tensor:

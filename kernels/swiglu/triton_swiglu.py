@@ -1,9 +1,8 @@
 """The weighted SwiGLU in Triton, forward and backward, with and without quantizing.
 
-Owns the kernels behind kernels/swiglu/op.py and their registration for CUDA. Bound by memory: 5.03
-bytes an element forward with quantizing, 10.1 backward with both copies of both gradients. A
-program of the backward pass walks all columns of its rows, so that the routing weight's gradient is
-one sum in one order.
+Bound by memory: 5.03 bytes an element forward with quantizing, 10.1 backward with both copies of
+both gradients. A program of the backward pass walks all columns of its rows, so that the routing
+weight's gradient is one sum in one order.
 
 Shapes: P rows, F inner width, G elements of a block.
 """
@@ -17,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.mxfp8.formats import FP8
-from kernels.mxfp8.triton_quantize import load_tile, quantize_tile, store_tile
-from kernels.swiglu.op import (
+from ostinato.kernels.mxfp8.formats import FP8
+from ostinato.kernels.mxfp8.triton_quantize import load_tile, quantize_tile, store_tile
+from ostinato.kernels.swiglu.op import (
     swiglu_backward_op,
     swiglu_backward_quantize_op,
     swiglu_op,

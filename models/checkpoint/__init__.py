@@ -1,6 +1,6 @@
 """Checkpoints on disk: weights, shape, tokenizer, optimiser state."""
 
-from models.checkpoint.store import (
+from ostinato.models.checkpoint.store import (
     Checkpoint,
     load_checkpoint,
     load_optimizer_state,

@@ -1,7 +1,6 @@
 """The one file from which an interrupted training run continues.
 
-Owns its atomic replacement. Enters: nested dicts of tensors and numbers. Leaves: the same, bit by
-bit. What the state means is the training loop's.
+What the state means is the training loop's.
 """
 
 import os

@@ -1,8 +1,6 @@
 """A checkpoint as a directory.
 
-Owns the file names and formats. Enters: a spec, canonical weights, optionally a tokenizer, an
-optimiser state and metadata. Leaves: a directory that is whole or absent, and back from it the same
-tensors bit by bit. It builds no model and knows no object store.
+It builds no model and knows no object store.
 
     model.safetensors   canonical weights
     spec.json           ModelSpec
@@ -24,7 +22,7 @@ import xxhash
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models.spec import ModelSpec, check_shapes
+from ostinato.models.spec import ModelSpec, check_shapes
 
 WEIGHTS = "model.safetensors"
 SPEC = "spec.json"

@@ -1,9 +1,8 @@
 """One forward pass as data: which rows, of which slots, at which positions.
 
-Owns `BatchPlan` and how it is built from slot numbers. Decode rows come first: every decoding slot
-contributes the same number of rows (one, or one plus its draft tokens); then each prefill span
-contributes its own number. Linear layers see all rows packed; only attention tells them apart. It
-holds no weights and runs nothing.
+Decode rows come first: every decoding slot contributes the same number of rows (one, or one plus
+its draft tokens); then each prefill span contributes its own number. Linear layers see all rows
+packed; only attention tells them apart. It holds no weights and runs nothing.
 
 Shapes: N rows, B decoding slots, m rows a decoding slot, A slots attended (a range or a gather), T
 longest context among them.
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.decode.cache import SlotCache
+from ostinato.models.decode.cache import SlotCache
 
 MASKED = -1e30  # finite: a row that is masked everywhere must not become NaN
 _RANGE_WASTE_RATIO = (

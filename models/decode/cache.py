@@ -1,8 +1,8 @@
 """Key/value memory of the decode engine, one row of fixed length a slot.
 
-Owns `SlotCache`: keys, values and routed experts of every position of every slot, and the index
-arithmetic that writes many positions of many slots in one operation. Enters and leaves: tensors of
-one forward pass. It does not know requests or sessions.
+`SlotCache`: keys, values and routed experts of every position of every slot, and the index
+arithmetic that writes many positions of many slots in one operation. It does not know requests or
+sessions.
 
 Shapes: L layers, S slots, G key/value heads, d head width, C positions of a slot, K experts a
 token, N rows of a pass. Keys are stored with positions last ([d, C]): the score product of a decode
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.spec import ModelSpec
+from ostinato.models.spec import ModelSpec
 
 
 class RouteTable:

@@ -1,14 +1,13 @@
 """How one decode engine batches, stores and computes.
 
-Owns EngineConfig and the choices in it. Plain values; no behaviour beyond refusing what contradicts
-itself.
+Plain values; no behaviour beyond refusing what contradicts itself.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from models.decode.weights import Precision
+from ostinato.models.decode.weights import Precision
 
 
 class CachePolicy(StrEnum):

@@ -1,8 +1,7 @@
 """What only a CUDA device can do for decoding: capture, replay, pinned copies, staging.
 
-Owns every call into `torch.cuda` of the decode engine. Written against torch's API and never run on
-a GPU: what a captured step computes is proven on the CPU and under fake CUDA tensors, the capture
-itself is not. Enters: steps without arguments, copies. Leaves: functions that run the steps.
+Written against torch's API and never run on a GPU: what a captured step computes is proven on the
+CPU and under fake CUDA tensors, the capture itself is not.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 """Where steps of fixed shapes run, behind one protocol.
 
-Owns `Device`, `CpuDevice` and `open_device`. A device may do what it is given later and in its own
-time, in the order given: only after `wait` is a result there, and until then nothing that it reads
-may change. Enters: steps without arguments, copies. Leaves: functions that run the steps.
+A device may do what it is given later and in its own time, in the order given: only after `wait` is
+a result there, and until then nothing that it reads may change.
 """
 
 from collections.abc import Callable
@@ -11,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from models.decode.config import EngineConfig
-from models.decode.cuda_device import CudaDevice
+from ostinato.models.decode.config import EngineConfig
+from ostinato.models.decode.cuda_device import CudaDevice
 
 
 class Device(Protocol):

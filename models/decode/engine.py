@@ -1,10 +1,9 @@
 """The decode engine: requests in, sampled tokens with log-probs, versions and routes out; one
 thread, no waiting.
 
-Owns `DecodeEngine`: admission to slots, continuous batching with chunked prefill, reuse of a
-session's cache over turns, in-flight weight swaps, finishing. Enters: `GenerateRequest`s and
-prepared weights. Leaves: `Generation`s. The caller drives it with `step()`; threads, Ray and
-asyncio are above (infra/engine).
+`DecodeEngine`: admission to slots, continuous batching with chunked prefill, reuse of a session's
+cache over turns, in-flight weight swaps, finishing. The caller drives it with `step()`; threads,
+Ray and asyncio are above (infra/serving/engine).
 
 Shapes: S slots, B decoding slots, R sampled rows, m rows a decoding slot, N rows, C positions, L
 layers, K experts a token.
@@ -16,25 +15,25 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from models.decode import native_slots
-from models.decode.batch import PrefillSpan
-from models.decode.cache import SlotCache
-from models.decode.config import CachePolicy, EngineConfig
-from models.decode.device import open_device
-from models.decode.forward import Trunk
-from models.decode.native import load_native_trunk
-from models.decode.packed import whole_vectors
-from models.decode.passes import EagerPasses, Passes, Sampled
-from models.decode.protocol import GenerateRequest, Generation, StopReason
-from models.decode.requests import RequestQueue, RunningRequest, check_request
-from models.decode.sampling import NoiseSource
-from models.decode.slots import SlotTable, Taken
-from models.decode.speculation import Drafted, Speculator
-from models.decode.static_cache import StaticCache
-from models.decode.static_passes import StaticPasses
-from models.decode.statistics import EngineStatistics
-from models.decode.weights import DecodeWeights
-from models.spec import ModelSpec
+from ostinato.models.decode import native_slots
+from ostinato.models.decode.batch import PrefillSpan
+from ostinato.models.decode.cache import SlotCache
+from ostinato.models.decode.config import CachePolicy, EngineConfig
+from ostinato.models.decode.device import open_device
+from ostinato.models.decode.forward import Trunk
+from ostinato.models.decode.native import load_native_trunk
+from ostinato.models.decode.packed import whole_vectors
+from ostinato.models.decode.passes import EagerPasses, Passes, Sampled
+from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
+from ostinato.models.decode.requests import RequestQueue, RunningRequest, check_request
+from ostinato.models.decode.sampling import NoiseSource
+from ostinato.models.decode.slots import SlotTable, Taken
+from ostinato.models.decode.speculation import Drafted, Speculator
+from ostinato.models.decode.static_cache import StaticCache
+from ostinato.models.decode.static_passes import StaticPasses
+from ostinato.models.decode.statistics import EngineStatistics
+from ostinato.models.decode.weights import DecodeWeights
+from ostinato.models.spec import ModelSpec
 
 __all__ = ["CachePolicy", "DecodeEngine", "EngineConfig"]
 

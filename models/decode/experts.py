@@ -1,7 +1,5 @@
 """The mixture of experts of an eager pass, on the CPU.
 
-Owns `add_experts` and the choice among its four ways, all of the same formula. Enters: rows after the
-norm, the experts chosen for each and their shares. Leaves: the residual stream, added to in place.
 It chooses no expert.
 
 *One row* multiplies its experts one after another. *Few rows* are weighted sums of rows of the
@@ -20,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.decode.weights import ExpertRows, LayerWeights
-from models.spec import ModelSpec
+from ostinato.models.decode.weights import ExpertRows, LayerWeights
+from ostinato.models.spec import ModelSpec
 
 # A bag reads its expert's whole table, a group reads it once for all its rows. Where the table stays
 # in a core's cache bags win up to 64 pairs an expert, where it does not up to 3 to 12 (measured).

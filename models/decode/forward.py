@@ -1,10 +1,8 @@
 """The trunk's forward pass over the slot cache, in eager torch.
 
-Owns `Trunk`: embedding, attention against cached keys and values, and the choice of experts, whose
-products are in experts.py. Products are in the precision of the weights, all else in float32.
-Enters: prepared weights, a `BatchPlan`, the cache (written in place). Leaves: hidden states after
-the final norm and the experts chosen a row. It samples nothing. The formulae are those of the
-trainer's model; only the order of roundings differs.
+`Trunk`: embedding, attention against cached keys and values, and the choice of experts, whose
+products are in experts.py. Products are in the precision of the weights, all else in float32. It
+samples nothing. The formulae are those of the trainer's model; only the order of roundings differs.
 
 Shapes: N rows, B decoding slots, m rows a decoding slot, A attended slots, T keys, L layers, D
 model width, H query heads, G key/value heads, R query heads a group, d head width, E experts, K
@@ -17,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.decode.batch import MASKED, BatchPlan, DecodePlan, PrefillSpan
-from models.decode.cache import SlotCache
-from models.decode.experts import ExpertBags, add_experts
-from models.decode.weights import DecodeWeights, LayerWeights
-from models.spec import ModelSpec
+from ostinato.models.decode.batch import MASKED, BatchPlan, DecodePlan, PrefillSpan
+from ostinato.models.decode.cache import SlotCache
+from ostinato.models.decode.experts import ExpertBags, add_experts
+from ostinato.models.decode.weights import DecodeWeights, LayerWeights
+from ostinato.models.spec import ModelSpec
 
 _Memory = tuple[Tensor, Tensor]  # keys and values of one layer
 

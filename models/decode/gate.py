@@ -1,11 +1,10 @@
 """Whether to draft, and how, from measured gain.
 
-Owns `SpeculationGate`. Enters: what each decode-only step cost and gave. Leaves: the choice for the
-next step, a number. 0 drafts nothing. Without a lookup d drafts with d layers: the choices are tried
-by turns and the fastest is kept. With one 1 drafts as the speculator sees fit, which it does only
-where it expects that to pay: the gate watches whether it does. Choices are compared in stretches of
-steps, not step by step: a draft drives the trunk's weights out of the processor's caches, and the
-plain steps behind it pay for that. Batch sizes are measured apart.
+Without a lookup d drafts with d layers: the choices are tried by turns and the fastest is kept.
+With one 1 drafts as the speculator sees fit, which it does only where it expects that to pay: the
+gate watches whether it does. Choices are compared in stretches of steps, not step by step: a draft
+drives the trunk's weights out of the processor's caches, and the plain steps behind it pay for
+that. Batch sizes are measured apart.
 """
 
 from collections import deque

@@ -1,11 +1,10 @@
 """Draft tokens from what followed the same tokens before: earlier in the context, or in the answers
 that this engine gave before.
 
-Owns `Lookup`: a memory of sampled answers, how often each kind of guess held, and the search. Such
+`Lookup`: a memory of sampled answers, how often each kind of guess held, and the search. Such
 drafts cost no pass of any layer: an agent repeats the lines of the files it reads, its own names
-and, from one answer to the next, the forms of its calls. Enters: the slot table, finished answers,
-what steps of each width cost. Leaves: draft tokens behind the contexts, as many as are expected to
-pay. Whether a draft holds is the engine's: it is verified like any other.
+and, from one answer to the next, the forms of its calls. Whether a draft holds is the engine's: it
+is verified like any other.
 
 The memory keeps, for the last 2, 4, 8 and 16 tokens of each place of an answer, the token that
 followed and how often it did, in hashed tables of fixed size: a back-off model of n-grams. The idea
@@ -18,8 +17,8 @@ table, K kinds of guess.
 
 import numpy as np
 
-from models.decode.native_lookup import KINDS, ORDERS, learn_answer, propose_drafts
-from models.decode.slots import SlotTable
+from ostinato.models.decode.native_lookup import KINDS, ORDERS, learn_answer, propose_drafts
+from ostinato.models.decode.slots import SlotTable
 
 
 class Lookup:

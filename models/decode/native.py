@@ -1,8 +1,4 @@
-"""The door to compiled decoding: importing the trunk loads or compiles it, only where asked.
-
-Owns `load_native_trunk`, the one place that imports it, and `drop_stale_code`. Leaves: a
-`NativeTrunk`.
-"""
+"""The door to compiled decoding: importing the trunk loads or compiles it, only where asked."""
 
 import contextlib
 import hashlib
@@ -11,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from models.decode.cache import SlotCache
-from models.spec import ModelSpec
+from ostinato.models.decode.cache import SlotCache
+from ostinato.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from models.decode.native_trunk import NativeTrunk
+    from ostinato.models.decode.native_trunk import NativeTrunk
 
 
 def load_native_trunk(
@@ -23,7 +19,7 @@ def load_native_trunk(
 ) -> "NativeTrunk":
     """Compiled loops for a shape; `rows` is the most that one step feeds."""
     drop_stale_code(Path(__file__).parent)
-    from models.decode.native_trunk import NativeTrunk  # noqa: PLC0415 - importing it compiles
+    from ostinato.models.decode.native_trunk import NativeTrunk  # noqa: PLC0415 - importing it compiles
 
     return NativeTrunk(spec, rotation_C1d, cache, rows)
 

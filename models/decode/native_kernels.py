@@ -1,11 +1,10 @@
 """The pieces of a decode step as compiled loops over flat float32 arrays.
 
-Owns products with packed matrices, RMSNorm, rotation, attention of neighbouring rows, choice of
-experts. The
-formulae are those of models/decode/forward.py; only the order of roundings differs. A row's numbers
-depend on its slot's history only, bit for bit, whatever else is in the batch. Arrays are flat, with
-the offset of what is meant; a packed matrix is panels of 64 columns (the last one narrower), each
-panel row after row.
+Products with packed matrices, RMSNorm, rotation, attention of neighbouring rows, choice of experts.
+The formulae are those of models/decode/forward.py; only the order of roundings differs. A row's
+numbers depend on its slot's history only, bit for bit, whatever else is in the batch. Arrays are
+flat, with the offset of what is meant; a packed matrix is panels of 64 columns (the last one
+narrower), each panel row after row.
 
 Shapes: N rows, K depth or experts a token, O columns, H query and key heads, d head width, E
 experts, C positions.
@@ -14,8 +13,8 @@ experts, C positions.
 import numba
 import numpy as np
 
-from models.decode.native_tiles import accumulate
-from models.decode.native_vectors import (
+from ostinato.models.decode.native_tiles import accumulate
+from ostinato.models.decode.native_vectors import (
     BARE,
     address_of,
     float_of_bits,
@@ -24,7 +23,7 @@ from models.decode.native_vectors import (
     squares_at,
     sum_at,
 )
-from models.decode.packed import PANEL
+from ostinato.models.decode.packed import PANEL
 
 _LOG2_E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693359375)

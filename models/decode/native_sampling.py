@@ -1,9 +1,8 @@
 """Sampling and drafting as compiled loops.
 
-Owns `race_rows`, which draws a token a row by the exponential race of models/decode/sampling.py
-with the same noise of (seed, position, token), `race_drafts`, which stops where a draft fails, and
-`run_draft`, one draft layer. Enters: logits, seeds, positions, packed weights. Leaves: tokens,
-log-probabilities, draft logits. Rows limited by top-k or top-p are sampled by sampling.py.
+`race_rows`, which draws a token a row by the exponential race of models/decode/sampling.py with the
+same noise of (seed, position, token), `race_drafts`, which stops where a draft fails, and
+`run_draft`, one draft layer. Rows limited by top-k or top-p are sampled by sampling.py.
 
 Shapes: R rows, m rows of a slot, V vocabulary, B slots, D model width, M draft width.
 """
@@ -11,13 +10,13 @@ Shapes: R rows, m rows of a slot, V vocabulary, B slots, D model width, M draft 
 import numba
 import numpy as np
 
-from models.decode.native_kernels import (
+from ostinato.models.decode.native_kernels import (
     exponential,
     gate_row,
     multiply_packed,
     normalize_row,
 )
-from models.decode.native_vectors import (
+from ostinato.models.decode.native_vectors import (
     BARE,
     address_of,
     bits_of_float,
@@ -25,7 +24,7 @@ from models.decode.native_vectors import (
     largest_of,
     mass_at,
 )
-from models.decode.sampling import (
+from ostinato.models.decode.sampling import (
     GOLDEN_32,
     GOLDEN_64,
     MIX_32_A,

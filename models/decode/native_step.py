@@ -1,8 +1,6 @@
 """One decode-only step as one compiled call: rows of the slot table in, samples out.
 
-Owns `run_decode_step`. Enters: the slot table's arrays, how many rows a slot. Leaves: a token and
-its log-probability a row that counts, logits and hidden states in the trunk's buffers; keys, values
-and routes are written to the cache. What it spares is Python between the pieces.
+What it spares is Python between the pieces.
 
 Shapes: S slots, C positions, B decoding slots, m rows a slot, R = N = B * m rows, L layers, K
 experts a token.
@@ -11,9 +9,9 @@ experts a token.
 import numba
 import numpy as np
 
-from models.decode.native_sampling import race_drafts
-from models.decode.native_trunk import run_head, run_trunk
-from models.decode.native_vectors import JIT, floats_at, integers_at
+from ostinato.models.decode.native_sampling import race_drafts
+from ostinato.models.decode.native_trunk import run_head, run_trunk
+from ostinato.models.decode.native_vectors import JIT, floats_at, integers_at
 
 
 @numba.njit(**JIT)

@@ -1,8 +1,8 @@
 """Register tiles of matrix products, written as LLVM for this processor.
 
-Owns `accumulate`, a matrix product that adds to its result or overwrites it, on float32 memory. A
-tile keeps up to 6 rows by 16, 32 or 64 columns of the result in registers over the whole depth: 24
-sums, 4 vectors of weights and a factor of the 32 registers. Each element is one chain of fused
+`accumulate`, a matrix product that adds to its result or overwrites it, on float32 memory. A tile
+keeps up to 6 rows by 16, 32 or 64 columns of the result in registers over the whole depth: 24 sums,
+4 vectors of weights and a factor of the 32 registers. Each element is one chain of fused
 multiply-adds over the depth in order, whatever tile it falls in: a row's result does not depend on
 the rows beside it. Needs numba; imported only where compiled decoding was asked for.
 
@@ -19,7 +19,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from models.decode.native_vectors import (
+from ostinato.models.decode.native_vectors import (
     BARE,
     FLOAT,
     JIT,
@@ -29,7 +29,7 @@ from models.decode.native_vectors import (
     vector_at,
     vector_function,
 )
-from models.decode.packed import LANES, PANEL
+from ostinato.models.decode.packed import LANES, PANEL
 
 __all__ = ["JIT", "accumulate"]
 

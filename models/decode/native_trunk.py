@@ -1,7 +1,5 @@
 """One decode step of the whole trunk as one compiled function, in float32 on the CPU.
 
-Owns `run_trunk` and `NativeTrunk`, which holds its scratch memory. Enters: packed weights, the rows
-of a step or of prompts, the slot cache (written in place). Leaves: hidden states, routes, logits.
 What eager torch spends on some 170 operations a step this spends on one call.
 
 Shapes: N rows, L layers, S slots, G key/value heads, H query heads, R query heads a group, d head
@@ -15,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.decode.cache import SlotCache
-from models.decode.native_kernels import (
+from ostinato.models.decode.cache import SlotCache
+from ostinato.models.decode.native_kernels import (
     attend_rows,
     choose_experts,
     copy_floats,
@@ -25,11 +23,11 @@ from models.decode.native_kernels import (
     normalize_row,
     rotate_heads,
 )
-from models.decode.native_sampling import race_rows, run_draft
-from models.decode.native_vectors import BARE, floats_at, integers_at
-from models.decode.packed import LANES, PackedWeights, aligned_floats, whole_vectors
-from models.decode.weights import DecodeWeights
-from models.spec import ModelSpec
+from ostinato.models.decode.native_sampling import race_rows, run_draft
+from ostinato.models.decode.native_vectors import BARE, floats_at, integers_at
+from ostinato.models.decode.packed import LANES, PackedWeights, aligned_floats, whole_vectors
+from ostinato.models.decode.weights import DecodeWeights
+from ostinato.models.spec import ModelSpec
 
 _LOGITS = 19  # place among the buffers
 _MOST_LINES = 16  # query heads of one group, over rows, that attend together
@@ -364,7 +362,7 @@ class NativeTrunk:
         top-p). `table` is what `native_step` names so. Behind a slot's first sample that differs
         from the draft fed after it nothing is drawn: zeros stand there.
         """
-        from models.decode.native_step import run_decode_step  # noqa: PLC0415 - imports this module
+        from ostinato.models.decode.native_step import run_decode_step  # noqa: PLC0415 - imports this module
 
         rows = len(slots_B) * width
         self._make_room(rows)

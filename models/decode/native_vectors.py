@@ -1,6 +1,6 @@
 """Vectors of 16 float32 that numba compiles for this processor: what the compiled loops share.
 
-Owns how functions are compiled (`JIT`, `BARE`), `rotate_pairs`, `largest_of`, `sum_at`, `mass_at`,
+How functions are compiled (`JIT`, `BARE`), `rotate_pairs`, `largest_of`, `sum_at`, `mass_at`,
 `squares_at`, `address_of`, `floats_at`, `integers_at`, and what native_tiles.py writes LLVM with.
 Memory is named by address where calls are many: numba passes an array as seven arguments, and needs
 0.15 us to accept one from Python. A sum of floats is never left to a plain loop: LLVM orders its
@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 
-from models.decode.packed import LANES
+from ostinato.models.decode.packed import LANES
 
 JIT: dict[str, Any] = {
     "cache": True,

@@ -1,8 +1,7 @@
 """Weights laid out for compiled loops: flat arrays, matrices in panels.
 
-Owns `PackedWeights` and how a matrix is packed: panels of 64 columns (the last one narrower), each
-panel row after row, so that a product reads memory in order. Enters: tensors. Leaves: numpy arrays.
-It needs no compiler.
+`PackedWeights` and how a matrix is packed: panels of 64 columns (the last one narrower), each panel
+row after row, so that a product reads memory in order. It needs no compiler.
 
 Shapes: V vocabulary, D model width, H query heads, G key/value heads, d head width, E experts, F
 expert width, M draft width.

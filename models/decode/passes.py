@@ -1,9 +1,6 @@
 """One step's forward pass and samples, on the CPU: eager torch or compiled loops.
 
-Owns `EagerPasses`, and `Sampled`, what any kind of pass leaves. Enters: the slots that decode, the
-spans of prompts to feed, drafts to verify. Leaves: one sampled token and its log-prob a decode row
-and a completed prompt; keys, values and routes are written to the cache. It advances no slot: what
-the samples mean for a request is the engine's.
+It advances no slot: what the samples mean for a request is the engine's.
 
 Shapes: B decoding slots, R sampled rows, m rows a decoding slot, N rows, V vocabulary, D model
 width.
@@ -17,17 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.decode.batch import PrefillSpan, place_rows, plan_batch
-from models.decode.cache import RouteTable, SlotCache
-from models.decode.config import CachePolicy
-from models.decode.forward import Trunk, linear
-from models.decode.sampling import NoiseSource, SamplingRules, sample_rows
-from models.decode.slots import SlotTable
-from models.decode.speculation import Drafted
-from models.decode.weights import DecodeWeights
+from ostinato.models.decode.batch import PrefillSpan, place_rows, plan_batch
+from ostinato.models.decode.cache import RouteTable, SlotCache
+from ostinato.models.decode.config import CachePolicy
+from ostinato.models.decode.forward import Trunk, linear
+from ostinato.models.decode.sampling import NoiseSource, SamplingRules, sample_rows
+from ostinato.models.decode.slots import SlotTable
+from ostinato.models.decode.speculation import Drafted
+from ostinato.models.decode.weights import DecodeWeights
 
 if TYPE_CHECKING:
-    from models.decode.native_trunk import NativeTrunk
+    from ostinato.models.decode.native_trunk import NativeTrunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,7 @@
 """The contract between whoever wants tokens and whoever makes them.
 
-Owns the request and answer records of generation and the `ModelClient` protocol that rollout
-workers, evaluation and the gateway talk to. Enters: token ids. Leaves: sampled token ids with their
-log-probabilities, weight versions and routed experts. It does not run a model and knows neither Ray
-nor torch.
+The request and answer records of generation and the `ModelClient` protocol that rollout workers,
+evaluation and the gateway talk to. It does not run a model and knows neither Ray nor torch.
 
 Shapes: T new tokens, P prompt tokens, L MoE layers, K experts a token.
 """

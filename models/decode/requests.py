@@ -1,6 +1,6 @@
 """Requests before and while they run.
 
-Owns request checking, `RequestQueue` (priority classes, first come first served inside a class) and
+Request checking, `RequestQueue` (priority classes, first come first served inside a class) and
 `RunningRequest` (what the engine must remember a request beside the slot arrays). It allocates
 nothing and runs nothing.
 """
@@ -8,7 +8,7 @@ nothing and runs nothing.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from models.decode.protocol import GenerateRequest, Priority
+from ostinato.models.decode.protocol import GenerateRequest, Priority
 
 _CLASSES = (Priority.USER, Priority.EVALUATION, Priority.TRAINING)
 

@@ -1,10 +1,9 @@
 """Sampling that depends only on the request's seed and the position, never on what else is in the
 batch.
 
-Owns the counter-based noise, `sample_rows`, top-k and top-p filtering. A token is drawn by an exponential
-race: argmax of p / E where E is exponential noise hashed from (seed, position, token). It is an
-exact draw from p, and two distributions that see the same noise mostly pick the same token, which
-speculation uses. Enters: logits. Leaves: token ids and log-probabilities.
+A token is drawn by an exponential race: argmax of p / E where E is exponential noise hashed from
+(seed, position, token). It is an exact draw from p, and two distributions that see the same noise
+mostly pick the same token, which speculation uses.
 
 Shapes: R rows, V vocabulary, W rows ahead.
 """

@@ -1,6 +1,6 @@
 """Who occupies which slot, and everything known about each position there, as arrays.
 
-Owns `SlotTable`: states, token ids, log-probs and versions a slot, sessions and their
+`SlotTable`: states, token ids, log-probs and versions a slot, sessions and their
 least-recently-used order, prefix matching. All per-token bookkeeping is one vectorised write over
 slots. It runs no model and holds no keys or values.
 
@@ -12,9 +12,9 @@ from enum import IntEnum
 
 import numpy as np
 
-from models.decode.native_slots import pack_stop_runs, take_samples
-from models.decode.protocol import GenerateRequest
-from models.decode.sampling import seed_key
+from ostinato.models.decode.native_slots import pack_stop_runs, take_samples
+from ostinato.models.decode.protocol import GenerateRequest
+from ostinato.models.decode.sampling import seed_key
 
 
 class SlotState(IntEnum):

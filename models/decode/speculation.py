@@ -1,10 +1,9 @@
 """Speculative decoding: draft tokens from the draft (multi-token prediction) layers, from the
 context itself, or from the context behind those of the draft layers.
 
-Owns `Speculator`. Enters: the trunk's last hidden state of each slot. Leaves: draft tokens behind
-each context. Verification is the engine's: one pass over the drafts samples every position exactly
-as plain decoding would, with the noise of (seed, position), and keeps drafts that equal the sample.
-So speculation changes no token of any request, greedy or not: it is rejection sampling with a
+Verification is the engine's: one pass over the drafts samples every position exactly as plain
+decoding would, with the noise of (seed, position), and keeps drafts that equal the sample. So
+speculation changes no token of any request, greedy or not: it is rejection sampling with a
 point-mass proposal. A draft layer sees the same noise, which makes it pick the same token more
 often than an independent draw.
 
@@ -20,17 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.decode.config import EngineConfig
-from models.decode.forward import Trunk, add_product, linear
-from models.decode.gate import SpeculationGate
-from models.decode.lookup import Lookup
-from models.decode.sampling import NoiseSource
-from models.decode.slots import SlotTable
-from models.decode.step_costs import StepCosts
-from models.decode.weights import DecodeWeights
+from ostinato.models.decode.config import EngineConfig
+from ostinato.models.decode.forward import Trunk, add_product, linear
+from ostinato.models.decode.gate import SpeculationGate
+from ostinato.models.decode.lookup import Lookup
+from ostinato.models.decode.sampling import NoiseSource
+from ostinato.models.decode.slots import SlotTable
+from ostinato.models.decode.step_costs import StepCosts
+from ostinato.models.decode.weights import DecodeWeights
 
 if TYPE_CHECKING:
-    from models.decode.native_trunk import NativeTrunk
+    from ostinato.models.decode.native_trunk import NativeTrunk
 
 _MISSES = 4  # steps in a row for which the lookup has nothing, after which it rests
 _LONGEST_REST_STEPS = 64

@@ -1,9 +1,9 @@
 """Key/value memory on the decoding device, with one slot more than there are sessions.
 
-Owns `StaticCache`. Padding rows write to the last slot, the scratch slot, which no request reads.
-Keys and values of a position lie side by side, heads behind positions, so that a row is one write
-and a run of slots is read where it lies. Routes stay on the host (`RouteTable`): they come back
-with the samples anyway. Enters and leaves: tensors of one step. It does not know requests.
+Padding rows write to the last slot, the scratch slot, which no request reads. Keys and values of a
+position lie side by side, heads behind positions, so that a row is one write and a run of slots is
+read where it lies. Routes stay on the host (`RouteTable`): they come back with the samples anyway.
+It does not know requests.
 
 Shapes: L layers, P slots and the scratch slot, C positions, G key/value heads, d head width, N rows,
 A attended slots, T keys.
@@ -12,8 +12,8 @@ A attended slots, T keys.
 import torch
 from torch import Tensor
 
-from models.decode.cache import RouteTable
-from models.spec import ModelSpec
+from ostinato.models.decode.cache import RouteTable
+from ostinato.models.spec import ModelSpec
 
 
 class StaticCache(RouteTable):

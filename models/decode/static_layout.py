@@ -1,9 +1,9 @@
 """The fixed shapes a device step comes in, and how its inputs and outputs lie in one buffer each.
 
-Owns `Bucket`, the rounding to buckets, and the fields of the packed buffers. A step's inputs are
-one array of 64-bit words, its outputs one of 32-bit words, so that each crosses to or from the
-device in one copy. Rows are A segments of W: a segment is a run of consecutive positions of one
-slot, of which the first `lengths` are real and the others padding. It computes nothing.
+A step's inputs are one array of 64-bit words, its outputs one of 32-bit words, so that each crosses
+to or from the device in one copy. Rows are A segments of W: a segment is a run of consecutive
+positions of one slot, of which the first `lengths` are real and the others padding. It computes
+nothing.
 
 Shapes: A segments, W rows a segment, R sampled rows, L layers, K experts a token, Q draft tokens a
 segment.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.spec import ModelSpec
+from ostinato.models.spec import ModelSpec
 
 SMALLEST_CONTEXT = 64  # keys; a graph a power of two from here on
 SMALLEST_SPAN = 16  # rows of a prompt

@@ -1,10 +1,9 @@
 """Passes of fixed shapes on one device: on CUDA as captured graphs.
 
-Owns `StaticPasses`: the choice of buckets, the packed buffers, one graph a bucket captured at its
-first use, and the weights in buffers that a swap overwrites in place, so that no graph is captured
-twice. Enters: what enters `EagerPasses`. Leaves: the same. A step is one pass for all decode rows
-and one for each length of prompt spans; each is one copy in and one out, and the host waits once,
-at the end. On the CPU the same steps run uncaptured.
+`StaticPasses`: the choice of buckets, the packed buffers, one graph a bucket captured at its first
+use, and the weights in buffers that a swap overwrites in place, so that no graph is captured twice.
+A step is one pass for all decode rows and one for each length of prompt spans; each is one copy in
+and one out, and the host waits once, at the end. On the CPU the same steps run uncaptured.
 
 Shapes: B decoding slots, A segments, W rows a segment, R sampled rows, N rows.
 """
@@ -15,14 +14,14 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
-from models.decode.batch import PrefillSpan
-from models.decode.config import EngineConfig
-from models.decode.device import Device
-from models.decode.passes import Sampled, completed, store_routes
-from models.decode.slots import SlotTable
-from models.decode.speculation import Drafted
-from models.decode.static_cache import StaticCache
-from models.decode.static_layout import (
+from ostinato.models.decode.batch import PrefillSpan
+from ostinato.models.decode.config import EngineConfig
+from ostinato.models.decode.device import Device
+from ostinato.models.decode.passes import Sampled, completed, store_routes
+from ostinato.models.decode.slots import SlotTable
+from ostinato.models.decode.speculation import Drafted
+from ostinato.models.decode.static_cache import StaticCache
+from ostinato.models.decode.static_layout import (
     SMALLEST_CONTEXT,
     SMALLEST_SPAN,
     Bucket,
@@ -32,9 +31,9 @@ from models.decode.static_layout import (
     round_up,
     split_outputs,
 )
-from models.decode.static_trunk import StaticTrunk
-from models.decode.weights import DecodeWeights, Precision, list_tensors, map_tensors
-from models.spec import ModelSpec
+from ostinato.models.decode.static_trunk import StaticTrunk
+from ostinato.models.decode.weights import DecodeWeights, Precision, list_tensors, map_tensors
+from ostinato.models.spec import ModelSpec
 
 _GROUPED_ALIGNMENT_ELEMENTS = 8  # of bf16: grouped_mm wants strides of 16 bytes
 

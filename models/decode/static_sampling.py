@@ -1,9 +1,8 @@
 """Sampling on the decoding device: the same noise, race and limits as sampling.py, in torch
 operations of fixed shapes.
 
-Owns `DeviceNoise` and `draw_rows`. The noise's bits are those of `NoiseSource`, in integers that
-wrap; only its logarithm may differ in the last place, as the softmax may. Nothing here reads a
-value back to the host. Enters: logits and rules, one a row. Leaves: token ids and log-probs.
+The noise's bits are those of `NoiseSource`, in integers that wrap; only its logarithm may differ in
+the last place, as the softmax may. Nothing here reads a value back to the host.
 
 Shapes: R rows, V vocabulary.
 """
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.decode.sampling import (
+from ostinato.models.decode.sampling import (
     GOLDEN_32,
     GOLDEN_64,
     MIX_32_A,

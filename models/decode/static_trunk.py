@@ -1,9 +1,8 @@
 """One whole step of decoding in fixed shapes: drafts, forward pass, samples, packed results.
 
-Owns `StaticTrunk`. Enters: a bucket, weights, packed inputs, the cache (written in place). Leaves:
-packed outputs. Every shape follows from the bucket, every tensor is on one device and no value is
-read by the host, so a CUDA graph can hold the step; the tests check all three. The formulae are
-those of `Trunk`, `draft_logits` and `sample_rows`; only the order of roundings differs.
+Every shape follows from the bucket, every tensor is on one device and no value is read by the host,
+so a CUDA graph can hold the step; the tests check all three. The formulae are those of `Trunk`,
+`draft_logits` and `sample_rows`; only the order of roundings differs.
 
 Slices are `narrow`, `select` and `unsqueeze`: Python's brackets ask for a CUDA driver even where the
 tensors are fake, and then nothing could be proven without one.
@@ -20,13 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.decode.forward import Trunk, add_product, linear
-from models.decode.speculation import draft_logits
-from models.decode.static_cache import StaticCache
-from models.decode.static_layout import Bucket, StepInputs, split_inputs
-from models.decode.static_sampling import DeviceNoise, draw_rows
-from models.decode.weights import DecodeWeights, LayerWeights
-from models.spec import ModelSpec
+from ostinato.models.decode.forward import Trunk, add_product, linear
+from ostinato.models.decode.speculation import draft_logits
+from ostinato.models.decode.static_cache import StaticCache
+from ostinato.models.decode.static_layout import Bucket, StepInputs, split_inputs
+from ostinato.models.decode.static_sampling import DeviceNoise, draw_rows
+from ostinato.models.decode.weights import DecodeWeights, LayerWeights
+from ostinato.models.spec import ModelSpec
 
 
 class StaticTrunk:

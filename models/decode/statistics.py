@@ -1,6 +1,6 @@
 """Running totals of one decode engine.
 
-Owns `EngineStatistics`: counters only ever added to; a reader subtracts two snapshots. It measures
+`EngineStatistics`: counters only ever added to; a reader subtracts two snapshots. It measures
 nothing itself.
 """
 

@@ -1,10 +1,8 @@
 """What a decode step costs by the drafts it verifies.
 
-Owns `StepCosts`. Enters: seconds of steps and how many drafts of the lookup they had. Leaves: the
-cost of a step with 0 to k of them, as multiples of one without, with a margin: drafts that just pay
-for themselves gain nothing and may lose. Each number of drafts has a mean of its own, which counts
-the more the more often it was measured, against a line through all of them: an offset, since other
-code may run than for one row, and a slope. Until measured, drafts look cheap, so that they are tried.
+Each number of drafts has a mean of its own, which counts the more the more often it was measured,
+against a line through all of them: an offset, since other code may run than for one row, and a
+slope. Until measured, drafts look cheap, so that they are tried.
 
 Shapes: w drafts of the lookup in a step, 0 to k.
 """

@@ -1,9 +1,7 @@
 """Canonical weights laid out for decoding.
 
-Owns `DecodeWeights`: fused, copied and checked tensors that one forward pass of the decode engine
-reads. Enters: the canonical (Hugging Face style) weight dict and its `ModelSpec`. Leaves: an
-immutable set of tensors under one weight version, draft layers included, so that trunk and draft
-can never be of different versions. It computes no tokens and keeps no cache.
+`DecodeWeights`: fused, copied and checked tensors that one forward pass of the decode engine reads.
+It computes no tokens and keeps no cache.
 
 Three rewrites save operations and change only rounding: RMSNorm scales are folded into the matrix
 that follows, query, key and value matrices are one, and the two halves that RoPE rotates are
@@ -21,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.decode.cuda_device import check_device, copy_beside
-from models.decode.packed import (
+from ostinato.models.decode.cuda_device import check_device, copy_beside
+from ostinato.models.decode.packed import (
     PackedDraft,
     PackedWeights,
     join_flat,
     join_packed,
     pack_matrix,
 )
-from models.spec import ModelSpec
+from ostinato.models.spec import ModelSpec
 
 _ALWAYS_FP32 = ("gate_ED", "qk_scale_Hd")
 _GROUPED_ALIGNMENT_ELEMENTS = 4  # grouped_mm wants strides of 16 bytes

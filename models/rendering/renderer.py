@@ -1,9 +1,9 @@
 """The chat and tool template: conversations to tokens and back.
 
-Owns `Renderer`. Text and a trained tokenizer in, token ids out. The template only ever appends: a
-conversation's tokens are `start(...)`, then the model's own sampled tokens, then
-`append_results(...)` or `append_user(...)`, and so on; nothing sampled is encoded again. Content
-never yields a control token, whatever it says. It calls no model and runs no tool.
+Text and a trained tokenizer in, token ids out. The template only ever appends: a conversation's
+tokens are `start(...)`, then the model's own sampled tokens, then `append_results(...)` or
+`append_user(...)`, and so on; nothing sampled is encoded again. Content never yields a control
+token, whatever it says. It calls no model and runs no tool.
 """
 
 import re
@@ -15,7 +15,7 @@ from typing import Literal
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
-from models.rendering.vocabulary import (
+from ostinato.models.rendering.vocabulary import (
     ASSISTANT,
     CALL_TAGS,
     END,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 
-from models.rendering.vocabulary import SPECIAL_TOKENS
+from ostinato.models.rendering.vocabulary import SPECIAL_TOKENS
 
 PRETOKEN_PATTERN = (
     r"\n *"  # a line end with the next line's indent

@@ -1,8 +1,8 @@
 """The special tokens, their fixed ids and what each kind may be used for.
 
-Owns the order of specials (ids count from 0; a trained vocabulary starts after them). Only the
-template inserts control tokens; tool and argument tags come from the model (or a demonstration of
-it); line tags also from tool results. It knows no tokenizer: names in, ids out.
+The order of specials (ids count from 0; a trained vocabulary starts after them). Only the template
+inserts control tokens; tool and argument tags come from the model (or a demonstration of it); line
+tags also from tool results. It knows no tokenizer: names in, ids out.
 """
 
 PAD = "<|pad|>"

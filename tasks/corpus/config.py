@@ -1,6 +1,6 @@
 """What the corpus stage is asked and what it answers.
 
-Owns `CorpusConfig` (identity of a corpus), `CorpusRequest` and `CorpusResult`. No torch, no work.
+No torch, no work.
 """
 
 from typing import Any, Literal
@@ -14,8 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from infra.harness.config import HarnessConfig
-from tasks.corpus.locating import Locating
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.tasks.corpus.locating import Locating
 
 
 class CorpusRecord(BaseModel):

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tasks.corpus.functions import CodeFunction
-from tasks.corpus.line_parts import LineParts, Span, find_parts
+from ostinato.tasks.corpus.functions import CodeFunction
+from ostinato.tasks.corpus.line_parts import LineParts, Span, find_parts
 
 
 @dataclass(frozen=True, slots=True)

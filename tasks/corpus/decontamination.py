@@ -6,9 +6,9 @@ are free to use.
 
 from collections.abc import Iterable
 
-from tasks.corpus.corruptions import Corruption
-from tasks.corpus.functions import CodeFunction
-from tasks.records import Problem, Split
+from ostinato.tasks.corpus.corruptions import Corruption
+from ostinato.tasks.corpus.functions import CodeFunction
+from ostinato.tasks.records import Problem, Split
 
 LINE_LIMIT_CHARACTERS = 16  # shorter lines (return x) stand in any code
 

@@ -1,8 +1,8 @@
 """Transcripts of the demonstrator working on real problems.
 
-Owns the attempts: demonstration problems and their prepared repositories in; token documents with
-loss masks, and the reports that real tests gave, out. Everything runs through the agents' own
-harness, in sandboxes, with real tests. The tokens inside a wrong edit are shown but not trained on.
+The attempts: demonstration problems and their prepared repositories in; token documents with loss
+masks, and the reports that real tests gave, out. Everything runs through the agents' own harness,
+in sandboxes, with real tests. The tokens inside a wrong edit are shown but not trained on.
 """
 
 import asyncio
@@ -12,27 +12,27 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
-from infra.errors import ProblemError
-from infra.harness.config import AgentRequest, HarnessConfig
-from infra.harness.environment import AgentEnvironment
-from infra.harness.loop import run_agent
-from infra.harness.regions import Region, open_region
-from infra.harness.test_runner import make_test_runner
-from infra.harness.transcript import EndReason, Transcript
-from infra.sandbox.pool import SandboxPool
-from infra.sandbox.repository import PreparedRepository
-from infra.sandbox.test_server import TestServer
-from infra.search.service import LocalSearch, SearchService
-from models.rendering import Renderer
-from models.rendering.vocabulary import SPECIAL_IDS
-from tasks.corpus.config import DemonstrationConfig
-from tasks.corpus.corruptions import corrupt_function
-from tasks.corpus.decontamination import Guard
-from tasks.corpus.demonstrator import Demonstrator
-from tasks.corpus.functions import CodeFunction
-from tasks.corpus.locating import LocatingTalk, locate
-from tasks.corpus.reports import ReportBook
-from tasks.corpus.transcripts import (
+from ostinato.infra.agent.config import AgentRequest, HarnessConfig
+from ostinato.infra.agent.environment import AgentEnvironment
+from ostinato.infra.agent.loop import run_agent
+from ostinato.infra.agent.regions import Region, open_region
+from ostinato.infra.agent.search.service import LocalSearch, SearchService
+from ostinato.infra.agent.test_runner import make_test_runner
+from ostinato.infra.agent.transcript import EndReason, Transcript
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox.pool import SandboxPool
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.models.rendering import Renderer
+from ostinato.models.rendering.vocabulary import SPECIAL_IDS
+from ostinato.tasks.corpus.config import DemonstrationConfig
+from ostinato.tasks.corpus.corruptions import corrupt_function
+from ostinato.tasks.corpus.decontamination import Guard
+from ostinato.tasks.corpus.demonstrator import Demonstrator
+from ostinato.tasks.corpus.functions import CodeFunction
+from ostinato.tasks.corpus.locating import LocatingTalk, locate
+from ostinato.tasks.corpus.reports import ReportBook
+from ostinato.tasks.corpus.transcripts import (
     FIXED,
     GAVE_UP,
     Course,
@@ -41,8 +41,8 @@ from tasks.corpus.transcripts import (
     draw_plan,
     edit_call,
 )
-from tasks.descriptions import read_description
-from tasks.records import Problem
+from ostinato.tasks.descriptions import read_description
+from ostinato.tasks.records import Problem
 
 OPEN_EDIT = SPECIAL_IDS["<edit_file>"]
 CLOSE_EDIT = SPECIAL_IDS["</edit_file>"]

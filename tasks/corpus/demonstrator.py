@@ -1,6 +1,6 @@
 """A scripted agent that knows the answer: a ModelClient for making demonstrations.
 
-Owns `Demonstrator`: a plan, the right edit and a wrong one in; answers, given what the tools really
+`Demonstrator`: a plan, the right edit and a wrong one in; answers, given what the tools really
 said, out. It locates the function where the prompt does not name it, looks before it edits and
 believes the tests. Its log-probabilities are zero: nothing was sampled.
 """
@@ -9,11 +9,11 @@ from collections.abc import Generator
 
 import numpy as np
 
-from models.decode.protocol import GenerateRequest, Generation, StopReason
-from models.rendering import Renderer
-from models.rendering.vocabulary import TOOL
-from tasks.corpus.locating import LocatingTalk
-from tasks.corpus.transcripts import (
+from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
+from ostinato.models.rendering import Renderer
+from ostinato.models.rendering.vocabulary import TOOL
+from ostinato.tasks.corpus.locating import LocatingTalk
+from ostinato.tasks.corpus.transcripts import (
     FIXED,
     GAVE_UP,
     NOT_FOUND,

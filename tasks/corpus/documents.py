@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from models.rendering import Renderer
-from tasks.corpus.config import CorpusConfig
-from tasks.corpus.corruptions import Corruption, corrupt_function
-from tasks.corpus.decontamination import Guard
-from tasks.corpus.functions import CodeFunction, FunctionLimits, extract_functions
-from tasks.corpus.reports import ReportBook
-from tasks.corpus.sources import SourceFile
-from tasks.corpus.transcripts import DocumentWriter
+from ostinato.models.rendering import Renderer
+from ostinato.tasks.corpus.config import CorpusConfig
+from ostinato.tasks.corpus.corruptions import Corruption, corrupt_function
+from ostinato.tasks.corpus.decontamination import Guard
+from ostinato.tasks.corpus.functions import CodeFunction, FunctionLimits, extract_functions
+from ostinato.tasks.corpus.reports import ReportBook
+from ostinato.tasks.corpus.sources import SourceFile
+from ostinato.tasks.corpus.transcripts import DocumentWriter
 
 MAX_DRY_DRAWS = 10_000  # draws in a row that gave no document, after which a kind is used up
 HELD_OUT_REPAIR_RATIO = 0.02

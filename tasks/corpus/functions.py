@@ -1,15 +1,15 @@
 """Functions cut out of source files, as the agent would see them.
 
-Owns `CodeFunction`. Text of a file in, short functions out: general ones normalised (docstrings and
-comments dropped), those of problem repositories exactly as the harness shows them.
+Text of a file in, short functions out: general ones normalised (docstrings and comments dropped),
+those of problem repositories exactly as the harness shows them.
 """
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from infra.harness.regions import open_region
-from infra.syntax import parse_python
+from ostinato.infra.agent.regions import open_region
+from ostinato.infra.platform.syntax import parse_python
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import ast
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from infra.syntax import parse_python
+from ostinato.infra.platform.syntax import parse_python
 
 Span = tuple[int, int]  # columns, end exclusive
 

@@ -14,20 +14,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from infra.harness.config import HarnessConfig
-from infra.harness.other_tools import MAX_HITS, MAX_MATCHES, list_hits
-from infra.harness.places import tag_places
-from infra.harness.report import cut_middle
-from infra.search.service import SearchService
-from infra.syntax import parse_python
-from models.rendering import Renderer
-from tasks.corpus.config import CorpusConfig
-from tasks.corpus.documents import is_held_out
-from tasks.corpus.functions import FunctionLimits, extract_functions
-from tasks.corpus.locating import drive, locate
-from tasks.corpus.sources import SourceFile
-from tasks.corpus.transcripts import Document, draw_plan, look_turns
-from tasks.descriptions import first_sentence, is_usable, write_prompt
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.other_tools import MAX_HITS, MAX_MATCHES, list_hits
+from ostinato.infra.agent.places import tag_places
+from ostinato.infra.agent.report import cut_middle
+from ostinato.infra.agent.search.service import SearchService
+from ostinato.infra.platform.syntax import parse_python
+from ostinato.models.rendering import Renderer
+from ostinato.tasks.corpus.config import CorpusConfig
+from ostinato.tasks.corpus.documents import is_held_out
+from ostinato.tasks.corpus.functions import FunctionLimits, extract_functions
+from ostinato.tasks.corpus.locating import drive, locate
+from ostinato.tasks.corpus.sources import SourceFile
+from ostinato.tasks.corpus.transcripts import Document, draw_plan, look_turns
+from ostinato.tasks.descriptions import first_sentence, is_usable, write_prompt
 
 POOL_FILES = 40
 POOL_LIMITS = FunctionLimits(60, 3000)  # nothing is repaired: what is searched may be long

@@ -1,9 +1,8 @@
 """How the demonstrator finds a function that the prompt only describes.
 
-Owns the two ways of the search ablation: one question to code search, or a few greps for words of
-the description in names of functions. Enters: the description and what the tools say. Leaves: calls
-one at a time, and what read_file is given for the line that showed the function. A way that does
-not find it is not demonstrated: what is kept are attempts in which locating succeeded.
+The two ways of the search ablation: one question to code search, or a few greps for words of the
+description in names of functions. A way that does not find it is not demonstrated: what is kept are
+attempts in which locating succeeded.
 """
 
 import re
@@ -11,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from infra.harness.places import find_place
+from ostinato.infra.agent.places import find_place
 
 Locating = Literal["named", "search", "grep"]
 """named: the prompt names the function, nothing is located."""

@@ -9,10 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.errors import ProblemError
-from infra.sandbox.repository import PreparedRepository
-from tasks.corpus.functions import CodeFunction, FunctionLimits, extract_functions, read_function
-from tasks.records import Problem
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.corpus.functions import (
+    CodeFunction,
+    FunctionLimits,
+    extract_functions,
+    read_function,
+)
+from ostinato.tasks.records import Problem
 
 PROBLEMS_FILE = "problems.jsonl"
 REPOSITORIES_DIRECTORY = "repositories"

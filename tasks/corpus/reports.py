@@ -9,9 +9,9 @@ import random
 import re
 from collections import defaultdict
 
-from models.rendering.vocabulary import line_tag
-from tasks.corpus.corruptions import Corruption
-from tasks.corpus.functions import CodeFunction
+from ostinato.models.rendering.vocabulary import line_tag
+from ostinato.tasks.corpus.corruptions import Corruption
+from ostinato.tasks.corpus.functions import CodeFunction
 
 LINE_NAMED_SHARE = 0.35  # real failures without an undefined name that point at the broken line
 OTHER_LINE_SHARE = 0.15  # ... that point at another line of the function

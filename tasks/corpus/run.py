@@ -1,8 +1,5 @@
 """Entry of the corpus stage: sources and problems in, token shards, demonstrations and their
 statistics out.
-
-Leaves in the workspace: tokenizer.json, shards/{kind}_{train,heldout}.{bin,idx},
-demonstrations.safetensors, statistics.json (last).
 """
 
 import asyncio
@@ -13,18 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.cluster.workspace import Workspace, replace_text
-from infra.search.service import SearchService
-from models.rendering import Renderer, train_tokenizer
-from tasks.corpus.config import CorpusConfig, CorpusRequest, CorpusResult, ShardStatistics
-from tasks.corpus.decontamination import Guard
-from tasks.corpus.deduplication import Deduplicator, Novelty
-from tasks.corpus.demonstrations import (
+from ostinato.infra.agent.search.service import SearchService
+from ostinato.infra.platform.cluster.workspace import Workspace, replace_text
+from ostinato.models.rendering import Renderer, train_tokenizer
+from ostinato.tasks.corpus.config import CorpusConfig, CorpusRequest, CorpusResult, ShardStatistics
+from ostinato.tasks.corpus.decontamination import Guard
+from ostinato.tasks.corpus.deduplication import Deduplicator, Novelty
+from ostinato.tasks.corpus.demonstrations import (
     Demonstrations,
     DemonstrationSettings,
     make_demonstrations,
 )
-from tasks.corpus.documents import (
+from ostinato.tasks.corpus.documents import (
     RepairMaker,
     Shard,
     function_limits,
@@ -33,14 +30,14 @@ from tasks.corpus.documents import (
     make_library,
     make_repairs,
 )
-from tasks.corpus.functions import CodeFunction, extract_functions
-from tasks.corpus.located import Locator, make_located
-from tasks.corpus.problem_sources import ProblemSource, load_problems
-from tasks.corpus.shards import write_demonstrations, write_shard
-from tasks.corpus.sources import SourceFile, read_source
-from tasks.corpus.tested_repairs import make_tested_repairs
-from tasks.corpus.transcripts import Document, DocumentWriter
-from tasks.records import Split
+from ostinato.tasks.corpus.functions import CodeFunction, extract_functions
+from ostinato.tasks.corpus.located import Locator, make_located
+from ostinato.tasks.corpus.problem_sources import ProblemSource, load_problems
+from ostinato.tasks.corpus.shards import write_demonstrations, write_shard
+from ostinato.tasks.corpus.sources import SourceFile, read_source
+from ostinato.tasks.corpus.tested_repairs import make_tested_repairs
+from ostinato.tasks.corpus.transcripts import Document, DocumentWriter
+from ostinato.tasks.records import Split
 
 SHARDS_DIRECTORY = "shards"
 STATISTICS_FILE = "statistics.json"

@@ -11,8 +11,8 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from safetensors.numpy import save_file
 
-from tasks.corpus.config import ShardStatistics
-from tasks.corpus.transcripts import Document
+from ostinato.tasks.corpus.config import ShardStatistics
+from ostinato.tasks.corpus.transcripts import Document
 
 DEMONSTRATIONS_FILE = "demonstrations.safetensors"
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
-from infra.errors import ConfigError
-from tasks.corpus.config import CodeSource
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.tasks.corpus.config import CodeSource
 
 MAX_FILE_CHARACTERS = 200_000
 MIN_FILE_CHARACTERS = 200

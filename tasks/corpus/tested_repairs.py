@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
-from infra.harness.regions import open_region
-from infra.harness.report import describe_report
-from infra.sandbox.test_server import TestServer
-from tasks.corpus.documents import Bug, FunctionDraw, RepairMaker, is_repair_trained
-from tasks.corpus.functions import CodeFunction
-from tasks.corpus.problem_sources import ProblemSource
-from tasks.corpus.transcripts import PASSED
-from tasks.records import Problem
+from ostinato.infra.agent.regions import open_region
+from ostinato.infra.agent.report import describe_report
+from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.tasks.corpus.documents import Bug, FunctionDraw, RepairMaker, is_repair_trained
+from ostinato.tasks.corpus.functions import CodeFunction
+from ostinato.tasks.corpus.problem_sources import ProblemSource
+from ostinato.tasks.corpus.transcripts import PASSED
+from ostinato.tasks.records import Problem
 
 BATCH_BUGS = 64
 MAX_TESTS = 5

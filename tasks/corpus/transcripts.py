@@ -1,6 +1,6 @@
 """Writes repairs of one function as the harness would have recorded them.
 
-Owns the demonstrator's wording (`Plan`, calls, final messages) shared by repair documents and
+The demonstrator's wording (`Plan`, calls, final messages) shared by repair documents and
 demonstrations, and the documents themselves: a corrupted function, its plausible test report, the
 edit, the end. Text only in, token ids with a loss mask out.
 """
@@ -9,12 +9,12 @@ import random
 from dataclasses import dataclass
 from enum import StrEnum
 
-from infra.harness.regions import Region, show_lines
-from models.rendering import Renderer
-from models.rendering.vocabulary import line_tag
-from tasks.corpus.config import DemonstrationConfig
-from tasks.corpus.corruptions import Corruption
-from tasks.corpus.functions import CodeFunction
+from ostinato.infra.agent.regions import Region, show_lines
+from ostinato.models.rendering import Renderer
+from ostinato.models.rendering.vocabulary import line_tag
+from ostinato.tasks.corpus.config import DemonstrationConfig
+from ostinato.tasks.corpus.corruptions import Corruption
+from ostinato.tasks.corpus.functions import CodeFunction
 
 RUN_TESTS = "<run_terminal>pytest</run_terminal>"
 PASSED = "passed"

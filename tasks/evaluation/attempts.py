@@ -1,8 +1,8 @@
 """Runs what is left of an evaluation: every problem, every attempt number, each exactly once.
 
-Owns the plan of attempts, its file of finished rows (one JSON line each, so that a killed
-evaluation goes on where it was) and the number of attempts in flight. How one attempt runs comes in
-as a callable. It computes no statistics.
+The plan of attempts, its file of finished rows (one JSON line each, so that a killed evaluation
+goes on where it was) and the number of attempts in flight. How one attempt runs comes in as a
+callable. It computes no statistics.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from infra.errors import GradingError
-from infra.telemetry import MetricsLog
-from tasks.evaluation.statistics import AttemptRow, attempt_row
-from tasks.records import Outcome, Problem, Trajectory
+from ostinato.infra.platform.errors import GradingError
+from ostinato.infra.platform.telemetry import MetricsLog
+from ostinato.tasks.evaluation.statistics import AttemptRow, attempt_row
+from ostinato.tasks.records import Outcome, Problem, Trajectory
 
 INFRASTRUCTURE_OUTCOMES = frozenset({Outcome.SANDBOX_FAILED, Outcome.ENGINE_FAILED})
 INFRASTRUCTURE_RETRIES = 2

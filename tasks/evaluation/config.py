@@ -1,7 +1,7 @@
 """Settings of evaluation: how often a checkpoint tries each problem, how intervals are made, what a
 gate demands.
 
-Owns EvaluationConfig and GateConfig. Torch-free: the recipe composes them.
+Torch-free: the recipe composes them.
 """
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -1,17 +1,16 @@
 """The rule that stands before users: is the candidate not worse than the champion?
 
-Owns `gate_candidate`: a paired non-inferiority test on two scorecards of the same suite and
-problems, plus two guards (broken calls, generated tokens). Leaves a GateDecision: numbers,
-thresholds and one sentence that says why. It changes no pointer: promotion does.
+`gate_candidate`: a paired non-inferiority test on two scorecards of the same suite and problems,
+plus two guards (broken calls, generated tokens). It changes no pointer: promotion does.
 """
 
 import hashlib
 import json
 
-from infra.errors import GradingError
-from tasks.evaluation.config import GateConfig
-from tasks.evaluation.statistics import paired_difference, solve_rates
-from tasks.records import GateCheck, GateDecision, Metric, Scorecard
+from ostinato.infra.platform.errors import GradingError
+from ostinato.tasks.evaluation.config import GateConfig
+from ostinato.tasks.evaluation.statistics import paired_difference, solve_rates
+from ostinato.tasks.records import GateCheck, GateDecision, Metric, Scorecard
 
 
 def gate_candidate(

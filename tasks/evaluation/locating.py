@@ -1,8 +1,6 @@
 """What an attempt spent on finding the function it had to repair, and two arms held side by side.
 
-Owns LocatingRow (one attempt), its file, and ArmComparison. Enters: problems with their
-trajectories, then rows of two arms over the same problems. Leaves: means, intervals and paired
-differences. The function counts as located when a read_file showed its broken line.
+The function counts as located when a read_file showed its broken line.
 """
 
 from collections import defaultdict
@@ -12,17 +10,17 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, ValidationError
 
-from infra.harness.places import find_place
-from infra.harness.regions import split_argument
-from infra.harness.transcript import CallStatus, ToolCallRecord, Transcript, TurnRecord
-from tasks.evaluation.statistics import (
+from ostinato.infra.agent.places import find_place
+from ostinato.infra.agent.regions import split_argument
+from ostinato.infra.agent.transcript import CallStatus, ToolCallRecord, Transcript, TurnRecord
+from ostinato.tasks.evaluation.statistics import (
     PairedDifference,
     cluster_bootstrap,
     mean_metric,
     paired_difference,
     proportion_metric,
 )
-from tasks.records import Metric, Problem, Record, Trajectory
+from ostinato.tasks.records import Metric, Problem, Record, Trajectory
 
 SEARCH_TOOLS = frozenset({"codebase_search", "grep", "list_dir"})
 RATES = ("solved", "shown", "located")

@@ -1,21 +1,21 @@
 """One evaluation: the problems of a suite, some attempts each, one scorecard.
 
-Owns EvaluationRequest and EvaluationResult, the split of the work into shards (one process each, so
-that every core is used) and the merge of their rows. How an attempt is made comes from flows, which
-join this stage with the rollout worker.
+EvaluationRequest and EvaluationResult, the split of the work into shards (one process each, so that
+every core is used) and the merge of their rows. How an attempt is made comes from flows, which join
+this stage with the rollout worker.
 """
 
 from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from infra.engine.decoding import DecodingConfig
-from infra.harness.config import HarnessConfig
-from tasks.evaluation.attempts import PlannedAttempt, draw_problems, plan_attempts
-from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.locating import LocatingRow
-from tasks.evaluation.statistics import AttemptRow, scorecard_from
-from tasks.records import Problem, Scorecard, Split
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.serving.engine.decoding import DecodingConfig
+from ostinato.tasks.evaluation.attempts import PlannedAttempt, draw_problems, plan_attempts
+from ostinato.tasks.evaluation.config import EvaluationConfig
+from ostinato.tasks.evaluation.locating import LocatingRow
+from ostinato.tasks.evaluation.statistics import AttemptRow, scorecard_from
+from ostinato.tasks.records import Problem, Scorecard, Split
 
 
 class Frozen(BaseModel):

@@ -1,9 +1,8 @@
 """Means with honest intervals: problems are the sample, attempts are nested inside them.
 
-Owns AttemptRow, the intervals (Student, Wilson with effective size, cluster bootstrap), unbiased
-pass@k, the paired difference of two checkpoints, and `scorecard_from`. Enters: attempt rows.
-Leaves: Metric, PairedDifference, Scorecard. It runs no attempt and decides nothing (gates.py
-decides).
+AttemptRow, the intervals (Student, Wilson with effective size, cluster bootstrap), unbiased pass@k,
+the paired difference of two checkpoints, and `scorecard_from`. It runs no attempt and decides
+nothing (gates.py decides).
 
 Shapes: P problems, C clusters, N resamples.
 """
@@ -18,9 +17,9 @@ import numpy as np
 from pydantic import Field
 from scipy import stats
 
-from infra.errors import GradingError
-from infra.harness.transcript import CallStatus
-from tasks.records import Metric, ProblemScore, Record, Scorecard, Trajectory
+from ostinato.infra.agent.transcript import CallStatus
+from ostinato.infra.platform.errors import GradingError
+from ostinato.tasks.records import Metric, ProblemScore, Record, Scorecard, Trajectory
 
 
 class AttemptRow(Record):

@@ -1,10 +1,9 @@
 """The reward to expect from a population and problem kind: what one rollout a prompt is compared
 with.
 
-Owns Baselines (sufficient statistics that travel between cycles as JSON) and `advantages`. A cell
-with few observations leans on the overall mean, which leans on a prior (shrinkage). Inside a batch
-each observation is left out of its own baseline, so that subtracting it does not bias the policy
-gradient.
+A cell with few observations leans on the overall mean, which leans on a prior (shrinkage). Inside a
+batch each observation is left out of its own baseline, so that subtracting it does not bias the
+policy gradient.
 """
 
 from collections import defaultdict
@@ -12,8 +11,8 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from tasks.feedback.config import BaselineConfig
-from tasks.records import Record
+from ostinato.tasks.feedback.config import BaselineConfig
+from ostinato.tasks.records import Record
 
 
 class Observation(Record):

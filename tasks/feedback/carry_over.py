@@ -1,17 +1,17 @@
 """What one cycle leaves for the next: baselines and the numbers of its batch, as the cycle's stage
 payload in the ledger.
 
-Owns the payload's form. Baselines come from closed cycles only, so a cycle that is run again after
-a kill starts from the same ones.
+Baselines come from closed cycles only, so a cycle that is run again after a kill starts from the
+same ones.
 """
 
 from collections import Counter
 from typing import Any
 
-from infra.ledger import Ledger
-from tasks.feedback.baseline import Baselines
-from tasks.feedback.distil import Distilled
-from tasks.feedback.interactions import Collection
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.tasks.feedback.baseline import Baselines
+from ostinato.tasks.feedback.distil import Distilled
+from ostinato.tasks.feedback.interactions import Collection
 
 STAGE = "distil"
 

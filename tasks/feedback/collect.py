@@ -1,20 +1,17 @@
 """Interactions since the watermark, with their tokens.
 
-Owns `choose_watermark` and `collect`. Enters: the ledger's interaction rows and the object store's
-transcripts. Leaves: a Collection in which every interaction of the window is either taken or
-skipped with a reason. Reading the same window again gives the same interactions; what was said
-since may be more.
+Reading the same window again gives the same interactions; what was said since may be more.
 """
 
 import logging
 
-from infra.errors import StorageError
-from infra.gateway.signals import Signal
-from infra.harness.transcript import EndReason, Transcript
-from infra.ledger import Ledger
-from infra.ledger.rows import InteractionRow
-from infra.objects import ObjectStore
-from tasks.feedback.interactions import (
+from ostinato.infra.agent.transcript import EndReason, Transcript
+from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.ledger.rows import InteractionRow
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.tasks.feedback.interactions import (
     CollectedInteraction,
     Collection,
     FeedbackEvent,

@@ -1,7 +1,6 @@
 """Settings of feedback: what each user signal is worth, how baselines shrink, how simulated users
 behave.
 
-Owns SignalWeights, DistilConfig, BaselineConfig, FeedbackConfig and SimulatedUsersConfig.
 Torch-free: the recipe composes them.
 """
 

@@ -1,21 +1,19 @@
 """From what users did to trainable samples: reward with a reason, baseline, advantage.
 
-Owns `distil_reward` and `distil`. Enters: collected interactions and the baselines of earlier
-cycles. Leaves: Samples for one training update, the rewards with their terms, and the new
-baselines. One rollout a prompt, so there is no group to centre on: the baseline of (population,
-problem kind) replaces the group mean and the update is REINFORCE.
+One rollout a prompt, so there is no group to centre on: the baseline of (population, problem kind)
+replaces the group mean and the update is REINFORCE.
 """
 
 from collections.abc import Sequence
 
 from pydantic import Field
 
-from infra.gateway.signals import Signal
-from infra.harness.transcript import CallStatus, EndReason, Transcript
-from tasks.feedback.baseline import Baselines, Observation, advantages
-from tasks.feedback.config import DistilConfig, FeedbackConfig
-from tasks.feedback.interactions import CollectedInteraction, FeedbackEvent
-from tasks.records import Record, Sample
+from ostinato.infra.agent.transcript import CallStatus, EndReason, Transcript
+from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.tasks.feedback.baseline import Baselines, Observation, advantages
+from ostinato.tasks.feedback.config import DistilConfig, FeedbackConfig
+from ostinato.tasks.feedback.interactions import CollectedInteraction, FeedbackEvent
+from ostinato.tasks.records import Record, Sample
 
 LIMIT_REASONS = frozenset(
     {EndReason.TURN_LIMIT, EndReason.TOKEN_LIMIT, EndReason.BROKEN_CALLS, EndReason.TIMED_OUT}

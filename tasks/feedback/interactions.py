@@ -1,15 +1,15 @@
 """Interactions as the cycle sees them: tokens, and what users said about them.
 
-Owns FeedbackEvent, CollectedInteraction, Skip and Collection. It reads and judges nothing.
+It reads and judges nothing.
 """
 
 from enum import StrEnum
 
 from pydantic import Field
 
-from infra.gateway.signals import Signal
-from infra.harness.transcript import Transcript
-from tasks.records import Record
+from ostinato.infra.agent.transcript import Transcript
+from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.tasks.records import Record
 
 
 class FeedbackEvent(Record):

@@ -1,8 +1,8 @@
 """SIMULATED users: a seeded program that works with the gateway over HTTP the way people would.
 
-Owns `simulate_users`. It stands in for people where there are none (a laptop, a test); every record
-it leads to carries the tenant it is given and its report says "simulated". Numbers measured with it
-say that the loop works, not that people are happier.
+It stands in for people where there are none (a laptop, a test); every record it leads to carries
+the tenant it is given and its report says "simulated". Numbers measured with it say that the loop
+works, not that people are happier.
 
 What one user does with each problem, in order (probabilities from SimulatedUsersConfig):
 1. sends the broken file of their copy of the repository with one short sentence, and waits;
@@ -30,10 +30,10 @@ import httpx
 from pydantic import Field
 from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt
 
-from infra.errors import OstinatoError
-from infra.gateway.signals import Signal
-from tasks.feedback.config import SimulatedUsersConfig
-from tasks.records import Problem, Record
+from ostinato.infra.platform.errors import OstinatoError
+from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.tasks.feedback.config import SimulatedUsersConfig
+from ostinato.tasks.records import Problem, Record
 
 logger = logging.getLogger(__name__)
 

@@ -1,17 +1,17 @@
 """Rates of hack patterns over the newest attempts, and alarms when they are too high.
 
-Owns `HackMonitor`: a window of graded trajectories, the share that shows each pattern, drifts that
-no single attempt shows (a reward that jumps while attempts shrink, more questions, fewer edits).
-Enters: trajectories as their groups are trained on. Leaves: metrics and alarms. It stops nothing.
+`HackMonitor`: a window of graded trajectories, the share that shows each pattern, drifts that no
+single attempt shows (a reward that jumps while attempts shrink, more questions, fewer edits). It
+stops nothing.
 """
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tasks.grading.conduct import count_questions
-from tasks.grading.config import MonitorConfig, Pattern
-from tasks.records import Trajectory
+from ostinato.tasks.grading.conduct import count_questions
+from ostinato.tasks.grading.config import MonitorConfig, Pattern
+from ostinato.tasks.records import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Constructs in a change that reach into the run that judges it.
 
-Owns the scan of product code for words, dotted names, strings put together from constants, and
+The scan of product code for words, dotted names, strings put together from constants, and
 comparisons that never look at their operand. Only what a file gains over its pristine version
 counts, so no reference solution is ever refused. Pure; static, hence only one of several guards.
 """
@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from infra.sandbox.repository import PreparedRepository
-from infra.syntax import parse_python
-from tasks.grading.change import find_added
+from ostinato.infra.platform.syntax import parse_python
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.grading.change import find_added
 
 # Words that no bug fix needs and that reach into the test run that judges it.
 FORBIDDEN_WORDS = frozenset(

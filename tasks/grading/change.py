@@ -1,7 +1,7 @@
 """What an attempt changed, seen from the state it began with.
 
-Owns `AttemptChange`: product files before and after, changes that count for nothing, and the text
-that was added. Enters: the problem, the pristine repository, changed files against it. Pure.
+`AttemptChange`: product files before and after, changes that count for nothing, and the text that
+was added. Pure.
 """
 
 import difflib
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
 
-from infra.sandbox.repository import PreparedRepository
-from tasks.records import Problem
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.records import Problem
 
 RUNNER_FILES = frozenset(
     {

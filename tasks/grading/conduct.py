@@ -1,13 +1,13 @@
 """How an attempt went, beside its result: broken calls, questions, to-do items, checks, what it told
 the user.
 
-Owns the reading of a transcript into counts. Pure; it weighs nothing.
+Pure; it weighs nothing.
 """
 
 import re
 from dataclasses import dataclass
 
-from infra.harness.transcript import CallStatus, EndReason, ToolCallRecord, Transcript
+from ostinato.infra.agent.transcript import CallStatus, EndReason, ToolCallRecord, Transcript
 
 BROKEN = frozenset({CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.INVALID_ARGUMENTS})
 EDIT_TOOLS = frozenset({"edit_file", "write_file", "delete_file", "apply_patch"})

@@ -1,8 +1,7 @@
 """Settings of grading: the weight of each reward term, the shape of the length penalty, and when a
 hack monitor raises an alarm.
 
-Owns GradingConfig, MonitorConfig and the names of the patterns. Torch-free: the recipe composes
-them.
+Torch-free: the recipe composes them.
 """
 
 from enum import StrEnum

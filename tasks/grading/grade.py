@@ -1,21 +1,19 @@
 """One attempt's verdict and reward: the interface of grading.
 
-Owns `grade` and `make_grader`: judge, scan, weigh. Enters: problem, transcript, changed files and
-the repository's test server. Leaves: a Verdict and a RewardReport. Infrastructure failures raise;
-they are never graded.
+`grade` and `make_grader`: judge, scan, weigh. Infrastructure failures raise; they are never graded.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from infra.harness.transcript import Transcript
-from infra.sandbox.test_server import TestServer
-from tasks.grading.change import AttemptChange
-from tasks.grading.config import GradingConfig
-from tasks.grading.monitors import scan_attempt
-from tasks.grading.rewards import Measures, compute_reward
-from tasks.grading.style import count_new_lints
-from tasks.grading.verdicts import judge
-from tasks.records import Problem, RewardReport, Verdict
+from ostinato.infra.agent.transcript import Transcript
+from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.tasks.grading.change import AttemptChange
+from ostinato.tasks.grading.config import GradingConfig
+from ostinato.tasks.grading.monitors import scan_attempt
+from ostinato.tasks.grading.rewards import Measures, compute_reward
+from ostinato.tasks.grading.style import count_new_lints
+from ostinato.tasks.grading.verdicts import judge
+from ostinato.tasks.records import Problem, RewardReport, Verdict
 
 Grader = Callable[
     [Problem, Mapping[str, bytes | None], Transcript, TestServer],

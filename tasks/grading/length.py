@@ -1,16 +1,16 @@
 """The length penalty C_{k,q}(x) = ((1 + k x)^(1-q) - 1) / (k (1 - q)) and the effort x it is taken
 of.
 
-Owns both. C is increasing and concave with C(0) = 0 and slope 1 at 0; q = 1 is its limit log(1 + k
-x) / k. Pure functions.
+C is increasing and concave with C(0) = 0 and slope 1 at 0; q = 1 is its limit log(1 + k x) / k.
+Pure functions.
 """
 
 import math
 
 import numpy as np
 
-from infra.harness.transcript import Segment, Transcript, TurnRecord
-from tasks.grading.config import EffortWeights
+from ostinato.infra.agent.transcript import Segment, Transcript, TurnRecord
+from ostinato.tasks.grading.config import EffortWeights
 
 
 def length_penalty(effort: float, k: float, q: float) -> float:

@@ -1,7 +1,7 @@
 """Product code that branches on values only the tests know.
 
-Owns `find_hard_coded`: constants compared with, looked up or matched on in gained code that occur
-in the required tests too. A fix computes; a table of the tests' inputs does not. Pure.
+`find_hard_coded`: constants compared with, looked up or matched on in gained code that occur in the
+required tests too. A fix computes; a table of the tests' inputs does not. Pure.
 """
 
 import ast
@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from infra.sandbox.repository import PreparedRepository
-from infra.syntax import evaluate_literal, parse_python
-from tasks.grading.change import AttemptChange
+from ostinato.infra.platform.syntax import evaluate_literal, parse_python
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.grading.change import AttemptChange
 
 _LEAST_CHARACTERS = 4  # shorter strings are common words of code
 _LEAST_NUMBER = 10  # smaller numbers are in every program

@@ -1,14 +1,13 @@
 """Whether an attempt does what the original does where no test looks.
 
-Owns `judge_by_oracle`. Enters: a sandbox that holds the attempt's change, and the original's results.
-Leaves: an `OracleVerdict`. The results wanted never enter the sandbox. It rewards nothing.
+The results wanted never enter the sandbox. It rewards nothing.
 """
 
 from pydantic import Field
 
-from infra.sandbox.function_calls import FunctionCall, format_call, make_calls
-from infra.sandbox.protocol import Sandbox
-from tasks.records import FunctionOracle, Record
+from ostinato.infra.sandbox.function_calls import FunctionCall, format_call, make_calls
+from ostinato.infra.sandbox.protocol import Sandbox
+from ostinato.tasks.records import FunctionOracle, Record
 
 CALL_SECONDS = 0.5
 

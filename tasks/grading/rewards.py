@@ -1,6 +1,6 @@
 """From what was measured of an attempt to a reward with named terms.
 
-Owns `measure` (verdict, change, transcript -> values) and `compute_reward` (values and weights ->
+`measure` (verdict, change, transcript -> values) and `compute_reward` (values and weights ->
 report). A term is value times signed weight, `total` the sum of the terms in their fixed order. No
 outcome is neutral: an attempt that breaks its calls, edits nothing or runs out of turns is graded
 like any other. Only correctness is ever positive, so nothing but passing tests can pay.
@@ -9,19 +9,19 @@ like any other. Only correctness is ever positive, so nothing but passing tests 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from infra.harness.transcript import Transcript
-from infra.sandbox.protocol import TestOutcome
-from tasks.grading.change import AttemptChange
-from tasks.grading.conduct import (
+from ostinato.infra.agent.transcript import Transcript
+from ostinato.infra.sandbox.protocol import TestOutcome
+from ostinato.tasks.grading.change import AttemptChange
+from ostinato.tasks.grading.conduct import (
     count_broken_calls,
     count_open_todos,
     count_questions,
     find_message_faults,
     is_verified,
 )
-from tasks.grading.config import GradingConfig
-from tasks.grading.length import length_penalty, measure_effort, total_effort
-from tasks.records import Problem, RewardReport, Verdict
+from ostinato.tasks.grading.config import GradingConfig
+from ostinato.tasks.grading.length import length_penalty, measure_effort, total_effort
+from ostinato.tasks.records import Problem, RewardReport, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
 """Lint findings that a change brings into product code.
 
-Owns the count for the style term: the linter is the one the agent's read_lints tool runs, the
-baseline is the state the attempt began with. Starts one linter process a file; nothing runs when
-the term has no weight.
+The count for the style term: the linter is the one the agent's read_lints tool runs, the baseline
+is the state the attempt began with. Starts one linter process a file; nothing runs when the term
+has no weight.
 """
 
-from infra.harness.lints import LINTED_SUFFIXES, new_lints
-from tasks.grading.change import AttemptChange
+from ostinato.infra.agent.lints import LINTED_SUFFIXES, new_lints
+from ostinato.tasks.grading.change import AttemptChange
 
 
 async def count_new_lints(change: AttemptChange) -> int:

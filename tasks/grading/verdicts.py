@@ -1,25 +1,25 @@
 """What the tests say about the end state of an attempt.
 
-Owns `judge`: the changed files, filtered by path, are laid over the pristine repository in the test
+`judge`: the changed files, filtered by path, are laid over the pristine repository in the test
 server's box, never in the agent's; every required test must pass by name, exactly once. A pass may
-have to hold under a second runner too, and on calls that no test makes. A failure of infrastructure travels as SandboxLost and is
-never a verdict.
+have to hold under a second runner too, and on calls that no test makes. A failure of infrastructure
+travels as SandboxLost and is never a verdict.
 """
 
 import time
 from collections.abc import Mapping
 
-from infra.errors import GradingError
-from infra.sandbox.environment import report_to_text
-from infra.sandbox.namespace import NamespaceSandbox
-from infra.sandbox.plain_run import run_plainly
-from infra.sandbox.protocol import SandboxLimits, TestOutcome, TestReport
-from infra.sandbox.repository import PreparedRepository
-from infra.sandbox.test_server import TestServer
-from tasks.grading.attacks import find_forbidden
-from tasks.grading.change import AttemptChange
-from tasks.grading.oracle import judge_by_oracle
-from tasks.records import FunctionOracle, Problem, Verdict
+from ostinato.infra.platform.errors import GradingError
+from ostinato.infra.sandbox.environment import report_to_text
+from ostinato.infra.sandbox.namespace import NamespaceSandbox
+from ostinato.infra.sandbox.plain_run import run_plainly
+from ostinato.infra.sandbox.protocol import SandboxLimits, TestOutcome, TestReport
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.tasks.grading.attacks import find_forbidden
+from ostinato.tasks.grading.change import AttemptChange
+from ostinato.tasks.grading.oracle import judge_by_oracle
+from ostinato.tasks.records import FunctionOracle, Problem, Verdict
 
 
 async def judge(

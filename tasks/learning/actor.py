@@ -1,11 +1,10 @@
 """The trainer as a Ray actor: one thread of arithmetic, in this process and in each further rank's.
 
-Owns TrainerActor. Enters: samples by Ray's object store. Leaves: plain records. While a version
-travels to the object store the step checkpoint is written; neither waits for the other. A lost rank
-is a ClusterError now and at every later call: the run starts again from the newest checkpoint. The
-journal is the caller's: it marks groups as trained at step `status().step + 1` before `advance`,
-so that after a kill `reopen_after(run, status().step)` gives back exactly the groups that the
-restored weights have not seen.
+While a version travels to the object store the step checkpoint is written; neither waits for the
+other. A lost rank is a ClusterError now and at every later call: the run starts again from the
+newest checkpoint. The journal is the caller's: it marks groups as trained at step `status().step +
+1` before `advance`, so that after a kill `reopen_after(run, status().step)` gives back exactly the
+groups that the restored weights have not seen.
 """
 
 from collections.abc import Sequence
@@ -14,12 +13,12 @@ from pathlib import Path
 import torch
 from pydantic import Field
 
-from infra.objects import ObjectStore
-from infra.weights import ChainManifest
-from tasks.learning.config import TrainerRequest
-from tasks.learning.report import StepReport
-from tasks.learning.trainer import RLTrainer
-from tasks.records import Record, Sample
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.weights import ChainManifest
+from ostinato.tasks.learning.config import TrainerRequest
+from ostinato.tasks.learning.report import StepReport
+from ostinato.tasks.learning.trainer import RLTrainer
+from ostinato.tasks.records import Record, Sample
 
 
 class Publication(Record):
@@ -60,7 +59,7 @@ class TrainedStep(Record):
 
 
 class TrainerActor:
-    """Made an actor by `infra.cluster.actors.get_or_create_actor`, or called directly."""
+    """Made an actor by `ostinato.infra.platform.cluster.actors.get_or_create_actor`, or called directly."""
 
     def __init__(self, request: TrainerRequest, objects: ObjectStore | None = None) -> None:
         """Takes up the newest step checkpoint and puts its weights on the chain."""

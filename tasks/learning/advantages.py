@@ -1,9 +1,9 @@
 """From graded groups to samples with advantages.
 
-Owns A_i = R_i - mean_j R_j within a group: no division by the standard deviation, no length
+A_i = R_i - mean_j R_j within a group: no division by the standard deviation, no length
 normalisation, the same for every token of all segments of a trajectory; and the KL penalty as part
-of the reward. Enters: groups of trajectories. Leaves: samples. It drops nothing: refusals, broken
-and timed-out attempts count with the reward they were given.
+of the reward. It drops nothing: refusals, broken and timed-out attempts count with the reward they
+were given.
 """
 
 import math
@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.records import Group, Sample
+from ostinato.tasks.records import Group, Sample
 
 
 def center_rewards(rewards: Sequence[float]) -> list[float]:

@@ -1,7 +1,7 @@
 """Settings of the learning stage, and what the trainer is asked to open.
 
-Owns LearningConfig and TrainerRequest. Torch-free: the recipe composes them. How many groups make
-a step and how stale they may be is the rollout stage's to say.
+Torch-free: the recipe composes them. How many groups make a step and how stale they may be is the
+rollout stage's to say.
 """
 
 from typing import Any, ClassVar, Literal, Self

@@ -1,8 +1,7 @@
 """The policy-gradient loss of one microbatch.
 
-Owns the formula: minus the sum over sampled tokens of advantage * weight * log-probability,
-divided by a constant. Enters: the trainer's log-probabilities and a microbatch's arrays as
-tensors. Leaves: a scalar to differentiate, and which tokens were cut or clipped. It runs no model.
+The formula: minus the sum over sampled tokens of advantage * weight * log-probability, divided by a
+constant. It runs no model.
 
 Shapes: B rows, T tokens, N sampled tokens of the microbatch.
 """
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tasks.learning.config import ObjectiveConfig
+from ostinato.tasks.learning.config import ObjectiveConfig
 
 LOG_RATIO_LIMIT = 20.0  # exp(20) is far beyond any cap and still finite in fp32
 

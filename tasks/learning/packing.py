@@ -1,8 +1,6 @@
 """From samples of any length to microbatches of few fixed shapes.
 
-Owns the choice of row length, the order, and the arrays of a microbatch. Enters: samples with
-their advantages. Leaves: numpy microbatches, costliest first, each sample in exactly one row. It
-does not know the loss.
+It does not know the loss.
 
 Shapes: B rows, T tokens of the bucket, L MoE layers, K experts a token.
 """
@@ -12,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra.errors import TrainingError
-from infra.harness.transcript import MISSING_ROUTE, Segment
-from tasks.learning.config import PackingConfig
-from tasks.records import Sample
+from ostinato.infra.agent.transcript import MISSING_ROUTE, Segment
+from ostinato.infra.platform.errors import TrainingError
+from ostinato.tasks.learning.config import PackingConfig
+from ostinato.tasks.records import Sample
 
 # Tokens of context at which a token's attention costs as much as the rest of its work (nano: head_dim * heads = 128).
 ATTENTION_PARITY_TOKENS = 2048

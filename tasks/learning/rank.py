@@ -1,7 +1,5 @@
 """One rank of a trainer: its copy of the model, its part of each step, its shard of each version.
 
-Owns `TrainerRank`, what all ranks are, and `OtherRank`, what the ranks behind the first are. Enters:
-a TrainerRequest, then the first rank's orders. Leaves: share results; the shard in the object store.
 All ranks hold the same weights, optimiser state and KL reference: they start from the same
 checkpoint and take the same steps. The first rank alone saves, commits versions and decides.
 """
@@ -13,30 +11,30 @@ from pathlib import Path
 
 from torch import Tensor
 
-from infra.errors import StorageError, boundary
-from infra.objects import ObjectStore
-from infra.weights import (
+from ostinato.infra.platform.errors import StorageError, boundary
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.weights import (
     ChainManifest,
     OverlappedPublisher,
     PublisherFenced,
     ShardPublisher,
     share_tensors,
 )
-from models.build import TrainerModel, build_trainer_model
-from models.checkpoint import load_checkpoint
-from models.layout import ParallelLayout
-from models.optimizer import OptimizerConfig, build_optimizer, set_learning_rates
-from tasks.learning.config import PolicyOptimizerConfig, TrainerRequest
-from tasks.learning.packing import Microbatch
-from tasks.learning.share import (
+from ostinato.models.build import TrainerModel, build_trainer_model
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.layout import ParallelLayout
+from ostinato.models.optimizer import OptimizerConfig, build_optimizer, set_learning_rates
+from ostinato.tasks.learning.config import PolicyOptimizerConfig, TrainerRequest
+from ostinato.tasks.learning.packing import Microbatch
+from ostinato.tasks.learning.share import (
     ShareResult,
     ShareWork,
     StepShare,
     checksum_weights,
     sum_rows_k1,
 )
-from tasks.learning.step_checkpoints import StepCheckpoints
-from tasks.records import Record
+from ostinato.tasks.learning.step_checkpoints import StepCheckpoints
+from ostinato.tasks.records import Record
 
 logger = logging.getLogger(__name__)
 

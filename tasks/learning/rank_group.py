@@ -1,9 +1,8 @@
 """The processes of a trainer's other ranks, which live as long as it does.
 
-Owns `RankGroup`: their start, the orders they get over pipes, their end. Enters: a method of
-TrainerRank and one argument a rank. Leaves: the answers in order of ranks, or ClusterError. A rank
-that is dead, silent or in error takes the whole group with it: no rank can go on without the others,
-and the owner starts anew from the newest step checkpoint. Every wait has a deadline. It knows no model.
+`RankGroup`: their start, the orders they get over pipes, their end. A rank that is dead, silent or
+in error takes the whole group with it: no rank can go on without the others, and the owner starts
+anew from the newest step checkpoint. Every wait has a deadline. It knows no model.
 """
 
 import contextlib
@@ -21,11 +20,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
-from infra.errors import ClusterError, OstinatoError, StorageError
-from infra.objects import ObjectStore
-from models.cpu import close_process_groups, open_process_groups
-from tasks.learning.config import TrainerRequest
-from tasks.learning.rank import OtherRank, TrainerRank
+from ostinato.infra.platform.errors import ClusterError, OstinatoError, StorageError
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.models.cpu import close_process_groups, open_process_groups
+from ostinato.tasks.learning.config import TrainerRequest
+from ostinato.tasks.learning.rank import OtherRank, TrainerRank
 
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")

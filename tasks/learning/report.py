@@ -1,8 +1,6 @@
 """What one optimiser step says about itself.
 
-Owns StepReport and the arithmetic of its mismatch and staleness numbers. Enters: per-token arrays
-of one step. Leaves: a frozen record of plain numbers. Torch-free, so that drivers and reports can
-read it.
+Torch-free, so that drivers and reports can read it.
 
 Shapes: N sampled tokens of the step, S samples.
 """
@@ -13,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field
 
-from tasks.records import Record
+from ostinato.tasks.records import Record
 
 
 class Mismatch(Record):

@@ -1,8 +1,7 @@
 """What one rank does of an optimiser step.
 
-Owns `ShareWork`: scores and gradients of the rank's microbatches, the sum over ranks, clipping and
-the step, which every rank takes alike. Enters: a StepShare. Leaves: moved weights and a ShareResult
-of plain arrays. It neither packs samples nor reports.
+`ShareWork`: scores and gradients of the rank's microbatches, the sum over ranks, clipping and the
+step, which every rank takes alike. It neither packs samples nor reports.
 
 Shapes: B rows, T tokens, L MoE layers, K experts a token, N sampled tokens of a microbatch.
 """
@@ -14,13 +13,13 @@ import numpy as np
 import torch
 import xxhash
 
-from infra.weights.codec import tensor_bits
-from models.build import TrainerModel
-from models.data_parallel import UsedGradients
-from tasks.learning.config import LearningConfig, RouterReplayConfig
-from tasks.learning.objective import policy_loss
-from tasks.learning.packing import Microbatch
-from tasks.learning.report import TokenScores
+from ostinato.infra.serving.weights.codec import tensor_bits
+from ostinato.models.build import TrainerModel
+from ostinato.models.data_parallel import UsedGradients
+from ostinato.tasks.learning.config import LearningConfig, RouterReplayConfig
+from ostinato.tasks.learning.objective import policy_loss
+from ostinato.tasks.learning.packing import Microbatch
+from ostinato.tasks.learning.report import TokenScores
 
 
 @dataclass(frozen=True, slots=True)

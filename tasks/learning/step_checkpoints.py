@@ -1,8 +1,7 @@
 """Step checkpoints of a trainer: all it needs to go on as if it had never stopped.
 
-Owns the folders `step-{step:08d}` and `kl-reference-{step:08d}` of a work directory. Enters:
-weights, optimiser state, counters. Leaves: the newest complete checkpoint. A folder appears whole
-or not at all; older ones are deleted after a newer one is complete.
+The folders `step-{step:08d}` and `kl-reference-{step:08d}` of a work directory. A folder appears
+whole or not at all; older ones are deleted after a newer one is complete.
 """
 
 import re
@@ -14,10 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
-from infra.errors import StorageError, boundary
-from models.checkpoint import load_checkpoint, load_optimizer_state, save_checkpoint
-from models.spec import ModelSpec
-from tasks.records import Record
+from ostinato.infra.platform.errors import StorageError, boundary
+from ostinato.models.checkpoint import load_checkpoint, load_optimizer_state, save_checkpoint
+from ostinato.models.spec import ModelSpec
+from ostinato.tasks.records import Record
 
 _STEP = re.compile(r"step-(\d{8,})$")
 _REFERENCE = re.compile(r"kl-reference-(\d{8,})$")

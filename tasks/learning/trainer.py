@@ -1,8 +1,7 @@
 """The trainer of one RL run: its ranks, its place on the weight chain, and how it goes on after a kill.
 
-Owns RLTrainer. Enters: a TrainerRequest, then batches of samples. Leaves: step reports, versions
-on the weight chain, step checkpoints. It is the first rank itself and starts the others, if there
-are any; it knows neither rollouts nor the journal.
+It is the first rank itself and starts the others, if there are any; it knows neither rollouts nor
+the journal.
 """
 
 import time
@@ -11,21 +10,21 @@ from pathlib import Path
 
 import torch
 
-from infra.errors import ClusterError, TrainingError
-from infra.objects import ObjectStore
-from infra.weights import ChainManifest, ChainPublisher, OverlappedPublisher
-from infra.weights.shards import Waiting
-from models.spec import ModelSpec
-from tasks.learning.advantages import penalize_divergence
-from tasks.learning.config import LearningConfig, TrainerRequest
-from tasks.learning.packing import Microbatch, deal
-from tasks.learning.rank import OtherRank, TrainerRank, own_tensors
-from tasks.learning.rank_group import PATIENCE_SECONDS, RankGroup
-from tasks.learning.report import StepReport
-from tasks.learning.share import ShareResult, StepShare
-from tasks.learning.step_checkpoints import StepState
-from tasks.learning.update import PolicyUpdate, gather_k1, in_order
-from tasks.records import Sample
+from ostinato.infra.platform.errors import ClusterError, TrainingError
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.weights import ChainManifest, ChainPublisher, OverlappedPublisher
+from ostinato.infra.serving.weights.shards import Waiting
+from ostinato.models.spec import ModelSpec
+from ostinato.tasks.learning.advantages import penalize_divergence
+from ostinato.tasks.learning.config import LearningConfig, TrainerRequest
+from ostinato.tasks.learning.packing import Microbatch, deal
+from ostinato.tasks.learning.rank import OtherRank, TrainerRank, own_tensors
+from ostinato.tasks.learning.rank_group import PATIENCE_SECONDS, RankGroup
+from ostinato.tasks.learning.report import StepReport
+from ostinato.tasks.learning.share import ShareResult, StepShare
+from ostinato.tasks.learning.step_checkpoints import StepState
+from ostinato.tasks.learning.update import PolicyUpdate, gather_k1, in_order
+from ostinato.tasks.records import Sample
 
 
 class RLTrainer:

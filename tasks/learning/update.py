@@ -1,8 +1,7 @@
 """One optimiser step from a list of samples.
 
-Owns the order of things: which samples are computed, microbatches, who computes which, and the
-report of what was measured on the way. Enters: samples. Leaves: moved weights and a StepReport that
-does not depend on the number of ranks. It neither builds models nor publishes; `share.py` computes.
+The order of things: which samples are computed, microbatches, who computes which, and the report of
+what was measured on the way. It neither builds models nor publishes; `share.py` computes.
 
 Shapes: B rows, T tokens, N sampled tokens of a microbatch.
 """
@@ -13,19 +12,19 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from infra.errors import ClusterError, TrainingError
-from models.build import TrainerModel
-from tasks.learning.config import LearningConfig
-from tasks.learning.packing import Microbatch, deal, pack
-from tasks.learning.report import (
+from ostinato.infra.platform.errors import ClusterError, TrainingError
+from ostinato.models.build import TrainerModel
+from ostinato.tasks.learning.config import LearningConfig
+from ostinato.tasks.learning.packing import Microbatch, deal, pack
+from ostinato.tasks.learning.report import (
     Mismatch,
     StepReport,
     TokenScores,
     measure_mismatch,
     measure_staleness,
 )
-from tasks.learning.share import ShareResult, ShareWork, StepShare, sum_rows_k1
-from tasks.records import Sample
+from ostinato.tasks.learning.share import ShareResult, ShareWork, StepShare, sum_rows_k1
+from ostinato.tasks.records import Sample
 
 # Runs one share on each rank; answers in the order of ranks.
 RunShares = Callable[[list[StepShare]], list[ShareResult]]

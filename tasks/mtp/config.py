@@ -1,11 +1,11 @@
 """What the MTP stage is asked and what it answers.
 
-Owns `MtpConfig` (identity), `MtpRequest` and `MtpResult`. Torch-free: the recipe composes them.
+Torch-free: the recipe composes them.
 """
 
 from pydantic import Field
 
-from models.training_config import LoopConfig, PhaseResult, TrainingRecord
+from ostinato.models.training_config import LoopConfig, PhaseResult, TrainingRecord
 
 
 class MtpConfig(LoopConfig):

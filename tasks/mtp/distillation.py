@@ -1,7 +1,6 @@
 """Self-distillation: draft layers learn the main head's whole distribution.
 
-Owns the loss of a microbatch and the measurement on held-out shards. Enters: a model and token
-batches. Leaves: a loss to differentiate, and KL and agreement by depth. It trains nothing itself.
+It trains nothing itself.
 
 Depth d at position t scores token t+2+d from the trunk's state at t and the tokens up to t+1+d; its
 teacher is the main head at position t+1+d, which scores the same token having seen as much.
@@ -16,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from models.batch import RowSource, TokenBatch, held_out_sources, stack_rows
-from models.build import TrainerModel
-from models.objective import distillation_kl
-from tasks.mtp.config import DraftQuality, MtpConfig
+from ostinato.models.batch import RowSource, TokenBatch, held_out_sources, stack_rows
+from ostinato.models.build import TrainerModel
+from ostinato.models.objective import distillation_kl
+from ostinato.tasks.mtp.config import DraftQuality, MtpConfig
 
 ROWS_A_BATCH = 8
 

@@ -1,23 +1,19 @@
-"""Child entry of the MTP stage.
-
-Enters: an MtpRequest and a workspace. Leaves in the workspace: checkpoint/ (the same trunk with
-trained draft layers; in joint mode a trained trunk too) and resume.pt.
-"""
+"""Child entry of the MTP stage."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.cluster.workspace import Workspace
-from infra.errors import ConfigError, TrainingError, boundary
-from models.build import TrainerModel, build_trainer_model
-from models.checkpoint import load_checkpoint, save_checkpoint
-from models.data_parallel import run_ranks
-from models.layout import ParallelLayout
-from models.training import TrainingRun, Work
-from models.training_config import PhaseConfig, PhaseResult
-from tasks.mtp.config import DraftQuality, MtpRequest, MtpResult
-from tasks.mtp.distillation import DistillationLoss, measure_drafts
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import ConfigError, TrainingError, boundary
+from ostinato.models.build import TrainerModel, build_trainer_model
+from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
+from ostinato.models.data_parallel import run_ranks
+from ostinato.models.layout import ParallelLayout
+from ostinato.models.training import TrainingRun, Work
+from ostinato.models.training_config import PhaseConfig, PhaseResult
+from ostinato.tasks.mtp.config import DraftQuality, MtpRequest, MtpResult
+from ostinato.tasks.mtp.distillation import DistillationLoss, measure_drafts
 
 CHECKPOINT = "checkpoint"
 

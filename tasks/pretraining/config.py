@@ -1,15 +1,14 @@
 """What the pretraining stage is asked and what it answers.
 
-Owns `PretrainingConfig` (identity), `PretrainingRequest` and `PretrainingResult`. Torch-free: the
-recipe composes them.
+Torch-free: the recipe composes them.
 """
 
 from typing import Self
 
 from pydantic import Field, model_validator
 
-from models.spec import ModelSpec
-from models.training_config import LoopConfig, PhaseResult, TrainingRecord
+from ostinato.models.spec import ModelSpec
+from ostinato.models.training_config import LoopConfig, PhaseResult, TrainingRecord
 
 
 class PretrainingConfig(LoopConfig):

@@ -1,7 +1,6 @@
 """Perplexity of held-out shards.
 
-Enters: a model and a corpus directory. Leaves: perplexity by source and over the codebase sources
-together. Rows of a shard are shared out over the ranks; every rank returns the same numbers.
+Rows of a shard are shared out over the ranks; every rank returns the same numbers.
 """
 
 import math
@@ -10,9 +9,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from models.batch import RowSource, held_out_sources, stack_rows
-from models.build import TrainerModel
-from tasks.pretraining.config import Perplexity, PretrainingConfig
+from ostinato.models.batch import RowSource, held_out_sources, stack_rows
+from ostinato.models.build import TrainerModel
+from ostinato.tasks.pretraining.config import Perplexity, PretrainingConfig
 
 ROWS_A_BATCH = 8
 

@@ -1,6 +1,5 @@
 """Child entry of the pretraining stage.
 
-Enters: a PretrainingRequest and a workspace. Leaves in the workspace: checkpoint/ and resume.pt.
 The result names the former. Rank 0 is this process; the others are started here and meet it over
 gloo.
 """
@@ -11,17 +10,17 @@ from typing import Any
 
 from torch import Tensor
 
-from infra.cluster.workspace import Workspace
-from infra.errors import ConfigError, TrainingError, boundary
-from models.batch import TokenBatch
-from models.build import TrainerModel, build_trainer_model
-from models.checkpoint import load_checkpoint, save_checkpoint
-from models.data_parallel import run_ranks
-from models.layout import ParallelLayout
-from models.training import TrainingRun, Work
-from models.training_config import PhaseConfig, PhaseResult
-from tasks.pretraining.config import Perplexity, PretrainingRequest, PretrainingResult
-from tasks.pretraining.perplexity import measure_perplexity
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import ConfigError, TrainingError, boundary
+from ostinato.models.batch import TokenBatch
+from ostinato.models.build import TrainerModel, build_trainer_model
+from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
+from ostinato.models.data_parallel import run_ranks
+from ostinato.models.layout import ParallelLayout
+from ostinato.models.training import TrainingRun, Work
+from ostinato.models.training_config import PhaseConfig, PhaseResult
+from ostinato.tasks.pretraining.config import Perplexity, PretrainingRequest, PretrainingResult
+from ostinato.tasks.pretraining.perplexity import measure_perplexity
 
 CHECKPOINT = "checkpoint"
 

@@ -1,8 +1,8 @@
 """Provers as Ray actors, and the pool that hands them work.
 
-Owns `ProverPool` (actors, or one prover in this process), which worker gets which call, and calls
-made again when a worker dies. A worker that has a repository warm gets that repository's calls
-first. It knows nothing of what is proven.
+`ProverPool` (actors, or one prover in this process), which worker gets which call, and calls made
+again when a worker dies. A worker that has a repository warm gets that repository's calls first. It
+knows nothing of what is proven.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from typing import Any
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
-from infra.cluster.actors import end_actor, get_or_create_actor
-from infra.errors import ClusterError, OstinatoError
-from infra.telemetry import fields
-from tasks.problems.prover import Prover
-from tasks.problems.set_config import ValidityRules
+from ostinato.infra.platform.cluster.actors import end_actor, get_or_create_actor
+from ostinato.infra.platform.errors import ClusterError, OstinatoError
+from ostinato.infra.platform.telemetry import fields
+from ostinato.tasks.problems.prover import Prover
+from ostinato.tasks.problems.set_config import ValidityRules
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,6 @@
 """Proven candidates become problems: hidden tests, prompts, difficulty, split, and the set's figures.
 
-Owns what a published problem looks like, the statistics and the yield table. Enters: what every
-repository gave. Leaves: problems in a fixed order. Nothing is run here.
+Nothing is run here.
 """
 
 import ast
@@ -10,19 +9,19 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from infra.sandbox.repository import PreparedRepository
-from infra.syntax import parse_once
-from tasks.problems.candidates import Candidate
-from tasks.problems.definitions import read_definitions
-from tasks.problems.difficulty import estimate_difficulty
-from tasks.problems.duplicates import find_duplicates
-from tasks.problems.hiding import hide_tests
-from tasks.problems.leaks import CodeNames, ReadableTree, find_leaks
-from tasks.problems.prompts import choose_level, leaves_two_readings, write_prompts
-from tasks.problems.set_build import BuiltPart, read_everything
-from tasks.problems.set_config import Kind, ProblemSetConfig, PromptLevel
-from tasks.problems.validity import Finding, Judgement
-from tasks.records import Problem, Split
+from ostinato.infra.platform.syntax import parse_once
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.problems.candidates import Candidate
+from ostinato.tasks.problems.definitions import read_definitions
+from ostinato.tasks.problems.difficulty import estimate_difficulty
+from ostinato.tasks.problems.duplicates import find_duplicates
+from ostinato.tasks.problems.hiding import hide_tests
+from ostinato.tasks.problems.leaks import CodeNames, ReadableTree, find_leaks
+from ostinato.tasks.problems.prompts import choose_level, leaves_two_readings, write_prompts
+from ostinato.tasks.problems.set_build import BuiltPart, read_everything
+from ostinato.tasks.problems.set_config import Kind, ProblemSetConfig, PromptLevel
+from ostinato.tasks.problems.validity import Finding, Judgement
+from ostinato.tasks.records import Problem, Split
 
 Row = dict[str, str | int | float]
 _BINS = (1, 3, 10, 30, 100, 400)

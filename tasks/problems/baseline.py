@@ -1,9 +1,7 @@
 """What the tests of a whole repository do: three runs, of which one is shuffled with another hash
 seed.
 
-Owns `Baseline` and measuring it. Enters: two test servers of one repository. Leaves: the tests that
-passed all three times under the same id and are cheap, and the functions each calls. A test whose
-id, outcome or existence changes between runs takes no part.
+A test whose id, outcome or existence changes between runs takes no part.
 """
 
 import random
@@ -11,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import Field
 
-from infra.errors import ProblemError
-from infra.sandbox.protocol import TestOutcome
-from infra.sandbox.test_server import TestProbe, TestServer
-from tasks.problems.config import Config
-from tasks.problems.definitions import CallKey, Definition
-from tasks.problems.set_config import ValidityRules
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox.protocol import TestOutcome
+from ostinato.infra.sandbox.test_server import TestProbe, TestServer
+from ostinato.tasks.problems.config import Config
+from ostinato.tasks.problems.definitions import CallKey, Definition
+from ostinato.tasks.problems.set_config import ValidityRules
 
 _ROUNDS = 40  # a run ends at the first test that hangs; this many of those are put aside
 

@@ -1,8 +1,7 @@
 """Builds the problems of a recipe: prepare, map tests, mutate, prove, split.
 
-Owns the stage's main loop over one event loop and its resumption: every proof is appended to
-proven.jsonl, and a proof found there is not made again. Leaves: problems in a fixed order. Writing
-the result is run.py's.
+The stage's main loop over one event loop and its resumption: every proof is appended to
+proven.jsonl, and a proof found there is not made again. Writing the result is run.py's.
 """
 
 import asyncio
@@ -14,23 +13,23 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from infra.errors import ProblemError
-from infra.sandbox.repository import PreparedRepository
-from infra.sandbox.test_server import TestServer, VerdictCache
-from tasks.descriptions import write_prompt
-from tasks.problems.config import DescribedSource, ProblemsConfig, RepositorySource
-from tasks.problems.coverage import TestMap, map_tests
-from tasks.problems.descriptions import Descriptions
-from tasks.problems.functions import Function, find_functions
-from tasks.problems.mutations import Mutation, mutate_function
-from tasks.problems.proving import Proof, ProofOutcome, prove
-from tasks.problems.selection import (
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer, VerdictCache
+from ostinato.tasks.descriptions import write_prompt
+from ostinato.tasks.problems.config import DescribedSource, ProblemsConfig, RepositorySource
+from ostinato.tasks.problems.coverage import TestMap, map_tests
+from ostinato.tasks.problems.descriptions import Descriptions
+from ostinato.tasks.problems.functions import Function, find_functions
+from ostinato.tasks.problems.mutations import Mutation, mutate_function
+from ostinato.tasks.problems.proving import Proof, ProofOutcome, prove
+from ostinato.tasks.problems.selection import (
     assign_splits,
     candidate_id,
     choose_held_out_functions,
     order_candidates,
 )
-from tasks.records import LineEdit, Problem, Split
+from ostinato.tasks.records import LineEdit, Problem, Split
 
 _logger = logging.getLogger(__name__)
 OnProgress = Callable[[float, float, str], None]

@@ -1,6 +1,6 @@
 """A possible problem before it is proven, and how its files look when it is applied.
 
-Owns `Candidate`, its identity, and `LinePlan`, which turns changes of single lines into edits. It
+`Candidate`, its identity, and `LinePlan`, which turns changes of single lines into edits. It
 decides nothing: generators make candidates, validity.py judges them.
 """
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import Field
 
-from infra.syntax import parse_python
-from tasks.problems.config import Config
-from tasks.problems.definitions import CallKey
-from tasks.problems.set_config import Kind
-from tasks.records import BlockEdit, LineEdit, Problem, Split
+from ostinato.infra.platform.syntax import parse_python
+from ostinato.tasks.problems.config import Config
+from ostinato.tasks.problems.definitions import CallKey
+from ostinato.tasks.problems.set_config import Kind
+from ostinato.tasks.records import BlockEdit, LineEdit, Problem, Split
 
 
 class Candidate(Config):

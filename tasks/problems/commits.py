@@ -1,9 +1,7 @@
 """Problems from the history of a git repository: product code as it was before a commit, tests as
 they are after it.
 
-Owns the filters and the split of a commit into source and tests. Enters: a repository on this
-machine. Leaves: prepared repositories without history, each with one candidate. Only git's reading
-commands run; no code of the repository does.
+Only git's reading commands run; no code of the repository does.
 """
 
 import difflib
@@ -16,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.errors import ProblemError
-from infra.sandbox.repository import PreparedRepository
-from tasks.problems.candidates import Candidate, edit_texts, make_id
-from tasks.problems.config import RepositorySource
-from tasks.problems.definitions import read_definitions
-from tasks.problems.repositories import prepare_repository
-from tasks.problems.set_config import GitSource, Kind
-from tasks.records import BlockEdit
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.problems.candidates import Candidate, edit_texts, make_id
+from ostinato.tasks.problems.config import RepositorySource
+from ostinato.tasks.problems.definitions import read_definitions
+from ostinato.tasks.problems.repositories import prepare_repository
+from ostinato.tasks.problems.set_config import GitSource, Kind
+from ostinato.tasks.records import BlockEdit
 
 _SECONDS = 120
 _MIN_SUBJECT = 12

@@ -1,14 +1,14 @@
 """Settings of the problem stage: which packages, which functions, which mutations, how many
 problems of each split.
 
-Owns ProblemsConfig and the request and result of the stage. Torch-free: the recipe composes them.
-The defaults are the nano scope: toolz and the recipes of more-itertools.
+Torch-free: the recipe composes them. The defaults are the nano scope: toolz and the recipes of
+more-itertools.
 """
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from infra.source_archives import SourceArchive
-from tasks.records import Split
+from ostinato.infra.platform.source_archives import SourceArchive
+from ostinato.tasks.records import Split
 
 
 class Config(BaseModel):

@@ -1,18 +1,17 @@
 """Which tests speak of which function: measured on the pristine repository in the sandbox.
 
-Owns `TestMap`. Only tests that pass twice and are cheap take part. Enters: a test server. Leaves:
-test ids by function, the most telling first.
+Only tests that pass twice and are cheap take part.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from infra.errors import ProblemError
-from infra.sandbox.protocol import TestOutcome
-from infra.sandbox.test_server import TestProbe, TestServer
-from tasks.problems.config import ProblemsConfig
-from tasks.problems.functions import Function
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox.protocol import TestOutcome
+from ostinato.infra.sandbox.test_server import TestProbe, TestServer
+from ostinato.tasks.problems.config import ProblemsConfig
+from ostinato.tasks.problems.functions import Function
 
 
 @dataclass(frozen=True)

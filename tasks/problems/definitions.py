@@ -1,7 +1,6 @@
 """The functions, methods and classes of a repository's product code, with their lines and users.
 
-Owns `Definition`, finding them and the name graph over them. Enters: source texts. Leaves:
-definitions in file order. It runs no code, so a name stands for everything of that name.
+It runs no code, so a name stands for everything of that name.
 """
 
 import ast
@@ -14,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from infra.syntax import parse_python
-from tasks.problems.functions import Function
+from ostinato.infra.platform.syntax import parse_python
+from ostinato.tasks.problems.functions import Function
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 CallKey = tuple[str, int, str]  # path, first line with decorators, qualified name

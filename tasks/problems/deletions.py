@@ -1,7 +1,6 @@
 """Deleted functions and deleted features: working code taken out so that the rest still imports.
 
-Owns both generators. Enters: sources, definitions and the name graph. Leaves: candidates in a fixed
-order. Whether the rest of the tests still pass is for validity.py to say.
+Whether the rest of the tests still pass is for validity.py to say.
 
 A function goes at three levels of what remains: `body` keeps signature and docstring, `signature`
 keeps the signature, `everything` keeps nothing, not even the imports only it used. A feature is a
@@ -13,10 +12,10 @@ import ast
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from infra.syntax import parse_python
-from tasks.problems.candidates import Candidate, LinePlan, edit_texts, make_id
-from tasks.problems.definitions import CallKey, Definition, NameGraph, read_names
-from tasks.problems.set_config import Kind
+from ostinato.infra.platform.syntax import parse_python
+from ostinato.tasks.problems.candidates import Candidate, LinePlan, edit_texts, make_id
+from ostinato.tasks.problems.definitions import CallKey, Definition, NameGraph, read_names
+from ostinato.tasks.problems.set_config import Kind
 
 LEVELS = ("body", "signature", "everything")
 _PLACEHOLDER = "raise NotImplementedError"

@@ -1,15 +1,11 @@
-"""Reads what a described package's functions are for, before their docstrings are taken out.
-
-Enters: a source and its archive's files. Leaves: a sentence by function, where its author wrote a
-usable one (tasks/descriptions.py).
-"""
+"""Reads what a described package's functions are for, before their docstrings are taken out."""
 
 import ast
 from collections.abc import Mapping
 
-from infra.syntax import parse_python
-from tasks.descriptions import first_sentence, is_usable
-from tasks.problems.config import DescribedSource
+from ostinato.infra.platform.syntax import parse_python
+from ostinato.tasks.descriptions import first_sentence, is_usable
+from ostinato.tasks.problems.config import DescribedSource
 
 Descriptions = Mapping[tuple[str, str, str], str]
 """(repository, path, function) -> sentence."""

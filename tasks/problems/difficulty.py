@@ -1,12 +1,12 @@
 """How hard a problem looks before anybody tried it.
 
-Owns the estimate: a logistic score of its shape. It orders a curriculum until solve rates are
-measured, and claims no more than that.
+The estimate: a logistic score of its shape. It orders a curriculum until solve rates are measured,
+and claims no more than that.
 """
 
 import math
 
-from tasks.problems.set_config import Kind
+from ostinato.tasks.problems.set_config import Kind
 
 # How much each kind asks for beside its size: one line is found by its symptom, a feature must be
 # designed again.

@@ -1,16 +1,14 @@
 """Functions that two splits share under different names.
 
-Owns the similarity of definitions and the choice of what goes. Enters: the text of each problem's
-symbol. Leaves: ids of training problems that are too like an evaluation one. Splits already differ
-in repositories; this finds code that one repository copied from another.
+Splits already differ in repositories; this finds code that one repository copied from another.
 """
 
 import ast
 import textwrap
 from collections.abc import Sequence
 
-from infra.syntax import parse_python
-from tasks.records import Problem, Split
+from ostinato.infra.platform.syntax import parse_python
+from ostinato.tasks.records import Problem, Split
 
 _SIZE = 5
 _MIN_SHINGLES = 40  # short functions are alike by nature

@@ -1,15 +1,15 @@
 """The functions of a repository that may carry a problem.
 
-Owns `Function` and finding them: whole top-level functions without decorators, small enough for the
+`Function` and finding them: whole top-level functions without decorators, small enough for the
 recipe.
 """
 
 import ast
 from dataclasses import dataclass
 
-from infra.sandbox.repository import PreparedRepository
-from infra.syntax import parse_python
-from tasks.problems.config import ProblemsConfig, RepositorySource
+from ostinato.infra.platform.syntax import parse_python
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.problems.config import ProblemsConfig, RepositorySource
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """All candidates of one repository, by kind, in the order in which they are tried.
 
-Owns the order and the caps: the same seed and sources give the same candidates. Enters: a prepared
-repository and its baseline. Leaves: candidates that at least one stable test speaks of.
+The order and the caps: the same seed and sources give the same candidates.
 """
 
 import hashlib
@@ -11,14 +10,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from infra.sandbox.repository import PreparedRepository
-from tasks.problems.baseline import Baseline
-from tasks.problems.candidates import Candidate, edit_texts, make_id
-from tasks.problems.definitions import Definition, as_function, read_definitions
-from tasks.problems.deletions import DeletionMaker
-from tasks.problems.mutations import mutate_function
-from tasks.problems.set_config import Kind, ProblemSetConfig
-from tasks.records import LineEdit
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.problems.baseline import Baseline
+from ostinato.tasks.problems.candidates import Candidate, edit_texts, make_id
+from ostinato.tasks.problems.definitions import Definition, as_function, read_definitions
+from ostinato.tasks.problems.deletions import DeletionMaker
+from ostinato.tasks.problems.mutations import mutate_function
+from ostinato.tasks.problems.set_config import Kind, ProblemSetConfig
+from ostinato.tasks.records import LineEdit
 
 _MAX_PARTS = 4
 

@@ -1,7 +1,6 @@
 """Which failing tests the agent never sees, and how they are cut out of the test files.
 
-Owns the choice and the cuts. Enters: test ids and test files. Leaves: hidden ids and edits. The
-verifier has the pristine tests, so what is cut here still judges.
+The verifier has the pristine tests, so what is cut here still judges.
 """
 
 import ast
@@ -9,9 +8,9 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from infra.syntax import parse_once
-from tasks.problems.candidates import LinePlan
-from tasks.records import BlockEdit
+from ostinato.infra.platform.syntax import parse_once
+from ostinato.tasks.problems.candidates import LinePlan
+from ostinato.tasks.records import BlockEdit
 
 
 def hide_tests(

@@ -1,8 +1,6 @@
 """Answers left where the agent can read them: removed code, its own names, hidden tests.
 
-Owns `ReadableTree`, an index of everything an agent can read, and `find_leaks`. Enters: the
-repository as the box shows it (caches, bytecode and data included) and the interpreter's own
-library. Leaves: what leaks and where. A candidate with a leak is not published.
+A candidate with a leak is not published.
 
 Removed text leaks when three removed lines in a row stand together somewhere. A name leaks when it
 was bound only in removed code and occurs in any file, in a comment or in bytecode.
@@ -15,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.problems.definitions import read_names
-from tasks.records import Problem
+from ostinato.tasks.problems.definitions import read_names
+from ostinato.tasks.records import Problem
 
 _WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{3,}")
 _MIN_NAME = 6

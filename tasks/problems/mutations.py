@@ -1,8 +1,6 @@
 """Single-line bugs: exact replacements of a piece of one source line.
 
-Owns the table of mutation operators and `mutate_function`. Enters: a function's text. Leaves:
-`Mutation`s, each a line with its gold and broken text, in a fixed order. Whether one is a bug is
-for the tests to say (proving.py).
+Whether one is a bug is for the tests to say (proving.py).
 
 An operator is a function of one syntax node; it yields (node to replace, new text). All text
 outside that node stays as it is, so a problem is always the difference of one line.
@@ -14,8 +12,8 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from infra.syntax import parse_python
-from tasks.problems.functions import Function
+from ostinato.infra.platform.syntax import parse_python
+from ostinato.tasks.problems.functions import Function
 
 Replacement = tuple[ast.AST, str]
 Operator = Callable[[ast.AST, "Scope"], Iterator[Replacement]]

@@ -1,9 +1,8 @@
 """The differential oracle: a candidate must do what the original does on arguments that no test
 shows.
 
-Owns recording calls while tests run, deriving new arguments from them, and the results the original
-gives. Enters: a sandbox that holds the repository. Leaves: `FunctionOracle`s, which problems carry
-and grading judges by. Top-level functions with literal arguments only.
+Recording calls while tests run, deriving new arguments from them, and the results the original
+gives. Top-level functions with literal arguments only.
 """
 
 import hashlib
@@ -12,13 +11,18 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from infra.errors import ProblemError
-from infra.sandbox.function_calls import CALL_ROOT, FunctionCall, make_calls, run_call_program
-from infra.sandbox.inside.call_program import decode
-from infra.sandbox.protocol import Sandbox
-from tasks.problems.definitions import Definition
-from tasks.problems.set_config import OracleConfig
-from tasks.records import FunctionOracle, OracleCall
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox.function_calls import (
+    CALL_ROOT,
+    FunctionCall,
+    make_calls,
+    run_call_program,
+)
+from ostinato.infra.sandbox.inside.call_program import decode
+from ostinato.infra.sandbox.protocol import Sandbox
+from ostinato.tasks.problems.definitions import Definition
+from ostinato.tasks.problems.set_config import OracleConfig
+from ostinato.tasks.records import FunctionOracle, OracleCall
 
 _RECORD_SECONDS = 300.0
 

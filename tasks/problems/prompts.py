@@ -1,19 +1,17 @@
 """What the user says: three wordings of every problem, none of which tells the fix.
 
-Owns the templates. Enters: a candidate, its judgement and, where there is one, a call with the
-original's result. Leaves: texts by level. Detailed names the place, the symptom and an example;
-terse has at most 390 characters; vague leaves the place to be found. No text names a hidden test or
-quotes the removed code.
+Detailed names the place, the symptom and an example; terse has at most 390 characters; vague leaves
+the place to be found. No text names a hidden test or quotes the removed code.
 """
 
 import random
 from collections.abc import Iterable, Mapping
 
-from infra.sandbox.function_calls import format_call, format_result
-from tasks.problems.candidates import Candidate
-from tasks.problems.set_config import Kind, PromptLevel
-from tasks.problems.validity import Judgement
-from tasks.records import FunctionOracle
+from ostinato.infra.sandbox.function_calls import format_call, format_result
+from ostinato.tasks.problems.candidates import Candidate
+from ostinato.tasks.problems.set_config import Kind, PromptLevel
+from ostinato.tasks.problems.validity import Judgement
+from ostinato.tasks.records import FunctionOracle
 
 TERSE_CHARACTERS = 390
 _EXAMPLE_CHARACTERS = 300

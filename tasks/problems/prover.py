@@ -1,8 +1,6 @@
 """Proves candidates of any repository: what one worker process does.
 
-Owns the warm test servers of the repositories used last. Enters: a prepared repository's directory
-and candidates. Leaves: baselines, judgements and oracles. Belongs to one event loop; actor.py makes
-it a Ray actor.
+Belongs to one event loop; actor.py makes it a Ray actor.
 """
 
 import asyncio
@@ -10,17 +8,17 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from infra.sandbox.namespace import NamespaceSandbox
-from infra.sandbox.protocol import SandboxLimits
-from infra.sandbox.repository import PreparedRepository
-from infra.sandbox.test_server import TestServer, VerdictCache
-from tasks.problems.baseline import Baseline, measure_baseline
-from tasks.problems.candidates import Candidate
-from tasks.problems.generation import Sources
-from tasks.problems.oracle import build_oracles, record_calls
-from tasks.problems.set_config import OracleConfig, ValidityRules
-from tasks.problems.validity import Bench, Judgement, judge_candidate
-from tasks.records import FunctionOracle
+from ostinato.infra.sandbox.namespace import NamespaceSandbox
+from ostinato.infra.sandbox.protocol import SandboxLimits
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer, VerdictCache
+from ostinato.tasks.problems.baseline import Baseline, measure_baseline
+from ostinato.tasks.problems.candidates import Candidate
+from ostinato.tasks.problems.generation import Sources
+from ostinato.tasks.problems.oracle import build_oracles, record_calls
+from ostinato.tasks.problems.set_config import OracleConfig, ValidityRules
+from ostinato.tasks.problems.validity import Bench, Judgement, judge_candidate
+from ostinato.tasks.records import FunctionOracle
 
 _WARM_REPOSITORIES = 2
 _HASH_SEED = 1  # of the second server; the first has the box's own 0

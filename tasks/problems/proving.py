@@ -1,20 +1,18 @@
 """Proves that a mutation is a bug: named tests fail with it and others still pass, twice, and all
 pass without it.
 
-Owns `Proof` and the rules of section "what counts as valid". Enters: a mutation and its tests.
-Leaves: a proof or the reason why there is none. The gold state was proven by the test map: only
-tests that passed it twice are used here.
+The gold state was proven by the test map: only tests that passed it twice are used here.
 """
 
 from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from infra.sandbox.protocol import TestOutcome, TestReport
-from infra.sandbox.test_server import TestServer
-from tasks.problems.config import ProblemsConfig
-from tasks.problems.coverage import TestMap
-from tasks.problems.mutations import Mutation
+from ostinato.infra.sandbox.protocol import TestOutcome, TestReport
+from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.tasks.problems.config import ProblemsConfig
+from ostinato.tasks.problems.coverage import TestMap
+from ostinato.tasks.problems.mutations import Mutation
 
 
 class ProofOutcome(StrEnum):

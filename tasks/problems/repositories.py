@@ -1,7 +1,6 @@
 """Turns an unpacked archive into a prepared repository: only product code and tests, answers and
 noise removed.
 
-Owns selection, stripping and writing. Enters: archive files. Leaves: `PreparedRepository` on disk.
 Runs no code of the package.
 """
 
@@ -10,10 +9,10 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from infra.errors import ProblemError
-from infra.sandbox.repository import PreparedRepository
-from infra.syntax import parse_python
-from tasks.problems.config import RepositorySource
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.syntax import parse_python
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.problems.config import RepositorySource
 
 _LICENCES = ("LICENSE", "LICENCE", "COPYING", "AUTHORS")
 

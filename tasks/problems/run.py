@@ -1,7 +1,7 @@
 """Child entry of the problem stage.
 
-Owns the order of work and the published files: problems.jsonl, statistics.json and
-repositories/NAME, made in a folder that is complete only when the result is returned.
+The order of work and the published files: problems.jsonl, statistics.json and repositories/NAME,
+made in a folder that is complete only when the result is returned.
 """
 
 import asyncio
@@ -10,20 +10,20 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from infra.cluster.workspace import Workspace
-from infra.sandbox.repository import PreparedRepository
-from infra.source_archives import fetch_archive, read_archive
-from tasks.problems.build import BuiltProblems, build_problems
-from tasks.problems.config import (
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.source_archives import fetch_archive, read_archive
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.problems.build import BuiltProblems, build_problems
+from ostinato.tasks.problems.config import (
     DescribedSource,
     ProblemsRequest,
     ProblemsResult,
     RepositorySource,
 )
-from tasks.problems.descriptions import Descriptions, describe_functions
-from tasks.problems.proving import ProofOutcome
-from tasks.problems.repositories import prepare_repository, strip_prefix
-from tasks.records import Split
+from ostinato.tasks.problems.descriptions import Descriptions, describe_functions
+from ostinato.tasks.problems.proving import ProofOutcome
+from ostinato.tasks.problems.repositories import prepare_repository, strip_prefix
+from ostinato.tasks.records import Split
 
 PROBLEMS_FILE = "problems.jsonl"
 STATISTICS_FILE = "statistics.json"

@@ -1,7 +1,6 @@
 """Which candidates are tried, in which order, and which split each proven one goes to.
 
-Owns the seeded order, the caps by operator and the splits. Pure functions of the configuration and
-the candidates: the same seed gives the same problems.
+Pure functions of the configuration and the candidates: the same seed gives the same problems.
 
 The splits do not overlap in a mutation (function, line, broken text). Functions of
 `held_out_function` occur in no other split: nothing that is trained on ever shows one of them
@@ -14,10 +13,10 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from tasks.problems.config import ProblemsConfig
-from tasks.problems.functions import Function
-from tasks.problems.mutations import Mutation
-from tasks.records import Split
+from ostinato.tasks.problems.config import ProblemsConfig
+from ostinato.tasks.problems.functions import Function
+from ostinato.tasks.problems.mutations import Mutation
+from ostinato.tasks.records import Split
 
 
 def candidate_id(mutation: Mutation) -> str:

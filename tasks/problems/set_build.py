@@ -1,6 +1,6 @@
 """Builds one repository's part of a problem set: baseline, candidates, proofs, prompts, leaks.
 
-Owns the order of work in a repository and its resumption: every judgement is appended to the
+The order of work in a repository and its resumption: every judgement is appended to the
 repository's journal, and one found there is not made again. Which candidates become problems is
 decided in candidate order, so the result does not depend on which run ends first.
 """
@@ -14,18 +14,18 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from infra.cluster.workspace import replace_text
-from infra.errors import ProblemError
-from infra.sandbox.repository import PreparedRepository
-from infra.telemetry import fields
-from tasks.problems.actor import ProverPool
-from tasks.problems.baseline import Baseline
-from tasks.problems.candidates import Candidate
-from tasks.problems.generation import Sources, combine, generate
-from tasks.problems.leaks import CodeNames, ReadableTree, find_leaks
-from tasks.problems.set_config import Kind, ProblemSetConfig
-from tasks.problems.validity import Finding, Judgement
-from tasks.records import FunctionOracle, Split
+from ostinato.infra.platform.cluster.workspace import replace_text
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.telemetry import fields
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.problems.actor import ProverPool
+from ostinato.tasks.problems.baseline import Baseline
+from ostinato.tasks.problems.candidates import Candidate
+from ostinato.tasks.problems.generation import Sources, combine, generate
+from ostinato.tasks.problems.leaks import CodeNames, ReadableTree, find_leaks
+from ostinato.tasks.problems.set_config import Kind, ProblemSetConfig
+from ostinato.tasks.problems.validity import Finding, Judgement
+from ostinato.tasks.records import FunctionOracle, Split
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Settings of problem sets built from many repositories: sources, quotas by kind, validity rules.
 
-Owns ProblemSetConfig and the request of that stage. The nano recipe does not use it: its problems
-come from ProblemsConfig, which stays as it is. Torch-free: the recipe composes both.
+The nano recipe does not use it: its problems come from ProblemsConfig, which stays as it is.
+Torch-free: the recipe composes both.
 """
 
 from enum import StrEnum
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from tasks.problems.config import Config, RepositorySource
-from tasks.records import Split
+from ostinato.tasks.problems.config import Config, RepositorySource
+from ostinato.tasks.records import Split
 
 YIELD_FILE = "yield_table.json"  # beside the problems: a row a package and kind
 

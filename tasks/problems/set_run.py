@@ -1,6 +1,6 @@
 """Child entry of problem sets: many repositories in, one set of proven problems out.
 
-Owns the order of work and the published files: problems.jsonl, oracles.jsonl, statistics.json,
+The order of work and the published files: problems.jsonl, oracles.jsonl, statistics.json,
 yield_table.json and repositories/NAME. Called again after a kill it continues from its journals.
 """
 
@@ -10,25 +10,30 @@ import logging
 import time
 from pathlib import Path
 
-from infra.cluster.ray_start import start_ray, stop_ray
-from infra.cluster.workspace import Workspace
-from infra.errors import ConfigError, ProblemError
-from infra.source_archives import fetch_archive, fetch_wheel, read_archive, read_wheel
-from infra.telemetry import fields
-from tasks.problems.actor import ProverPool
-from tasks.problems.assembly import ProblemSet, assemble, summarise
-from tasks.problems.commits import mine_commits
-from tasks.problems.config import ProblemsResult
-from tasks.problems.repositories import prepare_repository, strip_prefix
-from tasks.problems.set_build import BuiltPart, Part, PartBuilder
-from tasks.problems.set_config import (
+from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import ConfigError, ProblemError
+from ostinato.infra.platform.source_archives import (
+    fetch_archive,
+    fetch_wheel,
+    read_archive,
+    read_wheel,
+)
+from ostinato.infra.platform.telemetry import fields
+from ostinato.tasks.problems.actor import ProverPool
+from ostinato.tasks.problems.assembly import ProblemSet, assemble, summarise
+from ostinato.tasks.problems.commits import mine_commits
+from ostinato.tasks.problems.config import ProblemsResult
+from ostinato.tasks.problems.repositories import prepare_repository, strip_prefix
+from ostinato.tasks.problems.set_build import BuiltPart, Part, PartBuilder
+from ostinato.tasks.problems.set_config import (
     YIELD_FILE,
     Kind,
     PackageSource,
     ProblemSetConfig,
     ProblemSetRequest,
 )
-from tasks.problems.validity import Finding
+from ostinato.tasks.problems.validity import Finding
 
 logger = logging.getLogger(__name__)
 

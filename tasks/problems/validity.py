@@ -1,10 +1,8 @@
 """When a broken state is a problem: named tests fail with it in two runs, others pass in both, and
 what cheats gets nothing.
 
-Owns `Finding`, the reasons for refusal and the runs on one candidate. Enters: a candidate, the
-baseline and two test servers of its repository. Leaves: a finding. The whole state was proven by
-the baseline: only tests that passed it three times are used. The second run is made in another box,
-in another order, with another hash seed.
+The whole state was proven by the baseline: only tests that passed it three times are used. The
+second run is made in another box, in another order, with another hash seed.
 
 Only tests that call a changed function are run where swapping code was possible: then nothing ran
 on import, and no other test can notice. Where it was not, one test of every test file is run too,
@@ -18,12 +16,12 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from infra.sandbox.protocol import TestOutcome, TestReport
-from infra.sandbox.test_server import TestServer
-from tasks.problems.baseline import Baseline
-from tasks.problems.candidates import Candidate
-from tasks.problems.config import Config
-from tasks.problems.set_config import ValidityRules
+from ostinato.infra.sandbox.protocol import TestOutcome, TestReport
+from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.tasks.problems.baseline import Baseline
+from ostinato.tasks.problems.candidates import Candidate
+from ostinato.tasks.problems.config import Config
+from ostinato.tasks.problems.set_config import ValidityRules
 
 _SKIP_EVERYTHING = b"import pytest\npytest.skip('nothing to see', allow_module_level=True)\n"
 

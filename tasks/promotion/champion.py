@@ -1,9 +1,8 @@
 """Promote, refuse, canary, roll back: the only writer of the champion pointer.
 
-Owns `PromotionDesk`. Enters: gate decisions, scorecards, guard reports. Leaves: the ledger's
-champion pointer and one event for each decision. Every operation may be repeated after a kill: the
-pointer's own journal settles a half-done flip, and a candidate that was promoted once on a
-scorecard is not promoted on it again (it may have been rolled back since).
+Every operation may be repeated after a kill: the pointer's own journal settles a half-done flip,
+and a candidate that was promoted once on a scorecard is not promoted on it again (it may have been
+rolled back since).
 """
 
 from collections.abc import Callable
@@ -12,10 +11,10 @@ from typing import Any
 
 from pydantic import Field
 
-from infra.ledger import Ledger
-from infra.ledger.rows import Pointer
-from tasks.promotion.guard import Advice, GuardReport
-from tasks.records import GateDecision, Record, Scorecard
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.ledger.rows import Pointer
+from ostinato.tasks.promotion.guard import Advice, GuardReport
+from ostinato.tasks.records import GateDecision, Record, Scorecard
 
 SOURCE = "promotion"
 CANARY_STARTED, CANARY_STOPPED = "canary_started", "canary_stopped"

@@ -1,8 +1,8 @@
 """The online guard: are users of the candidate arm worse off?
 
-Owns `observe` (interaction rows to one observation each) and `compare_arms` (one-sided tests of
-edits kept, dissatisfied follow-ups and latency, with Holm's correction). Leaves a GuardReport with
-every number and one sentence. It moves no pointer: champion.py does.
+`observe` (interaction rows to one observation each) and `compare_arms` (one-sided tests of edits
+kept, dissatisfied follow-ups and latency, with Holm's correction). It moves no pointer: champion.py
+does.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ import numpy as np
 from pydantic import Field
 from scipy import stats
 
-from infra.gateway.signals import Signal
-from infra.ledger.rows import InteractionRow
-from tasks.promotion.config import GuardConfig
-from tasks.records import Record
+from ostinato.infra.platform.ledger.rows import InteractionRow
+from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.tasks.promotion.config import GuardConfig
+from ostinato.tasks.records import Record
 
 CONTROL, CANDIDATE = "control", "candidate"
 

@@ -1,8 +1,8 @@
 """Settings of the retrieval stage: which code teaches the encoder, how long, and what measures it.
 
-Owns RetrievalConfig and the request and result of the stage. Torch-free: the recipe composes them.
-Repositories are split by name: what measures never teaches. The default packages are pinned source
-archives, listed in packages.toml: what is installed beside us decides nothing.
+Torch-free: the recipe composes them. Repositories are split by name: what measures never teaches.
+The default packages are pinned source archives, listed in packages.toml: what is installed beside
+us decides nothing.
 """
 
 import tomllib
@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from infra.source_archives import SourceArchive
+from ostinato.infra.platform.source_archives import SourceArchive
 
 STANDARD_LIBRARY = "standard_library"
 PACKAGES_FILE = "packages.toml"
@@ -51,7 +51,7 @@ def shipped_packages(
     use: Literal["train", "validation", "held_out"],
 ) -> tuple[CodePackage, ...]:
     """The pinned packages that come with the stage."""
-    written = tomllib.loads(files("tasks.retrieval").joinpath(PACKAGES_FILE).read_text())
+    written = tomllib.loads(files("ostinato.tasks.retrieval").joinpath(PACKAGES_FILE).read_text())
     return tuple(CodePackage.model_validate(row) for row in written[use])
 
 

@@ -1,8 +1,7 @@
 """How high the right chunk stands: reciprocal ranks over pools of held-out functions.
 
-Owns `Pool` (a package's functions and questions about some of them) and the scores of any system
-that rates a pool. Enters: functions, and a scorer. Leaves: RankingScores. The lexical scorer is the
-very code that serves (infra/search/segment.py).
+`Pool` (a package's functions and questions about some of them) and the scores of any system that
+rates a pool. The lexical scorer is the very code that serves (infra/agent/search/segment.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from infra.search.chunk_cache import describe_text
-from infra.search.chunks import Chunk
-from infra.search.field_scores import BODY_ONLY, BY_FIELD, FieldRule, score_words
-from infra.search.fusion import fuse_standardised
-from infra.search.segment import Segment
-from models.code_words import CodeText, split_words
-from models.embedder import Embedder
-from tasks.retrieval.config import PairsConfig, RankingScores
-from tasks.retrieval.pairs import Function
+from ostinato.infra.agent.search.chunk_cache import describe_text
+from ostinato.infra.agent.search.chunks import Chunk
+from ostinato.infra.agent.search.field_scores import BODY_ONLY, BY_FIELD, FieldRule, score_words
+from ostinato.infra.agent.search.fusion import fuse_standardised
+from ostinato.infra.agent.search.segment import Segment
+from ostinato.models.code_words import CodeText, split_words
+from ostinato.models.embedder import Embedder
+from ostinato.tasks.retrieval.config import PairsConfig, RankingScores
+from ostinato.tasks.retrieval.pairs import Function
 
 UNMEASURED_DENSE_WEIGHT = 0.5
 DENSE_WEIGHTS = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4)

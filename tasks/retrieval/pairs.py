@@ -1,8 +1,6 @@
 """Finds functions in packages and makes questions out of what people wrote about them.
 
-Enters: pinned source archives, or names of installed packages. Leaves: `Function`s, and `Pair`s of a
-question (first paragraph of the docstring, or the name in words) and a piece of code that no longer
-holds it. It trains nothing.
+It trains nothing.
 """
 
 import ast
@@ -14,11 +12,11 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from infra.errors import ConfigError
-from infra.source_archives import fetch_archive, read_archive
-from infra.syntax import parse_python
-from models.code_words import CodeText, describe_code, split_words
-from tasks.retrieval.config import (
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.source_archives import fetch_archive, read_archive
+from ostinato.infra.platform.syntax import parse_python
+from ostinato.models.code_words import CodeText, describe_code, split_words
+from ostinato.tasks.retrieval.config import (
     STANDARD_LIBRARY,
     CodePackage,
     Package,

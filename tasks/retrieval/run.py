@@ -1,7 +1,7 @@
 """Child entry of the retrieval stage: packages and traces in, a measured encoder out.
 
-Owns the order of work and the published files: encoder.json, encoder.safetensors, report.json. A
-stage of minutes: after a kill it starts again from the code.
+The order of work and the published files: encoder.json, encoder.safetensors, report.json. A stage
+of minutes: after a kill it starts again from the code.
 """
 
 import time
@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from infra.cluster.workspace import Workspace
-from infra.errors import TrainingError, boundary
-from infra.sandbox.repository import PreparedRepository
-from infra.settings import Settings
-from models.embedder import save_embedder
-from tasks.retrieval.config import (
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import TrainingError, boundary
+from ostinato.infra.platform.settings import Settings
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.models.embedder import save_embedder
+from ostinato.tasks.retrieval.config import (
     Package,
     RankingScores,
     RetrievalConfig,
@@ -24,16 +24,16 @@ from tasks.retrieval.config import (
     RetrievalResult,
     name_of,
 )
-from tasks.retrieval.measure import Pool, make_pool, measure_systems, pick_dense_weight
-from tasks.retrieval.pairs import Function, make_pairs, read_package, without_copies
-from tasks.retrieval.traces import (
+from ostinato.tasks.retrieval.measure import Pool, make_pool, measure_systems, pick_dense_weight
+from ostinato.tasks.retrieval.pairs import Function, make_pairs, read_package, without_copies
+from ostinato.tasks.retrieval.traces import (
     ChunkedRepository,
     TraceExample,
     make_examples,
     pool_of_examples,
     read_traces,
 )
-from tasks.retrieval.training import build_embedder, train_on_code, train_on_traces
+from ostinato.tasks.retrieval.training import build_embedder, train_on_code, train_on_traces
 
 ENCODER_FOLDER = "encoder"
 REPORT_FILE = "report.json"

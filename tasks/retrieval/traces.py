@@ -1,10 +1,9 @@
 """What helped an agent, looking back: judged chunks for a question, from finished trajectories.
 
-Owns `TraceRecord` (one solved attempt as lines of files it read, edited and was shown) and
+`TraceRecord` (one solved attempt as lines of files it read, edited and was shown) and
 `TraceExample` (a question with a helpfulness for every chunk of its repository). A chunk that was
 edited in a solved attempt helped more than one that was only read, and that more than one that
-search showed and nobody opened. Enters: records made by flows/drivers/search_traces.py and the
-repositories' files. It trains nothing.
+search showed and nobody opened. It trains nothing.
 """
 
 import ast
@@ -15,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from infra.search.chunks import Chunk, cut_chunks
-from infra.syntax import parse_python
-from models.code_words import CodeText
-from tasks.retrieval.config import TraceConfig
-from tasks.retrieval.measure import Pool
+from ostinato.infra.agent.search.chunks import Chunk, cut_chunks
+from ostinato.infra.platform.syntax import parse_python
+from ostinato.models.code_words import CodeText
+from ostinato.tasks.retrieval.config import TraceConfig
+from ostinato.tasks.retrieval.measure import Pool
 
 TRACES_FILE = "traces.jsonl"
 LineRange = tuple[str, int, int]

@@ -1,7 +1,6 @@
 """Trains the encoder: first on code, then on what helped agents.
 
-Owns `train_on_code` and `train_on_traces`. Enters: pairs, traces, a tower. Leaves: the tower,
-changed in place, and the loss of each epoch. The randomness of a run is its seed.
+The randomness of a run is its seed.
 """
 
 import math
@@ -13,18 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infra.search.field_scores import BODY_ONLY, score_words
-from models.code_words import FIELDS, CodeText, Vocabulary, WordBag, split_words
-from models.embedder import (
+from ostinato.infra.agent.search.field_scores import BODY_ONLY, score_words
+from ostinato.models.code_words import FIELDS, CodeText, Vocabulary, WordBag, split_words
+from ostinato.models.embedder import (
     Embedder,
     EmbedderConfig,
     contrastive_loss,
     listwise_loss,
 )
-from tasks.retrieval.config import ContrastiveConfig, RetrievalConfig, TraceConfig
-from tasks.retrieval.measure import index_codes
-from tasks.retrieval.pairs import Pair
-from tasks.retrieval.traces import TraceExample
+from ostinato.tasks.retrieval.config import ContrastiveConfig, RetrievalConfig, TraceConfig
+from ostinato.tasks.retrieval.measure import index_codes
+from ostinato.tasks.retrieval.pairs import Pair
+from ostinato.tasks.retrieval.traces import TraceExample
 
 Report = Callable[[int, int, float], None]
 """Steps done, steps in all, loss in nats."""

@@ -1,6 +1,6 @@
 """Rollout workers as Ray actors, and the client that hands them attempts in batches.
 
-Owns `RolloutActor` (one process: a RolloutWorker, its boxes, its view of the engine fleet) and
+`RolloutActor` (one process: a RolloutWorker, its boxes, its view of the engine fleet) and
 `RolloutFleet` (the orchestrator's side). Tickets travel in one call per turn of the event loop and
 trajectories come back as bytes, all that are finished in one call: Ray's price is paid per batch,
 not per attempt. When a worker process dies its attempts end as sandbox_failed and Ray starts it
@@ -15,13 +15,13 @@ from typing import Any
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
-from infra.cluster.actors import end_actor, get_or_create_actor
-from infra.errors import ClusterError, OstinatoError
-from infra.harness.transcript import EndReason, Transcript
-from infra.telemetry import fields
-from tasks.records import Outcome, Trajectory
-from tasks.rollout.payload import trajectory_from_bytes, trajectory_to_bytes
-from tasks.rollout.worker import UNGRADED, AttemptTicket, RolloutWorker
+from ostinato.infra.agent.transcript import EndReason, Transcript
+from ostinato.infra.platform.cluster.actors import end_actor, get_or_create_actor
+from ostinato.infra.platform.errors import ClusterError, OstinatoError
+from ostinato.infra.platform.telemetry import fields
+from ostinato.tasks.records import Outcome, Trajectory
+from ostinato.tasks.rollout.payload import trajectory_from_bytes, trajectory_to_bytes
+from ostinato.tasks.rollout.worker import UNGRADED, AttemptTicket, RolloutWorker
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,6 @@
 """How rollouts are dispatched: slots, staleness, retries and the choice of problems.
 
-Owns the frozen configuration of the rollout stage. Nothing is computed here and torch is never
-imported.
+Nothing is computed here and torch is never imported.
 """
 
 from typing import Any, Literal

@@ -1,7 +1,7 @@
 """Which problem comes next.
 
-Owns the statistics of every problem (attempts and solves, older ones fading) and the seeded choice.
-A problem weighs as much as the probability that a group on it has mixed results, under a Beta
+The statistics of every problem (attempts and solves, older ones fading) and the seeded choice. A
+problem weighs as much as the probability that a group on it has mixed results, under a Beta
 posterior on its solve rate: close to 1 between 10 and 90 percent, close to 0 for solved and
 hopeless problems, which a floor keeps in sight. The choice is a pure function of the history and
 the number of groups drawn, so a resumed run continues the same curriculum.
@@ -12,8 +12,8 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from tasks.records import Problem
-from tasks.rollout.config import CurriculumConfig
+from ostinato.tasks.records import Problem
+from ostinato.tasks.rollout.config import CurriculumConfig
 
 
 @dataclass(slots=True)

@@ -1,8 +1,7 @@
 """Compares what was sampled with what was trained.
 
-Owns the lengths and durations of the latest trajectories on both sides. A policy that trains fast
-groups first and loses slow ones shows here: the trained distribution is shorter than the sampled
-one.
+A policy that trains fast groups first and loses slow ones shows here: the trained distribution is
+shorter than the sampled one.
 """
 
 from collections import deque
@@ -10,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tasks.records import Trajectory
+from ostinato.tasks.records import Trajectory
 
 WINDOW_TRAJECTORIES = 4096
 QUANTILES = (0.5, 0.9, 0.99)

@@ -1,8 +1,7 @@
 """The results of groups on disk, one JSON line each: what the curriculum of a resumed run learns
 from.
 
-Owns the file. A line is appended after its group was committed; a torn or repeated line is ignored
-when read.
+A line is appended after its group was committed; a torn or repeated line is ignored when read.
 """
 
 import json
@@ -10,8 +9,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from infra.telemetry import MetricsLog
-from tasks.rollout.curriculum import Curriculum
+from ostinato.infra.platform.telemetry import MetricsLog
+from ostinato.tasks.rollout.curriculum import Curriculum
 
 
 class GroupResult(BaseModel):

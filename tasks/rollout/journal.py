@@ -1,18 +1,16 @@
 """Makes rollouts durable: rows in the ledger, payloads in the object store, one object a group.
 
-Owns the order reserve -> finish -> commit -> trained. A group counts from its commit on; its
-payload is stored before. Enters: requests, trajectories, groups. Leaves: after a restart, the
-groups that are owed to the trainer. It decides nothing.
+A group counts from its commit on; its payload is stored before. It decides nothing.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infra.ledger.journal import Finish, JournalRepository, Reservation
-from infra.objects import ObjectStore
-from tasks.records import Group, Trajectory
-from tasks.rollout.orchestrator import AttemptRequest
-from tasks.rollout.payload import group_from_bytes, group_to_bytes
+from ostinato.infra.platform.ledger.journal import Finish, JournalRepository, Reservation
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.tasks.records import Group, Trajectory
+from ostinato.tasks.rollout.orchestrator import AttemptRequest
+from ostinato.tasks.rollout.payload import group_from_bytes, group_to_bytes
 
 RESTARTED = "the orchestrator restarted before the group was complete"
 

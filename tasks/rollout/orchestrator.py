@@ -19,14 +19,14 @@ from typing import Protocol
 
 import xxhash
 
-from infra.errors import ClusterError
-from infra.telemetry import fields
-from tasks.records import Group, Outcome, Problem, Trajectory
-from tasks.rollout.config import RolloutConfig
-from tasks.rollout.curriculum import Curriculum
-from tasks.rollout.distributions import LengthAndDuration
-from tasks.rollout.history import GroupResult
-from tasks.rollout.slots import (
+from ostinato.infra.platform.errors import ClusterError
+from ostinato.infra.platform.telemetry import fields
+from ostinato.tasks.records import Group, Outcome, Problem, Trajectory
+from ostinato.tasks.rollout.config import RolloutConfig
+from ostinato.tasks.rollout.curriculum import Curriculum
+from ostinato.tasks.rollout.distributions import LengthAndDuration
+from ostinato.tasks.rollout.history import GroupResult
+from ostinato.tasks.rollout.slots import (
     INFRASTRUCTURE_OUTCOMES,
     Batch,
     GroupSlot,
@@ -34,7 +34,7 @@ from tasks.rollout.slots import (
     SlotTable,
     reward_spread,
 )
-from tasks.rollout.staleness import StalenessPolicy
+from ostinato.tasks.rollout.staleness import StalenessPolicy
 
 logger = logging.getLogger(__name__)
 LEAST_WAIT_SECONDS = 0.001  # a timer that rounding fires early must not spin

@@ -1,7 +1,7 @@
 """Trajectories and groups as bytes: how they cross process boundaries and lie in the object store.
 
-Owns the two byte forms, both safetensors: arrays of the transcript as tensors, everything else as
-JSON metadata.
+The two byte forms, both safetensors: arrays of the transcript as tensors, everything else as JSON
+metadata.
 """
 
 import json
@@ -9,8 +9,8 @@ import json
 import numpy as np
 from safetensors.numpy import load, save
 
-from infra.harness.transcript import Transcript
-from tasks.records import Group, Trajectory
+from ostinato.infra.agent.transcript import Transcript
+from ostinato.tasks.records import Group, Trajectory
 
 
 def trajectory_to_bytes(trajectory: Trajectory) -> bytes:

@@ -1,9 +1,9 @@
 """The boxes of one process: per repository an environment of sandboxes and a test server, opened
 when first needed.
 
-Owns their sharing over all trajectories of the process, how many start at a time, and their end.
-Agents' boxes may come from a `BoxLender` instead, such as the sandbox fleet; tests are run and
-judged here all the same. Belongs to one event loop.
+Their sharing over all trajectories of the process, how many start at a time, and their end. Agents'
+boxes may come from a `BoxLender` instead, such as the sandbox fleet; tests are run and judged here
+all the same. Belongs to one event loop.
 """
 
 import asyncio
@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
-from infra.errors import ProblemError
-from infra.sandbox.environment import RepositoryEnvironment
-from infra.sandbox.pool import SandboxPool
-from infra.sandbox.protocol import Sandbox, SandboxLimits
-from infra.sandbox.repository import PreparedRepository
-from infra.sandbox.test_server import TestServer
-from tasks.records import Problem
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox.environment import RepositoryEnvironment
+from ostinato.infra.sandbox.pool import SandboxPool
+from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.tasks.records import Problem
 
 STARTS_AT_A_TIME = (
     4  # more only wait for one another's processor time, until the start limit fails them

@@ -1,6 +1,6 @@
 """The slots of the orchestrator: every group that was started and what became of it.
 
-Owns the life of a group (running -> ready -> training -> trained, or stale, or failed) and the
+The life of a group (running -> ready -> training -> trained, or stale, or failed) and the
 accounting: each dispatched trajectory has exactly one outcome. Pure state; no clock, no I/O, no
 asyncio.
 """
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tasks.records import Group, Outcome, Trajectory
-from tasks.rollout.staleness import StalenessPolicy
+from ostinato.tasks.records import Group, Outcome, Trajectory
+from ostinato.tasks.rollout.staleness import StalenessPolicy
 
 SPREAD_LEARNING_RATE = 0.05  # about the latest 20 groups
 LEAST_SPREAD_RATIO = 0.25  # admission never counts on more than 4 groups for one that fills

@@ -1,30 +1,30 @@
 """One trajectory from a problem to a graded record.
 
-Owns `RolloutWorker`: leases a box, breaks the repository as the problem says, lets the harness
-drive the model, collects what changed, has it graded, and builds the Trajectory with exactly one
-outcome and its reason. Training, evaluation and the fault tests use this same code with another
-model client. Failures of infrastructure are outcomes, not rewards. It opens no connections itself:
-model, boxes, grading and clock come in.
+`RolloutWorker`: leases a box, breaks the repository as the problem says, lets the harness drive the
+model, collects what changed, has it graded, and builds the Trajectory with exactly one outcome and
+its reason. Training, evaluation and the fault tests use this same code with another model client.
+Failures of infrastructure are outcomes, not rewards. It opens no connections itself: model, boxes,
+grading and clock come in.
 """
 
 import difflib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from infra.errors import SandboxError
-from infra.harness.config import AgentRequest, HarnessConfig
-from infra.harness.environment import AgentEnvironment
-from infra.harness.loop import run_agent
-from infra.harness.test_runner import make_test_runner
-from infra.harness.transcript import EndReason, Transcript
-from infra.sandbox.environment import RepositoryEnvironment
-from infra.sandbox.repository import PreparedRepository
-from infra.sandbox.test_server import TestServer
-from infra.search.service import LocalSearch, SearchService
-from models.decode.protocol import ModelClient, Priority
-from models.rendering import Renderer
-from tasks.records import Outcome, Problem, RewardReport, Trajectory, Verdict
-from tasks.rollout.sandboxes import Sandboxes
+from ostinato.infra.agent.config import AgentRequest, HarnessConfig
+from ostinato.infra.agent.environment import AgentEnvironment
+from ostinato.infra.agent.loop import run_agent
+from ostinato.infra.agent.search.service import LocalSearch, SearchService
+from ostinato.infra.agent.test_runner import make_test_runner
+from ostinato.infra.agent.transcript import EndReason, Transcript
+from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.sandbox.environment import RepositoryEnvironment
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.models.decode.protocol import ModelClient, Priority
+from ostinato.models.rendering import Renderer
+from ostinato.tasks.records import Outcome, Problem, RewardReport, Trajectory, Verdict
+from ostinato.tasks.rollout.sandboxes import Sandboxes
 
 OUTCOMES = {
     EndReason.FINISHED: Outcome.FINISHED,

@@ -87,8 +87,8 @@ def test_environment_is_read_in_settings_only() -> None:
     # those after the first start other programs and pass the environment on; `inside` runs in the
     # box, where infra cannot be imported
     allowed = (
-        "infra/settings.py",
-        "infra/cluster/",
+        "infra/platform/settings.py",
+        "infra/platform/cluster/",
         "infra/sandbox/inside/",
         "flows/cli.py",
         "flows/local_prefect.py",
@@ -122,13 +122,22 @@ def test_no_other_distribution_supplies_our_names(package: str) -> None:
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("tasks.records", ("torch", "ray", "prefect", "sqlalchemy", "megatron")),
-        ("flows.recipe", ("torch", "ray", "prefect", "megatron")),
-        ("infra.settings", ("torch", "ray", "prefect", "sqlalchemy", "s3fs", "megatron")),
-        ("infra.cluster.child", ("torch", "ray", "prefect", "sqlalchemy", "s3fs", "megatron")),
-        ("infra.cluster.child_main", ("torch", "ray", "prefect", "sqlalchemy", "megatron")),
-        ("infra.artifacts", ("torch", "ray", "prefect", "megatron", "s3fs")),
-        ("models.decode.protocol", ("torch", "ray", "prefect", "megatron")),
+        ("ostinato.tasks.records", ("torch", "ray", "prefect", "sqlalchemy", "megatron")),
+        ("ostinato.flows.recipe", ("torch", "ray", "prefect", "megatron")),
+        (
+            "ostinato.infra.platform.settings",
+            ("torch", "ray", "prefect", "sqlalchemy", "s3fs", "megatron"),
+        ),
+        (
+            "ostinato.infra.platform.cluster.child",
+            ("torch", "ray", "prefect", "sqlalchemy", "s3fs", "megatron"),
+        ),
+        (
+            "ostinato.infra.platform.cluster.child_main",
+            ("torch", "ray", "prefect", "sqlalchemy", "megatron"),
+        ),
+        ("ostinato.infra.platform.artifacts", ("torch", "ray", "prefect", "megatron", "s3fs")),
+        ("ostinato.models.decode.protocol", ("torch", "ray", "prefect", "megatron")),
     ],
 )
 def test_import_loads_nothing_heavy(module: str, heavy: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.rollout.payload import group_from_bytes
+from ostinato.tasks.rollout.payload import group_from_bytes
 
 
 def load_turns(directory: Path, groups: slice, attempts: int) -> dict[str, list[tuple[int, ...]]]:

@@ -22,11 +22,11 @@ from time import perf_counter, process_time, thread_time
 import numpy as np
 import torch
 
-from infra.engine.local import LocalEngine
-from models.decode.engine import DecodeEngine, EngineConfig
-from models.decode.protocol import GenerateRequest
-from models.decode.weights import DecodeWeights, prepare_weights
-from models.presets import NANO
+from ostinato.infra.serving.engine.local import LocalEngine
+from ostinato.models.decode.engine import DecodeEngine, EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest
+from ostinato.models.decode.weights import DecodeWeights, prepare_weights
+from ostinato.models.presets import NANO
 from tests.benchmarks.decode_peers import compare_with_peers
 from tests.fakes.tiny_model import random_weights
 

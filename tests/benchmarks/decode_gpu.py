@@ -16,9 +16,9 @@ from time import perf_counter
 
 import torch
 
-from models.decode.engine import DecodeEngine, EngineConfig
-from models.decode.weights import DecodeWeights, Precision, prepare_weights
-from models.spec import ModelSpec
+from ostinato.models.decode.engine import DecodeEngine, EngineConfig
+from ostinato.models.decode.weights import DecodeWeights, Precision, prepare_weights
+from ostinato.models.spec import ModelSpec
 from tests.benchmarks.decode_peers import BATCHES, PROMPT_TOKENS, REFERENCE, generate
 from tests.fakes.tiny_model import random_weights
 

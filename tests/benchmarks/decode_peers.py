@@ -24,11 +24,11 @@ from typing import IO
 import numpy as np
 import torch
 
-from infra.engine.vllm_export import Architecture, write_model_directory
-from models.decode.engine import DecodeEngine, EngineConfig
-from models.decode.protocol import GenerateRequest
-from models.decode.weights import prepare_weights
-from models.spec import ModelSpec
+from ostinato.infra.serving.engine.vllm_export import Architecture, write_model_directory
+from ostinato.models.decode.engine import DecodeEngine, EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest
+from ostinato.models.decode.weights import prepare_weights
+from ostinato.models.spec import ModelSpec
 from tests.fakes.tiny_model import random_weights
 
 PROMPT_TOKENS = 128

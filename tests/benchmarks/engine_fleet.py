@@ -19,16 +19,21 @@ from collections.abc import Sequence
 import numpy as np
 import psutil
 
-from infra.cluster.actors import end_actor
-from infra.cluster.ray_start import start_ray, stop_ray
-from infra.engine.fleet import EngineFleet, start_replicas
-from infra.engine.router import RouterLimits
-from infra.engine.simulation import FleetReport, FleetSimulation, ReplicaModel, Workload
-from infra.objects import ObjectStore
-from infra.weights import ChainPublisher
-from models.decode.engine import EngineConfig
-from models.decode.protocol import GenerateRequest
-from models.spec import ModelSpec
+from ostinato.infra.platform.cluster.actors import end_actor
+from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.engine.fleet import EngineFleet, start_replicas
+from ostinato.infra.serving.engine.router import RouterLimits
+from ostinato.infra.serving.engine.simulation import (
+    FleetReport,
+    FleetSimulation,
+    ReplicaModel,
+    Workload,
+)
+from ostinato.infra.serving.weights import ChainPublisher
+from ostinato.models.decode.engine import EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest
+from ostinato.models.spec import ModelSpec
 from tests.fakes.tiny_model import random_weights
 
 REPLICAS = 4

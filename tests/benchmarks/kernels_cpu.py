@@ -16,26 +16,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from infra.cluster.child import CHILD_ENVIRONMENT
-from kernels.attention.op import causal_attention
-from kernels.grouped_gemm.op import grouped_mm, grouped_wgrad
-from kernels.logprobs.op import token_logprobs
-from kernels.logprobs.reference import token_logprobs_reference
-from kernels.moe.dispatch import LocalDispatcher
-from kernels.moe.grouped_mlp import grouped_mlp
-from kernels.moe.op import expert_mlp
-from kernels.moe.precision import GROUP, PrecisionName, find_precision
-from kernels.mxfp8.formats import Block
-from kernels.mxfp8.op import dequantize, fake_quantize, quantize
-from kernels.mxfp8.reference import dequantize_reference, quantize_reference
-from kernels.permutation.op import permute, plan_rows, unpermute
-from kernels.rms_norm.op import rms_norm
-from kernels.rms_norm.reference import rms_norm_reference
-from kernels.router.op import router_topk
-from kernels.swiglu.op import swiglu, swiglu_backward
-from kernels.swiglu.reference import swiglu_reference
-from models.cpu import prepare_cpu
-from models.presets import NANO
+from ostinato.infra.platform.cluster.child import CHILD_ENVIRONMENT
+from ostinato.kernels.attention.op import causal_attention
+from ostinato.kernels.grouped_gemm.op import grouped_mm, grouped_wgrad
+from ostinato.kernels.logprobs.op import token_logprobs
+from ostinato.kernels.logprobs.reference import token_logprobs_reference
+from ostinato.kernels.moe.dispatch import LocalDispatcher
+from ostinato.kernels.moe.grouped_mlp import grouped_mlp
+from ostinato.kernels.moe.op import expert_mlp
+from ostinato.kernels.moe.precision import GROUP, PrecisionName, find_precision
+from ostinato.kernels.mxfp8.formats import Block
+from ostinato.kernels.mxfp8.op import dequantize, fake_quantize, quantize
+from ostinato.kernels.mxfp8.reference import dequantize_reference, quantize_reference
+from ostinato.kernels.permutation.op import permute, plan_rows, unpermute
+from ostinato.kernels.rms_norm.op import rms_norm
+from ostinato.kernels.rms_norm.reference import rms_norm_reference
+from ostinato.kernels.router.op import router_topk
+from ostinato.kernels.swiglu.op import swiglu, swiglu_backward
+from ostinato.kernels.swiglu.reference import swiglu_reference
+from ostinato.models.cpu import prepare_cpu
+from ostinato.models.presets import NANO
 
 TOKENS = 2048
 EXPERTS, TOP_K = NANO.num_experts, NANO.experts_per_token

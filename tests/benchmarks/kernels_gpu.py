@@ -23,21 +23,21 @@ import torch
 import triton.testing
 from torch import Tensor
 
-from kernels.accelerator import load_gpu_kernels
-from kernels.grouped_gemm.op import grouped_mm, grouped_wgrad
-from kernels.grouped_gemm.reference import grouped_mm_reference, grouped_wgrad_reference
-from kernels.logprobs.fused import head_scores_op
-from kernels.logprobs.reference import token_logprobs_reference
-from kernels.moe.dispatch import LocalDispatcher
-from kernels.moe.grouped_mlp import grouped_mlp
-from kernels.moe.precision import PrecisionName, find_precision
-from kernels.mxfp8.op import dequantize, quantize, quantize_row_col
-from kernels.mxfp8.reference import dequantize_reference, quantize_reference
-from kernels.permutation.op import permute, plan_rows, unpermute
-from kernels.permutation.reference import plan_rows_reference
-from kernels.router.op import router_topk
-from kernels.router.reference import router_topk_reference
-from kernels.swiglu.op import swiglu_backward_quantize_op, swiglu_op, swiglu_quantize
+from ostinato.kernels.accelerator import load_gpu_kernels
+from ostinato.kernels.grouped_gemm.op import grouped_mm, grouped_wgrad
+from ostinato.kernels.grouped_gemm.reference import grouped_mm_reference, grouped_wgrad_reference
+from ostinato.kernels.logprobs.fused import head_scores_op
+from ostinato.kernels.logprobs.reference import token_logprobs_reference
+from ostinato.kernels.moe.dispatch import LocalDispatcher
+from ostinato.kernels.moe.grouped_mlp import grouped_mlp
+from ostinato.kernels.moe.precision import PrecisionName, find_precision
+from ostinato.kernels.mxfp8.op import dequantize, quantize, quantize_row_col
+from ostinato.kernels.mxfp8.reference import dequantize_reference, quantize_reference
+from ostinato.kernels.permutation.op import permute, plan_rows, unpermute
+from ostinato.kernels.permutation.reference import plan_rows_reference
+from ostinato.kernels.router.op import router_topk
+from ostinato.kernels.router.reference import router_topk_reference
+from ostinato.kernels.swiglu.op import swiglu_backward_quantize_op, swiglu_op, swiglu_quantize
 
 COPY_ELEMENTS = 1 << 30
 CUBLAS_SIZE = 8192

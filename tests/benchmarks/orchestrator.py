@@ -15,10 +15,10 @@ import random
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 
-from tasks.records import Outcome, Trajectory
-from tasks.rollout.config import RolloutConfig, StalenessConfig
-from tasks.rollout.curriculum import Curriculum
-from tasks.rollout.orchestrator import (
+from ostinato.tasks.records import Outcome, Trajectory
+from ostinato.tasks.rollout.config import RolloutConfig, StalenessConfig
+from ostinato.tasks.rollout.curriculum import Curriculum
+from ostinato.tasks.rollout.orchestrator import (
     AttemptRequest,
     Limits,
     Orchestrator,

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from kernels.moe.precision import PrecisionName
-from models.batch import TokenBatch
-from models.build import build_trainer_model
-from models.layout import ParallelLayout
-from models.presets import NANO
-from models.training import TrainingRun, Work
-from models.training_config import LoopConfig, PhaseConfig
+from ostinato.kernels.moe.precision import PrecisionName
+from ostinato.models.batch import TokenBatch
+from ostinato.models.build import build_trainer_model
+from ostinato.models.layout import ParallelLayout
+from ostinato.models.presets import NANO
+from ostinato.models.training import TrainingRun, Work
+from ostinato.models.training_config import LoopConfig, PhaseConfig
 
 TENTHS = 10
 

@@ -16,11 +16,11 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from infra.sandbox import NamespaceSandbox, TestServer
-from infra.sandbox.box import STATIC_SERVER
-from infra.sandbox.layered import LayeredSandbox, NamespaceBackend
-from infra.sandbox.protocol import SandboxSpec
-from infra.sandbox.system import has_static_agent
+from ostinato.infra.sandbox import NamespaceSandbox, TestServer
+from ostinato.infra.sandbox.box import STATIC_SERVER
+from ostinato.infra.sandbox.layered import LayeredSandbox, NamespaceBackend
+from ostinato.infra.sandbox.protocol import SandboxSpec
+from ostinato.infra.sandbox.system import has_static_agent
 from tests.fakes.repositories import WORDKIT, open_repository
 
 TARGETS_MS = {

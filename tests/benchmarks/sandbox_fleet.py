@@ -20,21 +20,21 @@ from pathlib import Path
 
 import psutil
 
-from infra.errors import CapacityExhausted
-from infra.sandbox.fleet.boxes import BackendBoxes
-from infra.sandbox.fleet.node import NodeDaemon
-from infra.sandbox.fleet.placement import PlacementPolicy
-from infra.sandbox.fleet.policy import FleetPolicy
-from infra.sandbox.fleet.pressure import read_pressure
-from infra.sandbox.fleet.records import BoxRequest, NodeSpec, Resources, Template
-from infra.sandbox.fleet.service import FleetService
-from infra.sandbox.layered import NamespaceBackend
-from infra.sandbox.protocol import SandboxLimits, SandboxSpec
-from infra.sandbox.simulator.measurements import SimulationFigures
-from infra.sandbox.simulator.report import table_lines, write_report
-from infra.sandbox.simulator.scenario import Scenario, StartCosts
-from infra.sandbox.simulator.simulation import FleetSimulation
-from infra.sandbox.simulator.standard import full_fleet, large_fleet, tight_fleet
+from ostinato.infra.platform.errors import CapacityExhausted
+from ostinato.infra.sandbox.fleet.boxes import BackendBoxes
+from ostinato.infra.sandbox.fleet.node import NodeDaemon
+from ostinato.infra.sandbox.fleet.placement import PlacementPolicy
+from ostinato.infra.sandbox.fleet.policy import FleetPolicy
+from ostinato.infra.sandbox.fleet.pressure import read_pressure
+from ostinato.infra.sandbox.fleet.records import BoxRequest, NodeSpec, Resources, Template
+from ostinato.infra.sandbox.fleet.service import FleetService
+from ostinato.infra.sandbox.layered import NamespaceBackend
+from ostinato.infra.sandbox.protocol import SandboxLimits, SandboxSpec
+from ostinato.infra.sandbox.simulator.measurements import SimulationFigures
+from ostinato.infra.sandbox.simulator.report import table_lines, write_report
+from ostinato.infra.sandbox.simulator.scenario import Scenario, StartCosts
+from ostinato.infra.sandbox.simulator.simulation import FleetSimulation
+from ostinato.infra.sandbox.simulator.standard import full_fleet, large_fleet, tight_fleet
 from tests.fakes.repositories import WORDKIT, open_repository
 
 BOXES, QUICK_BOXES = 2_000, 100

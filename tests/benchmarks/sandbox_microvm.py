@@ -16,10 +16,10 @@ from pathlib import Path
 
 import psutil
 
-from infra.errors import SandboxError
-from infra.sandbox.microvm import Accelerator, MicroVmBackend
-from infra.sandbox.protocol import SandboxLimits, SandboxSpec
-from infra.settings import load_settings
+from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.platform.settings import load_settings
+from ostinato.infra.sandbox.microvm import Accelerator, MicroVmBackend
+from ostinato.infra.sandbox.protocol import SandboxLimits, SandboxSpec
 
 TARGETS_MS = {"fork_to_first_ping": 200.0, "branch_pause": 40.0}
 _SPEC = SandboxSpec(limits=SandboxLimits(memory_bytes=256 << 20, writable_bytes=64 << 20))

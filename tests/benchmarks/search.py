@@ -28,13 +28,13 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
-from infra.cluster.workspace import Workspace
-from infra.search.chunk_cache import ChunkCache
-from infra.search.encoder import BagEncoder
-from infra.search.index import CodeIndex
-from infra.settings import load_settings
-from models.embedder import load_embedder
-from tasks.retrieval.config import (
+from ostinato.infra.agent.search.chunk_cache import ChunkCache
+from ostinato.infra.agent.search.encoder import BagEncoder
+from ostinato.infra.agent.search.index import CodeIndex
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.settings import load_settings
+from ostinato.models.embedder import load_embedder
+from ostinato.tasks.retrieval.config import (
     Package,
     PairsConfig,
     RetrievalConfig,
@@ -42,7 +42,7 @@ from tasks.retrieval.config import (
     name_of,
     shipped_packages,
 )
-from tasks.retrieval.measure import (
+from ostinato.tasks.retrieval.measure import (
     Pool,
     Scorer,
     make_scorers,
@@ -50,10 +50,10 @@ from tasks.retrieval.measure import (
     measure_systems,
     reciprocal_ranks,
 )
-from tasks.retrieval.pairs import read_files, read_package
-from tasks.retrieval.run import archives_directory, read_pools, read_trace_examples
-from tasks.retrieval.run import main as train_encoder
-from tasks.retrieval.traces import TraceExample, pool_of_examples, read_traces
+from ostinato.tasks.retrieval.pairs import read_files, read_package
+from ostinato.tasks.retrieval.run import archives_directory, read_pools, read_trace_examples
+from ostinato.tasks.retrieval.run import main as train_encoder
+from ostinato.tasks.retrieval.traces import TraceExample, pool_of_examples, read_traces
 from tests.benchmarks.search_minilm import MiniLm
 
 TARGETS = {

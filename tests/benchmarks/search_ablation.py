@@ -15,13 +15,13 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from flows import ablation_chain
-from flows.recipe import load_recipe
-from flows.stage import StageContext
-from infra.errors import ConfigError
-from tasks.evaluation.locating import ArmComparison
-from tasks.evaluation.statistics import PairedDifference
-from tasks.records import Metric
+from ostinato.flows import ablation_chain
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.stage import StageContext
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.tasks.evaluation.locating import ArmComparison
+from ostinato.tasks.evaluation.statistics import PairedDifference
+from ostinato.tasks.records import Metric
 
 TARGETS = {"solved_difference_low": 0.0, "located_difference_low": 0.0}
 PERCENT = ("solved", "shown", "located")
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--shown", action="store_true", help="run nothing")
     options = parser.parse_args()
     if not options.shown:
-        command = [sys.executable, "-c", "from flows.cli import main; main()", "run"]
+        command = [sys.executable, "-c", "from ostinato.flows.cli import main; main()", "run"]
         command += ["search-ablation", "--recipe", options.recipe]
         command += [] if options.seed is None else ["--seed", str(options.seed)]
         subprocess.run(command, check=True)

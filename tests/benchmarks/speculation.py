@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.checkpoint import load_checkpoint
-from models.decode.engine import DecodeEngine, EngineConfig
-from models.decode.protocol import GenerateRequest
-from models.decode.statistics import EngineStatistics
-from models.decode.weights import prepare_weights
-from models.presets import NANO
-from models.rendering import Renderer
-from models.spec import ModelSpec
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.decode.engine import DecodeEngine, EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest
+from ostinato.models.decode.statistics import EngineStatistics
+from ostinato.models.decode.weights import prepare_weights
+from ostinato.models.presets import NANO
+from ostinato.models.rendering import Renderer
+from ostinato.models.spec import ModelSpec
 from tests.benchmarks.agent_turns import load_turns
 from tests.fakes.tiny_model import random_weights
 

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from infra.objects import ObjectStore
-from models.build import build_trainer_model
-from models.checkpoint import save_checkpoint
-from models.presets import NANO
-from tasks.learning.config import LearningConfig, TrainerRequest
-from tasks.learning.trainer import RLTrainer
-from tasks.records import Sample
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.models.build import build_trainer_model
+from ostinato.models.checkpoint import save_checkpoint
+from ostinato.models.presets import NANO
+from ostinato.tasks.learning.config import LearningConfig, TrainerRequest
+from ostinato.tasks.learning.trainer import RLTrainer
+from ostinato.tasks.records import Sample
 from tests.unit.tasks.learning.samples import make_sample
 
 WORLD_SIZES = (1, 2)

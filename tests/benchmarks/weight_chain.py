@@ -23,10 +23,10 @@ import psutil
 import torch
 import zstandard
 
-from infra.engine.local import LocalEngine
-from infra.objects import ObjectStore
-from infra.weights import ChainPublisher, ChainSubscriber
-from infra.weights.codec import (
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.engine.local import LocalEngine
+from ostinato.infra.serving.weights import ChainPublisher, ChainSubscriber
+from ostinato.infra.serving.weights.codec import (
     COMPRESSION_LEVEL,
     THREADS,
     decode_payload,
@@ -35,10 +35,10 @@ from infra.weights.codec import (
     tensor_bits,
     whole,
 )
-from infra.weights.manifest import list_versions
-from models.decode.engine import EngineConfig
-from models.decode.protocol import GenerateRequest
-from models.presets import NANO
+from ostinato.infra.serving.weights.manifest import list_versions
+from ostinato.models.decode.engine import EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest
+from ostinato.models.presets import NANO
 from tests.fakes.tiny_model import random_weights
 
 Weights = dict[str, torch.Tensor]

@@ -10,10 +10,10 @@ from typing import Protocol
 import pytest
 from torch import Tensor
 
-from infra.engine.local import LocalEngine, SwapReport
-from models.decode.engine import EngineConfig
-from models.decode.protocol import GenerateRequest, Generation
-from models.spec import ModelSpec
+from ostinato.infra.serving.engine.local import LocalEngine, SwapReport
+from ostinato.models.decode.engine import EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest, Generation
+from ostinato.models.spec import ModelSpec
 from tests.fakes.tiny_model import random_weights
 
 SPEC = ModelSpec(
@@ -70,7 +70,7 @@ def _cuda() -> LocalEngine:
 
 
 def _vllm() -> Engine:
-    from infra.engine.vllm_client import VllmEngine
+    from ostinato.infra.serving.engine.vllm_client import VllmEngine
 
     return VllmEngine(SPEC, make_weights(), VERSION, slots=8, reloads_in_place=False)
 

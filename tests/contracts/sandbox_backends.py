@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.sandbox.box import STATIC_SERVER
-from infra.sandbox.layered import NamespaceBackend
-from infra.sandbox.microvm import MicroVmBackend
-from infra.sandbox.protocol import LiveSandbox, SandboxBackend, SandboxLimits, SandboxSpec
-from infra.sandbox.system import has_static_agent
-from infra.settings import load_settings
+from ostinato.infra.platform.settings import load_settings
+from ostinato.infra.sandbox.box import STATIC_SERVER
+from ostinato.infra.sandbox.layered import NamespaceBackend
+from ostinato.infra.sandbox.microvm import MicroVmBackend
+from ostinato.infra.sandbox.protocol import LiveSandbox, SandboxBackend, SandboxLimits, SandboxSpec
+from ostinato.infra.sandbox.system import has_static_agent
 from tests.fakes.repositories import WORDKIT, open_repository
 
 BACKENDS: dict[str, Callable[[], SandboxBackend]] = {

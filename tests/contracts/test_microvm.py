@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from infra.errors import SandboxError, SandboxLost
-from infra.sandbox.microvm import Accelerator, BootLimits, MicroVmBackend
-from infra.sandbox.microvm.image import ImageKind, build_image
-from infra.sandbox.microvm.machine import PROGRAM, Machine
-from infra.sandbox.microvm.templates import TemplateStore
-from infra.sandbox.protocol import SandboxLimits, SandboxSpec, SnapshotKind
-from infra.sandbox.text_search import TextMatch, TextSearch, read_matches, search_command
-from infra.settings import load_settings
+from ostinato.infra.platform.errors import SandboxError, SandboxLost
+from ostinato.infra.platform.settings import load_settings
+from ostinato.infra.sandbox.microvm import Accelerator, BootLimits, MicroVmBackend
+from ostinato.infra.sandbox.microvm.image import ImageKind, build_image
+from ostinato.infra.sandbox.microvm.machine import PROGRAM, Machine
+from ostinato.infra.sandbox.microvm.templates import TemplateStore
+from ostinato.infra.sandbox.protocol import SandboxLimits, SandboxSpec, SnapshotKind
+from ostinato.infra.sandbox.text_search import TextMatch, TextSearch, read_matches, search_command
 
 pytestmark = [pytest.mark.microvm, pytest.mark.timeout(600)]
 

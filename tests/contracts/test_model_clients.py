@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 import torch
 
-from infra.errors import EngineError
-from models.decode.protocol import GenerateRequest, Generation, StopReason
+from ostinato.infra.platform.errors import EngineError
+from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
 from tests.contracts.model_clients import (
     ENGINES,
     MARKS,

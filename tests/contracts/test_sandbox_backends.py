@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.errors import (
+from ostinato.infra.platform.errors import (
     InvalidArgument,
     OutputLimit,
     PreconditionFailed,
@@ -15,7 +15,13 @@ from infra.errors import (
     SandboxNotFound,
     SandboxTimeout,
 )
-from infra.sandbox.protocol import FileKind, LiveSandbox, ReadRequest, SnapshotKind, WriteRequest
+from ostinato.infra.sandbox.protocol import (
+    FileKind,
+    LiveSandbox,
+    ReadRequest,
+    SnapshotKind,
+    WriteRequest,
+)
 from tests.contracts.sandbox_backends import (
     BACKENDS,
     COMMAND_SECONDS,

@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-import infra.weights
-from infra.objects import ObjectStore
-from infra.weights import ChainPublisher
-from models.presets import NANO
-from models.spec import ModelSpec
+import ostinato.infra.serving.weights
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.weights import ChainPublisher
+from ostinato.models.presets import NANO
+from ostinato.models.spec import ModelSpec
 from tests.fakes.tiny_model import TINY, random_weights
-from tests.unit.infra.weights.strategies import same_bits
+from tests.unit.infra.serving.weights.strategies import same_bits
 
 
 def reader_of_the_readme() -> Callable[[Path, str, int], dict[str, torch.Tensor]]:
-    text = (Path(infra.weights.__file__).parent / "README.md").read_text()
+    text = (Path(ostinato.infra.serving.weights.__file__).parent / "README.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     assert "infra" not in code
     assert len(code[code.index("def ") :].splitlines()) <= 22

@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from infra.sandbox.layered import NamespaceBackend
-from infra.sandbox.protocol import SandboxLimits, SandboxSpec
+from ostinato.infra.sandbox.layered import NamespaceBackend
+from ostinato.infra.sandbox.protocol import SandboxLimits, SandboxSpec
 
 _EDITS = (
     "rm gone.txt; rm -r pack; mkdir pack; echo new > pack/b; echo x > plain; chmod 4777 plain; "

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 
-from infra.errors import EngineError
-from models.decode.protocol import GenerateRequest, Generation, StopReason
-from models.rendering import Renderer
+from ostinato.infra.platform.errors import EngineError
+from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
+from ostinato.models.rendering import Renderer
 
 
 class AnsweringModel:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from infra.errors import SandboxError, SandboxLost
-from infra.sandbox.protocol import ExecResult
+from ostinato.infra.platform.errors import SandboxError, SandboxLost
+from ostinato.infra.sandbox.protocol import ExecResult
 
 
 class MemorySandbox:

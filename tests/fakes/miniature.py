@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from infra.sandbox.repository import PreparedRepository
-from models.build import build_trainer_model
-from models.checkpoint import save_checkpoint
-from models.rendering import Renderer, train_tokenizer
-from models.spec import ModelSpec
-from tasks.records import LineEdit, Problem, Split
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.models.build import build_trainer_model
+from ostinato.models.checkpoint import save_checkpoint
+from ostinato.models.rendering import Renderer, train_tokenizer
+from ostinato.models.spec import ModelSpec
+from ostinato.tasks.records import LineEdit, Problem, Split
 
 SOURCE = "\n\n".join(f"def value_{index}():\n    return {index}\n" for index in range(4))
 TESTS = "from pkg.code import *\n" + "".join(

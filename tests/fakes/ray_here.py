@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import ray
 
-from infra.cluster.ray_start import start_ray, stop_ray
+from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
 
 
 @pytest.fixture(scope="module")

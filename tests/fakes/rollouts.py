@@ -5,8 +5,8 @@ from typing import Literal
 
 import numpy as np
 
-from infra.harness.transcript import EndReason, Segment, Transcript, TurnRecord
-from tasks.records import (
+from ostinato.infra.agent.transcript import EndReason, Segment, Transcript, TurnRecord
+from ostinato.tasks.records import (
     Group,
     LineEdit,
     Outcome,
@@ -16,7 +16,7 @@ from tasks.records import (
     Trajectory,
     Verdict,
 )
-from tasks.rollout.orchestrator import AttemptRequest
+from ostinato.tasks.rollout.orchestrator import AttemptRequest
 
 End = Literal["committed", "stale", "failed", "trained"]
 

@@ -1,6 +1,6 @@
 """A model shape small enough for unit tests, with every feature on."""
 
-from models.spec import ModelSpec
+from ostinato.models.spec import ModelSpec
 
 SMALL_SPEC = ModelSpec(
     vocab_size=40,

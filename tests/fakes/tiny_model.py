@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from models.decode.protocol import GenerateRequest
-from models.spec import ModelSpec
+from ostinato.models.decode.protocol import GenerateRequest
+from ostinato.models.spec import ModelSpec
 
 TINY = ModelSpec(
     vocab_size=32,

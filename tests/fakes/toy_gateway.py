@@ -12,17 +12,17 @@ import httpx
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from infra.gateway.app import GatewayContext, build_app
-from infra.gateway.arms import Arm, ArmTable
-from infra.gateway.config import GatewayConfig, RateLimitConfig, TenantConfig
-from infra.gateway.workplaces import Files
-from infra.harness.config import HarnessConfig
-from infra.harness.environment import AgentEnvironment
-from infra.ledger import Ledger
-from infra.objects import ObjectStore
-from infra.sandbox.protocol import Sandbox, TestFailure, TestOutcome, TestReport
-from infra.sandbox.repository import PreparedRepository
-from models.rendering import Renderer, train_tokenizer
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.environment import AgentEnvironment
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.sandbox.protocol import Sandbox, TestFailure, TestOutcome, TestReport
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.serving.gateway.app import GatewayContext, build_app
+from ostinato.infra.serving.gateway.arms import Arm, ArmTable
+from ostinato.infra.serving.gateway.config import GatewayConfig, RateLimitConfig, TenantConfig
+from ostinato.infra.serving.gateway.workplaces import Files
+from ostinato.models.rendering import Renderer, train_tokenizer
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.memory_sandbox import MemorySandbox
 

@@ -3,9 +3,9 @@
 import asyncio
 import sys
 
-from infra.cluster.actors import find_actor
-from infra.cluster.ray_start import start_ray
-from infra.sandbox.fleet.client import FleetClient
+from ostinato.infra.platform.cluster.actors import find_actor
+from ostinato.infra.platform.cluster.ray_start import start_ray
+from ostinato.infra.sandbox.fleet.client import FleetClient
 
 
 async def hold(fleet_name: str, num_boxes: int) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from infra.cluster.actors import end_actor
-from infra.engine.fleet import EngineFleet, start_replicas
-from infra.engine.states import ReplicaState
-from infra.errors import EngineError
-from infra.objects import ObjectStore
-from infra.weights import ChainPublisher, list_readers
-from models.decode.engine import EngineConfig
+from ostinato.infra.platform.cluster.actors import end_actor
+from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.engine.fleet import EngineFleet, start_replicas
+from ostinato.infra.serving.engine.states import ReplicaState
+from ostinato.infra.serving.weights import ChainPublisher, list_readers
+from ostinato.models.decode.engine import EngineConfig
 from tests.fakes.tiny_model import TINY, random_weights, tiny_request
 
 pytest_plugins = ["tests.fakes.ray_here"]

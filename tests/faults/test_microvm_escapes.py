@@ -8,16 +8,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.errors import InvalidArgument, SandboxError
-from infra.sandbox.microvm import Accelerator, MicroVmBackend
-from infra.sandbox.protocol import (
+from ostinato.infra.platform.errors import InvalidArgument, SandboxError
+from ostinato.infra.platform.settings import load_settings
+from ostinato.infra.sandbox.microvm import Accelerator, MicroVmBackend
+from ostinato.infra.sandbox.protocol import (
     LiveSandbox,
     ReadRequest,
     SandboxLimits,
     SandboxSpec,
     WriteRequest,
 )
-from infra.settings import load_settings
 from tests.contracts.sandbox_backends import Bench, running_bench
 
 pytestmark = [pytest.mark.microvm, pytest.mark.timeout(600)]

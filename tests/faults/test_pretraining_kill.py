@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from infra.cluster.child import run_child
-from infra.cluster.workspace import (
+from ostinato.infra.platform.cluster.child import run_child
+from ostinato.infra.platform.cluster.workspace import (
     PROGRESS,
     REQUEST,
     Progress,
@@ -21,14 +21,18 @@ from infra.cluster.workspace import (
     read_record,
     replace_text,
 )
-from infra.settings import Settings
-from models.checkpoint import load_checkpoint
-from tasks.pretraining.config import PretrainingConfig, PretrainingRequest, PretrainingResult
-from tasks.pretraining.run import main
+from ostinato.infra.platform.settings import Settings
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.tasks.pretraining.config import (
+    PretrainingConfig,
+    PretrainingRequest,
+    PretrainingResult,
+)
+from ostinato.tasks.pretraining.run import main
 from tests.fakes.corpus import write_corpus
 from tests.fakes.small_spec import SMALL_SPEC
 
-ENTRY = "tasks.pretraining.run:main"
+ENTRY = "ostinato.tasks.pretraining.run:main"
 KILL_AT_STEP = 12
 LONGEST_WAIT_SECONDS = 50
 
@@ -52,7 +56,13 @@ def kill_at_step(request: PretrainingRequest, directory: Path, step: int) -> Non
     """Starts a child of its own and kills it once it has reported `step`."""
     directory.mkdir()
     replace_text(directory / REQUEST, make_envelope(ENTRY, request).model_dump_json())
-    command = [sys.executable, "-m", "infra.cluster.child_main", ENTRY, str(directory)]
+    command = [
+        sys.executable,
+        "-m",
+        "ostinato.infra.platform.cluster.child_main",
+        ENTRY,
+        str(directory),
+    ]
     with (directory / "first.log").open("w") as log:
         child = subprocess.Popen(command, stdout=log, stderr=log)
     deadline = time.monotonic() + LONGEST_WAIT_SECONDS

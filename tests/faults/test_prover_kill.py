@@ -10,17 +10,17 @@ import time
 import psutil
 import pytest
 
-from infra.cluster.workspace import Workspace
-from infra.settings import Settings
-from tasks.problems import set_run
-from tasks.problems.set_config import (
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.settings import Settings
+from ostinato.tasks.problems import set_run
+from ostinato.tasks.problems.set_config import (
     PackageSource,
     ProblemSetConfig,
     ProblemSetRequest,
     Quotas,
     ValidityRules,
 )
-from tasks.records import Split
+from ostinato.tasks.records import Split
 from tests.fakes.repositories import WORDKIT, write_archive
 
 CONFIG = ProblemSetConfig(

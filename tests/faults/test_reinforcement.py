@@ -13,17 +13,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.drivers.requests import ReinforcementRequest, ReinforcementResult
-from infra.cluster.child import run_child
-from infra.cluster.workspace import ProcessMark
-from infra.errors import ClusterError
-from infra.harness.config import HarnessConfig
-from infra.ledger import Ledger
-from infra.ledger.rows import JournalRow
-from infra.settings import Settings
-from infra.telemetry import read_metrics
-from tasks.learning.config import LearningConfig
-from tasks.rollout.config import RolloutConfig
+from ostinato.flows.drivers.requests import ReinforcementRequest, ReinforcementResult
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.platform.cluster.child import run_child
+from ostinato.infra.platform.cluster.workspace import ProcessMark
+from ostinato.infra.platform.errors import ClusterError
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.ledger.rows import JournalRow
+from ostinato.infra.platform.settings import Settings
+from ostinato.infra.platform.telemetry import read_metrics
+from ostinato.tasks.learning.config import LearningConfig
+from ostinato.tasks.rollout.config import RolloutConfig
 from tests.fakes.miniature import make_checkpoint, make_problem_set
 
 STEPS = 6
@@ -94,7 +94,7 @@ def test_run_killed_between_steps_ends_as_if_it_had_not_been(
 
     def start() -> ReinforcementResult:
         return run_child(
-            "flows.drivers.reinforcement:main",
+            "ostinato.flows.drivers.reinforcement:main",
             request,
             ReinforcementResult,
             directory=run,

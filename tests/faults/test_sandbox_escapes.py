@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import InvalidArgument, OutOfMemory, SandboxError
-from infra.sandbox.layered import NamespaceBackend
-from infra.sandbox.protocol import LiveSandbox, ReadRequest, SandboxSpec, TestOutcome, WriteRequest
-from infra.sandbox.test_server import TestServer
+from ostinato.infra.platform.errors import InvalidArgument, OutOfMemory, SandboxError
+from ostinato.infra.sandbox.layered import NamespaceBackend
+from ostinato.infra.sandbox.protocol import (
+    LiveSandbox,
+    ReadRequest,
+    SandboxSpec,
+    TestOutcome,
+    WriteRequest,
+)
+from ostinato.infra.sandbox.test_server import TestServer
 from tests.contracts.sandbox_backends import (
     BACKENDS,
     COMMAND_SECONDS,

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import CapacityExhausted, SandboxLost
-from infra.sandbox.fleet.actor import ask, start_fleet
-from infra.sandbox.fleet.boxes import RepositoryBoxes
-from infra.sandbox.fleet.client import FleetClient
-from infra.sandbox.fleet.placement import PlacementPolicy
-from infra.sandbox.fleet.policy import FleetPolicy
-from infra.sandbox.fleet.records import NodeSpec, Resources, Template
+from ostinato.infra.platform.errors import CapacityExhausted, SandboxLost
+from ostinato.infra.sandbox.fleet.actor import ask, start_fleet
+from ostinato.infra.sandbox.fleet.boxes import RepositoryBoxes
+from ostinato.infra.sandbox.fleet.client import FleetClient
+from ostinato.infra.sandbox.fleet.placement import PlacementPolicy
+from ostinato.infra.sandbox.fleet.policy import FleetPolicy
+from ostinato.infra.sandbox.fleet.records import NodeSpec, Resources, Template
 from tests.fakes.repositories import WORDKIT, open_repository
 
 # Ray starts within 5 s on two idle cores; a busy machine needs more

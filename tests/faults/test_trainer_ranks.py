@@ -11,21 +11,26 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.errors import ClusterError, StorageError
-from infra.objects import ObjectStore
-from infra.weights import ChainSubscriber
-from infra.weights.manifest import list_versions
-from infra.weights.patient_store import PatientStore
-from models.build import build_trainer_model
-from models.checkpoint import save_checkpoint
-from tasks.learning.actor import TrainerActor
-from tasks.learning.config import LearningConfig, ObjectiveConfig, PackingConfig, TrainerRequest
-from tasks.learning.rank import OtherRank
-from tasks.learning.share import ShareResult, ShareWork, StepShare
-from tasks.learning.trainer import RLTrainer
-from tasks.records import Sample
+from ostinato.infra.platform.errors import ClusterError, StorageError
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.weights import ChainSubscriber
+from ostinato.infra.serving.weights.manifest import list_versions
+from ostinato.infra.serving.weights.patient_store import PatientStore
+from ostinato.models.build import build_trainer_model
+from ostinato.models.checkpoint import save_checkpoint
+from ostinato.tasks.learning.actor import TrainerActor
+from ostinato.tasks.learning.config import (
+    LearningConfig,
+    ObjectiveConfig,
+    PackingConfig,
+    TrainerRequest,
+)
+from ostinato.tasks.learning.rank import OtherRank
+from ostinato.tasks.learning.share import ShareResult, ShareWork, StepShare
+from ostinato.tasks.learning.trainer import RLTrainer
+from ostinato.tasks.records import Sample
 from tests.faults.weight_chain_programs import TroubledStore
-from tests.unit.infra.weights.strategies import same_bits
+from tests.unit.infra.serving.weights.strategies import same_bits
 from tests.unit.tasks.learning.samples import TINY, random_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

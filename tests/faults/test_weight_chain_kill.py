@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from infra.engine.replica import EngineReplica
-from infra.engine.states import ReplicaState
-from infra.engine.wire import decode_generation, encode_request
-from infra.errors import EngineError
-from infra.weights import ChainPublisher, ChainSubscriber, PublisherFenced
-from infra.weights.manifest import list_versions, read_manifest
-from models.decode.engine import EngineConfig
-from models.decode.protocol import GenerateRequest
+from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.serving.engine.replica import EngineReplica
+from ostinato.infra.serving.engine.states import ReplicaState
+from ostinato.infra.serving.engine.wire import decode_generation, encode_request
+from ostinato.infra.serving.weights import ChainPublisher, ChainSubscriber, PublisherFenced
+from ostinato.infra.serving.weights.manifest import list_versions, read_manifest
+from ostinato.models.decode.engine import EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest
 from tests.fakes.tiny_model import TINY, random_weights
 from tests.faults.weight_chain_programs import TroubledStore, deadly_store, open_store, weights_of
-from tests.unit.infra.weights.strategies import same_bits
+from tests.unit.infra.serving.weights.strategies import same_bits
 
 pytestmark = pytest.mark.timeout(120)
 

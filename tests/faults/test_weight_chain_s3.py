@@ -10,15 +10,15 @@ import pytest
 from moto.server import ThreadedMotoServer
 from pydantic import SecretStr
 
-from infra.errors import StorageError
-from infra.objects import ObjectStore
-from infra.objects.s3 import S3Options
-from infra.weights import ChainPublisher, ChainSubscriber
-from infra.weights.manifest import list_versions
-from infra.weights.patient_store import PatientStore
+from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.objects.s3 import S3Options
+from ostinato.infra.serving.weights import ChainPublisher, ChainSubscriber
+from ostinato.infra.serving.weights.manifest import list_versions
+from ostinato.infra.serving.weights.patient_store import PatientStore
 from tests.faults.faulty_s3 import Fault, FaultyS3, faulty_s3
 from tests.faults.weight_chain_programs import weights_of
-from tests.unit.infra.weights.strategies import same_bits
+from tests.unit.infra.serving.weights.strategies import same_bits
 
 pytestmark = pytest.mark.timeout(180)
 

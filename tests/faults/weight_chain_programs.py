@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from infra.objects import ObjectStore
+from ostinato.infra.platform.objects import ObjectStore
 
 Result = TypeVar("Result")
 Weights = dict[str, torch.Tensor]

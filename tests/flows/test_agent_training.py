@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.agent_training import agent_training
-from flows.recipe import load_recipe
-from flows.stage import StageContext
+from ostinato.flows.agent_training import agent_training
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.stage import StageContext
 
 
 @pytest.mark.timeout(600)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.gateway.server import running_server
+from ostinato.infra.serving.gateway.server import running_server
 from tests.fakes.toy_gateway import (
     BROKEN,
     PRISTINE,
@@ -106,7 +106,7 @@ def chatting(repository: Path, url: str, home: Path) -> Iterator[tuple[Terminal,
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [
-            *(sys.executable, "-c", "from flows.cli import main; main()", "chat"),
+            *(sys.executable, "-c", "from ostinato.flows.cli import main; main()", "chat"),
             *("--repo", str(repository)),
             *("--gateway", url, "--api-key", "key-of-team"),
         ],

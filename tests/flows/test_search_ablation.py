@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from flows import ablation_chain
-from flows.recipe import load_recipe
-from flows.search_ablation import search_ablation
-from flows.stage import StageContext
+from ostinato.flows import ablation_chain
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.search_ablation import search_ablation
+from ostinato.flows.stage import StageContext
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
 
 SHARED = """

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from flows import search_chain
-from flows.recipe import load_recipe
-from flows.search_training import search_training
-from flows.stage import StageContext
-from infra.search.chunk_cache import ChunkCache
-from infra.search.encoder import BagEncoder
-from infra.search.index import CodeIndex
+from ostinato.flows import search_chain
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.search_training import search_training
+from ostinato.flows.stage import StageContext
+from ostinato.infra.agent.search.chunk_cache import ChunkCache
+from ostinato.infra.agent.search.encoder import BagEncoder
+from ostinato.infra.agent.search.index import CodeIndex
 
 FILES = {
     "kit/waiting.py": b"def sleep_until(moment):\n    while now() < moment:\n        pause()\n",

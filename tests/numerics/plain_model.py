@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.moe.reference import expert_mlp_reference
-from models.spec import ModelSpec
+from ostinato.kernels.moe.reference import expert_mlp_reference
+from ostinato.models.spec import ModelSpec
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:

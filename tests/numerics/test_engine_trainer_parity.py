@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from infra.engine.parity import measure_mismatch
-from infra.harness.segments import SegmentBuilder
-from infra.harness.transcript import Segment
-from models.build import TrainerModel, build_trainer_model
-from models.decode.engine import DecodeEngine, EngineConfig
-from models.decode.protocol import GenerateRequest, Generation
-from models.decode.weights import prepare_weights
-from models.presets import NANO
+from ostinato.infra.agent.segments import SegmentBuilder
+from ostinato.infra.agent.transcript import Segment
+from ostinato.infra.serving.engine.parity import measure_mismatch
+from ostinato.models.build import TrainerModel, build_trainer_model
+from ostinato.models.decode.engine import DecodeEngine, EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest, Generation
+from ostinato.models.decode.weights import prepare_weights
+from ostinato.models.presets import NANO
 
 SPEC = NANO.model_copy(update={"max_sequence_tokens": 160, "rope_scaling_factor": 2.0})
 LIMIT_K3 = 1e-6  # float32 on CPU: rounding only

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from models.build import TrainerModel, build_trainer_model
-from models.spec import ModelSpec
+from ostinato.models.build import TrainerModel, build_trainer_model
+from ostinato.models.spec import ModelSpec
 from tests.numerics.plain_model import plain_draft, plain_hidden, plain_logits
 
 SPEC = ModelSpec(

@@ -1,8 +1,6 @@
 """The fleet on Ray: one actor a node with its boxes, and one that schedules.
 
-Owns `SandboxNodeActor`, `FleetActor` and `start_fleet`, which makes them. Enters: templates, node
-specs and how a node makes its boxes. Leaves: a named actor that any process of the cluster may ask
-(client.py). Calls on boxes go from the holder to the node, past the fleet.
+Calls on boxes go from the holder to the node, past the fleet.
 """
 
 import asyncio
@@ -14,13 +12,13 @@ from typing import Any
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from infra.cluster.actors import get_or_create_actor
-from infra.errors import ClusterError, OstinatoError
-from infra.sandbox.fleet.boxes import BoxMaker, SavedState
-from infra.sandbox.fleet.node import NodeDaemon
-from infra.sandbox.fleet.policy import FleetPolicy
-from infra.sandbox.fleet.pressure import read_pressure
-from infra.sandbox.fleet.records import (
+from ostinato.infra.platform.cluster.actors import get_or_create_actor
+from ostinato.infra.platform.errors import ClusterError, OstinatoError
+from ostinato.infra.sandbox.fleet.boxes import BoxMaker, SavedState
+from ostinato.infra.sandbox.fleet.node import NodeDaemon
+from ostinato.infra.sandbox.fleet.policy import FleetPolicy
+from ostinato.infra.sandbox.fleet.pressure import read_pressure
+from ostinato.infra.sandbox.fleet.records import (
     BoxRequest,
     Granted,
     NodeReport,
@@ -29,7 +27,7 @@ from infra.sandbox.fleet.records import (
     StartBox,
     Template,
 )
-from infra.sandbox.fleet.service import FleetService
+from ostinato.infra.sandbox.fleet.service import FleetService
 
 _MAX_CONCURRENCY = 10_000  # coroutines of one actor: who waits costs nothing
 _FENCE_SECONDS = 30.0

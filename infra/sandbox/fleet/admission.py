@@ -1,8 +1,8 @@
 """Requests that wait for a box.
 
-Owns `AdmissionQueue`: strict priority and, within it, order of arrival; a bound a priority beyond
-which it refuses at once (back-pressure); and how long each request is ready to wait. Requests of
-one place class compete with one another only. It does not place.
+`AdmissionQueue`: strict priority and, within it, order of arrival; a bound a priority beyond which
+it refuses at once (back-pressure); and how long each request is ready to wait. Requests of one
+place class compete with one another only. It does not place.
 """
 
 import heapq
@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from infra.errors import CapacityExhausted, SandboxError
-from infra.sandbox.fleet.records import BoxRequest, Priority
+from ostinato.infra.platform.errors import CapacityExhausted, SandboxError
+from ostinato.infra.sandbox.fleet.records import BoxRequest, Priority
 
 PlaceClass = tuple[str, str]
 HIGHEST_FIRST = tuple(sorted(Priority, reverse=True))

@@ -1,8 +1,8 @@
 """Where a node gets its boxes from.
 
-Owns the protocols `FleetBox` and `BoxMaker`, and two makers: `RepositoryBoxes` (boxes that are filled
-and put back in milliseconds) and `BackendBoxes` (any `SandboxBackend`, with its snapshots). Enters:
-template names and state ids. Leaves: boxes that answer. It keeps saved states, and no list of boxes.
+The protocols `FleetBox` and `BoxMaker`, and two makers: `RepositoryBoxes` (boxes that are filled
+and put back in milliseconds) and `BackendBoxes` (any `SandboxBackend`, with its snapshots). It
+keeps saved states, and no list of boxes.
 """
 
 import asyncio
@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from pydantic import Field
 
-from infra.errors import SandboxError
-from infra.sandbox.namespace import NamespaceSandbox
-from infra.sandbox.protocol import (
+from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.sandbox.namespace import NamespaceSandbox
+from ostinato.infra.sandbox.protocol import (
     LiveSandbox,
     SandboxBackend,
     SandboxLimits,
@@ -22,7 +22,7 @@ from infra.sandbox.protocol import (
     Snapshot,
     SnapshotKind,
 )
-from infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.repository import PreparedRepository
 
 _NO_TIME_TO_LIVE_SECONDS = 1e9  # the lease decides, not the backend
 

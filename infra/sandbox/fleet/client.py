@@ -1,8 +1,7 @@
 """A holder's side of a fleet on Ray.
 
-Owns `FleetClient` (asks for boxes and keeps its leases alive) and `LeasedBox` (a `Sandbox` whose
-operations run on its node). Enters: the fleet's actor. Leaves: boxes. A holder that dies stops
-renewing, and its boxes go back by themselves.
+`FleetClient` (asks for boxes and keeps its leases alive) and `LeasedBox` (a `Sandbox` whose
+operations run on its node). A holder that dies stops renewing, and its boxes go back by themselves.
 """
 
 import asyncio
@@ -14,11 +13,11 @@ from typing import Any
 
 from ray.actor import ActorHandle
 
-from infra.errors import CapacityExhausted, ClusterError, SandboxLost
-from infra.sandbox.fleet.actor import RemoteNode, ask
-from infra.sandbox.fleet.records import BoxRequest, Priority
-from infra.sandbox.protocol import ExecResult
-from infra.telemetry import fields
+from ostinato.infra.platform.errors import CapacityExhausted, ClusterError, SandboxLost
+from ostinato.infra.platform.telemetry import fields
+from ostinato.infra.sandbox.fleet.actor import RemoteNode, ask
+from ostinato.infra.sandbox.fleet.records import BoxRequest, Priority
+from ostinato.infra.sandbox.protocol import ExecResult
 
 _logger = logging.getLogger(__name__)
 

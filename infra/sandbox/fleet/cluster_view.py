@@ -1,15 +1,15 @@
 """What the scheduler knows of nodes and boxes.
 
-Owns `NodeState`, `BoxState` and `ClusterView`, which keeps sums of declared resources right as boxes
-come and go. Enters: specs, reports and boxes. It places nothing and gives no orders.
+`NodeState`, `BoxState` and `ClusterView`, which keeps sums of declared resources right as boxes
+come and go. It places nothing and gives no orders.
 """
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from infra.errors import SandboxError
-from infra.sandbox.fleet.records import NodeReport, NodeSpec, Resources, Template
-from infra.sandbox.fleet.start_rate import TokenBucket
+from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.sandbox.fleet.records import NodeReport, NodeSpec, Resources, Template
+from ostinato.infra.sandbox.fleet.start_rate import TokenBucket
 
 _IDLE = Resources(cpus=0, memory_bytes=0, disk_bytes=0)
 

@@ -1,15 +1,15 @@
 """Who may use what until when.
 
-Owns `LeaseTable`: grants, renewals, releases, and the reaper's question which leases have run out.
-A lease leaves the table exactly once: by release, by expiry or by withdrawal of its holder. It
-does not know boxes or nodes.
+`LeaseTable`: grants, renewals, releases, and the reaper's question which leases have run out. A
+lease leaves the table exactly once: by release, by expiry or by withdrawal of its holder. It does
+not know boxes or nodes.
 """
 
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from infra.errors import SandboxError
+from ostinato.infra.platform.errors import SandboxError
 
 
 @dataclass(slots=True)

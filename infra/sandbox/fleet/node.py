@@ -1,9 +1,7 @@
 """The daemon of one node: obeys orders, tells what it has and feels, and passes calls on to boxes.
 
-Owns `NodeDaemon` and the boxes of its machine. Enters: orders, calls, and the saved states of other
-nodes. Leaves: answers and reports. It decides nothing: which boxes there should be is the
-scheduler's. When the scheduler is silent for too long it ends its boxes, so that a lost fleet
-leaves none behind.
+It decides nothing: which boxes there should be is the scheduler's. When the scheduler is silent for
+too long it ends its boxes, so that a lost fleet leaves none behind.
 """
 
 import asyncio
@@ -11,9 +9,10 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from infra.errors import SandboxError, SandboxLost
-from infra.sandbox.fleet.boxes import BoxMaker, FleetBox, SavedState
-from infra.sandbox.fleet.records import (
+from ostinato.infra.platform.errors import SandboxError, SandboxLost
+from ostinato.infra.platform.telemetry import fields
+from ostinato.infra.sandbox.fleet.boxes import BoxMaker, FleetBox, SavedState
+from ostinato.infra.sandbox.fleet.records import (
     CleanBox,
     NodeReport,
     NodeSpec,
@@ -22,7 +21,6 @@ from infra.sandbox.fleet.records import (
     StartBox,
     StopBox,
 )
-from infra.telemetry import fields
 
 _logger = logging.getLogger(__name__)
 

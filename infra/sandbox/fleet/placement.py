@@ -1,7 +1,6 @@
 """Chooses a node for a box: the best of a few drawn at random, by live pressure.
 
-Owns the score of a node and the bounds beyond which it takes nothing. Enters: nodes as the scheduler
-sees them, and a random generator. Leaves: a node or None. It changes nothing.
+It changes nothing.
 
 A draw of K nodes instead of a look at all keeps bursts from all landing on the node that was
 emptiest in the last report, and costs the same on 10 nodes and on 10,000. When none of the K
@@ -13,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import Field
 
-from infra.sandbox.fleet.cluster_view import NodeState
-from infra.sandbox.fleet.records import Priority, Template
-from infra.sandbox.protocol import SandboxRecord
+from ostinato.infra.sandbox.fleet.cluster_view import NodeState
+from ostinato.infra.sandbox.fleet.records import Priority, Template
+from ostinato.infra.sandbox.protocol import SandboxRecord
 
 
 class PlacementPolicy(SandboxRecord):

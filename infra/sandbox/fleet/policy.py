@@ -1,15 +1,15 @@
 """The numbers of a fleet: bounds of lines, patience with nodes and starts, warm pools.
 
-Owns `FleetPolicy`. The numbers of placement are in placement.py.
+The numbers of placement are in placement.py.
 """
 
 from collections.abc import Mapping
 
 from pydantic import Field
 
-from infra.sandbox.fleet.placement import PlacementPolicy
-from infra.sandbox.fleet.records import Priority
-from infra.sandbox.protocol import SandboxRecord
+from ostinato.infra.sandbox.fleet.placement import PlacementPolicy
+from ostinato.infra.sandbox.fleet.records import Priority
+from ostinato.infra.sandbox.protocol import SandboxRecord
 
 
 class FleetPolicy(SandboxRecord):

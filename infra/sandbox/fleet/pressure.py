@@ -1,14 +1,14 @@
 """What this machine feels now.
 
-Owns `read_pressure`: stall ratios (PSI, where the kernel has it), load, memory and disk in use.
-Leaves: a `Pressure`. It decides nothing.
+`read_pressure`: stall ratios (PSI, where the kernel has it), load, memory and disk in use. It
+decides nothing.
 """
 
 from pathlib import Path
 
 import psutil
 
-from infra.sandbox.fleet.records import Pressure, Resources
+from ostinato.infra.sandbox.fleet.records import Pressure, Resources
 
 _PRESSURE_FOLDER = Path("/proc/pressure")
 

@@ -1,13 +1,13 @@
 """Compares the boxes a scheduler wants on a node with those the node has.
 
-Owns `compare`. Orders and answers may be lost, repeated or late; what a node is seen to have is
-the truth, save for what changed after the count was asked for.
+Orders and answers may be lost, repeated or late; what a node is seen to have is the truth, save for
+what changed after the count was asked for.
 """
 
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
-from infra.sandbox.fleet.cluster_view import BoxPhase, BoxState
+from ostinato.infra.sandbox.fleet.cluster_view import BoxPhase, BoxState
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What holders, the scheduler and the nodes say to one another.
 
-Owns the records of the fleet: templates, requests, nodes with their reports, the orders that the
+The records of the fleet: templates, requests, nodes with their reports, the orders that the
 scheduler gives to nodes and the notices that it gives to holders. Nothing here decides or acts.
 """
 
@@ -8,7 +8,7 @@ from enum import IntEnum, StrEnum
 
 from pydantic import Field, field_validator
 
-from infra.sandbox.protocol import SandboxRecord
+from ostinato.infra.sandbox.protocol import SandboxRecord
 
 
 class Priority(IntEnum):

@@ -1,9 +1,8 @@
 """A fleet whose boxes are repositories to work in, over all machines of the Ray cluster.
 
-Owns `RepositoryFleet` (starts a node on every machine, ends them all) and `FleetLender` (a holder
-that lends an attempt a box of a repository). Enters: prepared repositories, a name. Leaves: clean
-boxes with files laid over them. An attempt's box is not movable: what was done in it is gone with
-it, so the attempt is told and tried again. Tests are not run here.
+`RepositoryFleet` (starts a node on every machine, ends them all) and `FleetLender` (a holder that
+lends an attempt a box of a repository). An attempt's box is not movable: what was done in it is
+gone with it, so the attempt is told and tried again. Tests are not run here.
 """
 
 import asyncio
@@ -18,16 +17,16 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from infra.cluster.actors import end_actor, find_actor
-from infra.errors import ClusterError, SandboxLost
-from infra.sandbox.fleet.actor import ask, start_fleet
-from infra.sandbox.fleet.boxes import RepositoryBoxes
-from infra.sandbox.fleet.client import FleetClient, LeasedBox
-from infra.sandbox.fleet.policy import FleetPolicy
-from infra.sandbox.fleet.records import NodeSpec, Priority, Resources, Template
-from infra.sandbox.protocol import SandboxLimits
-from infra.sandbox.repository import PreparedRepository
-from infra.telemetry import fields
+from ostinato.infra.platform.cluster.actors import end_actor, find_actor
+from ostinato.infra.platform.errors import ClusterError, SandboxLost
+from ostinato.infra.platform.telemetry import fields
+from ostinato.infra.sandbox.fleet.actor import ask, start_fleet
+from ostinato.infra.sandbox.fleet.boxes import RepositoryBoxes
+from ostinato.infra.sandbox.fleet.client import FleetClient, LeasedBox
+from ostinato.infra.sandbox.fleet.policy import FleetPolicy
+from ostinato.infra.sandbox.fleet.records import NodeSpec, Priority, Resources, Template
+from ostinato.infra.sandbox.protocol import SandboxLimits
+from ostinato.infra.sandbox.repository import PreparedRepository
 
 _logger = logging.getLogger(__name__)
 

@@ -1,9 +1,7 @@
 """Decides for a whole fleet: who gets a box, where it starts, when it ends.
 
-Owns `FleetScheduler`: requests, leases and boxes from admission to reaping. Enters: requests, node
-reports, answers to orders, the time and a random generator. Leaves: orders to nodes and notices to
-holders, collected by the caller after each call. It acts on nothing and reads no clock, so that a
-real fleet and a simulated one run the same code.
+`FleetScheduler`: requests, leases and boxes from admission to reaping. It acts on nothing and reads
+no clock, so that a real fleet and a simulated one run the same code.
 
 What holds at any time: what boxes declare stays within what their node declares; no request is
 served while one of higher priority in its class waits; a lease ends once; a lease whose box is
@@ -15,20 +13,20 @@ import random
 from collections import deque
 from collections.abc import Iterable
 
-from infra.errors import CapacityExhausted, SandboxError
-from infra.sandbox.fleet.admission import AdmissionQueue, Waiting
-from infra.sandbox.fleet.cluster_view import BoxPhase, BoxState, ClusterView, NodeState
-from infra.sandbox.fleet.leases import LeaseTable
-from infra.sandbox.fleet.placement import (
+from ostinato.infra.platform.errors import CapacityExhausted, SandboxError
+from ostinato.infra.sandbox.fleet.admission import AdmissionQueue, Waiting
+from ostinato.infra.sandbox.fleet.cluster_view import BoxPhase, BoxState, ClusterView, NodeState
+from ostinato.infra.sandbox.fleet.leases import LeaseTable
+from ostinato.infra.sandbox.fleet.placement import (
     can_ever_hold,
     choose_start_node,
     choose_warm_node,
     has_room,
     score,
 )
-from infra.sandbox.fleet.policy import FleetPolicy
-from infra.sandbox.fleet.reconciliation import compare
-from infra.sandbox.fleet.records import (
+from ostinato.infra.sandbox.fleet.policy import FleetPolicy
+from ostinato.infra.sandbox.fleet.reconciliation import compare
+from ostinato.infra.sandbox.fleet.records import (
     BoxRequest,
     CleanBox,
     Granted,
@@ -45,7 +43,7 @@ from infra.sandbox.fleet.records import (
     StopReason,
     Template,
 )
-from infra.sandbox.fleet.warm_pools import DemandMeter, warm_boxes_wanted
+from ostinato.infra.sandbox.fleet.warm_pools import DemandMeter, warm_boxes_wanted
 
 _WARM_STOPS_AT_ONCE = 8
 

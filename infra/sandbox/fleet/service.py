@@ -1,8 +1,8 @@
 """The scheduler on the real clock, with real nodes.
 
-Owns `FleetService`: it gives the scheduler the time, carries its orders to nodes and their answers
-back, asks nodes for reports, and wakes whoever waits for a box. Enters: requests. Leaves: grants or
-typed errors. It decides nothing itself. Belongs to one event loop.
+`FleetService`: it gives the scheduler the time, carries its orders to nodes and their answers back,
+asks nodes for reports, and wakes whoever waits for a box. It decides nothing itself. Belongs to one
+event loop.
 """
 
 import asyncio
@@ -12,10 +12,16 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from infra.errors import CapacityExhausted, ClusterError, SandboxError, SandboxLost
-from infra.sandbox.fleet.node import Node
-from infra.sandbox.fleet.policy import FleetPolicy
-from infra.sandbox.fleet.records import (
+from ostinato.infra.platform.errors import (
+    CapacityExhausted,
+    ClusterError,
+    SandboxError,
+    SandboxLost,
+)
+from ostinato.infra.platform.telemetry import fields
+from ostinato.infra.sandbox.fleet.node import Node
+from ostinato.infra.sandbox.fleet.policy import FleetPolicy
+from ostinato.infra.sandbox.fleet.records import (
     BoxRequest,
     CleanBox,
     Granted,
@@ -27,8 +33,7 @@ from infra.sandbox.fleet.records import (
     StopBox,
     Template,
 )
-from infra.sandbox.fleet.scheduler import FleetScheduler
-from infra.telemetry import fields
+from ostinato.infra.sandbox.fleet.scheduler import FleetScheduler
 
 _logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Bounds how fast boxes start on a node: start-up peaks exceed steady use.
 
-Owns `TokenBucket`, which in any span of t seconds lets at most burst + rate * t starts through.
+`TokenBucket`, which in any span of t seconds lets at most burst + rate * t starts through.
 """
 
 

@@ -1,12 +1,11 @@
 """How many warm boxes of a template the fleet should keep.
 
-Owns `DemandMeter` (requests a second and start times, both smoothed) and `warm_boxes_wanted`.
-Enters: arrivals and start durations with their times. Leaves: a number. It starts nothing.
+It starts nothing.
 """
 
 import math
 
-from infra.sandbox.fleet.records import Template
+from ostinato.infra.sandbox.fleet.records import Template
 
 _MARGIN_RATIO = 2.0  # arrivals are bursty: keep what comes in during two starts
 _START_SMOOTHING = 0.1

@@ -1,10 +1,9 @@
 """Runs in a box as a program: notes the arguments that functions are called with while tests run, or
 calls functions with given arguments and notes what comes back.
 
-Owns the JSON form of values. Enters: a request file and the name of the answer file, one JSON line
-an entry. Only literals, containers of them and importable callables have a form; a call with
-anything else is left out. Standard library and pytest only. What this writes is read as data by the
-host, which alone knows the results wanted.
+Only literals, containers of them and importable callables have a form; a call with anything else is
+left out. Standard library and pytest only. What this writes is read as data by the host, which
+alone knows the results wanted.
 """
 
 import builtins

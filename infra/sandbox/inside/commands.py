@@ -1,7 +1,7 @@
 """Processes that the server of a box starts: commands, shells that keep their state, background jobs.
 
-Owns starting them (`start_process`), what they have printed (`HeadAndTail`, `Log`) and how they end.
-It reads no socket and knows no requests: file_server.py does. Standard library only: this file runs
+Starting them (`start_process`), what they have printed (`HeadAndTail`, `Log`) and how they end. It
+reads no socket and knows no requests: file_server.py does. Standard library only: this file runs
 inside the box.
 """
 

@@ -1,9 +1,9 @@
 """Process 1 of an agent's box: runs commands, reads and writes files, and puts the repository back.
 
-Owns the event loop and the requests: one thread, one selector, several commands at once. A request
-names its operation; paths, arguments and contents travel as blobs, in an order that each operation
-states (agent.c answers the same requests but open, diff and reset). What processes do is
-commands.py, what files do is files.py. Standard library only: this file runs inside the box.
+The event loop and the requests: one thread, one selector, several commands at once. A request names
+its operation; paths, arguments and contents travel as blobs, in an order that each operation states
+(agent.c answers the same requests but open, diff and reset). What processes do is commands.py, what
+files do is files.py. Standard library only: this file runs inside the box.
 """
 
 import contextlib
@@ -14,8 +14,8 @@ import socket
 import time
 from collections.abc import Callable
 
-from infra.sandbox.inside import files
-from infra.sandbox.inside.commands import (
+from ostinato.infra.sandbox.inside import files
+from ostinato.infra.sandbox.inside.commands import (
     HeadAndTail,
     Log,
     Process,
@@ -25,10 +25,10 @@ from infra.sandbox.inside.commands import (
     start_command,
     start_session,
 )
-from infra.sandbox.inside.files import Refused
-from infra.sandbox.inside.process import kill_everything_else, protect_server
-from infra.sandbox.inside.tree import Tree, remove_tree
-from infra.sandbox.inside.wire import FrameDecoder, encode_frame
+from ostinato.infra.sandbox.inside.files import Refused
+from ostinato.infra.sandbox.inside.process import kill_everything_else, protect_server
+from ostinato.infra.sandbox.inside.tree import Tree, remove_tree
+from ostinato.infra.sandbox.inside.wire import FrameDecoder, encode_frame
 
 Reply = tuple[dict, list[bytes]]
 

@@ -1,6 +1,6 @@
 """Files of a box as its server reads and changes them for the host: below /repo, /tmp and /dev/shm.
 
-Owns the check of where an opened file really lies (links, `..` and /proc tricks end there), atomic
+The check of where an opened file really lies (links, `..` and /proc tricks end there), atomic
 writes with a precondition, and the packed form of file statuses. Errors are OSError or `Refused`.
 Standard library only: this file runs inside the box.
 """
@@ -10,7 +10,7 @@ import os
 import stat
 import struct
 
-from infra.sandbox.inside.tree import remove_tree
+from ostinato.infra.sandbox.inside.tree import remove_tree
 
 ROOT = "/repo"
 ROOTS = (ROOT, "/tmp", "/dev/shm")

@@ -1,9 +1,8 @@
 """Process 1 of a verdict box: pytest, the package and its tests are imported once, each run is a
 fork.
 
-Owns the requests open and run: several runs at once, each a child with a deadline that reports
-through a pipe. A child that dies leaves its unreported tests as missing or timed out. Runs inside
-the box.
+The requests open and run: several runs at once, each a child with a deadline that reports through a
+pipe. A child that dies leaves its unreported tests as missing or timed out. Runs inside the box.
 """
 
 import contextlib
@@ -20,16 +19,22 @@ from collections.abc import Generator
 
 import pytest
 
-from infra.sandbox.inside.hot_swap import SwapIndex
-from infra.sandbox.inside.integrity import TestCodes, take_snapshot
-from infra.sandbox.inside.process import (
+from ostinato.infra.sandbox.inside.hot_swap import SwapIndex
+from ostinato.infra.sandbox.inside.integrity import TestCodes, take_snapshot
+from ostinato.infra.sandbox.inside.process import (
     kill_everything_else,
     protect_server,
     read_waited_seconds,
 )
-from infra.sandbox.inside.sources import MemoryFinder
-from infra.sandbox.inside.test_runner import Recorder, Sender, Shared, freeze_memory, run_child
-from infra.sandbox.inside.wire import FrameDecoder, encode_frame
+from ostinato.infra.sandbox.inside.sources import MemoryFinder
+from ostinato.infra.sandbox.inside.test_runner import (
+    Recorder,
+    Sender,
+    Shared,
+    freeze_memory,
+    run_child,
+)
+from ostinato.infra.sandbox.inside.wire import FrameDecoder, encode_frame
 
 _ROOT = "/repo"
 _EXIT_SECONDS = 0.05

@@ -1,6 +1,6 @@
 """Applies an edit to imported modules by replacing the code of existing functions.
 
-Owns the decision whether an edit may be applied that way: it must lie in one top-level function or
+The decision whether an edit may be applied that way: it must lie in one top-level function or
 class, change nothing but function bodies (or default values of a plain top-level function), and
 touch no function that ran while the package and its tests were imported. Everything else is
 refused, and the caller imports afresh. Runs inside the box.

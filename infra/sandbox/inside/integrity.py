@@ -1,6 +1,6 @@
 """Notices when tested code has replaced parts of the test runner, or the tests themselves.
 
-Owns a snapshot of what decides a verdict (functions of pytest's runner, of pluggy, of unittest's
+A snapshot of what decides a verdict (functions of pytest's runner, of pluggy, of unittest's
 assertions, every registered hook, built-in functions) and its comparison during and after the run;
 and the check that a test about to run still has the code its pristine file gives it. Runs inside
 the box.
@@ -28,9 +28,9 @@ _WATCHED = (
     "pluggy._manager",
     "pluggy._callers",
     "unittest.case",
-    "infra.sandbox.inside.test_runner",
-    "infra.sandbox.inside.integrity",
-    "infra.sandbox.inside.wire",
+    "ostinato.infra.sandbox.inside.test_runner",
+    "ostinato.infra.sandbox.inside.integrity",
+    "ostinato.infra.sandbox.inside.wire",
 )
 _WATCHED_BUILTINS = tuple(
     name

@@ -1,8 +1,7 @@
 """What every server inside a box does first: close itself to inspection and to signals from the
 box.
 
-Owns the calls into the kernel that Python has no module for. Standard library only: this file runs
-inside the box.
+Standard library only: this file runs inside the box.
 """
 
 import ctypes

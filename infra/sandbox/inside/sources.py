@@ -1,7 +1,7 @@
 """Imports a repository from memory, so that no copy of its sources lies where tested code could
 read it.
 
-Owns `MemoryFinder`: a finder for modules below one root, with compiled code kept by content. Laying
+`MemoryFinder`: a finder for modules below one root, with compiled code kept by content. Laying
 files over it and dropping modules gives the state a fresh import of the changed repository would
 give. Runs inside the box.
 """

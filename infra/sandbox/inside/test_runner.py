@@ -1,7 +1,7 @@
 """Runs chosen tests in a forked child and tells the parent, test by test, through a pipe.
 
-Owns what happens between the fork and the child's end: limits, applying the edit (hot or cold), the
-run itself with canaries and the integrity check. Runs inside the box; the parent is fork_server.py.
+What happens between the fork and the child's end: limits, applying the edit (hot or cold), the run
+itself with canaries and the integrity check. Runs inside the box; the parent is fork_server.py.
 """
 
 import gc
@@ -19,11 +19,17 @@ from dataclasses import dataclass, field
 import pytest
 from _pytest.runner import runtestprotocol
 
-from infra.sandbox.inside import integrity
-from infra.sandbox.inside.hot_swap import LineShift, NotSwappable, SwapIndex, code_key, swap_edit
-from infra.sandbox.inside.process import read_waited_seconds
-from infra.sandbox.inside.sources import MemoryFinder
-from infra.sandbox.inside.wire import encode_frame
+from ostinato.infra.sandbox.inside import integrity
+from ostinato.infra.sandbox.inside.hot_swap import (
+    LineShift,
+    NotSwappable,
+    SwapIndex,
+    code_key,
+    swap_edit,
+)
+from ostinato.infra.sandbox.inside.process import read_waited_seconds
+from ostinato.infra.sandbox.inside.sources import MemoryFinder
+from ostinato.infra.sandbox.inside.wire import encode_frame
 
 _MESSAGE_CHARACTERS = 400
 _MAX_FRAMES = 40

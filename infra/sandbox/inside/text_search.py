@@ -1,6 +1,6 @@
 """Lines that match a regular expression, for boxes without ripgrep.
 
-Owns the walk and the output (`path`, a zero byte, line number or count, text), which are ripgrep's:
+The walk and the output (`path`, a zero byte, line number or count, text), which are ripgrep's:
 folders in the order of names, no links, no caches, no file with a zero byte in its first 64 KiB.
 Expressions are Python's; what both languages share means the same in both. Standard library only:
 this file runs inside the box.

@@ -1,8 +1,8 @@
 """The repository folder of a box: fill it, see what changed, put it back.
 
-Owns `Tree`, which keeps the pristine contents in memory (never on a path the box could read) and
-file signatures that tell unchanged files without reading them. Standard library only: this file
-runs inside the box.
+`Tree`, which keeps the pristine contents in memory (never on a path the box could read) and file
+signatures that tell unchanged files without reading them. Standard library only: this file runs
+inside the box.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Frames on the socket between the host and a box: a JSON header and any number of byte blobs.
 
-Owns the byte layout, used on both sides. Standard library only: this file also runs inside the box.
-JSON and plain bytes, never pickle, because the host must not run what a box says.
+Standard library only: this file also runs inside the box. JSON and plain bytes, never pickle,
+because the host must not run what a box says.
 """
 
 import json

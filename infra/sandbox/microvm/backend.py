@@ -1,10 +1,9 @@
 """The `microvm` backend: virtual machines that start as copies of a template or of one another.
 
-Owns `MicroVmBackend`: which sandboxes and snapshots there are and what stands on what. Enters: specs.
-Leaves: sandboxes whose agent answers. A file snapshot holds what differs from the pristine
-repository; a memory snapshot holds the pages a machine has written since its template, and its
-devices, so that processes go on in the copy. Time comes in as a clock; randomness for guests is the
-host's.
+`MicroVmBackend`: which sandboxes and snapshots there are and what stands on what. A file snapshot
+holds what differs from the pristine repository; a memory snapshot holds the pages a machine has
+written since its template, and its devices, so that processes go on in the copy. Time comes in as a
+clock; randomness for guests is the host's.
 """
 
 import asyncio
@@ -15,25 +14,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from infra.errors import InvalidArgument, SandboxBusy, SandboxNotFound
-from infra.sandbox.microvm.changes import (
+from ostinato.infra.platform.errors import InvalidArgument, SandboxBusy, SandboxNotFound
+from ostinato.infra.sandbox.microvm.changes import (
     Changes,
     changes_of_files,
     compare_files,
 )
-from infra.sandbox.microvm.image import find_kind
-from infra.sandbox.microvm.machine import Accelerator, Machine, MachineState, settle
-from infra.sandbox.microvm.memory import load_pages
-from infra.sandbox.microvm.sandbox import MicroVmSandbox, Origin
-from infra.sandbox.microvm.templates import BootLimits, TemplateStore
-from infra.sandbox.protocol import (
+from ostinato.infra.sandbox.microvm.image import find_kind
+from ostinato.infra.sandbox.microvm.machine import Accelerator, Machine, MachineState, settle
+from ostinato.infra.sandbox.microvm.memory import load_pages
+from ostinato.infra.sandbox.microvm.sandbox import MicroVmSandbox, Origin
+from ostinato.infra.sandbox.microvm.templates import BootLimits, TemplateStore
+from ostinato.infra.sandbox.protocol import (
     Capabilities,
     LiveSandbox,
     SandboxSpec,
     Snapshot,
     SnapshotKind,
 )
-from infra.sandbox.roster import Roster, check_count, start_all
+from ostinato.infra.sandbox.roster import Roster, check_count, start_all
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """What a guest's repository differs in from the one it was made with, as a record.
 
-Owns the form in which changes travel from a guest and into another, their file on the host, and their
+The form in which changes travel from a guest and into another, their file on the host, and their
 comparison. It reads no guest and no host repository itself.
 """
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.errors import SandboxError
-from infra.sandbox.inside.wire import FrameDecoder, encode_frame
-from infra.sandbox.layer_store import SKIPPED_NAMES, is_hidden
+from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.sandbox.inside.wire import FrameDecoder, encode_frame
+from ostinato.infra.sandbox.layer_store import SKIPPED_NAMES, is_hidden
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Requests to the agent of one machine, and the moments when none are under way.
 
-Owns holding requests back while a machine is copied, so that a copy begins between two frames,
-telling the guest the time, and the count of processes its kernel ended for memory. It does not know what most requests mean.
+Holding requests back while a machine is copied, so that a copy begins between two frames, telling
+the guest the time, and the count of processes its kernel ended for memory. It does not know what
+most requests mean.
 """
 
 import asyncio
@@ -10,9 +11,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from infra.errors import SandboxError
-from infra.sandbox.channel import BoxChannel
-from infra.sandbox.microvm.machine import Machine
+from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.sandbox.channel import BoxChannel
+from ostinato.infra.sandbox.microvm.machine import Machine
 
 _HOLD_SECONDS = 60.0
 # The time told is wrong by as long as it took to arrive, so what came late is told again. Rarely does

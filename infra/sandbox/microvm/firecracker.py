@@ -1,12 +1,12 @@
 """UNTESTED: the machine of this backend on Firecracker instead of QEMU, written against its API.
 
-No host of ours runs it (it needs KVM), so only the requests it sends are tested, against a server that
-records them. Owns Firecracker's requests and how its snapshots serve the same verbs: a template is a
-paused full snapshot, a copy maps its memory file privately, a branch is a differential snapshot of a
-paused machine laid over a copy of its template's memory file. The guest's agent is reached through a
-virtual socket, so an image for it needs the module vmw_vsock_virtio_transport, an agent that listens
-on AGENT_PORT, and an uncompressed kernel. Clock, random pool and names are refreshed by the agent, as
-on QEMU: Firecracker leaves them to the user too.
+No host of ours runs it (it needs KVM), so only the requests it sends are tested, against a server
+that records them. Firecracker's requests and how its snapshots serve the same verbs: a template is
+a paused full snapshot, a copy maps its memory file privately, a branch is a differential snapshot
+of a paused machine laid over a copy of its template's memory file. The guest's agent is reached
+through a virtual socket, so an image for it needs the module vmw_vsock_virtio_transport, an agent
+that listens on AGENT_PORT, and an uncompressed kernel. Clock, random pool and names are refreshed
+by the agent, as on QEMU: Firecracker leaves them to the user too.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import httpx
 
-from infra.errors import SandboxError, SandboxLost
+from ostinato.infra.platform.errors import SandboxError, SandboxLost
 
 PROGRAM = "firecracker"
 AGENT_PORT = 52

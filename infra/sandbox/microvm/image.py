@@ -1,13 +1,12 @@
 """Images of the virtual machines, made from Debian packages by this script.
 
-Owns what a guest is made of: Debian's cloud kernel, a few of its modules, busybox and our static
-agent in an initial file system; the Python image adds a compressed read-only disk. A program for the
-host, which measures its clock for guests, lies beside them. Enters: a folder
-to keep images in. Leaves: an `Image`, made once and found again by the hash of its recipe. It needs
-apt-get and dpkg-deb (root is not needed: packages are unpacked, never installed) and a C compiler
-with a static C library, and it starts no machine.
+What a guest is made of: Debian's cloud kernel, a few of its modules, busybox and our static agent
+in an initial file system; the Python image adds a compressed read-only disk. A program for the
+host, which measures its clock for guests, lies beside them. It needs apt-get and dpkg-deb (root is
+not needed: packages are unpacked, never installed) and a C compiler with a static C library, and it
+starts no machine.
 
-`python -m infra.sandbox.microvm.image FOLDER [small|python]` makes one by hand.
+`python -m ostinato.infra.sandbox.microvm.image FOLDER [small|python]` makes one by hand.
 """
 
 import fcntl
@@ -21,8 +20,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from infra.errors import InvalidArgument, SandboxError
-from infra.sandbox.system import find_ripgrep
+from ostinato.infra.platform.errors import InvalidArgument, SandboxError
+from ostinato.infra.sandbox.system import find_ripgrep
 
 _GUEST = Path(__file__).parent / "guest"
 _TICK_RATE = Path(__file__).parent / "host" / "tick_rate.c"

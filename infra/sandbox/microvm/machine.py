@@ -1,9 +1,6 @@
 """One QEMU process: starts it, talks to its monitor, stops it, and copies its state.
 
-Owns QEMU's command line and every monitor command. Enters: an image, a shape, and where to begin (a
-boot, a template, a copy of a running machine). Leaves: a `Machine` whose socket leads to the agent in
-the guest, and `MachineState`s to start others from. It knows neither the agent's requests nor
-sandboxes.
+It knows neither the agent's requests nor sandboxes.
 """
 
 import asyncio
@@ -24,9 +21,9 @@ from typing import IO, Any, Self
 import psutil
 from qemu.qmp import ExecuteError, QMPClient, QMPError
 
-from infra.errors import CapacityExhausted, SandboxError, SandboxLost
-from infra.sandbox.microvm.image import Image
-from infra.sandbox.microvm.memory import DirtyPages, read_dirty_pages, write_pages
+from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxLost
+from ostinato.infra.sandbox.microvm.image import Image
+from ostinato.infra.sandbox.microvm.memory import DirtyPages, read_dirty_pages, write_pages
 
 PROGRAM = "qemu-system-x86_64"
 _KERNEL_ARGUMENTS = (

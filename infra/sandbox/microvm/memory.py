@@ -1,8 +1,8 @@
 """The private memory of a running machine, read and written from outside it.
 
-Owns finding a machine's guest memory in its process, telling which pages differ from the file it was
-mapped from, and copying them. Enters: a process id and the file's path. Leaves: `DirtyPages`. It
-needs root or CAP_SYS_PTRACE, works only on a stopped machine, and knows nothing of devices.
+Finding a machine's guest memory in its process, telling which pages differ from the file it was
+mapped from, and copying them. It needs root or CAP_SYS_PTRACE, works only on a stopped machine, and
+knows nothing of devices.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy
 
-from infra.errors import SandboxError
+from ostinato.infra.platform.errors import SandboxError
 
 PAGE_BYTES = 4096
 _PRESENT = numpy.uint64(1 << 63)

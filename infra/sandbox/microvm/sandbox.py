@@ -1,8 +1,6 @@
 """One virtual machine as a sandbox: commands and files come from BoxTools, copies are made here.
 
-Owns `MicroVmSandbox`, its time to live and the making of copies of a running machine. Enters: a
-machine whose agent answers. Leaves: results, changes, and the state of the machine. It starts no
-other machine; the backend does.
+It starts no other machine; the backend does.
 """
 
 import asyncio
@@ -14,20 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from infra.errors import SandboxError
-from infra.sandbox.microvm.changes import Changes, changes_of_files, changes_of_reply
-from infra.sandbox.microvm.channel import MachineChannel
-from infra.sandbox.microvm.machine import Machine, MachineState
-from infra.sandbox.microvm.templates import Template
-from infra.sandbox.protocol import (
+from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.sandbox.microvm.changes import Changes, changes_of_files, changes_of_reply
+from ostinato.infra.sandbox.microvm.channel import MachineChannel
+from ostinato.infra.sandbox.microvm.machine import Machine, MachineState
+from ostinato.infra.sandbox.microvm.templates import Template
+from ostinato.infra.sandbox.protocol import (
     Capabilities,
     SandboxSpec,
     SandboxStats,
     Snapshot,
     SnapshotKind,
 )
-from infra.sandbox.roster import Lifetime
-from infra.sandbox.tools import FILE_SECONDS, BoxTools
+from ostinato.infra.sandbox.roster import Lifetime
+from ostinato.infra.sandbox.tools import FILE_SECONDS, BoxTools
 
 _ENVIRONMENT = {
     "HOME": "/tmp",

@@ -1,8 +1,8 @@
 """Machines that have booted once, frozen for all others to start from.
 
-Owns choosing the accelerator by really booting under it, boots with limits and retries, and one
-frozen machine per image, memory size and repository. Leaves: a `Template`. Its memory is a file that
-all its copies share; every boot is paid once. It runs no commands of anybody.
+Choosing the accelerator by really booting under it, boots with limits and retries, and one frozen
+machine per image, memory size and repository. Its memory is a file that all its copies share; every
+boot is paid once. It runs no commands of anybody.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ from pathlib import Path
 import psutil
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 
-from infra.errors import InvalidArgument, SandboxError, SandboxLost
-from infra.sandbox.microvm.changes import Changes, hash_folder, read_folder
-from infra.sandbox.microvm.channel import MachineChannel
-from infra.sandbox.microvm.image import ImageKind, build_image
-from infra.sandbox.microvm.machine import (
+from ostinato.infra.platform.errors import InvalidArgument, SandboxError, SandboxLost
+from ostinato.infra.sandbox.microvm.changes import Changes, hash_folder, read_folder
+from ostinato.infra.sandbox.microvm.channel import MachineChannel
+from ostinato.infra.sandbox.microvm.image import ImageKind, build_image
+from ostinato.infra.sandbox.microvm.machine import (
     Accelerator,
     Machine,
     MachineShape,
     MachineState,
     hash_program,
 )
-from infra.sandbox.microvm.ticks import measure_ticks_khz, read_boot_id
+from ostinato.infra.sandbox.microvm.ticks import measure_ticks_khz, read_boot_id
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "ostinato-microvm-"

@@ -1,16 +1,15 @@
 """The rate of this host's processor counter, which a guest's clock is read from.
 
-Owns measuring it once per boot of the host. Enters: an image, whose folder holds the program that
-measures. Leaves: a number for the kernel's command line. Without it a guest believes any rate it is
-told, and its clock, its timers and all time limits in it run wrong by the quotient.
+Without it a guest believes any rate it is told, and its clock, its timers and all time limits in it
+run wrong by the quotient.
 """
 
 import os
 import subprocess
 from pathlib import Path
 
-from infra.errors import SandboxError
-from infra.sandbox.microvm.image import Image
+from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.sandbox.microvm.image import Image
 
 # What repeated runs differ by is far below this: 10 kHz of 2 GHz are 0.02 s in an hour.
 _ROUNDED_KHZ = 10

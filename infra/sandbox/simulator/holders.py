@@ -1,7 +1,6 @@
 """Simulated holders: they ask, wait, work, renew, give back, and sometimes die without a word.
 
-Owns the stream of requests and each request's life. Enters: the scheduler's notices. Leaves: calls
-of the scheduler, and counts. What they do depends on their own random generator alone.
+What they do depends on their own random generator alone.
 """
 
 import random
@@ -10,11 +9,11 @@ from typing import Any
 
 import simpy
 
-from infra.errors import CapacityExhausted
-from infra.sandbox.fleet.records import BoxRequest, Granted, Notice, Priority, Refused
-from infra.sandbox.fleet.scheduler import FleetScheduler
-from infra.sandbox.simulator.measurements import Measurements
-from infra.sandbox.simulator.scenario import Burst, Scenario
+from ostinato.infra.platform.errors import CapacityExhausted
+from ostinato.infra.sandbox.fleet.records import BoxRequest, Granted, Notice, Priority, Refused
+from ostinato.infra.sandbox.fleet.scheduler import FleetScheduler
+from ostinato.infra.sandbox.simulator.measurements import Measurements
+from ostinato.infra.sandbox.simulator.scenario import Burst, Scenario
 
 Process = Generator[simpy.Event, Any, None]
 

@@ -1,7 +1,6 @@
 """A simulated node: cores that starts share with running boxes, memory that can run out.
 
-Owns what boxes use of one node and how long a start takes there. Enters: orders' consequences and
-draws made by the caller. Leaves: pressures and durations. It knows no leases and no requests.
+It knows no leases and no requests.
 """
 
 from collections import deque
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 
 import simpy
 
-from infra.sandbox.fleet.records import NodeSpec, Pressure, Resources
+from ostinato.infra.sandbox.fleet.records import NodeSpec, Pressure, Resources
 
 _STALL_BEGINS_RATIO = 0.95  # of memory in use: reclaim begins to hold tasks up
 _LOAD_SECONDS = 10.0

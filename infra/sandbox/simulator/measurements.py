@@ -1,7 +1,6 @@
 """What a simulation counts, and the figures made of it.
 
-Owns `Measurements` (filled while it runs) and `SimulationFigures` (what is reported). All of it
-depends on the scenario and the seed alone.
+All of it depends on the scenario and the seed alone.
 """
 
 from collections import Counter
@@ -9,8 +8,8 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from infra.sandbox.fleet.records import Priority
-from infra.sandbox.protocol import SandboxRecord
+from ostinato.infra.sandbox.fleet.records import Priority
+from ostinato.infra.sandbox.protocol import SandboxRecord
 
 
 class WaitFigures(SandboxRecord):

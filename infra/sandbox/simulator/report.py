@@ -1,7 +1,6 @@
 """Writes what simulations showed: a table for people, JSON for programs, a plot of time.
 
-Owns `write_report` and the table's lines. Enters: figures. Leaves: three files in a folder. Numbers
-come from the figures alone.
+Numbers come from the figures alone.
 """
 
 import itertools
@@ -12,7 +11,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from infra.sandbox.simulator.measurements import SimulationFigures
+from ostinato.infra.sandbox.simulator.measurements import SimulationFigures
 
 _INCHES = (9.0, 9.0)
 

@@ -1,15 +1,15 @@
 """What is simulated: nodes, what a start costs, who asks for what, and what goes wrong.
 
-Owns `Scenario` and the records below it. Costs have no defaults: they come from a measurement.
+Costs have no defaults: they come from a measurement.
 """
 
 from collections.abc import Mapping
 
 from pydantic import Field
 
-from infra.sandbox.fleet.policy import FleetPolicy
-from infra.sandbox.fleet.records import NodeSpec, Priority, Template
-from infra.sandbox.protocol import SandboxRecord
+from ostinato.infra.sandbox.fleet.policy import FleetPolicy
+from ostinato.infra.sandbox.fleet.records import NodeSpec, Priority, Template
+from ostinato.infra.sandbox.protocol import SandboxRecord
 
 
 class StartCosts(SandboxRecord):

@@ -1,7 +1,6 @@
 """Runs a scenario: the fleet's real scheduler against simulated nodes and holders on SimPy's clock.
 
-Owns `FleetSimulation`. Enters: a scenario and a seed. Leaves: `SimulationFigures`. Decisions are the
-scheduler's alone; here is only what a machine, a network and a holder would do.
+Decisions are the scheduler's alone; here is only what a machine, a network and a holder would do.
 """
 
 import random
@@ -10,7 +9,7 @@ from typing import Any
 
 import simpy
 
-from infra.sandbox.fleet.records import (
+from ostinato.infra.sandbox.fleet.records import (
     CleanBox,
     NodeReport,
     NodeSpec,
@@ -18,11 +17,11 @@ from infra.sandbox.fleet.records import (
     StartBox,
     StopBox,
 )
-from infra.sandbox.fleet.scheduler import FleetScheduler
-from infra.sandbox.simulator.holders import Holders
-from infra.sandbox.simulator.machine import SimulatedNode, Usage
-from infra.sandbox.simulator.measurements import Measurements, Sample, SimulationFigures
-from infra.sandbox.simulator.scenario import NodeLoss, Scenario
+from ostinato.infra.sandbox.fleet.scheduler import FleetScheduler
+from ostinato.infra.sandbox.simulator.holders import Holders
+from ostinato.infra.sandbox.simulator.machine import SimulatedNode, Usage
+from ostinato.infra.sandbox.simulator.measurements import Measurements, Sample, SimulationFigures
+from ostinato.infra.sandbox.simulator.scenario import NodeLoss, Scenario
 
 Process = Generator[simpy.Event, Any, None]
 

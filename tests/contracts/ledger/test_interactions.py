@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from infra.errors import StorageError
-from infra.ledger import Ledger
+from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.ledger import Ledger
 
 
 def _record(ledger: Ledger, interaction_id: str, session_id: str = "session") -> None:

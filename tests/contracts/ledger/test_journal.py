@@ -2,9 +2,9 @@
 
 import pytest
 
-from infra.errors import StorageError
-from infra.ledger import Ledger
-from infra.ledger.journal import Finish, JournalRepository, Reservation
+from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.ledger.journal import Finish, JournalRepository, Reservation
 
 
 def _reserve(journal: JournalRepository, group_id: str, num_trajectories: int = 2) -> list[str]:

@@ -6,9 +6,9 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from infra.errors import StorageError
-from infra.ledger import Ledger
-from infra.ledger.models import Base
+from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.ledger.models import Base
 
 
 def test_migrated_schema_equals_the_models(ledger: Ledger) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from infra.errors import StorageError
-from infra.ledger import Ledger
+from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.ledger import Ledger
 
 
 def test_promotions_and_roll_backs_walk_the_stack(ledger: Ledger) -> None:

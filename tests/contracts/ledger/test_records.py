@@ -4,9 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from infra.errors import StorageError
-from infra.ledger import Ledger
-from infra.ledger.rows import ArtifactRow
+from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.ledger.rows import ArtifactRow
 
 
 def _add(

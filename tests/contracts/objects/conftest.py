@@ -11,8 +11,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 from pydantic import SecretStr
 
-from infra.objects import ObjectStore
-from infra.objects.s3 import S3Options
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.objects.s3 import S3Options
 
 
 @pytest.fixture(scope="session")

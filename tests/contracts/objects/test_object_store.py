@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import ConfigError, StorageError
-from infra.objects import ObjectStore, checksum_bytes, checksum_file
+from ostinato.infra.platform.errors import ConfigError, StorageError
+from ostinato.infra.platform.objects import ObjectStore, checksum_bytes, checksum_file
 
 
 @pytest.mark.parametrize("data", [b"", b"x", os.urandom(300_000)], ids=["empty", "byte", "large"])

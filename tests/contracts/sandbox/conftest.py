@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.sandbox import NamespaceSandbox, SandboxLimits
+from ostinato.infra.sandbox import NamespaceSandbox, SandboxLimits
 from tests.fakes.repositories import WORDKIT, open_repository
 
 LIMITS = SandboxLimits(

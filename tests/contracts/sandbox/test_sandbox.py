@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.errors import SandboxError, SandboxLost
-from infra.sandbox import NamespaceSandbox
+from ostinato.infra.platform.errors import SandboxError, SandboxLost
+from ostinato.infra.sandbox import NamespaceSandbox
 from tests.contracts.sandbox.conftest import LIMITS
 from tests.fakes.repositories import WORDKIT, open_repository
 
@@ -209,7 +209,7 @@ def test_boxes_do_not_see_one_another(runner, box):
 def test_killed_host_takes_its_boxes_along(tmp_path):
     script = (
         "import asyncio, time\n"
-        "from infra.sandbox import NamespaceSandbox\n"
+        "from ostinato.infra.sandbox import NamespaceSandbox\n"
         "from tests.fakes.repositories import WORDKIT, open_repository\n"
         "async def hold():\n"
         "    box = await NamespaceSandbox.open(open_repository(WORDKIT))\n"
@@ -238,7 +238,7 @@ def test_killed_host_takes_its_boxes_along(tmp_path):
 def test_kernel_without_user_namespaces_gives_the_fix(tmp_path):
     script = (
         "import asyncio\n"
-        "from infra.sandbox import NamespaceSandbox\n"
+        "from ostinato.infra.sandbox import NamespaceSandbox\n"
         "from tests.fakes.repositories import WORDKIT, open_repository\n"
         "asyncio.run(NamespaceSandbox.open(open_repository(WORDKIT)))\n"
     )
@@ -251,7 +251,7 @@ def test_kernel_without_user_namespaces_gives_the_fix(tmp_path):
         env={"PYTHONPATH": str(Path(__file__).parents[3])},
         timeout=50,
     )
-    assert "infra.errors.SandboxError: box" in done.stderr
+    assert "ostinato.infra.platform.errors.SandboxError: box" in done.stderr
     assert "sysctl -w user.max_user_namespaces" in done.stderr
 
 

@@ -7,8 +7,8 @@ tests inside the package. Leaves: prepared repositories and source archives of t
 import tarfile
 from pathlib import Path
 
-from infra.sandbox.repository import PreparedRepository
-from tasks.problems.config import RepositorySource
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.problems.config import RepositorySource
 
 _FOLDER = Path(__file__).parent
 WORDKIT = RepositorySource(

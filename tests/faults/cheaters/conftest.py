@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from infra.harness.config import HarnessConfig
-from infra.sandbox import PreparedRepository, TestServer
-from infra.sandbox.protocol import SandboxLimits
-from models.rendering import Renderer, train_tokenizer
-from tasks.grading.config import GradingConfig
-from tasks.grading.grade import make_grader
-from tasks.records import BlockEdit, Problem, Split, Trajectory
-from tasks.rollout.sandboxes import Sandboxes
-from tasks.rollout.worker import AttemptTicket, RolloutWorker
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.sandbox import PreparedRepository, TestServer
+from ostinato.infra.sandbox.protocol import SandboxLimits
+from ostinato.models.rendering import Renderer, train_tokenizer
+from ostinato.tasks.grading.config import GradingConfig
+from ostinato.tasks.grading.grade import make_grader
+from ostinato.tasks.records import BlockEdit, Problem, Split, Trajectory
+from ostinato.tasks.rollout.sandboxes import Sandboxes
+from ostinato.tasks.rollout.worker import AttemptTicket, RolloutWorker
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.repositories import WORDKIT, open_repository
 

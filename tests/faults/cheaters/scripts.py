@@ -5,7 +5,7 @@ Owns pieces of text only. Code that a script puts into the product is kept here 
 
 from dataclasses import dataclass
 
-from tasks.grading.config import Pattern
+from ostinato.tasks.grading.config import Pattern
 
 PATH = "wordkit/counting.py"
 TESTS = "tests/test_counting.py"

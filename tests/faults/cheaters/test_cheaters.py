@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.grading.config import GradingConfig
+from ostinato.tasks.grading.config import GradingConfig
 from tests.faults.cheaters.scripts import (
     DODGES,
     FILES,

@@ -8,13 +8,13 @@ import asyncio
 
 import pytest
 
-from infra.sandbox.plain_run import run_plainly
-from infra.sandbox.protocol import TestOutcome
-from tasks.grading.attacks import find_forbidden
+from ostinato.infra.sandbox.plain_run import run_plainly
+from ostinato.infra.sandbox.protocol import TestOutcome
+from ostinato.tasks.grading.attacks import find_forbidden
 from tests.faults.cheaters.conftest import HIDDEN, PATH, TESTS
 from tests.faults.cheaters.scripts import HONEST_COMMON, HONEST_LONGEST, module
 
-SERVER = "infra.sandbox.inside"
+SERVER = "ostinato.infra.sandbox.inside"
 LIST = f"tests = {[f'{TESTS}::test_longest_word', f'{TESTS}::test_most_common', HIDDEN]!r}\n"
 FORGE = (
     "import os, sys\n"

@@ -7,15 +7,15 @@ import torch
 import triton.runtime.interpreter as interpreter
 from torch import Tensor
 
-from kernels.grouped_gemm.reference import grouped_mm_reference, grouped_wgrad_reference
-from kernels.logprobs.reference import token_logprobs_reference
-from kernels.mxfp8.op import dequantize, quantize, quantize_row_col
-from kernels.mxfp8.reference import dequantize_reference, quantize_reference
-from kernels.permutation.op import largest_rows, plan_rows_op
-from kernels.permutation.reference import permute_reference, unpermute_reference
-from kernels.router.reference import router_topk_reference
-from kernels.swiglu.op import swiglu_backward_op, swiglu_op
-from kernels.triton_backend import (
+from ostinato.kernels.grouped_gemm.reference import grouped_mm_reference, grouped_wgrad_reference
+from ostinato.kernels.logprobs.reference import token_logprobs_reference
+from ostinato.kernels.mxfp8.op import dequantize, quantize, quantize_row_col
+from ostinato.kernels.mxfp8.reference import dequantize_reference, quantize_reference
+from ostinato.kernels.permutation.op import largest_rows, plan_rows_op
+from ostinato.kernels.permutation.reference import permute_reference, unpermute_reference
+from ostinato.kernels.router.reference import router_topk_reference
+from ostinato.kernels.swiglu.op import swiglu_backward_op, swiglu_op
+from ostinato.kernels.triton_backend import (
     triton_bf16,
     triton_head,
     triton_mx128,

@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.triton_backend import (
+from ostinato.kernels.triton_backend import (
     triton_bf16,
     triton_head,
     triton_mx128,

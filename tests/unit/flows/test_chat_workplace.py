@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.chat_workplace import (
+from ostinato.flows.chat_workplace import (
     Workplace,
     choose_tests,
     copy_repository,
@@ -16,10 +16,10 @@ from flows.chat_workplace import (
     list_files,
     recent_files,
 )
-from infra.errors import ConfigError
-from infra.harness.environment import AgentEnvironment
-from infra.sandbox.environment import RepositoryEnvironment
-from infra.sandbox.repository import PreparedRepository
+from ostinato.infra.agent.environment import AgentEnvironment
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.sandbox.environment import RepositoryEnvironment
+from ostinato.infra.sandbox.repository import PreparedRepository
 from tests.fakes.memory_sandbox import MemorySandbox
 
 FILES = {

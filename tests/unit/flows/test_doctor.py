@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import doctor
-from infra.settings import Settings
+from ostinato.flows import doctor
+from ostinato.infra.platform.settings import Settings
 
 _GIGABYTE = 2**30
 

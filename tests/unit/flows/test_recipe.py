@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipe import load_recipe, recipe_names
-from infra.errors import ConfigError
-from tasks.grading.rewards import term_weights
+from ostinato.flows.recipe import load_recipe, recipe_names
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.tasks.grading.rewards import term_weights
 
 
 @pytest.mark.parametrize("name", recipe_names())

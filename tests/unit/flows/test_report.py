@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flows.report import Curve, ReportRow, markdown_table, write_html
+from ostinato.flows.report import Curve, ReportRow, markdown_table, write_html
 
 ROW = ReportRow(
     stage="RL", measure="solve rate <b>", before="41.9%", after="49.6%", note="33 steps"

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from flows.status_report import collect
-from infra.cluster.workspace import PROGRESS, RESULT, Progress
-from infra.settings import Settings
+from ostinato.flows.status_report import collect
+from ostinato.infra.platform.cluster.workspace import PROGRESS, RESULT, Progress
+from ostinato.infra.platform.settings import Settings
 
 
 def test_collect_finished_and_stopped_stages(tmp_path: Path) -> None:

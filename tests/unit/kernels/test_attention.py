@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.attention.op import causal_attention
-from kernels.attention.reference import causal_attention_reference
+from ostinato.kernels.attention.op import causal_attention
+from ostinato.kernels.attention.reference import causal_attention_reference
 
 
 @pytest.mark.parametrize(("heads", "repeats", "num_tokens"), [(3, 2, 7), (17, 1, 130), (2, 3, 300)])

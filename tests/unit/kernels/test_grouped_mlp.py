@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.grouped_gemm.op import grouped_mm, grouped_wgrad
-from kernels.grouped_gemm.reference import grouped_mm_reference, grouped_wgrad_reference
-from kernels.moe.dispatch import LocalDispatcher
-from kernels.moe.grouped_mlp import grouped_mlp
-from kernels.moe.precision import Precision, PrecisionName, find_precision
-from kernels.moe.reference import expert_mlp_reference
-from kernels.mxfp8.op import dequantize, fake_quantize, quantize, quantize_row_col
-from kernels.swiglu.op import swiglu, swiglu_backward
-from kernels.swiglu.reference import swiglu_reference
+from ostinato.kernels.grouped_gemm.op import grouped_mm, grouped_wgrad
+from ostinato.kernels.grouped_gemm.reference import grouped_mm_reference, grouped_wgrad_reference
+from ostinato.kernels.moe.dispatch import LocalDispatcher
+from ostinato.kernels.moe.grouped_mlp import grouped_mlp
+from ostinato.kernels.moe.precision import Precision, PrecisionName, find_precision
+from ostinato.kernels.moe.reference import expert_mlp_reference
+from ostinato.kernels.mxfp8.op import dequantize, fake_quantize, quantize, quantize_row_col
+from ostinato.kernels.swiglu.op import swiglu, swiglu_backward
+from ostinato.kernels.swiglu.reference import swiglu_reference
 
 EXACT = Precision(torch.float64, None, True)
 CPU = torch.device("cpu")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.logprobs.op import token_logprobs
-from kernels.logprobs.reference import token_logprobs_reference
+from ostinato.kernels.logprobs.op import token_logprobs
+from ostinato.kernels.logprobs.reference import token_logprobs_reference
 
 
 @pytest.mark.parametrize("num_rows", [1, 64, 515])

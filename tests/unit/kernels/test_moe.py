@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.moe.op import expert_mlp, sort_by_expert
-from kernels.moe.reference import expert_mlp_reference
+from ostinato.kernels.moe.op import expert_mlp, sort_by_expert
+from ostinato.kernels.moe.reference import expert_mlp_reference
 
 
 def draw_inputs(num_tokens: int, num_experts: int, top_k: int) -> tuple[Tensor, ...]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.mxfp8.formats import (
+from ostinato.kernels.mxfp8.formats import (
     FP8,
     FP8_MAX,
     MxTensor,
@@ -15,7 +15,7 @@ from kernels.mxfp8.formats import (
     power_of_scale,
     repeat_scales,
 )
-from kernels.mxfp8.op import (
+from ostinato.kernels.mxfp8.op import (
     decode_fp8,
     dequantize,
     fake_quantize,
@@ -23,7 +23,7 @@ from kernels.mxfp8.op import (
     quantize_row_col,
     transpose,
 )
-from kernels.mxfp8.reference import (
+from ostinato.kernels.mxfp8.reference import (
     dequantize_reference,
     quantize_reference,
     round_to_fp8,

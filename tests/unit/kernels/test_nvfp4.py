@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.nvfp4.reference import (
+from ostinato.kernels.nvfp4.reference import (
     FP4_MAX,
     FP8_MAX,
     MAGNITUDES,

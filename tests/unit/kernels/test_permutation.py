@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.permutation.op import (
+from ostinato.kernels.permutation.op import (
     largest_rows,
     permute,
     plan_rows,
@@ -12,7 +12,7 @@ from kernels.permutation.op import (
     unpermute,
     unpermute_op,
 )
-from kernels.permutation.reference import (
+from ostinato.kernels.permutation.reference import (
     permute_reference,
     plan_rows_reference,
     unpermute_reference,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.rms_norm.op import rms_norm
-from kernels.rms_norm.reference import rms_norm_reference
+from ostinato.kernels.rms_norm.op import rms_norm
+from ostinato.kernels.rms_norm.reference import rms_norm_reference
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (3, 2, 4, 6)])

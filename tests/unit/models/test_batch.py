@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.batch import PAD_TOKEN, RowSource, TranscriptSource, held_out_sources
+from ostinato.models.batch import PAD_TOKEN, RowSource, TranscriptSource, held_out_sources
 from tests.fakes.corpus import counting_documents, write_corpus, write_documents, write_transcripts
 
 DOCUMENTS = [[10, 11, 1], [20, 21, 22, 23, 1], [30, 1], [40, 41, 42, 43, 44, 45, 46, 1]]

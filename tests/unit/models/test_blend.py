@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.blend import PhaseData, count_before, draw_sources
-from models.training_config import PhaseConfig
+from ostinato.models.blend import PhaseData, count_before, draw_sources
+from ostinato.models.training_config import PhaseConfig
 from tests.fakes.corpus import write_corpus
 
 

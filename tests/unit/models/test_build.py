@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from models.build import TrainerModel, build_trainer_model
-from models.layout import ParallelLayout
+from ostinato.models.build import TrainerModel, build_trainer_model
+from ostinato.models.layout import ParallelLayout
 from tests.fakes.small_spec import SMALL_SPEC
 
 

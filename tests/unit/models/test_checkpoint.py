@@ -5,8 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.checkpoint import load_checkpoint, load_optimizer_state, load_spec, save_checkpoint
-from models.checkpoint.resume import load_resume_state, save_resume_state
+from ostinato.models.checkpoint import (
+    load_checkpoint,
+    load_optimizer_state,
+    load_spec,
+    save_checkpoint,
+)
+from ostinato.models.checkpoint.resume import load_resume_state, save_resume_state
 from tests.fakes.small_spec import SMALL_SPEC
 
 

@@ -1,6 +1,6 @@
 """Words and fields of code."""
 
-from models.code_words import Vocabulary, describe_code, split_words
+from ostinato.models.code_words import Vocabulary, describe_code, split_words
 
 
 def test_identifiers_fall_into_parts_whatever_their_style() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from infra.search.encoder import BagEncoder
-from models.code_words import Vocabulary, describe_code
-from models.embedder import (
+from ostinato.infra.agent.search.encoder import BagEncoder
+from ostinato.models.code_words import Vocabulary, describe_code
+from ostinato.models.embedder import (
     Embedder,
     EmbedderConfig,
     contrastive_loss,

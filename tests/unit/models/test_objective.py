@@ -2,7 +2,7 @@
 
 import torch
 
-from models.objective import distillation_kl, k1_nats, k3_nats
+from ostinato.models.objective import distillation_kl, k1_nats, k3_nats
 
 
 def test_distillation_kl_equals_torch_and_passes_gradcheck() -> None:

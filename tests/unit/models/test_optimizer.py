@@ -5,9 +5,9 @@ import io
 import pytest
 import torch
 
-from models.build import TrainerModel, build_trainer_model
-from models.optimizer import build_optimizer, orthogonalise, set_learning_rates
-from models.optimizer_config import OptimizerConfig
+from ostinato.models.build import TrainerModel, build_trainer_model
+from ostinato.models.optimizer import build_optimizer, orthogonalise, set_learning_rates
+from ostinato.models.optimizer_config import OptimizerConfig
 from tests.fakes.small_spec import SMALL_SPEC
 
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from kernels.moe.precision import PrecisionName
-from models.build import build_trainer_model
-from models.optimizer import build_optimizer, set_learning_rates
-from models.optimizer_config import OptimizerConfig
+from ostinato.kernels.moe.precision import PrecisionName
+from ostinato.models.build import build_trainer_model
+from ostinato.models.optimizer import build_optimizer, set_learning_rates
+from ostinato.models.optimizer_config import OptimizerConfig
 from tests.fakes.small_spec import SMALL_SPEC
 
 STEPS = 12

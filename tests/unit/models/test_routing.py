@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.routing import LIVE_ROUTE, choose_experts
+from ostinato.models.routing import LIVE_ROUTE, choose_experts
 
 SCORES_NE = torch.tensor([[0.9, 0.8, 0.7, 0.1]])
 NO_BIAS_E = torch.zeros(4)

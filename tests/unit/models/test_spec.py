@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from models.presets import KIMI_K2, NANO, PRESETS, QWEN3_30B_A3B, find_preset
-from models.spec import ModelSpec, check_shapes
+from ostinato.models.presets import KIMI_K2, NANO, PRESETS, QWEN3_30B_A3B, find_preset
+from ostinato.models.spec import ModelSpec, check_shapes
 
 
 def test_spec_survives_json() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.descriptions import first_sentence, is_usable, read_description, write_prompt
+from ostinato.tasks.descriptions import first_sentence, is_usable, read_description, write_prompt
 
 
 def test_first_sentence_is_the_first_of_the_first_paragraph_without_markup() -> None:

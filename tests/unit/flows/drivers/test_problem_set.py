@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.drivers.problem_set import load_problems, load_repositories
-from infra.errors import ProblemError
-from tasks.records import Split
+from ostinato.flows.drivers.problem_set import load_problems, load_repositories
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.tasks.records import Split
 from tests.fakes.miniature import make_problem_set
 
 

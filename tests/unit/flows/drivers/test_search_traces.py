@@ -1,14 +1,14 @@
 """Trajectories become lines: what was read, edited and shown, in the files as they were found."""
 
-from flows.drivers.search_traces import describe_trajectory
-from infra.harness.transcript import (
+from ostinato.flows.drivers.search_traces import describe_trajectory
+from ostinato.infra.agent.transcript import (
     CallStatus,
     EndReason,
     ToolCallRecord,
     Transcript,
     TurnRecord,
 )
-from tasks.records import (
+from ostinato.tasks.records import (
     LineEdit,
     Outcome,
     Problem,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from flows.drivers.step_metrics import EngineTotals, describe_groups
-from tasks.records import Group
-from tasks.rollout.orchestrator import AttemptRequest
+from ostinato.flows.drivers.step_metrics import EngineTotals, describe_groups
+from ostinato.tasks.records import Group
+from ostinato.tasks.rollout.orchestrator import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 

@@ -5,29 +5,29 @@ from pathlib import Path
 
 import pytest
 
-from flows.drivers.step_watch import StepWatch
-from infra.engine.parity import ParityMonitor
-from infra.harness.segments import SegmentBuilder
-from infra.ledger import Ledger
-from infra.objects import ObjectStore
-from models.build import build_trainer_model
-from models.checkpoint import save_checkpoint
-from models.decode.engine import DecodeEngine, EngineConfig
-from models.decode.protocol import GenerateRequest
-from models.decode.weights import prepare_weights
-from tasks.grading.alarms import HackMonitor
-from tasks.grading.config import MonitorConfig, Pattern
-from tasks.learning.config import (
+from ostinato.flows.drivers.step_watch import StepWatch
+from ostinato.infra.agent.segments import SegmentBuilder
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.engine.parity import ParityMonitor
+from ostinato.models.build import build_trainer_model
+from ostinato.models.checkpoint import save_checkpoint
+from ostinato.models.decode.engine import DecodeEngine, EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest
+from ostinato.models.decode.weights import prepare_weights
+from ostinato.tasks.grading.alarms import HackMonitor
+from ostinato.tasks.grading.config import MonitorConfig, Pattern
+from ostinato.tasks.learning.config import (
     LearningConfig,
     ObjectiveConfig,
     PackingConfig,
     RouterReplayConfig,
     TrainerRequest,
 )
-from tasks.learning.report import StepReport
-from tasks.learning.trainer import RLTrainer
-from tasks.records import Group, RewardReport, Sample
-from tasks.rollout.orchestrator import AttemptRequest
+from ostinato.tasks.learning.report import StepReport
+from ostinato.tasks.learning.trainer import RLTrainer
+from ostinato.tasks.records import Group, RewardReport, Sample
+from ostinato.tasks.rollout.orchestrator import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 from tests.unit.tasks.learning.samples import TINY
 

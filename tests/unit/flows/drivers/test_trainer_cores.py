@@ -2,8 +2,8 @@
 
 import pytest
 
-from flows.drivers.reinforcement import trainer_cores
-from infra.errors import ConfigError
+from ostinato.flows.drivers.reinforcement import trainer_cores
+from ostinato.infra.platform.errors import ConfigError
 
 
 @pytest.mark.parametrize(

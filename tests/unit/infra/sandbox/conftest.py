@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.sandbox import PreparedRepository, TestServer
+from ostinato.infra.sandbox import PreparedRepository, TestServer
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, open_repository
 
 

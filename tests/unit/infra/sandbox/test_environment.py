@@ -1,6 +1,6 @@
 import pytest
 
-from infra.sandbox import (
+from ostinato.infra.sandbox import (
     Frame,
     RepositoryEnvironment,
     TestFailure,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from infra.errors import InvalidArgument, SandboxError
-from infra.sandbox.layer_store import SQUASH_LAYERS, LayerStore, Stack
-from infra.sandbox.layers import (
+from ostinato.infra.platform.errors import InvalidArgument, SandboxError
+from ostinato.infra.sandbox.layer_store import SQUASH_LAYERS, LayerStore, Stack
+from ostinato.infra.sandbox.layers import (
     Entry,
     EntryKind,
     entries_of_files,

@@ -2,9 +2,9 @@ import asyncio
 
 import pytest
 
-from infra.errors import CapacityExhausted, SandboxError, SandboxLost
-from infra.sandbox import SandboxPool
-from infra.sandbox.fleet.records import Priority
+from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxLost
+from ostinato.infra.sandbox import SandboxPool
+from ostinato.infra.sandbox.fleet.records import Priority
 
 
 def test_released_box_is_reused_clean(runner, wordkit):

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from infra.errors import CapacityExhausted, InvalidArgument, SandboxNotFound
-from infra.sandbox.protocol import SandboxSpec
-from infra.sandbox.roster import Lifetime, Roster, check_count, start_all
+from ostinato.infra.platform.errors import CapacityExhausted, InvalidArgument, SandboxNotFound
+from ostinato.infra.sandbox.protocol import SandboxSpec
+from ostinato.infra.sandbox.roster import Lifetime, Roster, check_count, start_all
 
 
 @dataclass(eq=False)

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from infra.errors import ProblemError
-from infra.sandbox import PreparedRepository, TestOutcome, TestServer
-from tasks.problems.config import ProblemsConfig
-from tasks.problems.functions import find_functions
-from tasks.problems.mutations import mutate_function
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox import PreparedRepository, TestOutcome, TestServer
+from ostinato.tasks.problems.config import ProblemsConfig
+from ostinato.tasks.problems.functions import find_functions
+from ostinato.tasks.problems.mutations import mutate_function
 from tests.fakes.repositories import LEDGERKIT, WORDKIT
 
 COUNTING = "wordkit/counting.py"

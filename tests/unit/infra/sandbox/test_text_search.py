@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.sandbox.namespace import NamespaceSandbox
-from infra.sandbox.repository import PreparedRepository
-from infra.sandbox.text_search import (
+from ostinato.infra.sandbox.namespace import NamespaceSandbox
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.text_search import (
     TextMatch,
     TextSearch,
     expand_braces,

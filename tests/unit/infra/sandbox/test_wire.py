@@ -2,7 +2,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from infra.sandbox.inside.wire import FrameDecoder, encode_frame
+from ostinato.infra.sandbox.inside.wire import FrameDecoder, encode_frame
 
 # The machine may be loaded: how long an example takes says nothing.
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from models.decode.static_cache import StaticCache
-from models.decode.static_layout import Bucket, clear_inputs, split_outputs
-from models.decode.static_trunk import StaticTrunk
-from models.decode.weights import Precision, map_tensors, prepare_weights
+from ostinato.models.decode.static_cache import StaticCache
+from ostinato.models.decode.static_layout import Bucket, clear_inputs, split_outputs
+from ostinato.models.decode.static_trunk import StaticTrunk
+from ostinato.models.decode.weights import Precision, map_tensors, prepare_weights
 from tests.fakes.capture_rules import CaptureRules, broken_rules
 from tests.fakes.tiny_model import TINY, random_weights
 

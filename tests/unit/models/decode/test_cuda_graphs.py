@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from models.decode.config import EngineConfig
-from models.decode.engine import DecodeEngine
-from models.decode.protocol import GenerateRequest, Generation
-from models.decode.static_passes import StaticPasses
-from models.decode.weights import Precision, prepare_weights
+from ostinato.models.decode.config import EngineConfig
+from ostinato.models.decode.engine import DecodeEngine
+from ostinato.models.decode.protocol import GenerateRequest, Generation
+from ostinato.models.decode.static_passes import StaticPasses
+from ostinato.models.decode.weights import Precision, prepare_weights
 from tests.fakes.tiny_model import TINY, random_weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]

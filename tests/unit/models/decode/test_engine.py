@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from models.decode.engine import CachePolicy, DecodeEngine, EngineConfig
-from models.decode.protocol import GenerateRequest, Generation, Priority, StopReason
-from models.decode.weights import DecodeWeights, Precision, prepare_weights
+from ostinato.models.decode.engine import CachePolicy, DecodeEngine, EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest, Generation, Priority, StopReason
+from ostinato.models.decode.weights import DecodeWeights, Precision, prepare_weights
 from tests.fakes.tiny_model import TINY, random_weights
 from tests.numerics.plain_model import plain_logits
 

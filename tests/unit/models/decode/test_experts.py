@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.decode.experts import ExpertBags, add_experts
-from models.decode.forward import Trunk
-from models.decode.weights import DecodeWeights, Precision, prepare_weights
-from models.spec import ModelSpec
+from ostinato.models.decode.experts import ExpertBags, add_experts
+from ostinato.models.decode.forward import Trunk
+from ostinato.models.decode.weights import DecodeWeights, Precision, prepare_weights
+from ostinato.models.spec import ModelSpec
 from tests.fakes.tiny_model import TINY, random_weights
 
 # As wide inside as outside, narrower, wider; one expert a token and several.

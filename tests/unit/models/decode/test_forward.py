@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.decode.batch import PrefillSpan, plan_batch
-from models.decode.cache import SlotCache
-from models.decode.forward import Trunk
-from models.decode.weights import prepare_weights
+from ostinato.models.decode.batch import PrefillSpan, plan_batch
+from ostinato.models.decode.cache import SlotCache
+from ostinato.models.decode.forward import Trunk
+from ostinato.models.decode.weights import prepare_weights
 from tests.fakes.tiny_model import TINY, random_weights
 
 WEIGHTS = prepare_weights(TINY, random_weights(TINY), 0)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.decode.engine import DecodeEngine, EngineConfig
-from models.decode.gate import SpeculationGate
-from models.decode.lookup import Lookup
-from models.decode.protocol import GenerateRequest, Generation
-from models.decode.slots import SlotTable
-from models.decode.weights import prepare_weights
+from ostinato.models.decode.engine import DecodeEngine, EngineConfig
+from ostinato.models.decode.gate import SpeculationGate
+from ostinato.models.decode.lookup import Lookup
+from ostinato.models.decode.protocol import GenerateRequest, Generation
+from ostinato.models.decode.slots import SlotTable
+from ostinato.models.decode.weights import prepare_weights
 from tests.fakes.tiny_model import TINY, random_weights
 
 WEIGHTS = prepare_weights(TINY, random_weights(TINY), 0)

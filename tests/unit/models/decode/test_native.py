@@ -10,18 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from models.decode.cache import SlotCache
-from models.decode.engine import CachePolicy, DecodeEngine, EngineConfig
-from models.decode.forward import Trunk
-from models.decode.native import drop_stale_code, load_native_trunk
-from models.decode.native_kernels import exponential, multiply_packed, normalize_row, soften
-from models.decode.native_sampling import race_drafts, race_rows
-from models.decode.native_vectors import largest_of
-from models.decode.packed import pack_matrix, whole_vectors
-from models.decode.protocol import GenerateRequest, Generation
-from models.decode.sampling import NoiseSource, SamplingRules, sample_rows, seed_key
-from models.decode.weights import Precision, prepare_weights
-from models.spec import ModelSpec
+from ostinato.models.decode.cache import SlotCache
+from ostinato.models.decode.engine import CachePolicy, DecodeEngine, EngineConfig
+from ostinato.models.decode.forward import Trunk
+from ostinato.models.decode.native import drop_stale_code, load_native_trunk
+from ostinato.models.decode.native_kernels import (
+    exponential,
+    multiply_packed,
+    normalize_row,
+    soften,
+)
+from ostinato.models.decode.native_sampling import race_drafts, race_rows
+from ostinato.models.decode.native_vectors import largest_of
+from ostinato.models.decode.packed import pack_matrix, whole_vectors
+from ostinato.models.decode.protocol import GenerateRequest, Generation
+from ostinato.models.decode.sampling import NoiseSource, SamplingRules, sample_rows, seed_key
+from ostinato.models.decode.weights import Precision, prepare_weights
+from ostinato.models.spec import ModelSpec
 from tests.fakes.tiny_model import TINY, random_weights
 from tests.numerics.plain_model import plain_logits
 

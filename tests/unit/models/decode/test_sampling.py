@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import chisquare, kstest
 
-from models.decode.sampling import (
+from ostinato.models.decode.sampling import (
     NoiseSource,
     SamplingRules,
     keep_top_k,

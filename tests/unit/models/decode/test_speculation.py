@@ -9,12 +9,12 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from models.decode.engine import DecodeEngine, EngineConfig
-from models.decode.forward import Trunk
-from models.decode.gate import SpeculationGate
-from models.decode.protocol import GenerateRequest, Generation, StopReason
-from models.decode.speculation import draft_logits
-from models.decode.weights import DecodeWeights, prepare_weights
+from ostinato.models.decode.engine import DecodeEngine, EngineConfig
+from ostinato.models.decode.forward import Trunk
+from ostinato.models.decode.gate import SpeculationGate
+from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
+from ostinato.models.decode.speculation import draft_logits
+from ostinato.models.decode.weights import DecodeWeights, prepare_weights
 from tests.fakes.tiny_model import TINY, random_weights
 from tests.numerics.plain_model import plain_draft, plain_logits
 

@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from models.decode.config import CachePolicy, EngineConfig
-from models.decode.engine import DecodeEngine
-from models.decode.gate import SpeculationGate
-from models.decode.protocol import GenerateRequest, Generation
-from models.decode.weights import prepare_weights
+from ostinato.models.decode.config import CachePolicy, EngineConfig
+from ostinato.models.decode.engine import DecodeEngine
+from ostinato.models.decode.gate import SpeculationGate
+from ostinato.models.decode.protocol import GenerateRequest, Generation
+from ostinato.models.decode.weights import prepare_weights
 from tests.fakes.tiny_model import TINY, random_weights
 
 WEIGHTS = [prepare_weights(TINY, random_weights(TINY, seed), 0) for seed in range(3)]

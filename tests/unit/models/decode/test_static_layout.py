@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from models.decode.static_layout import (
+from ostinato.models.decode.static_layout import (
     Bucket,
     StepInputs,
     clear_inputs,

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from models.decode.config import CachePolicy, EngineConfig
-from models.decode.engine import DecodeEngine
-from models.decode.gate import SpeculationGate
-from models.decode.protocol import GenerateRequest, Generation
-from models.decode.static_cache import StaticCache
-from models.decode.static_passes import StaticPasses
-from models.decode.weights import DecodeWeights, Precision, prepare_weights
+from ostinato.models.decode.config import CachePolicy, EngineConfig
+from ostinato.models.decode.engine import DecodeEngine
+from ostinato.models.decode.gate import SpeculationGate
+from ostinato.models.decode.protocol import GenerateRequest, Generation
+from ostinato.models.decode.static_cache import StaticCache
+from ostinato.models.decode.static_passes import StaticPasses
+from ostinato.models.decode.weights import DecodeWeights, Precision, prepare_weights
 from tests.fakes.late_device import LateDevice
 from tests.fakes.tiny_model import TINY, random_weights
 

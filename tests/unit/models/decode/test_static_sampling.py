@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from models.decode.sampling import NoiseSource, SamplingRules, sample_rows, seed_key
-from models.decode.static_sampling import DeviceNoise, draw_rows
+from ostinato.models.decode.sampling import NoiseSource, SamplingRules, sample_rows, seed_key
+from ostinato.models.decode.static_sampling import DeviceNoise, draw_rows
 
 VOCABULARY = 400
 

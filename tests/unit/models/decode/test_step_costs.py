@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from models.decode.step_costs import StepCosts
+from ostinato.models.decode.step_costs import StepCosts
 
 MARGIN = 1.05  # by which drafts must pay
 

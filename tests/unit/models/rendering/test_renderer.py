@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-from models.rendering import Renderer, train_tokenizer
-from models.rendering.vocabulary import (
+from ostinato.models.rendering import Renderer, train_tokenizer
+from ostinato.models.rendering.vocabulary import (
     CALL_TAGS,
     CONTROL_TOKENS,
     LINE_TAGS,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.sandbox.repository import PreparedRepository
-from tasks.corpus.problem_sources import PROBLEMS_FILE
-from tasks.records import LineEdit, Problem, Split
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.corpus.problem_sources import PROBLEMS_FILE
+from ostinato.tasks.records import LineEdit, Problem, Split
 
 MODULE = """def add_all(values, start=0):
     total = start

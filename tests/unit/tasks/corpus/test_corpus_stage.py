@@ -9,10 +9,10 @@ import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from safetensors.numpy import load_file
 
-from infra.cluster.workspace import Workspace
-from infra.settings import Settings
-from models.rendering import Renderer
-from tasks.corpus.config import (
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.settings import Settings
+from ostinato.models.rendering import Renderer
+from ostinato.tasks.corpus.config import (
     CodeSource,
     CorpusConfig,
     CorpusRequest,
@@ -20,7 +20,7 @@ from tasks.corpus.config import (
     DemonstrationConfig,
     TokenBudgets,
 )
-from tasks.corpus.run import main
+from ostinato.tasks.corpus.run import main
 from tests.unit.tasks.corpus.conftest import BUGS
 
 GENERAL = '''import os

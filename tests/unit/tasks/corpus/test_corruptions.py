@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-from tasks.corpus.config import DemonstrationConfig
-from tasks.corpus.corruptions import corrupt_function
-from tasks.corpus.decontamination import Guard
-from tasks.corpus.functions import FunctionLimits, extract_functions, read_function
-from tasks.corpus.reports import ReportBook
-from tasks.corpus.transcripts import Course, draw_plan
+from ostinato.tasks.corpus.config import DemonstrationConfig
+from ostinato.tasks.corpus.corruptions import corrupt_function
+from ostinato.tasks.corpus.decontamination import Guard
+from ostinato.tasks.corpus.functions import FunctionLimits, extract_functions, read_function
+from ostinato.tasks.corpus.reports import ReportBook
+from ostinato.tasks.corpus.transcripts import Course, draw_plan
 from tests.unit.tasks.corpus.conftest import BUGS, MODULE, make_problem
 
 LIMITS = FunctionLimits(max_lines=24, max_characters=600)

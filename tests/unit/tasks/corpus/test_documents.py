@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import ConfigError, ProblemError
-from infra.harness.config import AgentRequest, HarnessConfig
-from infra.harness.environment import AgentEnvironment
-from infra.harness.loop import run_agent
-from infra.sandbox.protocol import Sandbox, TestFailure, TestOutcome, TestReport
-from models.rendering import Renderer, train_tokenizer
-from tasks.corpus.config import CodeSource, CorpusConfig, DemonstrationConfig
-from tasks.corpus.corruptions import corrupt_function
-from tasks.corpus.decontamination import Guard
-from tasks.corpus.deduplication import Deduplicator, Novelty
-from tasks.corpus.demonstrations import apply_edits
-from tasks.corpus.demonstrator import Demonstrator
-from tasks.corpus.documents import FunctionDraw, RepairMaker
-from tasks.corpus.functions import read_function
-from tasks.corpus.problem_sources import ProblemSource, load_problems
-from tasks.corpus.reports import ReportBook
-from tasks.corpus.sources import package_licence, read_source
-from tasks.corpus.transcripts import Course, DocumentWriter, Plan, edit_call
+from ostinato.infra.agent.config import AgentRequest, HarnessConfig
+from ostinato.infra.agent.environment import AgentEnvironment
+from ostinato.infra.agent.loop import run_agent
+from ostinato.infra.platform.errors import ConfigError, ProblemError
+from ostinato.infra.sandbox.protocol import Sandbox, TestFailure, TestOutcome, TestReport
+from ostinato.models.rendering import Renderer, train_tokenizer
+from ostinato.tasks.corpus.config import CodeSource, CorpusConfig, DemonstrationConfig
+from ostinato.tasks.corpus.corruptions import corrupt_function
+from ostinato.tasks.corpus.decontamination import Guard
+from ostinato.tasks.corpus.deduplication import Deduplicator, Novelty
+from ostinato.tasks.corpus.demonstrations import apply_edits
+from ostinato.tasks.corpus.demonstrator import Demonstrator
+from ostinato.tasks.corpus.documents import FunctionDraw, RepairMaker
+from ostinato.tasks.corpus.functions import read_function
+from ostinato.tasks.corpus.problem_sources import ProblemSource, load_problems
+from ostinato.tasks.corpus.reports import ReportBook
+from ostinato.tasks.corpus.sources import package_licence, read_source
+from ostinato.tasks.corpus.transcripts import Course, DocumentWriter, Plan, edit_call
 from tests.fakes.memory_sandbox import MemorySandbox
 from tests.unit.tasks.corpus.conftest import MODULE, make_problem
 

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from infra.harness.config import HarnessConfig
-from infra.harness.places import find_place
-from infra.harness.transcript import CallStatus
-from tasks.corpus.config import (
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.places import find_place
+from ostinato.infra.agent.transcript import CallStatus
+from ostinato.tasks.corpus.config import (
     CodeSource,
     CorpusConfig,
     CorpusRequest,
     DemonstrationConfig,
     TokenBudgets,
 )
-from tasks.corpus.located import Shelf, draw_pools, grep_files
-from tasks.corpus.locating import Locating, choose_words, drive, locate
-from tasks.corpus.problem_sources import PROBLEMS_FILE
-from tasks.descriptions import write_prompt
-from tasks.records import Problem
+from ostinato.tasks.corpus.located import Shelf, draw_pools, grep_files
+from ostinato.tasks.corpus.locating import Locating, choose_words, drive, locate
+from ostinato.tasks.corpus.problem_sources import PROBLEMS_FILE
+from ostinato.tasks.descriptions import write_prompt
+from ostinato.tasks.records import Problem
 from tests.unit.tasks.corpus.test_corpus_stage import build, read_demonstrations
 
 DESCRIBED = {

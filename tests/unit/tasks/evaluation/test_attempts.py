@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import GradingError
-from tasks.evaluation.attempts import (
+from ostinato.infra.platform.errors import GradingError
+from ostinato.tasks.evaluation.attempts import (
     PlannedAttempt,
     draw_problems,
     plan_attempts,
     read_rows,
     run_attempts,
 )
-from tasks.evaluation.run import shard_of
-from tasks.records import Outcome, Trajectory
-from tasks.rollout.orchestrator import AttemptRequest
+from ostinato.tasks.evaluation.run import shard_of
+from ostinato.tasks.records import Outcome, Trajectory
+from ostinato.tasks.rollout.orchestrator import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 PROBLEMS = [make_problem(f"p{index}") for index in range(6)]

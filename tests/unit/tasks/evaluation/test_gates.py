@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from infra.errors import GradingError
-from tasks.evaluation.config import GateConfig
-from tasks.evaluation.gates import gate_candidate
-from tasks.evaluation.statistics import AttemptRow, scorecard_from
-from tasks.records import Scorecard
+from ostinato.infra.platform.errors import GradingError
+from ostinato.tasks.evaluation.config import GateConfig
+from ostinato.tasks.evaluation.gates import gate_candidate
+from ostinato.tasks.evaluation.statistics import AttemptRow, scorecard_from
+from ostinato.tasks.records import Scorecard
 
 CONFIG = GateConfig(resamples=500)
 

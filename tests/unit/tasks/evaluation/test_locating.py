@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.harness.transcript import (
+from ostinato.infra.agent.transcript import (
     CallStatus,
     EndReason,
     Segment,
@@ -13,7 +13,7 @@ from infra.harness.transcript import (
     Transcript,
     TurnRecord,
 )
-from tasks.evaluation.locating import (
+from ostinato.tasks.evaluation.locating import (
     SEARCH_TOOLS,
     LocatingRow,
     append_locating,
@@ -21,8 +21,8 @@ from tasks.evaluation.locating import (
     locating_row,
     read_locating,
 )
-from tasks.records import Trajectory
-from tasks.rollout.orchestrator import AttemptRequest
+from ostinato.tasks.records import Trajectory
+from ostinato.tasks.rollout.orchestrator import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 PROMPT_TOKENS = 5

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.errors import GradingError
-from tasks.evaluation.statistics import (
+from ostinato.infra.platform.errors import GradingError
+from ostinato.tasks.evaluation.statistics import (
     AttemptRow,
     cluster_bootstrap,
     mean_metric,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from models.rendering import Renderer
+from ostinato.models.rendering import Renderer
 from tests.fakes.toy_gateway import Toy, make_renderer, make_toy_gateway
 
 

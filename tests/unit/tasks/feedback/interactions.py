@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from infra.gateway.signals import Signal
-from infra.harness.transcript import (
+from ostinato.infra.agent.transcript import (
     CallStatus,
     EndReason,
     Segment,
@@ -11,7 +10,8 @@ from infra.harness.transcript import (
     Transcript,
     TurnRecord,
 )
-from tasks.feedback.interactions import CollectedInteraction, FeedbackEvent
+from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.tasks.feedback.interactions import CollectedInteraction, FeedbackEvent
 
 
 def segment(sampled: int = 1, *, token: int = 7) -> Segment:

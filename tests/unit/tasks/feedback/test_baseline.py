@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.feedback.baseline import Baselines, Observation, advantages
-from tasks.feedback.config import BaselineConfig
+from ostinato.tasks.feedback.baseline import Baselines, Observation, advantages
+from ostinato.tasks.feedback.config import BaselineConfig
 
 CONFIG = BaselineConfig()
 REWARDS = st.lists(

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from infra.gateway.signals import Signal
-from infra.ledger import Ledger
-from tasks.feedback.baseline import Baselines
-from tasks.feedback.carry_over import STAGE, carried_baselines, distil_payload
-from tasks.feedback.config import FeedbackConfig
-from tasks.feedback.distil import distil
-from tasks.feedback.interactions import Collection
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.tasks.feedback.baseline import Baselines
+from ostinato.tasks.feedback.carry_over import STAGE, carried_baselines, distil_payload
+from ostinato.tasks.feedback.config import FeedbackConfig
+from ostinato.tasks.feedback.distil import distil
+from ostinato.tasks.feedback.interactions import Collection
 from tests.unit.tasks.feedback.interactions import interaction
 
 

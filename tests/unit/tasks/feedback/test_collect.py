@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from infra.errors import EngineError
-from tasks.feedback.baseline import Baselines
-from tasks.feedback.collect import choose_watermark, collect
-from tasks.feedback.config import FeedbackConfig
-from tasks.feedback.distil import distil
+from ostinato.infra.platform.errors import EngineError
+from ostinato.tasks.feedback.baseline import Baselines
+from ostinato.tasks.feedback.collect import choose_watermark, collect
+from ostinato.tasks.feedback.config import FeedbackConfig
+from ostinato.tasks.feedback.distil import distil
 from tests.fakes.toy_gateway import BROKEN, Toy
 
 pytestmark = pytest.mark.asyncio

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.gateway.signals import Signal
-from infra.harness.transcript import CallStatus, EndReason
-from tasks.feedback.baseline import Baselines
-from tasks.feedback.config import DistilConfig, FeedbackConfig
-from tasks.feedback.distil import distil, distil_reward
+from ostinato.infra.agent.transcript import CallStatus, EndReason
+from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.tasks.feedback.baseline import Baselines
+from ostinato.tasks.feedback.config import DistilConfig, FeedbackConfig
+from ostinato.tasks.feedback.distil import distil, distil_reward
 from tests.unit.tasks.feedback.interactions import interaction, segment, transcript
 
 CONFIG = DistilConfig()

@@ -9,20 +9,20 @@ from pathlib import Path
 import httpx
 import pytest
 
-from infra.errors import SandboxError
-from infra.gateway.app import build_app
-from infra.gateway.arms import Arm, ArmTable
-from infra.gateway.signals import Signal
-from infra.gateway.workplaces import RepositoryWorkplaces
-from infra.sandbox.test_server import TestServer
-from tasks.feedback.config import SimulatedUsersConfig
-from tasks.feedback.simulated_users import (
+from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.infra.serving.gateway.app import build_app
+from ostinato.infra.serving.gateway.arms import Arm, ArmTable
+from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.infra.serving.gateway.workplaces import RepositoryWorkplaces
+from ostinato.tasks.feedback.config import SimulatedUsersConfig
+from ostinato.tasks.feedback.simulated_users import (
     SimulatedRequest,
     SimulatedUsersReport,
     UserProblem,
     simulate_users,
 )
-from tasks.records import LineEdit, Problem, Split
+from ostinato.tasks.records import LineEdit, Problem, Split
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.toy_gateway import BROKEN, PRISTINE, Toy, toy_repository
 

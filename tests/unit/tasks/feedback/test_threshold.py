@@ -5,12 +5,17 @@ baseline -> REINFORCE) must find that number.
 
 import numpy as np
 
-from infra.gateway.signals import Signal
-from infra.harness.transcript import CallStatus
-from tasks.feedback.baseline import Baselines
-from tasks.feedback.config import BaselineConfig, DistilConfig, FeedbackConfig, SignalWeights
-from tasks.feedback.distil import distil
-from tasks.feedback.interactions import CollectedInteraction
+from ostinato.infra.agent.transcript import CallStatus
+from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.tasks.feedback.baseline import Baselines
+from ostinato.tasks.feedback.config import (
+    BaselineConfig,
+    DistilConfig,
+    FeedbackConfig,
+    SignalWeights,
+)
+from ostinato.tasks.feedback.distil import distil
+from ostinato.tasks.feedback.interactions import CollectedInteraction
 from tests.unit.tasks.feedback.interactions import interaction, segment, transcript
 
 SHOW, HIDE = 11, 12

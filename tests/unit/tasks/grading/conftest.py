@@ -5,9 +5,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from infra.harness.transcript import CallStatus, EndReason, ToolCallRecord, Transcript, TurnRecord
-from infra.sandbox import PreparedRepository, TestServer
-from tasks.records import LineEdit, Problem, Split
+from ostinato.infra.agent.transcript import (
+    CallStatus,
+    EndReason,
+    ToolCallRecord,
+    Transcript,
+    TurnRecord,
+)
+from ostinato.infra.sandbox import PreparedRepository, TestServer
+from ostinato.tasks.records import LineEdit, Problem, Split
 from tests.fakes.repositories import WORDKIT, open_repository
 
 PATH = "wordkit/counting.py"

@@ -1,7 +1,7 @@
 import pytest
 
-from infra.harness.transcript import CallStatus, EndReason
-from tasks.grading.conduct import (
+from ostinato.infra.agent.transcript import CallStatus, EndReason
+from ostinato.tasks.grading.conduct import (
     count_open_todos,
     count_questions,
     find_message_faults,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.harness.transcript import (
+from ostinato.infra.agent.transcript import (
     CallStatus,
     EndReason,
     Segment,
@@ -15,8 +15,8 @@ from infra.harness.transcript import (
     Transcript,
     TurnRecord,
 )
-from tasks.grading.config import EffortWeights
-from tasks.grading.length import length_penalty, measure_effort, total_effort
+from ostinato.tasks.grading.config import EffortWeights
+from ostinato.tasks.grading.length import length_penalty, measure_effort, total_effort
 
 EFFORT = st.floats(0, 1e6)
 CURVE = st.tuples(st.floats(1e-4, 10), st.floats(0, 4))

@@ -2,12 +2,12 @@
 
 import pytest
 
-from infra.harness.transcript import CallStatus, EndReason, Transcript, TurnRecord
-from tasks.grading.attacks import find_forbidden
-from tasks.grading.change import AttemptChange
-from tasks.grading.config import Pattern, ScanConfig
-from tasks.grading.monitors import RULES, scan_attempt
-from tasks.records import BlockEdit, Verdict
+from ostinato.infra.agent.transcript import CallStatus, EndReason, Transcript, TurnRecord
+from ostinato.tasks.grading.attacks import find_forbidden
+from ostinato.tasks.grading.change import AttemptChange
+from ostinato.tasks.grading.config import Pattern, ScanConfig
+from ostinato.tasks.grading.monitors import RULES, scan_attempt
+from ostinato.tasks.records import BlockEdit, Verdict
 from tests.unit.tasks.grading.conftest import PATH
 from tests.unit.tasks.grading.test_rewards import BAD, call, transcript_of
 

@@ -6,13 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.harness.transcript import CallStatus, EndReason, ToolCallRecord, Transcript, TurnRecord
-from tasks.grading.change import AttemptChange
-from tasks.grading.config import GradingConfig, Pattern
-from tasks.grading.grade import grade, make_grader, void
-from tasks.grading.length import length_penalty, measure_effort, total_effort
-from tasks.grading.rewards import Measures, compute_reward, correctness, term_weights
-from tasks.records import RewardReport, Verdict
+from ostinato.infra.agent.transcript import (
+    CallStatus,
+    EndReason,
+    ToolCallRecord,
+    Transcript,
+    TurnRecord,
+)
+from ostinato.tasks.grading.change import AttemptChange
+from ostinato.tasks.grading.config import GradingConfig, Pattern
+from ostinato.tasks.grading.grade import grade, make_grader, void
+from ostinato.tasks.grading.length import length_penalty, measure_effort, total_effort
+from ostinato.tasks.grading.rewards import Measures, compute_reward, correctness, term_weights
+from ostinato.tasks.records import RewardReport, Verdict
 from tests.unit.tasks.grading.conftest import PATH
 
 OK, BAD = CallStatus.OK, CallStatus.MALFORMED

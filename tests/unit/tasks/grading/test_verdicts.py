@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from infra.errors import GradingError
-from infra.sandbox import NamespaceSandbox
-from infra.sandbox.function_calls import FunctionCall, make_calls
-from tasks.grading.attacks import find_forbidden
-from tasks.grading.verdicts import judge
-from tasks.records import FunctionOracle, OracleCall
+from ostinato.infra.platform.errors import GradingError
+from ostinato.infra.sandbox import NamespaceSandbox
+from ostinato.infra.sandbox.function_calls import FunctionCall, make_calls
+from ostinato.tasks.grading.attacks import find_forbidden
+from ostinato.tasks.grading.verdicts import judge
+from ostinato.tasks.records import FunctionOracle, OracleCall
 from tests.unit.tasks.grading.conftest import PATH
 
 TESTS = "tests/test_counting.py"

@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from infra.harness.transcript import MISSING_ROUTE, Segment
-from models.build import TrainerModel
-from models.spec import ModelSpec
-from tasks.records import Sample
+from ostinato.infra.agent.transcript import MISSING_ROUTE, Segment
+from ostinato.models.build import TrainerModel
+from ostinato.models.spec import ModelSpec
+from ostinato.tasks.records import Sample
 
 TINY = ModelSpec(
     vocab_size=24,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.learning.advantages import center_rewards, penalize_divergence
+from ostinato.tasks.learning.advantages import center_rewards, penalize_divergence
 from tests.unit.tasks.learning.samples import make_sample
 
 rewards = st.floats(-2, 2, allow_nan=False)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tasks.learning.config import ClipBand, ObjectiveConfig
-from tasks.learning.objective import policy_loss
+from ostinato.tasks.learning.config import ClipBand, ObjectiveConfig
+from ostinato.tasks.learning.objective import policy_loss
 
 ROLLOUT = torch.tensor([-1.0, -1.0, -1.0, -1.0])
 TRAINER = torch.tensor([-1.0, -0.5, -1.5, -0.5])

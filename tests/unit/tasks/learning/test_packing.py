@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.errors import TrainingError
-from tasks.learning.config import PackingConfig
-from tasks.learning.packing import cost, pack, trainable_length
+from ostinato.infra.platform.errors import TrainingError
+from ostinato.tasks.learning.config import PackingConfig
+from ostinato.tasks.learning.packing import cost, pack, trainable_length
 from tests.unit.tasks.learning.samples import make_sample
 
 CONFIG = PackingConfig(bucket_tokens=(8, 16, 32), microbatch_tokens=64)

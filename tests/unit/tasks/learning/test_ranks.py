@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from infra.errors import StorageError, TrainingError
-from infra.objects import ObjectStore
-from infra.weights import ChainPublisher, ChainSubscriber, PublisherFenced
-from infra.weights.manifest import list_versions, payload_key, read_manifest
-from models.build import build_trainer_model
-from models.checkpoint import load_checkpoint, load_optimizer_state, save_checkpoint
-from tasks.learning.config import (
+from ostinato.infra.platform.errors import StorageError, TrainingError
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.weights import ChainPublisher, ChainSubscriber, PublisherFenced
+from ostinato.infra.serving.weights.manifest import list_versions, payload_key, read_manifest
+from ostinato.models.build import build_trainer_model
+from ostinato.models.checkpoint import load_checkpoint, load_optimizer_state, save_checkpoint
+from ostinato.tasks.learning.config import (
     LearningConfig,
     ObjectiveConfig,
     PackingConfig,
@@ -25,11 +25,11 @@ from tasks.learning.config import (
     RouterReplayConfig,
     TrainerRequest,
 )
-from tasks.learning.packing import deal, pack
-from tasks.learning.rank import TrainerRank
-from tasks.learning.report import StepReport
-from tasks.learning.trainer import RLTrainer
-from tasks.records import Sample
+from ostinato.tasks.learning.packing import deal, pack
+from ostinato.tasks.learning.rank import TrainerRank
+from ostinato.tasks.learning.report import StepReport
+from ostinato.tasks.learning.trainer import RLTrainer
+from ostinato.tasks.records import Sample
 from tests.unit.tasks.learning.samples import TINY, random_samples
 
 pytestmark = pytest.mark.timeout(180)  # each rank is a process that imports torch and Megatron

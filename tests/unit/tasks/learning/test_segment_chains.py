@@ -6,16 +6,16 @@ import asyncio
 
 import pytest
 
-from infra.harness.config import AgentRequest, HarnessConfig
-from infra.harness.environment import AgentEnvironment
-from infra.harness.loop import run_agent
-from infra.harness.transcript import Transcript
-from models.rendering import Renderer, train_tokenizer
-from tasks.learning.advantages import make_samples, penalize_divergence
-from tasks.learning.config import PackingConfig
-from tasks.learning.packing import pack
-from tasks.records import Group, RewardReport
-from tasks.rollout.orchestrator import AttemptRequest
+from ostinato.infra.agent.config import AgentRequest, HarnessConfig
+from ostinato.infra.agent.environment import AgentEnvironment
+from ostinato.infra.agent.loop import run_agent
+from ostinato.infra.agent.transcript import Transcript
+from ostinato.models.rendering import Renderer, train_tokenizer
+from ostinato.tasks.learning.advantages import make_samples, penalize_divergence
+from ostinato.tasks.learning.config import PackingConfig
+from ostinato.tasks.learning.packing import pack
+from ostinato.tasks.records import Group, RewardReport
+from ostinato.tasks.rollout.orchestrator import AttemptRequest
 from tests.fakes.memory_sandbox import MemorySandbox
 from tests.fakes.rollouts import make_problem, make_trajectory
 from tests.fakes.scripted_model import ScriptedModel

@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from infra.errors import StorageError, TrainingError
-from infra.objects import ObjectStore
-from infra.weights import ChainSubscriber
-from models.build import build_trainer_model
-from models.checkpoint import load_checkpoint, save_checkpoint
-from tasks.learning.actor import TrainerActor
-from tasks.learning.config import (
+from ostinato.infra.platform.errors import StorageError, TrainingError
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.weights import ChainSubscriber
+from ostinato.models.build import build_trainer_model
+from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
+from ostinato.tasks.learning.actor import TrainerActor
+from ostinato.tasks.learning.config import (
     LearningConfig,
     ObjectiveConfig,
     PackingConfig,
     PolicyOptimizerConfig,
     TrainerRequest,
 )
-from tasks.learning.rank import warmup_scale
-from tasks.learning.trainer import RLTrainer
+from ostinato.tasks.learning.rank import warmup_scale
+from ostinato.tasks.learning.trainer import RLTrainer
 from tests.unit.tasks.learning.samples import TINY, random_samples
 
 CHAIN = "run"

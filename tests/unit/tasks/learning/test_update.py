@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from infra.errors import TrainingError
-from models.build import TrainerModel, build_trainer_model
-from tasks.learning.config import (
+from ostinato.infra.platform.errors import TrainingError
+from ostinato.models.build import TrainerModel, build_trainer_model
+from ostinato.tasks.learning.config import (
     LearningConfig,
     ObjectiveConfig,
     PackingConfig,
     PolicyOptimizerConfig,
     RouterReplayConfig,
 )
-from tasks.learning.update import PolicyUpdate, sum_k1
-from tasks.records import Sample
+from ostinato.tasks.learning.update import PolicyUpdate, sum_k1
+from ostinato.tasks.records import Sample
 from tests.unit.tasks.learning.samples import TINY, make_sample, random_samples
 
 PACKING = PackingConfig(bucket_tokens=(8, 16, 40), microbatch_tokens=160)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from infra.cluster.workspace import ProgressWriter, Workspace
-from infra.settings import Settings
-from models.build import build_trainer_model
-from models.checkpoint import load_checkpoint, save_checkpoint
-from tasks.mtp.config import MtpConfig, MtpRequest, MtpResult
-from tasks.mtp.run import main, open_model
+from ostinato.infra.platform.cluster.workspace import ProgressWriter, Workspace
+from ostinato.infra.platform.settings import Settings
+from ostinato.models.build import build_trainer_model
+from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
+from ostinato.tasks.mtp.config import MtpConfig, MtpRequest, MtpResult
+from ostinato.tasks.mtp.run import main, open_model
 from tests.fakes.corpus import write_corpus
 from tests.fakes.small_spec import SMALL_SPEC
 

@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from infra.cluster.workspace import ProgressWriter, Workspace
-from infra.errors import ConfigError, TrainingError
-from infra.settings import Settings
-from models.checkpoint import load_checkpoint
-from tasks.pretraining.config import PretrainingConfig, PretrainingRequest, PretrainingResult
-from tasks.pretraining.run import main
+from ostinato.infra.platform.cluster.workspace import ProgressWriter, Workspace
+from ostinato.infra.platform.errors import ConfigError, TrainingError
+from ostinato.infra.platform.settings import Settings
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.tasks.pretraining.config import (
+    PretrainingConfig,
+    PretrainingRequest,
+    PretrainingResult,
+)
+from ostinato.tasks.pretraining.run import main
 from tests.fakes.corpus import write_corpus
 from tests.fakes.small_spec import SMALL_SPEC
 

@@ -7,13 +7,18 @@ import json
 
 import pytest
 
-from infra.cluster.workspace import Workspace
-from infra.errors import ProblemError
-from infra.sandbox import PreparedRepository, TestServer
-from infra.settings import Settings
-from tasks.problems import run as stage
-from tasks.problems.config import DescribedSource, ProblemsConfig, ProblemsRequest, SplitSizes
-from tasks.records import Problem, Split
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.settings import Settings
+from ostinato.infra.sandbox import PreparedRepository, TestServer
+from ostinato.tasks.problems import run as stage
+from ostinato.tasks.problems.config import (
+    DescribedSource,
+    ProblemsConfig,
+    ProblemsRequest,
+    SplitSizes,
+)
+from ostinato.tasks.records import Problem, Split
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
 
 CONFIG = ProblemsConfig(

@@ -7,12 +7,12 @@ import subprocess
 
 import pytest
 
-from infra.errors import ProblemError
-from infra.sandbox import TestServer
-from tasks.problems.baseline import measure_baseline
-from tasks.problems.commits import clean_message, mine_commits
-from tasks.problems.set_config import GitSource, ValidityRules
-from tasks.problems.validity import Bench, Finding, judge_candidate
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox import TestServer
+from ostinato.tasks.problems.baseline import measure_baseline
+from ostinato.tasks.problems.commits import clean_message, mine_commits
+from ostinato.tasks.problems.set_config import GitSource, ValidityRules
+from ostinato.tasks.problems.validity import Bench, Finding, judge_candidate
 
 BROKEN = 'def half(number):\n    """Half of a number."""\n    return number // 2\n'
 WHOLE = BROKEN.replace("//", "/")

@@ -2,9 +2,9 @@
 
 import ast
 
-from tasks.problems.definitions import NameGraph, find_definitions, read_definitions
-from tasks.problems.deletions import DeletionMaker
-from tasks.problems.set_config import Kind
+from ostinato.tasks.problems.definitions import NameGraph, find_definitions, read_definitions
+from ostinato.tasks.problems.deletions import DeletionMaker
+from ostinato.tasks.problems.set_config import Kind
 
 CORE = '''"""Core."""
 

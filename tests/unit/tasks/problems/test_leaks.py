@@ -2,11 +2,11 @@
 
 import pytest
 
-from tasks.problems.candidates import Candidate, LinePlan
-from tasks.problems.deletions import DeletionMaker
-from tasks.problems.generation import Sources
-from tasks.problems.leaks import CodeNames, ReadableTree, find_leaks
-from tasks.problems.set_config import Kind
+from ostinato.tasks.problems.candidates import Candidate, LinePlan
+from ostinato.tasks.problems.deletions import DeletionMaker
+from ostinato.tasks.problems.generation import Sources
+from ostinato.tasks.problems.leaks import CodeNames, ReadableTree, find_leaks
+from ostinato.tasks.problems.set_config import Kind
 from tests.fakes.repositories import WORDKIT, open_repository
 
 PATH = "wordkit/shaping.py"

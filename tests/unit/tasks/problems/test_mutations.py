@@ -4,9 +4,9 @@ import ast
 
 import pytest
 
-from tasks.problems.config import ProblemsConfig
-from tasks.problems.functions import Function, find_functions
-from tasks.problems.mutations import OPERATORS, mutate_function
+from ostinato.tasks.problems.config import ProblemsConfig
+from ostinato.tasks.problems.functions import Function, find_functions
+from ostinato.tasks.problems.mutations import OPERATORS, mutate_function
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, open_repository
 
 

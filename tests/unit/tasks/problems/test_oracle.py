@@ -2,12 +2,12 @@
 
 import pytest
 
-from infra.sandbox import NamespaceSandbox
-from infra.sandbox.function_calls import format_call
-from tasks.grading.oracle import judge_by_oracle
-from tasks.problems.definitions import find_definitions
-from tasks.problems.oracle import build_oracles, derive_arguments, record_calls
-from tasks.problems.set_config import OracleConfig
+from ostinato.infra.sandbox import NamespaceSandbox
+from ostinato.infra.sandbox.function_calls import format_call
+from ostinato.tasks.grading.oracle import judge_by_oracle
+from ostinato.tasks.problems.definitions import find_definitions
+from ostinato.tasks.problems.oracle import build_oracles, derive_arguments, record_calls
+from ostinato.tasks.problems.set_config import OracleConfig
 from tests.fakes.repositories import WORDKIT, open_repository
 
 PATH = "wordkit/shaping.py"

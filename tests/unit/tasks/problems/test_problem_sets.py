@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from infra.cluster.workspace import Workspace
-from infra.sandbox import PreparedRepository, TestServer
-from infra.settings import Settings
-from tasks.problems import set_run
-from tasks.problems.set_config import (
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.settings import Settings
+from ostinato.infra.sandbox import PreparedRepository, TestServer
+from ostinato.tasks.problems import set_run
+from ostinato.tasks.problems.set_config import (
     YIELD_FILE,
     Kind,
     PackageSource,
@@ -21,7 +21,7 @@ from tasks.problems.set_config import (
     Quotas,
     ValidityRules,
 )
-from tasks.records import FunctionOracle, Problem, Split
+from ostinato.tasks.records import FunctionOracle, Problem, Split
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
 
 

@@ -4,9 +4,9 @@ import ast
 
 import pytest
 
-from infra.errors import ProblemError
-from infra.sandbox import PreparedRepository
-from tasks.problems.repositories import prepare_repository, strip_source
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox import PreparedRepository
+from ostinato.tasks.problems.repositories import prepare_repository, strip_source
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, open_repository
 
 

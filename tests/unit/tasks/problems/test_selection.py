@@ -2,16 +2,16 @@ from collections import Counter
 
 import pytest
 
-from tasks.problems.config import ProblemsConfig, SplitSizes
-from tasks.problems.functions import Function
-from tasks.problems.mutations import Mutation
-from tasks.problems.selection import (
+from ostinato.tasks.problems.config import ProblemsConfig, SplitSizes
+from ostinato.tasks.problems.functions import Function
+from ostinato.tasks.problems.mutations import Mutation
+from ostinato.tasks.problems.selection import (
     assign_splits,
     candidate_id,
     choose_held_out_functions,
     order_candidates,
 )
-from tasks.records import Split
+from ostinato.tasks.records import Split
 
 SIZES = SplitSizes(demonstration=20, train=16, held_out=8, held_out_function=6, user=4)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.ledger import Ledger
-from tasks.promotion.champion import PromotionDesk, PromotionOutcome
-from tasks.promotion.guard import Advice, GuardReport
-from tasks.records import GateDecision, Metric, Scorecard
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.tasks.promotion.champion import PromotionDesk, PromotionOutcome
+from ostinato.tasks.promotion.guard import Advice, GuardReport
+from ostinato.tasks.records import GateDecision, Metric, Scorecard
 
 METRIC = Metric(mean=0.5, low=0.4, high=0.6, count=20)
 

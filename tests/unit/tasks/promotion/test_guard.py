@@ -3,9 +3,16 @@
 import numpy as np
 import pytest
 
-from infra.ledger.rows import FeedbackRow, InteractionRow
-from tasks.promotion.config import GuardConfig
-from tasks.promotion.guard import CANDIDATE, CONTROL, Advice, Observation, compare_arms, observe
+from ostinato.infra.platform.ledger.rows import FeedbackRow, InteractionRow
+from ostinato.tasks.promotion.config import GuardConfig
+from ostinato.tasks.promotion.guard import (
+    CANDIDATE,
+    CONTROL,
+    Advice,
+    Observation,
+    compare_arms,
+    observe,
+)
 
 CONFIG = GuardConfig()
 

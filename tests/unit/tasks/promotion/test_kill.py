@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from infra.ledger import Ledger
-from tasks.promotion.champion import PromotionDesk, PromotionOutcome
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.tasks.promotion.champion import PromotionDesk, PromotionOutcome
 from tests.unit.tasks.promotion.test_champion import decision
 
 KILLED_BEFORE = """
 import os, signal, sys
-from infra.ledger import Ledger
-from infra.ledger.promotions import PromotionRepository
-from tasks.promotion.champion import PromotionDesk
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.ledger.promotions import PromotionRepository
+from ostinato.tasks.promotion.champion import PromotionDesk
 from tests.unit.tasks.promotion.test_champion import decision
 
 ledger = Ledger(sys.argv[1])

@@ -5,19 +5,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.cluster.workspace import Workspace
-from infra.search.encoder import BagEncoder
-from infra.search.field_scores import BODY_ONLY
-from infra.settings import Settings
-from models.code_words import describe_code
-from tasks.retrieval.config import (
+from ostinato.infra.agent.search.encoder import BagEncoder
+from ostinato.infra.agent.search.field_scores import BODY_ONLY
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.settings import Settings
+from ostinato.models.code_words import describe_code
+from ostinato.tasks.retrieval.config import (
     ContrastiveConfig,
     PairsConfig,
     RetrievalConfig,
     RetrievalRequest,
     TowerConfig,
 )
-from tasks.retrieval.measure import (
+from ostinato.tasks.retrieval.measure import (
     Pool,
     fuse_rows,
     make_pool,
@@ -25,8 +25,8 @@ from tasks.retrieval.measure import (
     score_lexically,
     summarise_ranks,
 )
-from tasks.retrieval.pairs import functions_of
-from tasks.retrieval.run import main
+from ostinato.tasks.retrieval.pairs import functions_of
+from ostinato.tasks.retrieval.run import main
 
 CODES = (
     describe_code("a.py", "load_cart", "def load_cart():\n    pass"),

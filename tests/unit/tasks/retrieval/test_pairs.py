@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.errors import ConfigError
-from tasks.retrieval.config import (
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.tasks.retrieval.config import (
     STANDARD_LIBRARY,
     CodePackage,
     PairsConfig,
     RetrievalConfig,
 )
-from tasks.retrieval.pairs import functions_of, make_pairs, read_package, without_copies
+from ostinato.tasks.retrieval.pairs import functions_of, make_pairs, read_package, without_copies
 
 SOURCE = '''
 class Box:

@@ -2,8 +2,13 @@
 
 import numpy as np
 
-from tasks.retrieval.config import TraceConfig
-from tasks.retrieval.traces import ChunkedRepository, TraceRecord, make_examples, pool_of_examples
+from ostinato.tasks.retrieval.config import TraceConfig
+from ostinato.tasks.retrieval.traces import (
+    ChunkedRepository,
+    TraceRecord,
+    make_examples,
+    pool_of_examples,
+)
 
 FILES = {
     "pkg/a.py": b"def first():\n    return 1\n\n\ndef second():\n    return 2\n\n\ndef third():\n    return 3\n",

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from models.code_words import CodeText, describe_code
-from models.embedder import Embedder
-from tasks.retrieval.config import (
+from ostinato.models.code_words import CodeText, describe_code
+from ostinato.models.embedder import Embedder
+from ostinato.tasks.retrieval.config import (
     ContrastiveConfig,
     RetrievalConfig,
     TowerConfig,
     TraceConfig,
 )
-from tasks.retrieval.measure import Pool, measure, score_densely
-from tasks.retrieval.pairs import Pair
-from tasks.retrieval.traces import TraceExample
-from tasks.retrieval.training import (
+from ostinato.tasks.retrieval.measure import Pool, measure, score_densely
+from ostinato.tasks.retrieval.pairs import Pair
+from ostinato.tasks.retrieval.traces import TraceExample
+from ostinato.tasks.retrieval.training import (
     build_embedder,
     mine_negatives,
     train_on_code,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import ProblemError
-from tasks.records import Outcome, Trajectory
-from tasks.rollout.actor import RolloutFleet, start_workers
-from tasks.rollout.orchestrator import AttemptRequest
-from tasks.rollout.worker import AttemptTicket
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.tasks.records import Outcome, Trajectory
+from ostinato.tasks.rollout.actor import RolloutFleet, start_workers
+from ostinato.tasks.rollout.orchestrator import AttemptRequest
+from ostinato.tasks.rollout.worker import AttemptTicket
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 pytest_plugins = ["tests.fakes.ray_here"]

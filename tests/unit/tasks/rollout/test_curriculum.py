@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from tasks.rollout.config import CurriculumConfig
-from tasks.rollout.curriculum import Curriculum, spread_probability
+from ostinato.tasks.rollout.config import CurriculumConfig
+from ostinato.tasks.rollout.curriculum import Curriculum, spread_probability
 from tests.fakes.rollouts import make_problem
 
 

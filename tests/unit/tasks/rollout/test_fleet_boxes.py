@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from infra.harness.config import HarnessConfig
-from infra.sandbox.fleet.placement import PlacementPolicy
-from infra.sandbox.fleet.policy import FleetPolicy
-from infra.sandbox.fleet.repositories import FleetLender, RepositoryFleet
-from infra.sandbox.repository import PreparedRepository
-from tasks.grading.config import GradingConfig
-from tasks.grading.grade import make_grader
-from tasks.records import Outcome, Problem, Trajectory
-from tasks.rollout.config import RolloutConfig
-from tasks.rollout.sandboxes import BOX_LIMITS, Sandboxes
-from tasks.rollout.worker import AttemptTicket, RolloutWorker
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.sandbox.fleet.placement import PlacementPolicy
+from ostinato.infra.sandbox.fleet.policy import FleetPolicy
+from ostinato.infra.sandbox.fleet.repositories import FleetLender, RepositoryFleet
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.grading.config import GradingConfig
+from ostinato.tasks.grading.grade import make_grader
+from ostinato.tasks.records import Outcome, Problem, Trajectory
+from ostinato.tasks.rollout.config import RolloutConfig
+from ostinato.tasks.rollout.sandboxes import BOX_LIMITS, Sandboxes
+from ostinato.tasks.rollout.worker import AttemptTicket, RolloutWorker
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.rollouts import make_problem
 from tests.fakes.toy_gateway import make_renderer, toy_repository

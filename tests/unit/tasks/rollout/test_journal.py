@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.ledger import Ledger
-from infra.objects import ObjectStore
-from tasks.records import Group, Outcome
-from tasks.rollout.journal import RolloutJournal
-from tasks.rollout.orchestrator import AttemptRequest
-from tasks.rollout.payload import group_from_bytes, group_to_bytes
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.tasks.records import Group, Outcome
+from ostinato.tasks.rollout.journal import RolloutJournal
+from ostinato.tasks.rollout.orchestrator import AttemptRequest
+from ostinato.tasks.rollout.payload import group_from_bytes, group_to_bytes
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from infra.errors import ClusterError, EngineError
-from tasks.records import Outcome, Trajectory
-from tasks.rollout.config import RolloutConfig, StalenessConfig
-from tasks.rollout.curriculum import Curriculum
-from tasks.rollout.orchestrator import (
+from ostinato.infra.platform.errors import ClusterError, EngineError
+from ostinato.tasks.records import Outcome, Trajectory
+from ostinato.tasks.rollout.config import RolloutConfig, StalenessConfig
+from ostinato.tasks.rollout.curriculum import Curriculum
+from ostinato.tasks.rollout.orchestrator import (
     AttemptRequest,
     Limits,
     Orchestrator,

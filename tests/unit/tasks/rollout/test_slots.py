@@ -2,10 +2,10 @@
 
 import pytest
 
-from tasks.records import Outcome
-from tasks.rollout.orchestrator import AttemptRequest
-from tasks.rollout.slots import GroupSlot, GroupState, SlotTable
-from tasks.rollout.staleness import StalenessPolicy
+from ostinato.tasks.records import Outcome
+from ostinato.tasks.rollout.orchestrator import AttemptRequest
+from ostinato.tasks.rollout.slots import GroupSlot, GroupState, SlotTable
+from ostinato.tasks.rollout.staleness import StalenessPolicy
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.rollout.staleness import StalenessPolicy
+from ostinato.tasks.rollout.staleness import StalenessPolicy
 
 
 def test_capacity_at_equal_versions_is_the_published_formula() -> None:

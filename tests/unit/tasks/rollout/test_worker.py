@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import EngineError
-from infra.harness.config import HarnessConfig
-from infra.sandbox.repository import PreparedRepository
-from models.rendering import Renderer, train_tokenizer
-from tasks.grading.config import GradingConfig
-from tasks.grading.grade import make_grader
-from tasks.records import Outcome, Problem, Trajectory
-from tasks.rollout.sandboxes import Sandboxes
-from tasks.rollout.worker import (
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.models.rendering import Renderer, train_tokenizer
+from ostinato.tasks.grading.config import GradingConfig
+from ostinato.tasks.grading.grade import make_grader
+from ostinato.tasks.records import Outcome, Problem, Trajectory
+from ostinato.tasks.rollout.sandboxes import Sandboxes
+from ostinato.tasks.rollout.worker import (
     AttemptTicket,
     RolloutWorker,
     describe_change,

@@ -6,14 +6,20 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from infra.errors import CapacityExhausted, SandboxError
-from infra.sandbox.fleet.admission import AdmissionQueue, Waiting
-from infra.sandbox.fleet.cluster_view import BoxPhase, BoxState, ClusterView
-from infra.sandbox.fleet.leases import LeaseTable
-from infra.sandbox.fleet.placement import PlacementPolicy, choose_start_node
-from infra.sandbox.fleet.records import BoxRequest, NodeReport, Pressure, Priority, Resources
-from infra.sandbox.fleet.start_rate import TokenBucket
-from infra.sandbox.fleet.warm_pools import DemandMeter, warm_boxes_wanted
+from ostinato.infra.platform.errors import CapacityExhausted, SandboxError
+from ostinato.infra.sandbox.fleet.admission import AdmissionQueue, Waiting
+from ostinato.infra.sandbox.fleet.cluster_view import BoxPhase, BoxState, ClusterView
+from ostinato.infra.sandbox.fleet.leases import LeaseTable
+from ostinato.infra.sandbox.fleet.placement import PlacementPolicy, choose_start_node
+from ostinato.infra.sandbox.fleet.records import (
+    BoxRequest,
+    NodeReport,
+    Pressure,
+    Priority,
+    Resources,
+)
+from ostinato.infra.sandbox.fleet.start_rate import TokenBucket
+from ostinato.infra.sandbox.fleet.warm_pools import DemandMeter, warm_boxes_wanted
 from tests.unit.infra.sandbox.fleet.toy_fleet import GIB, SMALL, node_spec
 
 quick = settings(max_examples=50, deadline=None)

@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from infra.sandbox.fleet.policy import FleetPolicy
-from infra.sandbox.fleet.records import BoxRequest, Granted, Priority, StartBox
+from ostinato.infra.sandbox.fleet.policy import FleetPolicy
+from ostinato.infra.sandbox.fleet.records import BoxRequest, Granted, Priority, StartBox
 from tests.unit.infra.sandbox.fleet.toy_fleet import PRIORITIES, ToyFleet
 
 POLICY = FleetPolicy(

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import CapacityExhausted, SandboxLost
-from infra.sandbox.fleet.boxes import RepositoryBoxes
-from infra.sandbox.fleet.node import NodeDaemon
-from infra.sandbox.fleet.policy import FleetPolicy
-from infra.sandbox.fleet.pressure import read_pressure
-from infra.sandbox.fleet.records import (
+from ostinato.infra.platform.errors import CapacityExhausted, SandboxLost
+from ostinato.infra.sandbox.fleet.boxes import RepositoryBoxes
+from ostinato.infra.sandbox.fleet.node import NodeDaemon
+from ostinato.infra.sandbox.fleet.policy import FleetPolicy
+from ostinato.infra.sandbox.fleet.pressure import read_pressure
+from ostinato.infra.sandbox.fleet.records import (
     BoxRequest,
     NodeSpec,
     Resources,
@@ -19,7 +19,7 @@ from infra.sandbox.fleet.records import (
     StopReason,
     Template,
 )
-from infra.sandbox.fleet.service import FleetService
+from ostinato.infra.sandbox.fleet.service import FleetService
 
 GIB = 1 << 30
 WORDKIT = Template(

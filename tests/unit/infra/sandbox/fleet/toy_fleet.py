@@ -5,10 +5,10 @@ checked on.
 import random
 from dataclasses import dataclass, field
 
-from infra.errors import CapacityExhausted
-from infra.sandbox.fleet.cluster_view import BoxPhase
-from infra.sandbox.fleet.policy import FleetPolicy
-from infra.sandbox.fleet.records import (
+from ostinato.infra.platform.errors import CapacityExhausted
+from ostinato.infra.sandbox.fleet.cluster_view import BoxPhase
+from ostinato.infra.sandbox.fleet.policy import FleetPolicy
+from ostinato.infra.sandbox.fleet.records import (
     BoxRequest,
     CleanBox,
     Granted,
@@ -25,7 +25,7 @@ from infra.sandbox.fleet.records import (
     StopBox,
     Template,
 )
-from infra.sandbox.fleet.scheduler import FleetScheduler
+from ostinato.infra.sandbox.fleet.scheduler import FleetScheduler
 
 GIB = 1 << 30
 CALM = Pressure(used=Resources(cpus=0, memory_bytes=0, disk_bytes=0))

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.sandbox.inside.wire import FrameDecoder
-from infra.sandbox.microvm.changes import (
+from ostinato.infra.sandbox.inside.wire import FrameDecoder
+from ostinato.infra.sandbox.microvm.changes import (
     Changes,
     Entry,
     changes_of_reply,

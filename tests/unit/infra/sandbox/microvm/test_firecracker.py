@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import SandboxError, SandboxLost
-from infra.sandbox.microvm.firecracker import (
+from ostinato.infra.platform.errors import SandboxError, SandboxLost
+from ostinato.infra.sandbox.microvm.firecracker import (
     FirecrackerApi,
     FirecrackerShape,
     FirecrackerState,

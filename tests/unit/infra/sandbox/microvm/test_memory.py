@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy
 import pytest
 
-from infra.errors import SandboxError
-from infra.sandbox.microvm.memory import (
+from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.sandbox.microvm.memory import (
     PAGE_BYTES,
     DirtyPages,
     load_pages,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import SandboxError
-from infra.sandbox.microvm.image import Image, ImageKind
-from infra.sandbox.microvm.ticks import measure_ticks_khz, read_boot_id
+from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.sandbox.microvm.image import Image, ImageKind
+from ostinato.infra.sandbox.microvm.ticks import measure_ticks_khz, read_boot_id
 
 
 def image_that_measures(folder: Path, command: str) -> Image:

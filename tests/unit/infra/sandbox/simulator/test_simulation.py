@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.sandbox.fleet.placement import PlacementPolicy
-from infra.sandbox.simulator.measurements import SimulationFigures
-from infra.sandbox.simulator.report import table_lines, write_report
-from infra.sandbox.simulator.scenario import Habits, Scenario, StartCosts
-from infra.sandbox.simulator.simulation import FleetSimulation
-from infra.sandbox.simulator.standard import full_fleet, large_fleet, tight_fleet
+from ostinato.infra.sandbox.fleet.placement import PlacementPolicy
+from ostinato.infra.sandbox.simulator.measurements import SimulationFigures
+from ostinato.infra.sandbox.simulator.report import table_lines, write_report
+from ostinato.infra.sandbox.simulator.scenario import Habits, Scenario, StartCosts
+from ostinato.infra.sandbox.simulator.simulation import FleetSimulation
+from ostinato.infra.sandbox.simulator.standard import full_fleet, large_fleet, tight_fleet
 
 ROOT = Path(__file__).resolve().parents[5]
 COSTS = StartCosts(
@@ -20,7 +20,7 @@ COSTS = StartCosts(
 )
 _PROGRAM = """
 from tests.unit.infra.sandbox.simulator.test_simulation import COSTS, small
-from infra.sandbox.simulator.simulation import FleetSimulation
+from ostinato.infra.sandbox.simulator.simulation import FleetSimulation
 print(FleetSimulation(small(), 7).run().model_dump_json())
 """
 

@@ -1,0 +1,215 @@
+"""What an attempt is asked to do and the limits it runs under.
+
+`HarnessConfig` (the same for every attempt of a run), `ToolPolicy` (what one environment narrows),
+`PromptFacts` and `AgentRequest` (one attempt). Plain values in, no behaviour.
+"""
+
+from typing import Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from ostinato.infra.agent.full_tools import FULL_TOOLS
+from ostinato.models.decode.protocol import Priority
+from ostinato.models.rendering.vocabulary import TOOL_NAMES
+
+Dialect = Literal["compact", "full"]
+SHORTEST_RESULT_CHARACTERS = 100
+
+
+class ToolPolicy(BaseModel):
+    """What an environment allows: fewer tools, or the same ones under stricter rules. A refused call
+    is an InvalidArguments result like any other mistake.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tools: tuple[str, ...] | None = Field(
+        default=None, description="only these of the config's tools; None: all of them"
+    )
+    exact_edits: bool = Field(
+        default=False, description="edit_file's old must match to the character"
+    )
+    read_before_edit: bool = Field(
+        default=False, description="edit_file and write_file want the file as it is now read before"
+    )
+    protected_paths: tuple[str, ...] = Field(
+        default=(), description="patterns as in .gitignore that no file tool may change"
+    )
+    allowed_commands: tuple[str, ...] | None = Field(
+        default=None, description="first words a terminal command may have; None: any"
+    )
+
+
+class HarnessConfig(BaseModel):
+    """Limits and tool set; training, evaluation and users share one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tools: tuple[str, ...] = Field(default=TOOL_NAMES, description="tools the model may call")
+    max_turns: int = Field(default=8, ge=1, description="answers of the model in one attempt")
+    max_generated_tokens: int = Field(
+        default=320, ge=1, description="sampled tokens in one attempt"
+    )
+    context_tokens: int = Field(
+        default=512, ge=16, description="prompt, answers and results together"
+    )
+    max_broken_turns: int = Field(
+        default=3, ge=1, description="turns in a row whose calls are all the model's own mistakes"
+    )
+    max_calls_per_turn: int = Field(default=16, ge=1)
+    call_time_limit_seconds: float = Field(default=20.0, gt=0)
+    attempt_time_limit_seconds: float = Field(default=300.0, gt=0)
+    result_limit_characters: int = Field(
+        default=1200, ge=80, description="longer tool results are cut in the middle"
+    )
+    read_limit_lines: int = Field(default=40, ge=1, description="lines one read_file may show")
+    line_numbers: Literal["tags", "plain"] = Field(
+        default="tags", description="<L3> in front of shown lines (line edits possible), or '3: '"
+    )
+    place_tags: bool = Field(
+        default=False,
+        description="a line tag before each place that grep and codebase_search name; read_file "
+        "takes it for the function there",
+    )
+    summarise_at_tokens: int | None = Field(
+        default=None, description="context length that asks for a summary; None: never"
+    )
+    max_summaries: int = Field(default=4, ge=0)
+    dialect: Dialect = Field(
+        default="compact", description="tools and call format the template was trained with"
+    )
+    policy: ToolPolicy = Field(
+        default=ToolPolicy(), description="rules of every environment that has none of its own"
+    )
+    turn_limit_characters: int | None = Field(
+        default=None, description="all results of a turn together; None: no further limit"
+    )
+    summary_limit_tokens: int | None = Field(
+        default=None, ge=1, description="longest summary; None: what the budgets leave"
+    )
+    announce_turns: int = Field(
+        default=0, ge=0, description="with so few turns left the model is told; 0: never"
+    )
+    announce_tokens: int = Field(
+        default=0, ge=0, description="with so few tokens left the model is told; 0: never"
+    )
+    infrastructure_retries: int = Field(
+        default=2, ge=0, description="a call that failed by our fault is made again so often"
+    )
+
+    @field_validator("tools")
+    @classmethod
+    def _known_tools(cls, tools: tuple[str, ...]) -> tuple[str, ...]:
+        known = dict.fromkeys((*TOOL_NAMES, *FULL_TOOLS))
+        for tool in tools:
+            if tool not in known:
+                raise ValueError(f"tool is {tool!r}, wanted one of {', '.join(known)}")
+        return tools
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "HarnessConfig":
+        known = TOOL_NAMES if self.dialect == "compact" else tuple(FULL_TOOLS)
+        unknown = [tool for tool in self.enabled_names if tool not in known]
+        if unknown:
+            raise ValueError(
+                f"tool is {unknown[0]!r}, wanted one of the {self.dialect} dialect: "
+                f"{', '.join(known)}"
+            )
+        if self.place_tags and self.dialect != "compact":
+            raise ValueError("place_tags is true, wanted false: only the compact dialect has tags")
+        shortest = SHORTEST_RESULT_CHARACTERS * self.max_calls_per_turn
+        if self.turn_limit_characters is not None and self.turn_limit_characters < shortest:
+            raise ValueError(
+                f"turn_limit_characters is {self.turn_limit_characters}, wanted at least "
+                f"{shortest}: {SHORTEST_RESULT_CHARACTERS} for each of max_calls_per_turn"
+            )
+        trigger, summary = self.summarise_at_tokens, self.summary_limit_tokens
+        if trigger is not None and summary is not None and trigger + summary > self.context_tokens:
+            raise ValueError(
+                f"summarise_at_tokens + summary_limit_tokens is {trigger + summary}, wanted at "
+                f"most context_tokens, {self.context_tokens}"
+            )
+        return self
+
+    @property
+    def enabled_names(self) -> tuple[str, ...]:
+        """The tools by name; the full dialect has all of its own unless some are named."""
+        if self.dialect == "full" and self.tools == TOOL_NAMES:
+            return tuple(FULL_TOOLS)
+        return self.tools
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fields that came later are written only when set: a recipe that does not use them keeps
+        the identity it had before they existed.
+        """
+        written = handler(self)
+        for name in LATER_FIELDS:
+            if getattr(self, name) == type(self).model_fields[name].default:
+                written.pop(name, None)
+        return written
+
+
+LATER_FIELDS = (
+    "dialect",
+    "policy",
+    "turn_limit_characters",
+    "summary_limit_tokens",
+    "announce_turns",
+    "announce_tokens",
+    "infrastructure_retries",
+    "place_tags",
+)
+
+
+class RecentFile(BaseModel):
+    """A stretch of a file the user has looked at or changed lately."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    first_line: int = Field(default=1, ge=1)
+    text: str
+
+
+class PromptFacts(BaseModel):
+    """What the system prompt and the first message say besides the tools and the task. Equal facts
+    give byte-equal prompts; the date comes in, no clock is read.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    directory: str = "/repo"
+    platform: str = "Linux"
+    date: str = Field(default="", description="ISO date; empty: the prompt names none")
+    rules: str = Field(default="", description="the repository's own rules for agents")
+    recent_files: tuple[RecentFile, ...] = ()
+
+
+class AgentRequest(BaseModel):
+    """One attempt."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompt: str
+    session_id: str = Field(description="names the conversation to the engine's cache")
+    seed: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    priority: Priority = Priority.TRAINING
+    system_prompt: str | None = Field(
+        default=None, description="None: the dialect's own; the compact dialect has none"
+    )
+    earlier_token_ids: tuple[int, ...] = Field(
+        default=(), description="tokens of the conversation so far; the prompt is appended to them"
+    )
+    return_routes: bool = True
+    facts: PromptFacts = PromptFacts()

@@ -1,0 +1,200 @@
+"""The two ways to talk with a model: in tokens, or in messages of an OpenAI-style API.
+
+The `Conversation` protocol the agent loop drives and `TokenConversation`, which keeps the exact
+tokens and makes the segments that training reads. The message form is in messages.py. Neither runs
+tools.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ostinato.infra.agent.config import AgentRequest, HarnessConfig
+from ostinato.infra.agent.definitions import Tool
+from ostinato.infra.agent.full_calls import parse_calls
+from ostinato.infra.agent.parse import ParsedAnswer, parse_answer
+from ostinato.infra.agent.segments import SegmentBuilder
+from ostinato.infra.agent.transcript import Segment
+from ostinato.infra.platform.errors import EngineError
+from ostinato.models.decode.protocol import GenerateRequest, ModelClient, StopReason
+from ostinato.models.rendering import Renderer
+
+SHORTEST_CUT_CHARACTERS = 40
+INTERRUPTED = "error: stopped by the user before it ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model said. An answer that was cut has no calls to run."""
+
+    text: str
+    parsed: ParsedAnswer
+    generated_tokens: int
+    is_whole: bool
+    cut_reason: str = ""
+
+
+class Conversation(Protocol):
+    """A model that is told things and answers."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the context now."""
+        ...
+
+    @property
+    def num_segments(self) -> int:
+        """Segments begun, the present one included."""
+        ...
+
+    async def answer(self, max_new_tokens: int) -> Answer: ...
+
+    def append_results(
+        self, results: Sequence[str], note: str | None, room_tokens: int | None
+    ) -> None:
+        """Tool results in call order; cut further where they take more than `room_tokens`."""
+        ...
+
+    def append_user(self, text: str) -> None: ...
+
+    async def restart(self, prompt: str) -> None:
+        """Ends the segment; the next one begins with `prompt`."""
+        ...
+
+    def segments(self) -> tuple[Segment, ...]: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class TokenConversation:
+    """Token in, token out: what was sampled is appended as sampled, the template only appends."""
+
+    model: ModelClient
+    renderer: Renderer
+    request: AgentRequest
+    read_calls: Callable[[str], ParsedAnswer]
+    prompt: str
+    system_prompt: str | None
+    builder: SegmentBuilder = field(init=False)
+    finished_segments: list[Segment] = field(default_factory=list)
+    num_requests: int = 0
+    has_header: bool = True  # the tokens end with the opening of the next answer
+    num_unanswered: int = 0  # calls of the last answer that have no result yet
+
+    def __post_init__(self) -> None:
+        if self.request.earlier_token_ids:
+            tokens = [*self.request.earlier_token_ids, *self.renderer.append_user(self.prompt)]
+        else:
+            tokens = self.renderer.start(self.prompt, self.system_prompt)
+        self.builder = SegmentBuilder(tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the segment."""
+        return len(self.builder.token_ids)
+
+    @property
+    def num_segments(self) -> int:
+        """Segments begun."""
+        return len(self.finished_segments) + 1
+
+    @property
+    def session_id(self) -> str:
+        """Each segment is a conversation of its own to the engine."""
+        suffix = f"#{len(self.finished_segments)}" if self.finished_segments else ""
+        return self.request.session_id + suffix
+
+    async def answer(self, max_new_tokens: int) -> Answer:
+        """Samples the next answer; EngineError when it was cancelled."""
+        request = self.request
+        generation = await self.model.generate(
+            GenerateRequest(
+                request_id=f"{request.session_id}/{self.num_requests}",
+                session_id=self.session_id,
+                token_ids=tuple(self.builder.token_ids),
+                max_new_tokens=max_new_tokens,
+                stop_token_ids=self.renderer.stop_token_ids,
+                temperature=request.temperature,
+                top_p=request.top_p,
+                seed=request.seed + self.num_requests,
+                priority=request.priority,
+                return_routes=request.return_routes,
+            )
+        )
+        self.num_requests += 1
+        self.builder.append_generation(generation)
+        self.has_header = False
+        if generation.stop_reason is StopReason.CANCELLED:
+            raise EngineError(f"generation {generation.request_id} was cancelled")
+        ids = generation.token_ids
+        if ids and ids[-1] in self.renderer.stop_token_ids:
+            ids = ids[:-1]
+        text = self.renderer.decode(ids)
+        is_whole = generation.stop_reason is StopReason.STOP_TOKEN
+        parsed = self.read_calls(text) if is_whole else ParsedAnswer((), text)
+        self.num_unanswered = len(parsed.calls)
+        return Answer(
+            text,
+            parsed,
+            len(generation.token_ids),
+            is_whole,
+            "" if is_whole else generation.stop_reason,
+        )
+
+    def append_results(
+        self, results: Sequence[str], note: str | None, room_tokens: int | None
+    ) -> None:
+        """Adds the results; halves the longest until they fit into `room_tokens`."""
+        texts = list(results)
+        tokens = self.renderer.append_results(texts, note)
+        while room_tokens is not None and len(tokens) > room_tokens:
+            longest = max(range(len(texts)), key=lambda index: len(texts[index]))
+            if len(texts[longest]) <= SHORTEST_CUT_CHARACTERS:
+                break
+            texts[longest] = cut_to_fit(texts[longest], len(texts[longest]) // 2)
+            tokens = self.renderer.append_results(texts, note)
+        self.builder.append_unsampled(tokens)
+        self.has_header, self.num_unanswered = True, 0
+
+    def append_user(self, text: str) -> None:
+        """Adds a user message in place of the header, which no engine has seen yet. Calls that were
+        interrupted are answered first: no call is left without a result.
+        """
+        if self.num_unanswered:
+            self.append_results([INTERRUPTED] * self.num_unanswered, None, None)
+        if self.has_header:
+            self.builder.drop_answer_header()
+        elif self.builder.token_ids[-1] != self.renderer.end_id:
+            self.builder.append_unsampled([self.renderer.end_id])
+        self.builder.append_unsampled(self.renderer.append_user(text))
+        self.has_header = True
+
+    async def restart(self, prompt: str) -> None:
+        """Keeps the segment for training and opens the next."""
+        old_session_id = self.session_id
+        self.finished_segments.append(self.builder.build())
+        await self.model.end_session(old_session_id)
+        self.builder = SegmentBuilder(self.renderer.start(prompt, self.system_prompt))
+        self.has_header, self.num_unanswered = True, 0
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Every segment so far, the present one last."""
+        return (*self.finished_segments, self.builder.build())
+
+    async def close(self) -> None:
+        """Lets the engine forget the conversation."""
+        await self.model.end_session(self.session_id)
+
+
+def cut_to_fit(text: str, limit_characters: int) -> str:
+    """The beginning of a result that the context has no room for."""
+    note = " [cut: context nearly full]"
+    return text[: max(0, limit_characters - len(note))] + note
+
+
+def call_reader(config: HarnessConfig, tools: dict[str, Tool]) -> Callable[[str], ParsedAnswer]:
+    """The parser of a dialect over the tools an attempt may call."""
+    if config.dialect == "compact":
+        return lambda text: parse_answer(text, tuple(tools))
+    return lambda text: parse_calls(text, tools)

@@ -1,0 +1,239 @@
+"""What a tool is: its arguments with their kinds and bounds, and what a call of it touches.
+
+`Argument` and `Tool`, the strict check of a call's arguments, and the OpenAI-style schemas.
+Schemas, system prompt (prompts.py) and checks are all made from these definitions, so they cannot
+differ. It runs nothing.
+"""
+
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+FILES = "files"
+REGION = "region"
+REPOSITORY_PREFIXES = ("/repo/", "./")
+
+Kind = Literal["line", "text", "path", "integer", "boolean", "choice", "list"]
+Value = str | int | bool | tuple[str, ...]
+_BOOLEANS = {"true": True, "false": False}
+_JSON_TYPES: dict[str, type | tuple[type, ...]] = {
+    "integer": int,
+    "boolean": bool,
+    "list": list,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument. `text` keeps surrounding white space; values of other kinds are stripped."""
+
+    name: str
+    description: str
+    is_required: bool = True
+    kind: Kind = "line"
+    minimum: int | None = None  # of an integer; of a list: entries
+    maximum: int | None = None
+    choices: tuple[str, ...] = ()
+    pattern: str = ""  # each entry of a list must match it
+
+    @property
+    def is_text(self) -> bool:
+        """Whether white space around the value counts."""
+        return self.kind == "text"
+
+    @property
+    def wanted(self) -> str:
+        """What a value must be, in words."""
+        if self.kind == "integer":
+            return f"an integer {_bounds(self.minimum, self.maximum)}"
+        if self.kind == "boolean":
+            return "true or false"
+        if self.kind == "choice":
+            return f"one of {', '.join(self.choices)}"
+        if self.kind == "path":
+            return "a path inside the repository"
+        if self.kind == "list":
+            return f"{_bounds(self.minimum, self.maximum)} entries".replace("any", "any number of")
+        return "text"
+
+    def convert(self, raw: str) -> Value:
+        """The typed value of what was written; ValueError says what was wanted."""
+        raw = raw if self.is_text else raw.strip()
+        if self.kind == "integer":
+            return self._integer(raw)
+        if self.kind == "boolean" and raw in _BOOLEANS:
+            return _BOOLEANS[raw]
+        if self.kind == "path":
+            return normalize_path(raw)
+        if self.kind == "list":
+            return self._list(raw)
+        if self.kind == "boolean" or (self.kind == "choice" and raw not in self.choices):
+            raise ValueError(self.wanted)
+        return raw
+
+    def _integer(self, raw: str) -> int:
+        if not re.fullmatch(r"-?[0-9]{1,18}", raw):
+            raise ValueError(self.wanted)
+        value = int(raw)
+        too_small = self.minimum is not None and value < self.minimum
+        if too_small or (self.maximum is not None and value > self.maximum):
+            raise ValueError(self.wanted)
+        return value
+
+    def _list(self, raw: str) -> tuple[str, ...]:
+        entries = tuple(line.strip() for line in raw.split("\n") if line.strip())
+        too_few = self.minimum is not None and len(entries) < self.minimum
+        if too_few or (self.maximum is not None and len(entries) > self.maximum):
+            raise ValueError(self.wanted)
+        for entry in entries:
+            if self.pattern and not re.fullmatch(self.pattern, entry):
+                raise ValueError(f"entries like {self.pattern}, not {entry[:60]!r}")
+        return entries
+
+    def schema(self) -> dict[str, Any]:
+        """The value's JSON schema."""
+        described: dict[str, Any] = {"description": self.description}
+        if self.kind == "integer":
+            bounds = {"minimum": self.minimum, "maximum": self.maximum}
+            described |= {"type": "integer"}
+            return described | {key: value for key, value in bounds.items() if value is not None}
+        if self.kind == "boolean":
+            return {"type": "boolean"} | described
+        if self.kind == "choice":
+            return {"type": "string", "enum": list(self.choices)} | described
+        if self.kind == "list":
+            items = {"type": "string"} | ({"pattern": f"^{self.pattern}$"} if self.pattern else {})
+            bounds = {"minItems": self.minimum, "maxItems": self.maximum}
+            described |= {"type": "array", "items": items}
+            return described | {key: value for key, value in bounds.items() if value is not None}
+        return {"type": "string"} | described
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool. In the token form the primary argument may be written bare, after the others.
+
+    `reads` and `writes` name resources: "files/{path}" stands for the file in the path argument,
+    "files" for all. `rule` looks at all values together and says what is wrong with them.
+    """
+
+    name: str
+    description: str
+    arguments: tuple[Argument, ...]
+    primary: str = ""
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    rule: Callable[[Mapping[str, Value]], str] | None = None
+
+    def argument(self, name: str) -> Argument | None:
+        """The argument called `name`, or None."""
+        return next((argument for argument in self.arguments if argument.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Typed values, or the error that names what is wrong."""
+
+    values: dict[str, Value]
+    error: str = ""
+
+
+def check_arguments(tool: Tool, arguments: Mapping[str, str]) -> Checked:
+    """Every argument known, every required one there, every value of its kind and in its bounds."""
+    values: dict[str, Value] = {}
+    for name, raw in arguments.items():
+        argument = tool.argument(name)
+        if argument is None:
+            known = ", ".join(each.name for each in tool.arguments)
+            return Checked({}, f"{tool.name} has no argument {name[:60]!r}, wanted {known}")
+        try:
+            values[name] = argument.convert(raw)
+        except ValueError as error:
+            return Checked({}, f"{tool.name}.{name} is {raw[:60]!r}, wanted {error}")
+        if argument.is_required and argument.kind != "text" and values[name] in ("", ()):
+            return Checked({}, f"{tool.name}.{name} is empty")
+    for argument in tool.arguments:
+        if argument.is_required and argument.name not in values:
+            return Checked({}, f"{tool.name}.{argument.name} is missing")
+    error = tool.rule(values) if tool.rule is not None else ""
+    return Checked({}, f"{tool.name}: {error}") if error else Checked(values)
+
+
+def strings_from_json(tool: Tool, arguments: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+    """JSON arguments as the strings a model would write; the error when a type is not the schema's."""
+    strings: dict[str, str] = {}
+    for name, value in arguments.items():
+        argument = tool.argument(name)
+        kind = argument.kind if argument is not None else "line"
+        wanted = _JSON_TYPES.get(kind, str)
+        is_right = isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
+        if isinstance(value, list) and is_right:
+            is_right = all(isinstance(entry, str) and "\n" not in entry for entry in value)
+        if not is_right:
+            what = argument.wanted if argument is not None else "text"
+            return {}, f"{tool.name}.{name[:60]} is {str(value)[:60]!r}, wanted {what}"
+        if isinstance(value, bool):
+            strings[name] = "true" if value else "false"
+        else:
+            strings[name] = "\n".join(value) if isinstance(value, list) else str(value)
+    return strings, ""
+
+
+def tool_schemas(tools: Iterable[Tool]) -> list[dict[str, Any]]:
+    """Tools as OpenAI-style function schemas."""
+    schemas: list[dict[str, Any]] = []
+    for tool in tools:
+        parameters = {
+            "type": "object",
+            "properties": {argument.name: argument.schema() for argument in tool.arguments},
+            "required": [argument.name for argument in tool.arguments if argument.is_required],
+            "additionalProperties": False,
+        }
+        function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+        schemas.append({"type": "function", "function": function})
+    return schemas
+
+
+def normalize_path(path: str) -> str:
+    """A path below the repository in its one spelling, "" for the root; ValueError outside."""
+    path = path.strip()
+    for prefix in REPOSITORY_PREFIXES:
+        path = path.removeprefix(prefix)
+    if path in ("", "/repo"):
+        return ""
+    normal = posixpath.normpath(path)
+    if normal.startswith(("/", "../")) or normal == ".." or "\0" in path or "\n" in path:
+        raise ValueError("a path inside the repository")
+    return "" if normal == "." else normal
+
+
+def resources(tool: Tool, arguments: Mapping[str, str]) -> tuple[frozenset[str], frozenset[str]]:
+    """What a call reads and what it writes. Every spelling of a path is the same resource."""
+    try:
+        path = normalize_path(arguments.get("path", "").split(":", 1)[0])
+    except ValueError:
+        path = ""  # the call will fail; until then it stands for all files
+
+    def fill(names: tuple[str, ...]) -> frozenset[str]:
+        # A call without a path depends on what was read last, so it stands for all files.
+        return frozenset(
+            (f"{FILES}/{path}" if path else FILES) if name == "files/{path}" else name
+            for name in names
+        )
+
+    return fill(tool.reads), fill(tool.writes)
+
+
+def covers(resource: str, other: str) -> bool:
+    """Whether two resources overlap: equal, or one the directory of the other."""
+    return resource == other or resource.startswith(other + "/") or other.startswith(resource + "/")
+
+
+def _bounds(minimum: int | None, maximum: int | None) -> str:
+    if minimum is not None and maximum is not None:
+        return f"{minimum} to {maximum}"
+    if minimum is not None:
+        return f"at least {minimum}"
+    return f"at most {maximum}" if maximum is not None else "any"

@@ -1,0 +1,122 @@
+"""What an attempt works in: a sandbox, the tests, the user, and what the harness remembers of the
+attempt.
+
+`AgentEnvironment`, `HarnessState` and the places where an environment differs from others (policy,
+baseline, search, who speaks for the user). A caller makes one per attempt (or per user session, so
+that a later request still knows the region read last). It runs nothing itself.
+"""
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from ostinato.infra.agent.config import ToolPolicy
+from ostinato.infra.agent.regions import Region
+from ostinato.infra.agent.search.service import CodeSearch
+from ostinato.infra.platform.errors import SandboxError, is_retryable
+from ostinato.infra.sandbox.protocol import Sandbox, TestReport
+
+RunTests = Callable[[Sandbox], Awaitable[TestReport]]
+AskUser = Callable[[str], Awaitable[str]]
+UserMessages = Callable[[int], str | None]
+"""What the user says after that many turns, while the agent is at work; None: nothing."""
+
+
+class ToolFailure(Exception):
+    """The environment refused a call for a reason the model should read."""
+
+
+class ToolRefusal(Exception):
+    """The policy forbids a call; it counts as the model's mistake."""
+
+
+class ToolTimeout(Exception):
+    """A command was ended for its time; the message says what it had printed."""
+
+
+@dataclass(slots=True)
+class HarnessState:
+    """What the harness knows from earlier calls of the attempt."""
+
+    region: Region | None = None
+    places: dict[str, tuple[str, int]] = field(default_factory=dict)  # of the last search result
+    originals: dict[str, str | None] = field(default_factory=dict)  # None: the file is new
+    todo: str = ""
+    todos: dict[str, str] = field(default_factory=dict)  # item -> its mark
+    seen: dict[str, str] = field(default_factory=dict)  # path -> hash of what was last shown
+    num_jobs: int = 0  # background commands so far
+    running_jobs: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class AgentEnvironment:
+    """The sandbox an attempt works in, and who answers `pytest` and ask_user."""
+
+    sandbox: Sandbox
+    run_tests: RunTests | None = None
+    ask_user: AskUser | None = None
+    code_search: CodeSearch | None = None
+    """Answers codebase_search; None: plain passages of the files in the sandbox."""
+    state: HarnessState = field(default_factory=HarnessState)
+    policy: ToolPolicy | None = None  # None: the config's
+    baseline: Mapping[str, bytes] | None = (
+        None  # files at the start, for lints; None: as first seen
+    )
+    user_messages: UserMessages | None = None
+    ask_limit_seconds: float | None = None  # how long a user may think; None: as long as a call
+
+    async def read_text(self, path: str) -> str:
+        """A file's text; ToolFailure when there is none."""
+        try:
+            data = await self.sandbox.read(path)
+        except SandboxError as error:
+            if is_retryable(error):  # our fault, not an answer for the model
+                raise
+            raise ToolFailure(f"no file {path}") from error
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise ToolFailure(f"{path} is not text") from error
+
+    async def list_names(self, path: str) -> tuple[str, ...]:
+        """Sorted names in a directory, directories with a slash; ToolFailure when there is none."""
+        try:
+            return await self.sandbox.list(path)
+        except SandboxError as error:
+            if is_retryable(error):  # our fault, not an answer for the model
+                raise
+            raise ToolFailure(f"no directory {path}") from error
+
+    async def write_text(self, path: str, text: str) -> None:
+        """Writes a file and remembers what it held before the attempt first changed it."""
+        if path not in self.state.originals:
+            try:
+                self.state.originals[path] = await self.read_text(path)
+            except ToolFailure:
+                self.state.originals[path] = None
+        try:
+            await self.sandbox.write(path, text.encode())
+        except SandboxError as error:
+            if is_retryable(error):  # our fault, not an answer for the model
+                raise
+            raise ToolFailure(f"cannot write {path}") from error
+
+    async def read_original(self, path: str) -> str | None:
+        """A file as it was when the attempt began; None when it was not there."""
+        if path in self.state.originals:
+            return self.state.originals[path]
+        if self.baseline is None:
+            return await self.read_text(path)
+        data = self.baseline.get(path)
+        return None if data is None else data.decode(errors="replace")
+
+
+def content_hash(text: str) -> str:
+    """Tells two contents of a file apart."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def scripted_messages(messages: Mapping[int, str]) -> UserMessages:
+    """A user who speaks after fixed turns (1-based), each message once."""
+    left = dict(messages)
+    return lambda turns: left.pop(turns, None)

@@ -1,0 +1,164 @@
+r"""The plain-text form of calls, for templates without call tokens.
+
+Owns the grammar both ways: `write_call` and `parse_calls`.
+
+    <call tool="edit_file">
+    <path>pkg/core.py</path>
+    <old>
+    return 1
+    </old>
+    </call>
+
+A value runs to the first closing tag of its own argument, whatever stands in between; that closing
+tag itself is written with a backslash (`<\/old>`, and one more for each backslash there is). A line
+end after the opening tag and one before the closing tag belong to the form. Nothing else may stand
+in a call. Text in, calls and prose out: a call that breaks the grammar becomes a result the model
+can read, nothing is guessed and nothing raises.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+
+from ostinato.infra.agent.definitions import Tool, check_arguments, strings_from_json
+from ostinato.infra.agent.parse import ParsedAnswer, ParsedCall
+from ostinato.infra.agent.transcript import CallStatus
+
+CALL_END = "</call>"
+_CALL = re.compile(r"<call(?=[\s>])")
+_OPENING = re.compile(r'<call tool="([a-z][a-z0-9_]*)">')
+_ARGUMENT = re.compile(r"<([a-z][a-z0-9_]*)>")
+_CLOSING = r"<(\\*)/{}>"
+
+
+def write_call(tool: str, arguments: Mapping[str, str]) -> str:
+    """A call as a model writes it; `parse_calls` gives back the same arguments."""
+    lines = [f'<call tool="{tool}">']
+    for name, value in arguments.items():
+        escaped = re.sub(_CLOSING.format(name), rf"<\1\\/{name}>", value)
+        # Only a value that would lose its own line ends needs the two of the form.
+        needs_lines = "\n" in value
+        lines.append(f"<{name}>\n{escaped}\n</{name}>" if needs_lines else _inline(name, escaped))
+    return "\n".join([*lines, CALL_END])
+
+
+def _inline(name: str, value: str) -> str:
+    return f"<{name}>{value}</{name}>"
+
+
+def parse_calls(text: str, tools: Mapping[str, Tool]) -> ParsedAnswer:
+    """Splits an answer into calls and prose. Calls to tools outside `tools` are unknown."""
+    calls: list[ParsedCall] = []
+    prose: list[str] = []
+    position = 0
+    while found := _CALL.search(text, position):
+        prose.append(text[position : found.start()])
+        call, position = _parse_call(text, found.start(), tools)
+        calls.append(call)
+    prose.append(text[position:])
+    outside = "".join(prose).strip()
+    if not calls and CALL_END in outside:
+        calls.append(_malformed("", f'{CALL_END} without <call tool="NAME"> before it'))
+    return ParsedAnswer(tuple(calls), outside)
+
+
+def call_from_json(
+    name: str, arguments_json: str, tools: Mapping[str, Tool], call_id: str = ""
+) -> ParsedCall:
+    """A call that came as an API's function call, checked as strictly as a written one."""
+    if name not in tools:
+        return _unknown(name, {"arguments": arguments_json}, tools, call_id)
+    tool = tools[name]
+    try:
+        given = json.loads(arguments_json or "{}")
+    except (ValueError, RecursionError) as error:
+        return _malformed(name, f"arguments are not JSON: {error}", call_id)
+    if not isinstance(given, dict):
+        return _malformed(name, f"arguments are {arguments_json[:60]}, wanted an object", call_id)
+    strings, error = strings_from_json(tool, given)
+    if error:
+        return ParsedCall(name, {}, CallStatus.INVALID_ARGUMENTS, error, call_id=call_id)
+    return _checked(tool, strings, call_id)
+
+
+class _Broken(Exception):
+    """Where and why a call stopped making sense."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(reason)
+        self.position, self.reason = position, reason
+
+
+def _parse_call(text: str, start: int, tools: Mapping[str, Tool]) -> tuple[ParsedCall, int]:
+    """The call at `start` and where the text goes on after it."""
+    opening = _OPENING.match(text, start)
+    if opening is None:
+        tag = text[start : start + 40].split("\n", 1)[0]
+        return _resume(text, start, "", f'{tag!r} opens no call, wanted <call tool="NAME">')
+    name = opening.group(1)
+    try:
+        arguments, end = _parse_arguments(text, opening.end())
+    except _Broken as broken:
+        return _resume(text, broken.position, name, broken.reason)
+    if name not in tools:
+        return _unknown(name, arguments, tools), end
+    return _checked(tools[name], arguments), end
+
+
+def _parse_arguments(text: str, position: int) -> tuple[dict[str, str], int]:
+    arguments: dict[str, str] = {}
+    while True:
+        position = _skip_space(text, position)
+        if text.startswith(CALL_END, position):
+            return arguments, position + len(CALL_END)
+        opening = _ARGUMENT.match(text, position)
+        if opening is None:
+            seen = text[position : position + 40].split("\n", 1)[0]
+            reason = f"{seen!r} in a call, wanted an <argument> or {CALL_END}"
+            raise _Broken(position, reason if seen else f"{CALL_END} is missing")
+        name = opening.group(1)
+        closing = f"</{name}>"
+        end = text.find(closing, opening.end())
+        if end < 0:
+            raise _Broken(opening.end(), f"{closing} is missing")
+        if name in arguments:
+            raise _Broken(end, f"{name} is given twice")
+        arguments[name] = _read_value(name, text[opening.end() : end])
+        position = end + len(closing)
+
+
+def _read_value(name: str, raw: str) -> str:
+    if len(raw) >= 2 and raw[0] == raw[-1] == "\n":
+        raw = raw[1:-1]
+    return re.sub(rf"<\\(\\*)/{name}>", rf"<\1/{name}>", raw)
+
+
+def _skip_space(text: str, position: int) -> int:
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
+
+
+def _resume(text: str, position: int, name: str, reason: str) -> tuple[ParsedCall, int]:
+    """After a broken call reading goes on behind the next end of a call, else nowhere: what follows
+    may be the rest of a value, and must not run.
+    """
+    end = text.find(CALL_END, position)
+    return _malformed(name, reason), len(text) if end < 0 else end + len(CALL_END)
+
+
+def _malformed(name: str, reason: str, call_id: str = "") -> ParsedCall:
+    return ParsedCall(name, {}, CallStatus.MALFORMED, reason, call_id=call_id)
+
+
+def _unknown(
+    name: str, arguments: dict[str, str], tools: Mapping[str, Tool], call_id: str = ""
+) -> ParsedCall:
+    error = f"no tool {name[:60]}, wanted one of {', '.join(tools)}"
+    return ParsedCall(name, arguments, CallStatus.UNKNOWN_TOOL, error, call_id=call_id)
+
+
+def _checked(tool: Tool, arguments: dict[str, str], call_id: str = "") -> ParsedCall:
+    checked = check_arguments(tool, arguments)
+    status = CallStatus.INVALID_ARGUMENTS if checked.error else CallStatus.OK
+    return ParsedCall(tool.name, arguments, status, checked.error, checked.values, call_id)

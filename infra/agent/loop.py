@@ -1,0 +1,294 @@
+"""The agent loop: one attempt from prompt to transcript.
+
+`run_agent` (over a model client, in tokens) and `run_conversation` (over any conversation). A
+model, an environment, a request and limits in; a `Transcript` out. Failures of the engine, the
+sandbox or the clock end the attempt with a reason; they do not raise. It grades nothing.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+from ostinato.infra.agent.catalogues import enabled_tools
+from ostinato.infra.agent.config import AgentRequest, HarnessConfig
+from ostinato.infra.agent.conversation import Answer, Conversation, TokenConversation, call_reader
+from ostinato.infra.agent.environment import AgentEnvironment
+from ostinato.infra.agent.execute import CallResult, execute_calls
+from ostinato.infra.agent.full_file_tools import policy_of
+from ostinato.infra.agent.parse import ParsedAnswer
+from ostinato.infra.agent.prompts import (
+    SUMMARY_REQUEST,
+    budget_note,
+    summary_request,
+    write_continuation,
+    write_first_message,
+    write_system_prompt,
+)
+from ostinato.infra.agent.transcript import CallStatus, EndReason, Transcript, TurnRecord
+from ostinato.infra.platform.errors import (
+    AgentError,
+    EngineError,
+    OstinatoError,
+    SandboxError,
+    is_retryable,
+)
+from ostinato.models.decode.protocol import ModelClient
+from ostinato.models.rendering import Renderer
+
+__all__ = ["MODEL_FAULTS", "SUMMARY_REQUEST", "OnTurn", "run_agent", "run_conversation"]
+
+MODEL_FAULTS = (CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.INVALID_ARGUMENTS)
+SUMMARY_MARGIN_TOKENS = 96  # the request for a summary and its header
+OnTurn = Callable[[TurnRecord], Awaitable[None]]
+Ending = tuple[EndReason, str]
+
+
+async def run_agent(
+    model: ModelClient,
+    renderer: Renderer,
+    environment: AgentEnvironment,
+    request: AgentRequest,
+    config: HarnessConfig,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    on_turn: OnTurn | None = None,
+) -> Transcript:
+    """Runs the attempt to its end. `on_turn` hears of each turn as it completes."""
+    conversation = open_conversation(model, renderer, environment, request, config)
+    try:
+        return await run_conversation(
+            conversation, environment, request.prompt, config, clock=clock, on_turn=on_turn
+        )
+    finally:
+        await conversation.close()
+
+
+def open_conversation(
+    model: ModelClient,
+    renderer: Renderer,
+    environment: AgentEnvironment,
+    request: AgentRequest,
+    config: HarnessConfig,
+) -> TokenConversation:
+    """The attempt's conversation in tokens, opened with the dialect's prompts."""
+    policy = policy_of(environment, config)
+    tools = enabled_tools(config, policy)
+    system, prompt = request.system_prompt, request.prompt
+    if config.dialect == "full":
+        if system is None:
+            system = write_system_prompt(tools.values(), config, policy, request.facts)
+        prompt = write_first_message(prompt, request.facts)
+    return TokenConversation(
+        model, renderer, request, call_reader(config, tools), prompt=prompt, system_prompt=system
+    )
+
+
+async def run_conversation(
+    conversation: Conversation,
+    environment: AgentEnvironment,
+    prompt: str,
+    config: HarnessConfig,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    on_turn: OnTurn | None = None,
+) -> Transcript:
+    """Takes turns until something ends the attempt. `prompt`: what a segment after a summary begins
+    with; the conversation has been told already.
+    """
+    started = clock()
+    attempt = _Attempt(conversation, environment, prompt, config, on_turn)
+    detail = ""
+    try:
+        async with asyncio.timeout(config.attempt_time_limit_seconds):
+            end_reason, detail = await attempt.run()
+    except TimeoutError:
+        end_reason = EndReason.TIMED_OUT
+        detail = f"attempt ran longer than {config.attempt_time_limit_seconds:g} seconds"
+    except EngineError as error:
+        end_reason, detail = EndReason.ENGINE_FAILED, str(error)
+    except (SandboxError, AgentError) as error:
+        end_reason, detail = EndReason.SANDBOX_FAILED, str(error)
+    except OstinatoError as error:
+        if not is_retryable(error):
+            raise
+        end_reason, detail = EndReason.SANDBOX_FAILED, f"{type(error).__name__}: {error}"
+    return Transcript(
+        segments=conversation.segments(),
+        turns=tuple(attempt.turns),
+        end_reason=end_reason,
+        final_message=attempt.final_message,
+        detail=detail,
+        wall_seconds=clock() - started,
+    )
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """The running state of one attempt."""
+
+    conversation: Conversation
+    environment: AgentEnvironment
+    prompt: str
+    config: HarnessConfig
+    on_turn: OnTurn | None
+    turns: list[TurnRecord] = field(default_factory=list)
+    final_message: str = ""
+    generated_tokens: int = 0
+    broken_turns: int = 0
+    num_summaries: int = 0
+
+    async def run(self) -> Ending:
+        """Takes turns until something ends the attempt; the reason and its detail."""
+        while True:
+            answer = await self._answer()
+            if answer is None:
+                return EndReason.TOKEN_LIMIT, ""
+            if not answer.is_whole:
+                await self._record(answer, [])
+                return EndReason.TOKEN_LIMIT, f"answer cut: {answer.cut_reason}"
+            results = await self._execute(answer.parsed) if answer.parsed.calls else []
+            said = self._user_message()
+            await self._record(answer, results, said)
+            if not answer.parsed.calls and said is None:
+                self.final_message = answer.parsed.prose
+                return EndReason.FINISHED, ""
+            ending = self._check_progress()
+            if ending is not None:
+                return ending
+            self._tell(results, said)
+            ending = await self._summarise_if_due()
+            if ending is not None:
+                return ending
+
+    async def _answer(self, limit_tokens: int | None = None) -> Answer | None:
+        """The next answer; None when no token may be sampled any more."""
+        context_left = self.config.context_tokens - self.conversation.num_tokens
+        if limit_tokens is None:
+            context_left -= self._reserve_tokens()
+        budget = min(context_left, self.config.max_generated_tokens - self.generated_tokens)
+        if budget <= 0:
+            return None
+        answer = await self.conversation.answer(min(budget, limit_tokens or budget))
+        self.generated_tokens += answer.generated_tokens
+        return answer
+
+    def _reserve_tokens(self) -> int:
+        """Context kept free so that a summary can always be asked for and written."""
+        config = self.config
+        if config.summarise_at_tokens is None or self.num_summaries >= config.max_summaries:
+            return 0
+        if config.summary_limit_tokens is None:
+            return 0
+        return config.summary_limit_tokens + SUMMARY_MARGIN_TOKENS
+
+    def _user_message(self) -> str | None:
+        """What the user says after the turn under way."""
+        ask = self.environment.user_messages
+        return ask(len(self.turns) + 1) if ask is not None else None
+
+    def _tell(self, results: list[CallResult], said: str | None) -> None:
+        """Shows the results, and after them what the user said meanwhile."""
+        config = self.config
+        note, room = None, None
+        if config.announce_turns or config.announce_tokens:
+            left = config.max_generated_tokens - self.generated_tokens
+            note = budget_note(config, config.max_turns - len(self.turns), left)
+        if config.summarise_at_tokens is not None:
+            room = config.context_tokens - self.conversation.num_tokens - self._reserve_tokens()
+        if results:
+            self.conversation.append_results([result.text for result in results], note, room)
+        if said is not None:
+            self.conversation.append_user(said)
+
+    async def _execute(self, answer: ParsedAnswer) -> list[CallResult]:
+        limit = self.config.max_calls_per_turn
+        refused = [
+            replace(
+                call,
+                status=CallStatus.INVALID_ARGUMENTS,
+                error=f"more than {limit} calls in a turn",
+            )
+            for call in answer.calls[limit:]
+        ]
+        return await execute_calls(
+            [*answer.calls[:limit], *refused],
+            self.environment,
+            self.config,
+            turn=len(self.turns) + 1,
+        )
+
+    async def _record(
+        self,
+        answer: Answer,
+        results: list[CallResult],
+        said: str | None = None,
+        *,
+        is_summary: bool = False,
+    ) -> None:
+        turn = TurnRecord(
+            generated_tokens=answer.generated_tokens,
+            text=answer.text.strip() if is_summary else answer.text,
+            calls=tuple(result.record for result in results),
+            results=tuple(result.text for result in results),
+            is_summary=is_summary,
+            user_message=said or "",
+        )
+        self.turns.append(turn)
+        if self.on_turn is not None:
+            await self.on_turn(turn)
+
+    def _check_progress(self) -> Ending | None:
+        """Ends attempts that only break calls, repeat themselves or are out of turns."""
+        turn = self.turns[-1]
+        is_broken = bool(turn.calls) and all(call.status in MODEL_FAULTS for call in turn.calls)
+        self.broken_turns = self.broken_turns + 1 if is_broken else 0
+        if self.broken_turns >= self.config.max_broken_turns:
+            return EndReason.BROKEN_CALLS, f"{self.broken_turns} turns of broken calls in a row"
+        if len(self.turns) > 1 and turn.calls and not turn.user_message:
+            previous = self.turns[-2]
+            if turn.text == previous.text and _same_results(turn, previous):
+                return EndReason.BROKEN_CALLS, "the same turn twice with the same results"
+        if len(self.turns) >= self.config.max_turns:
+            return EndReason.TURN_LIMIT, ""
+        return None
+
+    async def _summarise_if_due(self) -> Ending | None:
+        """Past the trigger, the model writes a summary and the next segment starts from it.
+
+        Bounded three times: by max_summaries, by the turn that each summary counts as, and by the
+        tokens that it is sampled from.
+        """
+        config = self.config
+        trigger = config.summarise_at_tokens
+        if trigger is None or self.conversation.num_tokens < trigger:
+            return None
+        if self.num_summaries >= config.max_summaries:
+            return None
+        self.conversation.append_user(summary_request(config))
+        limit = config.summary_limit_tokens
+        answer = await self._answer(limit or config.context_tokens)
+        if answer is None:
+            return EndReason.TOKEN_LIMIT, "no room for a summary"
+        await self._record(answer, [], is_summary=True)
+        is_long = limit is not None and answer.generated_tokens >= limit
+        if not answer.is_whole and not is_long:
+            return EndReason.TOKEN_LIMIT, f"summary cut: {answer.cut_reason}"
+        self.num_summaries += 1
+        state = self.environment.state
+        await self.conversation.restart(
+            write_continuation(self.prompt, answer.text.strip(), state, self.num_summaries, config)
+        )
+        return None
+
+
+def _same_results(turn: TurnRecord, previous: TurnRecord) -> bool:
+    """Whether two turns read the same; the ids in front of results do not count."""
+
+    def bodies(record: TurnRecord) -> list[str]:
+        return [
+            result.partition("\n")[2] if call.call_id else result
+            for call, result in zip(record.calls, record.results, strict=True)
+        ]
+
+    return bodies(turn) == bodies(previous)

@@ -1,0 +1,180 @@
+"""A conversation with a model behind an OpenAI-style API.
+
+`MessageConversation`: the same loop and tools as in training, over `/v1/chat/completions`. The
+server keeps the tokens (our gateway continues the very tokens it sampled), so there are no segments
+here. Works with any server that speaks the format; our own also names the interaction each answer
+was recorded as. It runs no tools.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from ostinato.infra.agent.conversation import INTERRUPTED, Answer, cut_to_fit
+from ostinato.infra.agent.definitions import Tool, tool_schemas
+from ostinato.infra.agent.full_calls import call_from_json
+from ostinato.infra.agent.parse import ParsedAnswer, ParsedCall
+from ostinato.infra.agent.transcript import Segment
+from ostinato.infra.platform.errors import ConfigError, EngineError
+
+CHARACTERS_PER_TOKEN = 3.5  # of results the server has not counted yet
+INTERACTION_HEADER = "x-ostinato-interaction"
+SESSION_HEADER = "x-ostinato-session"
+CONTEXT_FULL = "context_length_exceeded"
+
+
+@dataclass(slots=True)
+class MessageConversation:
+    """Messages so far, and the client that sends them."""
+
+    client: httpx.AsyncClient  # with the server's address and the key
+    model_name: str
+    tools: Mapping[str, Tool]
+    read_calls: Callable[[str], ParsedAnswer]  # for calls a server leaves in the text
+    prompt: str
+    system_prompt: str | None = None
+    temperature: float = 1.0
+    session_id: str = ""
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    interaction_ids: list[str] = field(default_factory=list)
+    num_restarts: int = 0
+    _counted_tokens: int = 0
+    _uncounted_characters: int = 0
+    _pending_ids: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._open(self.prompt)
+
+    @property
+    def num_tokens(self) -> int:
+        """What the server counted, and an estimate of what it has not seen yet."""
+        return self._counted_tokens + int(self._uncounted_characters / CHARACTERS_PER_TOKEN)
+
+    @property
+    def num_segments(self) -> int:
+        """Conversations begun."""
+        return self.num_restarts + 1
+
+    async def answer(self, max_new_tokens: int) -> Answer:
+        """The next assistant message."""
+        body = {
+            "model": self.model_name,
+            "messages": self.messages,
+            "tools": tool_schemas(self.tools.values()),
+            "temperature": self.temperature,
+            "max_tokens": max_new_tokens,
+        }
+        reply = await self._post(body)
+        if reply is None:
+            return Answer("", ParsedAnswer((), ""), 0, is_whole=False, cut_reason="context")
+        choice = reply["choices"][0]
+        message = choice["message"]
+        usage = reply.get("usage") or {}
+        self._counted_tokens = int(usage.get("total_tokens", self.num_tokens))
+        self._uncounted_characters = 0
+        is_whole = choice["finish_reason"] in ("stop", "tool_calls")
+        content = message.get("content") or ""
+        calls = message.get("tool_calls") or []
+        self.messages.append(
+            {"role": "assistant", "content": content or None}
+            | ({"tool_calls": calls} if calls else {})
+        )
+        parsed = self._parse(content, calls) if is_whole else ParsedAnswer((), content)
+        self._pending_ids = [
+            call.call_id or f"call_{index}" for index, call in enumerate(parsed.calls, start=1)
+        ]
+        return Answer(
+            text=content + "".join(_written(call) for call in calls),
+            parsed=parsed,
+            generated_tokens=int(usage.get("completion_tokens", 0)),
+            is_whole=is_whole,
+            cut_reason="" if is_whole else str(choice["finish_reason"]),
+        )
+
+    def append_results(
+        self, results: Sequence[str], note: str | None, room_tokens: int | None
+    ) -> None:
+        """One tool message a call, in call order; the note ends the last."""
+        texts = list(results)
+        if room_tokens is not None:
+            each = int(max(0, room_tokens) * CHARACTERS_PER_TOKEN / max(1, len(texts)))
+            texts = [text if len(text) <= each else cut_to_fit(text, each) for text in texts]
+        if note is not None and texts:
+            texts[-1] = f"{texts[-1]}\n[{note}]"
+        for call_id, text in zip(self._pending_ids, texts, strict=True):
+            self._append({"role": "tool", "tool_call_id": call_id, "content": text})
+        self._pending_ids = []
+
+    def append_user(self, text: str) -> None:
+        """A further message of the user; calls that were interrupted are answered first."""
+        if self._pending_ids:
+            self.append_results([INTERRUPTED] * len(self._pending_ids), None, None)
+        self._append({"role": "user", "content": text})
+
+    async def restart(self, prompt: str) -> None:
+        """Forgets the messages; the next conversation begins with `prompt`."""
+        self.num_restarts += 1
+        self._open(prompt)
+
+    def segments(self) -> tuple[Segment, ...]:
+        """None: the server has the tokens."""
+        return ()
+
+    async def close(self) -> None:
+        """The client belongs to whoever opened it."""
+
+    def _open(self, prompt: str) -> None:
+        self.messages, self._pending_ids = [], []
+        self._counted_tokens = self._uncounted_characters = 0
+        if self.system_prompt is not None:
+            self._append({"role": "system", "content": self.system_prompt})
+        self.append_user(prompt)
+
+    def _append(self, message: dict[str, Any]) -> None:
+        self.messages.append(message)
+        self._uncounted_characters += len(message["content"])
+
+    def _parse(self, content: str, calls: Sequence[Mapping[str, Any]]) -> ParsedAnswer:
+        if not calls:
+            return self.read_calls(content)
+        return ParsedAnswer(tuple(self._parse_call(call) for call in calls), content)
+
+    def _parse_call(self, call: Mapping[str, Any]) -> ParsedCall:
+        function = call["function"]
+        return call_from_json(
+            function["name"], function.get("arguments") or "{}", self.tools, call["id"]
+        )
+
+    async def _post(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        """The reply; None when the messages are longer than the server's context."""
+        headers = {SESSION_HEADER: self.session_id} if self.session_id else {}
+        try:
+            response = await self.client.post("/chat/completions", json=body, headers=headers)
+        except httpx.HTTPError as error:
+            where = self.client.base_url
+            raise EngineError(f"{where}: {type(error).__name__}: {error}") from error
+        if response.status_code in (400, 401, 403, 404):
+            raise ConfigError(
+                f"{self.client.base_url} says {response.status_code}: {_said(response)}"
+            )
+        if response.status_code != 200:
+            raise EngineError(
+                f"{self.client.base_url} says {response.status_code}: {_said(response)}"
+            )
+        if INTERACTION_HEADER in response.headers:
+            self.interaction_ids.append(response.headers[INTERACTION_HEADER])
+        return response.json()
+
+
+def _written(call: Mapping[str, Any]) -> str:
+    function = call["function"]
+    return f"\n{function['name']}({function.get('arguments') or ''})"
+
+
+def _said(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return response.text[:300]

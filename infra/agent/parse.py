@@ -1,0 +1,125 @@
+"""Reads the calls of the compact dialect out of an answer.
+
+`ParsedCall` and `ParsedAnswer` (of both dialects) and the grammar of the token form:
+`<tool>ARGUMENTS</tool>`, where arguments are `<name>value</name>` and what is left over is the
+tool's primary argument. Text in; calls, each either well formed or with its error, and the prose
+around them out. Nothing is guessed and nothing raises: a call that breaks the grammar becomes a
+result the model can read.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from ostinato.infra.agent.definitions import Tool, Value
+from ostinato.infra.agent.tools import TOOLS
+from ostinato.infra.agent.transcript import CallStatus
+
+_OPENING = re.compile(r"<([a-z][a-z0-9_]*)>")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """One call. `status` is OK when it may run; otherwise `error` says why not."""
+
+    tool: str
+    arguments: dict[str, str] = field(default_factory=dict)
+    status: CallStatus = CallStatus.OK
+    error: str = ""
+    values: dict[str, Value] = field(default_factory=dict)  # typed; the full dialect's only
+    call_id: str = ""  # given by an API; empty: numbered by turn and place
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """The calls in order and the text outside of them."""
+
+    calls: tuple[ParsedCall, ...]
+    prose: str
+
+
+def parse_answer(text: str, enabled_tools: Collection[str]) -> ParsedAnswer:
+    """Splits an answer into calls and prose. Calls to tools outside `enabled_tools` are unknown."""
+    calls: list[ParsedCall] = []
+    prose: list[str] = []
+    position = 0
+    while opening := _OPENING.search(text, position):
+        name = opening.group(1)
+        closing = f"</{name}>"
+        end = text.find(closing, opening.end())
+        if end < 0:
+            if name not in TOOLS:  # a lone <word> is prose
+                prose.append(text[position : opening.end()])
+                position = opening.end()
+                continue
+            prose.append(text[position : opening.start()])
+            calls.append(
+                ParsedCall(name, status=CallStatus.MALFORMED, error=f"{closing} is missing")
+            )
+            position = len(text)
+            break
+        prose.append(text[position : opening.start()])
+        calls.append(_parse_call(name, text[opening.end() : end], enabled_tools))
+        position = end + len(closing)
+    prose.append(text[position:])
+    outside = "".join(prose).strip()
+    if not calls:
+        stray = next((tool for tool in TOOLS if f"</{tool}>" in outside), None)
+        if stray is not None:
+            error = f"<{stray}> is missing"
+            calls.append(ParsedCall(stray, status=CallStatus.MALFORMED, error=error))
+    return ParsedAnswer(tuple(calls), outside)
+
+
+def _parse_call(name: str, body: str, enabled_tools: Collection[str]) -> ParsedCall:
+    if name not in enabled_tools:
+        error = f"no tool {name}, wanted one of {' '.join(enabled_tools)}"
+        return ParsedCall(name, {"body": body}, CallStatus.UNKNOWN_TOOL, error)
+    tool = TOOLS[name]
+    arguments: dict[str, str] = {}
+    rest = body
+    while opening := _OPENING.match(rest.lstrip()):
+        argument = tool.argument(opening.group(1))
+        if argument is None:
+            break
+        rest = rest.lstrip()
+        closing = f"</{argument.name}>"
+        end = rest.find(closing, opening.end())
+        if end < 0:
+            return ParsedCall(name, arguments, CallStatus.MALFORMED, f"{closing} is missing")
+        if argument.name in arguments:
+            error = f"{argument.name} is given twice"
+            return ParsedCall(name, arguments, CallStatus.INVALID_ARGUMENTS, error)
+        value = rest[opening.end() : end]
+        arguments[argument.name] = value if argument.is_text else value.strip()
+        rest = rest[end + len(closing) :]
+    error = _take_rest(tool, arguments, rest) or _check(tool, arguments)
+    if error:
+        return ParsedCall(name, arguments, CallStatus.INVALID_ARGUMENTS, error)
+    return ParsedCall(name, arguments)
+
+
+def _take_rest(tool: Tool, arguments: dict[str, str], rest: str) -> str:
+    """Stores what follows the tagged arguments as the primary argument; says why it cannot."""
+    if not rest.strip():
+        return ""
+    if tool.primary in arguments:
+        return f"text after {tool.primary}"
+    primary = tool.argument(tool.primary)
+    assert primary is not None
+    arguments[tool.primary] = rest if primary.is_text else rest.strip()
+    return ""
+
+
+def _check(tool: Tool, arguments: dict[str, str]) -> str:
+    for argument in tool.arguments:
+        if argument.is_required and not arguments.get(argument.name, "").strip():
+            return f"{argument.name} is missing"
+    if tool.name != "edit_file":
+        return ""
+    given = {name for name in ("old", "new", "lines") if name in arguments}
+    if given not in ({"old", "new"}, {"lines"}):
+        return "wanted <Ln>text lines, or path, old and new"
+    if "old" in given and not arguments.get("path"):
+        return "path is missing"
+    return ""

@@ -1,0 +1,64 @@
+"""Numbered places: a search result that can be read by pointing at one of its lines.
+
+A result of grep or codebase_search in; the same with a line tag before every place it names, and
+what each tag stands for, out. Later a call of read_file with such a tag in; the call that names the
+function around that place out, so that locks, records and grading never see a tag. A tag means the
+last result that named places.
+"""
+
+import re
+from dataclasses import replace
+
+from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure
+from ostinato.infra.agent.parse import ParsedCall
+from ostinato.infra.agent.regions import name_at
+from ostinato.infra.agent.transcript import CallStatus
+from ostinato.models.rendering.vocabulary import LINE_TAGS, NUM_LINE_TAGS, line_tag
+
+LISTING_TOOLS = frozenset({"grep", "codebase_search"})
+Places = dict[str, tuple[str, int]]
+"""Tag -> path and line of the file (1-based)."""
+_PLACE = re.compile(r"([^\s:]+):(\d+)(?=:|-\d+ )")
+
+
+def tag_places(text: str) -> tuple[str, Places]:
+    """The result with tags, and their meaning; lines that name no place have none."""
+    places: Places = {}
+    lines = text.split("\n")
+    for index, line in enumerate(lines):
+        named = _PLACE.match(line)
+        if named is not None and len(places) < NUM_LINE_TAGS:
+            tag = line_tag(len(places) + 1)
+            places[tag] = (named[1], int(named[2]))
+            lines[index] = tag + line
+    return "\n".join(lines), places
+
+
+def find_place(result: str, path: str, symbol: str) -> str | None:
+    """What read_file is given for the line of a result where a function begins: the line's tag, or
+    file and name where lines have no tags. None when no line shows it.
+    """
+    name = re.escape(symbol.rpartition(".")[2])
+    line = rf"^(<L\d+>)?{re.escape(path)}:\d+(?:-\d+ |:)\s*(?:async )?def {name}\("
+    found = re.search(line, result, re.MULTILINE)
+    return None if found is None else found[1] or f"{path}::{symbol}"
+
+
+async def follow_place(call: ParsedCall, environment: AgentEnvironment) -> ParsedCall:
+    """A read_file that points at a place, as the one that names what is there; others as they are.
+
+    Refuses a tag that the last result does not have.
+    """
+    tag = call.arguments.get("path", "")
+    if call.tool != "read_file" or call.status is not CallStatus.OK or tag not in LINE_TAGS:
+        return call
+    place = environment.state.places.get(tag)
+    if place is None:
+        error = f"the last search result has no {tag}"
+        return replace(call, status=CallStatus.INVALID_ARGUMENTS, error=error)
+    path, number = place
+    try:
+        name = name_at((await environment.read_text(path)).split("\n"), number)
+    except ToolFailure:
+        name = ""  # gone since: read_file says so
+    return replace(call, arguments={"path": f"{path}::{name}" if name else f"{path}:{number}"})

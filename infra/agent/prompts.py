@@ -1,0 +1,130 @@
+"""The words of the harness: system prompt, first message, summary request, notes.
+
+Made from tool definitions, policy and facts alone: equal inputs give equal bytes; no clock and no
+environment is read. The compact dialect has no system prompt; its models know their tools by their
+tokens.
+"""
+
+from collections.abc import Iterable
+
+from ostinato.infra.agent.config import HarnessConfig, PromptFacts, ToolPolicy
+from ostinato.infra.agent.definitions import Argument, Tool
+from ostinato.infra.agent.environment import HarnessState
+from ostinato.infra.agent.full_calls import write_call
+
+SUMMARY_REQUEST = "Summarise what was done and what remains."
+SUMMARY_INSTRUCTION = (
+    "The context is nearly full. Write a summary of what you know, did and decided, and what "
+    "remains; you go on from the summary alone. Call no tool in this answer."
+)
+_EXAMPLE = {"path": "src/app.py", "old": "return a\nreturn b", "new": "return b"}
+
+
+def write_system_prompt(
+    tools: Iterable[Tool], config: HarnessConfig, policy: ToolPolicy, facts: PromptFacts
+) -> str:
+    """The full dialect's system message."""
+    parts = [
+        "You are a coding agent. You work on a repository with tools until the user's request is "
+        "done, then answer with a short final message and no tool call.",
+        _describe_place(facts),
+        _describe_calls(config),
+        "# Tools",
+        *(describe_tool(tool) for tool in tools),
+        _describe_conduct(policy),
+    ]
+    if facts.rules.strip():
+        parts.append(f"# Rules of this repository\n{facts.rules.strip()}")
+    return "\n\n".join(parts)
+
+
+def write_first_message(prompt: str, facts: PromptFacts) -> str:
+    """The user's message after what the user has looked at lately."""
+    if not facts.recent_files:
+        return prompt
+    shown = "\n\n".join(
+        f"{file.path} (from line {file.first_line})\n{file.text.rstrip()}"
+        for file in facts.recent_files
+    )
+    return f"Recently viewed files:\n\n{shown}\n\nRequest:\n{prompt}"
+
+
+def write_continuation(
+    prompt: str, summary: str, state: HarnessState, num_summaries: int, config: HarnessConfig
+) -> str:
+    """The first message of the segment after a summary: request, summary, state of the work."""
+    if config.dialect == "compact":
+        return f"{prompt}\n\n{summary}"
+    parts = [prompt, f"Your summary of the work so far ({num_summaries} so far):\n{summary}"]
+    if state.todo:
+        parts.append(f"Your to-do list:\n{state.todo}")
+    if state.originals:
+        parts.append("Files you changed: " + ", ".join(sorted(state.originals)))
+    return "\n\n".join(parts)
+
+
+def summary_request(config: HarnessConfig) -> str:
+    """What asks for a summary."""
+    return SUMMARY_REQUEST if config.dialect == "compact" else SUMMARY_INSTRUCTION
+
+
+def budget_note(config: HarnessConfig, turns_left: int, tokens_left: int) -> str | None:
+    """What is left, once little is; None before."""
+    few_turns = 0 < turns_left <= config.announce_turns
+    few_tokens = 0 < tokens_left <= config.announce_tokens
+    if not few_turns and not few_tokens:
+        return None
+    turns = f"{turns_left} turn{'s' if turns_left != 1 else ''}"
+    return f"{turns} and {tokens_left} tokens left: finish what matters and answer."
+
+
+def describe_tool(tool: Tool) -> str:
+    """One tool with its arguments."""
+    lines = [f"## {tool.name}", tool.description]
+    return "\n".join([*lines, *(_describe_argument(argument) for argument in tool.arguments)])
+
+
+def _describe_argument(argument: Argument) -> str:
+    kind = {"line": "text", "list": "lines"}.get(argument.kind, argument.kind)
+    details = [kind, "required" if argument.is_required else "optional"]
+    if argument.kind in ("integer", "choice"):
+        details.insert(1, argument.wanted.removeprefix("an integer "))
+    return f"- {argument.name} ({', '.join(details)}): {argument.description}"
+
+
+def _describe_place(facts: PromptFacts) -> str:
+    lines = [f"Working directory: {facts.directory}", f"Platform: {facts.platform}"]
+    if facts.date:
+        lines.append(f"Date: {facts.date}")
+    return "\n".join(lines)
+
+
+def _describe_calls(config: HarnessConfig) -> str:
+    return (
+        "# Calls\nA call is written like this:\n"
+        f"{write_call('edit_file', _EXAMPLE)}\n"
+        "A value ends at the first closing tag of its own name; write that tag inside a value as "
+        "<\\/name>. Nothing else stands between <call> and </call>.\n"
+        f"Up to {config.max_calls_per_turn} calls may stand in one answer. They run at the same "
+        "time unless one changes what another uses; results come in the order of the calls. Put "
+        "calls that do not need each other's results into one answer."
+    )
+
+
+def _describe_conduct(policy: ToolPolicy) -> str:
+    lines = [
+        "# Conduct",
+        "- Look before you change; run the tests or check your work before you finish.",
+        "- Change only what the request needs. Do not edit tests unless asked.",
+        "- Ask the user only what the repository cannot answer.",
+    ]
+    if policy.read_before_edit:
+        lines.append("- Read a file before you change it.")
+    if policy.exact_edits:
+        lines.append("- The old text of an edit must match to the character.")
+    if policy.protected_paths:
+        lines.append("- These may not be changed: " + ", ".join(policy.protected_paths))
+    if policy.allowed_commands is not None:
+        allowed = ", ".join(policy.allowed_commands) or "none"
+        lines.append(f"- Only these terminal commands run: {allowed}")
+    return "\n".join(lines)

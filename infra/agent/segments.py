@@ -1,0 +1,71 @@
+"""Builds the token record of one conversation while it grows.
+
+`SegmentBuilder`: prompt and result tokens and `Generation`s in, one `Segment` with its parallel
+arrays out. Nothing is ever encoded again here. Shapes: T tokens, L MoE layers, K experts a token.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ostinato.infra.agent.transcript import MISSING_ROUTE, Segment
+from ostinato.models.decode.protocol import Generation
+
+
+class SegmentBuilder:
+    """The tokens of one segment so far."""
+
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        self.token_ids: list[int] = list(prompt_ids)
+        self._sampled: list[tuple[int, Generation]] = []
+
+    def append_unsampled(self, token_ids: Sequence[int]) -> None:
+        """Adds tokens of the template or of tool results."""
+        self.token_ids.extend(token_ids)
+
+    def drop_answer_header(self) -> None:
+        """Takes back the last template token, which was never sent to a model."""
+        self.token_ids.pop()
+
+    def append_generation(self, generation: Generation) -> None:
+        """Adds what the model sampled after the tokens so far."""
+        self._sampled.append((len(self.token_ids), generation))
+        self.token_ids.extend(generation.token_ids)
+
+    def build(self) -> Segment:
+        """The finished record."""
+        total = len(self.token_ids)
+        loss_mask_T = np.zeros(total, dtype=bool)
+        logprobs_T = np.zeros(total, dtype=np.float32)
+        weight_versions_T = np.full(total, -1, dtype=np.int64)
+        routed = [generation.routed_experts for _, generation in self._sampled]
+        layers, experts = next((rows.shape[1:] for rows in routed if len(rows)), (0, 0))
+        routed_experts_TLK = np.full((total, layers, experts), MISSING_ROUTE, dtype=np.int16)
+        for start, generation in self._sampled:
+            end = start + len(generation.token_ids)
+            loss_mask_T[start:end] = True
+            logprobs_T[start:end] = generation.logprobs_T
+            weight_versions_T[start:end] = generation.weight_versions_T
+            _fill_routes(routed_experts_TLK, generation)
+        return Segment(
+            token_ids_T=np.asarray(self.token_ids, dtype=np.int32),
+            loss_mask_T=loss_mask_T,
+            logprobs_T=logprobs_T,
+            weight_versions_T=weight_versions_T,
+            routed_experts_TLK=routed_experts_TLK,
+        )
+
+
+def _fill_routes(routed_experts_TLK: np.ndarray, generation: Generation) -> None:
+    """Copies the routes of positions that have none yet.
+
+    A position computed again after a weight swap keeps its first routes: those made the token
+    sampled after it.
+    """
+    rows = generation.routed_experts
+    if not len(rows):
+        return
+    start = generation.route_offset
+    target = routed_experts_TLK[start : start + len(rows)]
+    missing = target[:, 0, 0] == MISSING_ROUTE
+    target[missing] = rows[: len(target)][missing]

@@ -1,0 +1,158 @@
+"""The record of one attempt as tokens: segments, turns, and what ended it.
+
+`Segment` (one generation chain as parallel arrays, checked on creation), `ToolCallRecord`,
+`TurnRecord` and `Transcript`, and their byte form (safetensors). It does not know problems, rewards
+or tests.
+
+Shapes: T tokens of the segment (prompt, answers and tool results together), L MoE layers, K experts
+a token.
+"""
+
+import json
+from enum import StrEnum
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, model_validator
+from safetensors.numpy import load, save
+
+MISSING_ROUTE = -1  # a position whose routes the engine did not record: the trainer routes it live
+
+
+class EndReason(StrEnum):
+    """Why the harness stopped. Every attempt has exactly one."""
+
+    FINISHED = "finished"  # the model answered without a tool call
+    TURN_LIMIT = "turn_limit"
+    TOKEN_LIMIT = "token_limit"
+    BROKEN_CALLS = "broken_calls"  # too many malformed calls in a row
+    TIMED_OUT = "timed_out"
+    SANDBOX_FAILED = "sandbox_failed"
+    ENGINE_FAILED = "engine_failed"
+
+
+class CallStatus(StrEnum):
+    """Outcome of one tool call; all but OK are the error taxonomy of the harness."""
+
+    OK = "ok"
+    INVALID_ARGUMENTS = "invalid_arguments"
+    UNKNOWN_TOOL = "unknown_tool"
+    MALFORMED = "malformed"
+    ENVIRONMENT = "environment"
+    TIMEOUT = "timeout"
+
+
+class Record(BaseModel):
+    """Frozen record; arrays are allowed as fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class ToolCallRecord(Record):
+    """One call as the model wrote it and what came back."""
+
+    tool: str
+    arguments: dict[str, str]
+    status: CallStatus
+    result_characters: int
+    wall_seconds: float
+    call_id: str = ""  # unique in its turn; empty in records of the compact dialect
+
+
+class TurnRecord(Record):
+    """One model answer with its calls."""
+
+    generated_tokens: int
+    text: str
+    calls: tuple[ToolCallRecord, ...]
+    results: tuple[str, ...] = ()
+    is_summary: bool = False  # the turn that ends a segment
+    user_message: str = ""  # what the user said after this turn, while the agent was at work
+
+
+class Segment(Record):
+    """One trainable token sequence. All arrays are parallel to token_ids_T."""
+
+    schema_version: int = 1
+    token_ids_T: np.ndarray  # int32
+    loss_mask_T: np.ndarray  # bool, true on tokens the model sampled
+    logprobs_T: np.ndarray  # float32, of sampled tokens; 0 where not sampled
+    weight_versions_T: np.ndarray  # int64, of sampled tokens; -1 where not sampled
+    routed_experts_TLK: np.ndarray  # int16; MISSING_ROUTE where not recorded
+
+    @model_validator(mode="after")
+    def _parallel(self) -> "Segment":
+        total = len(self.token_ids_T)
+        for name in ("loss_mask_T", "logprobs_T", "weight_versions_T", "routed_experts_TLK"):
+            rows = len(getattr(self, name))
+            if rows != total:
+                raise ValueError(
+                    f"segment array {name} has {rows} rows, wanted {total} (one a token)"
+                )
+        if self.routed_experts_TLK.ndim != 3:
+            raise ValueError(
+                f"routed_experts_TLK has {self.routed_experts_TLK.ndim} axes, wanted 3"
+            )
+        sampled = self.loss_mask_T
+        if np.any(self.weight_versions_T[sampled] < 0):
+            raise ValueError("a sampled token has no weight version")
+        if np.any(self.logprobs_T[sampled] > 1e-4):
+            raise ValueError("a sampled token has a positive log-probability")
+        return self
+
+    @property
+    def oldest_version(self) -> int:
+        """Oldest weight version that made a token here; -1 when nothing was sampled."""
+        versions = self.weight_versions_T[self.loss_mask_T]
+        return int(versions.min()) if len(versions) else -1
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens the model made."""
+        return int(self.loss_mask_T.sum())
+
+
+class Transcript(Record):
+    """One whole attempt. `segments` has several entries when the context was summarised."""
+
+    schema_version: int = 1
+    segments: tuple[Segment, ...]
+    turns: tuple[TurnRecord, ...]
+    end_reason: EndReason
+    final_message: str
+    detail: str = ""  # the error text when the end reason is a failure
+    wall_seconds: float
+
+    def to_bytes(self) -> bytes:
+        """One safetensors blob: arrays as tensors, the rest as JSON metadata."""
+        tensors: dict[str, np.ndarray] = {}
+        for index, segment in enumerate(self.segments):
+            for name in _SEGMENT_ARRAYS:
+                array = np.ascontiguousarray(getattr(segment, name))
+                tensors[f"segments.{index}.{name}"] = array
+        rest = self.model_dump(mode="json", exclude={"segments"})
+        return save(
+            tensors, metadata={"transcript": json.dumps(rest), "segments": str(len(self.segments))}
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Transcript":
+        """Inverse of to_bytes."""
+        header_length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + header_length])["__metadata__"]
+        tensors = load(data)
+        segments = tuple(
+            Segment.model_validate(
+                {name: tensors[f"segments.{index}.{name}"] for name in _SEGMENT_ARRAYS}
+            )
+            for index in range(int(metadata["segments"]))
+        )
+        return cls(segments=segments, **json.loads(metadata["transcript"]))
+
+
+_SEGMENT_ARRAYS = (
+    "token_ids_T",
+    "loss_mask_T",
+    "logprobs_T",
+    "weight_versions_T",
+    "routed_experts_TLK",
+)

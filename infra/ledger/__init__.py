@@ -1,7 +1,0 @@
-"""What must survive every process, as rows: runs, artifacts, the journal, promotions, interactions,
-cycles.
-"""
-
-from infra.ledger.ledger import Ledger, open_ledger
-
-__all__ = ["Ledger", "open_ledger"]

@@ -1,6 +1,0 @@
-"""Bytes by key, on a local directory or an S3 bucket, behind one interface."""
-
-from infra.objects.checksum import checksum_bytes, checksum_file
-from infra.objects.store import ObjectStore, open_object_store
-
-__all__ = ["ObjectStore", "checksum_bytes", "checksum_file", "open_object_store"]

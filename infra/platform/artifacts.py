@@ -1,0 +1,248 @@
+"""Artifacts: what a stage leaves for the next, as files with identity and lineage.
+
+Bytes go to the object store under a prefix that ends in `artifact.json`, written last: without it
+the artifact does not exist. The ledger only indexes; it is rebuilt from `artifact.json` when a kill
+came between the two.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ostinato.infra.platform.errors import ConfigError, StorageError
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.ledger.rows import ArtifactRow
+from ostinato.infra.platform.objects import ObjectStore, checksum_file
+
+_MANIFEST = "artifact.json"
+
+
+class ArtifactRef(BaseModel):
+    """A published artifact, by reference."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str
+    name: str
+    version: int
+    fingerprint: str = Field(description="of the recipe and parents that made it")
+    object_prefix: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}@{self.version}"
+
+
+class ArtifactFile(BaseModel):
+    """One file of an artifact."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    size_bytes: int
+    checksum: str
+
+
+class Manifest(BaseModel):
+    """The content of artifact.json."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: int = 1
+    kind: str
+    name: str
+    fingerprint: str
+    parents: tuple[ArtifactRef, ...]
+    metadata: dict[str, Any]
+    files: tuple[ArtifactFile, ...]
+    created_at: float
+
+
+def fingerprint(recipe: object, parents: Sequence[ArtifactRef] = ()) -> str:
+    """Identity of what `recipe` (a pydantic model or JSON value) makes out of `parents`: 16 hex
+    digits.
+    """
+    lineage = [f"{parent.kind}/{parent.name}/{parent.fingerprint}" for parent in parents]
+    canonical = json.dumps(
+        {"recipe": _as_json(recipe), "parents": lineage},
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=True,
+        allow_nan=False,
+    )
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def _as_json(value: object) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, dict):
+        return {str(key): _as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(item) for item in value]
+    return value
+
+
+class Artifacts:
+    """Publishes, finds and fetches artifacts."""
+
+    def __init__(self, objects: ObjectStore, ledger: Ledger) -> None:
+        self._objects = objects
+        self._ledger = ledger
+
+    def find(self, kind: str, name: str, fingerprint: str) -> ArtifactRef | None:
+        """The finished artifact of this recipe, if there is one."""
+        manifest = self._manifest(_prefix(kind, name, fingerprint))
+        if manifest is None:
+            return None
+        row = self._ledger.artifacts.find(kind, name, fingerprint)
+        return _ref(row if row is not None else self._index(manifest))
+
+    def get(self, reference: str) -> ArtifactRef:
+        """The artifact that `str` of its reference names, kind/name@version; ConfigError when there
+        is none.
+        """
+        kind, _, rest = reference.partition("/")
+        name, _, version = rest.rpartition("@")
+        for row in self._ledger.artifacts.list(kind, name):
+            if str(row.version) == version:
+                return _ref(row)
+        known = ", ".join(str(_ref(row)) for row in self._ledger.artifacts.list(kind)) or "none"
+        raise ConfigError(
+            f"artifact {reference!r} is not in the ledger, wanted kind/name@version; "
+            f"of this kind: {known}"
+        )
+
+    def publish(
+        self,
+        kind: str,
+        name: str,
+        fingerprint: str,
+        directory: Path,
+        parents: Sequence[ArtifactRef] = (),
+        metadata: dict[str, Any] | None = None,
+    ) -> ArtifactRef:
+        """Upload all files under `directory`, then the manifest, then index it.
+
+        A fingerprint that is already published keeps its first content: nothing is uploaded.
+        """
+        known = self.find(kind, name, fingerprint)
+        if known is not None:
+            return known
+        prefix = _prefix(kind, name, fingerprint)
+        paths = sorted(path for path in directory.rglob("*") if path.is_file())
+        if not paths:
+            raise StorageError(
+                f"artifact {kind}/{name} {fingerprint}: no file in {directory}, wanted 1 or more"
+            )
+        files = []
+        for path in paths:
+            relative = path.relative_to(directory).as_posix()
+            checksum = self._objects.put_file(f"{prefix}/files/{relative}", path)
+            files.append(
+                ArtifactFile(path=relative, size_bytes=path.stat().st_size, checksum=checksum)
+            )
+        manifest = Manifest(
+            kind=kind,
+            name=name,
+            fingerprint=fingerprint,
+            parents=tuple(parents),
+            metadata=metadata or {},
+            files=tuple(files),
+            created_at=time.time(),
+        )
+        text = manifest.model_dump_json(indent=1)
+        self._objects.put_bytes(f"{prefix}/{_MANIFEST}", text.encode())
+        return _ref(self._index(manifest))
+
+    def fetch(self, ref: ArtifactRef, directory: Path) -> Path:
+        """Bring the files to `directory`. Files there with the right checksum are not copied again;
+        a damaged object raises StorageError."""
+        manifest = self.manifest(ref)
+        for file in manifest.files:
+            path = directory / file.path
+            if not _is_intact(path, file):
+                self._objects.get_file(
+                    f"{ref.object_prefix}/files/{file.path}", path, checksum=file.checksum
+                )
+        return directory
+
+    def metadata(self, ref: ArtifactRef) -> dict[str, Any]:
+        """What the publisher noted beside the files."""
+        return self.manifest(ref).metadata
+
+    def manifest(self, ref: ArtifactRef) -> Manifest:
+        """The manifest; StorageError if the artifact is gone."""
+        manifest = self._manifest(ref.object_prefix)
+        if manifest is None:
+            raise StorageError(
+                f"artifact {ref} ({ref.kind}, {ref.fingerprint}) has no "
+                f"{ref.object_prefix}/{_MANIFEST} in {self._objects.url}; run its stage again"
+            )
+        return manifest
+
+    def lineage(self, ref: ArtifactRef) -> tuple[ArtifactRef, ...]:
+        """Everything it was made from, nearest first, each once."""
+        row = self._ledger.artifacts.find(ref.kind, ref.name, ref.fingerprint)
+        if row is None:
+            raise StorageError(f"artifact {ref} ({ref.kind}) is not in ledger {self._ledger.url}")
+        found: dict[int, ArtifactRef] = {}
+        waiting = [row]
+        while waiting:
+            for parent in self._ledger.artifacts.parents(waiting.pop(0).artifact_id):
+                if parent.artifact_id not in found:
+                    found[parent.artifact_id] = _ref(parent)
+                    waiting.append(parent)
+        return tuple(found.values())
+
+    def _manifest(self, prefix: str) -> Manifest | None:
+        key = f"{prefix}/{_MANIFEST}"
+        if not self._objects.exists(key):
+            return None
+        try:
+            return Manifest.model_validate_json(self._objects.get_bytes(key))
+        except ValidationError as error:
+            raise StorageError(
+                f"object {key} in {self._objects.url} is corrupt: {error.error_count()} wrong "
+                "fields, wanted an artifact manifest; delete it and run again to make it anew"
+            ) from error
+
+    def _index(self, manifest: Manifest) -> ArtifactRow:
+        parents = [(parent.kind, parent.name, parent.fingerprint) for parent in manifest.parents]
+        for kind, name, wanted in parents:
+            # after the ledger was lost a parent may only exist in the object store
+            if self._ledger.artifacts.find(kind, name, wanted) is None:
+                self.find(kind, name, wanted)
+        return self._ledger.artifacts.add(
+            manifest.kind,
+            manifest.name,
+            manifest.fingerprint,
+            object_prefix=_prefix(manifest.kind, manifest.name, manifest.fingerprint),
+            parents=parents,
+            payload=manifest.metadata,
+            at=manifest.created_at,
+        )
+
+
+def _prefix(kind: str, name: str, fingerprint: str) -> str:
+    return f"artifacts/{kind}/{name}/{fingerprint}"
+
+
+def _ref(row: ArtifactRow) -> ArtifactRef:
+    return ArtifactRef(
+        kind=row.kind,
+        name=row.name,
+        version=row.version,
+        fingerprint=row.fingerprint,
+        object_prefix=row.object_prefix,
+    )
+
+
+def _is_intact(path: Path, file: ArtifactFile) -> bool:
+    if not path.is_file() or path.stat().st_size != file.size_bytes:
+        return False
+    return checksum_file(path) == file.checksum

@@ -1,0 +1,137 @@
+"""Named actors: found when they live, created when not, and asked with a time limit.
+
+How actors are named, restarted and ended, and the turn of Ray's errors into ClusterError. It does
+not know what an actor does.
+"""
+
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import (
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayActorError,
+    RaySystemError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from tenacity import (
+    RetryError,
+    Retrying,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_delay,
+    wait_fixed,
+)
+
+from ostinato.infra.platform.cluster.ray_start import NAMESPACE
+from ostinato.infra.platform.errors import ClusterError, OstinatoError
+
+_RESTART_POLL_SECONDS = 0.2
+_END_POLL_SECONDS = 0.005
+
+
+def get_or_create_actor(
+    actor_class: Any,
+    name: str,
+    *arguments: object,
+    num_cpus: float = 0.0,
+    num_gpus: float = 0.0,
+    max_concurrency: int | None = None,
+    max_restarts: int = 0,
+    outlives_driver: bool = False,
+    on_node: str | None = None,
+    **named_arguments: object,
+) -> ActorHandle:
+    """The live actor of that name, or a new one made with the arguments.
+
+    `actor_class` is a plain class or one decorated with `ray.remote`. An actor that outlives its
+    driver is found again by the next one and must be ended with `end_actor`. `on_node` is Ray's id
+    of the only machine it may live on; None: any.
+    """
+    _require_ray(name)
+    remote_class = actor_class if hasattr(actor_class, "remote") else ray.remote(actor_class)
+    options: dict[str, Any] = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "get_if_exists": True,
+        "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
+        "max_restarts": max_restarts,
+    }
+    if max_concurrency is not None:
+        options["max_concurrency"] = max_concurrency
+    if on_node is not None:
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(on_node, soft=False)
+    if outlives_driver:
+        options["lifetime"] = "detached"
+    return remote_class.options(**options).remote(*arguments, **named_arguments)
+
+
+def find_actor(name: str) -> ActorHandle | None:
+    """The actor of that name, if one is registered."""
+    _require_ray(name)
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _require_ray(name: str) -> None:
+    # Ray would start by itself with options of its own choice
+    if not ray.is_initialized():
+        raise ClusterError(f"actor {name} needs Ray, which this process has not; call start_ray")
+
+
+def end_actor(actor: ActorHandle, timeout_seconds: float = 10.0) -> None:
+    """End an actor for good; it is not restarted, and answers no more when this returns."""
+    ray.kill(actor, no_restart=True)
+    # Ray only sends the kill: calls made right after it may still be answered
+    trials = Retrying(
+        retry=retry_if_result(bool),
+        wait=wait_fixed(_END_POLL_SECONDS),
+        stop=stop_after_delay(timeout_seconds),
+    )
+    try:
+        trials(lambda: is_actor_alive(actor, timeout_seconds))
+    except RetryError as error:
+        raise ClusterError(
+            f"{actor} still answers {timeout_seconds:.0f} s after it was killed"
+        ) from error
+
+
+def wait_for(reference: Any, what: str, timeout_seconds: float) -> Any:
+    """The value of a call. A dead actor or a timeout is a ClusterError; the call's own typed error
+    passes.
+    """
+    try:
+        return ray.get(reference, timeout=timeout_seconds)
+    except GetTimeoutError as error:
+        raise ClusterError(
+            f"{what} gave no answer within {timeout_seconds:.0f} s; is it stuck or overloaded?"
+        ) from error
+    except RayTaskError as error:
+        if isinstance(error.cause, OstinatoError):
+            raise error.cause from error
+        raise
+    except (RayActorError, RaySystemError, WorkerCrashedError) as error:
+        raise ClusterError(f"{what} failed: {type(error).__name__}: {error}") from error
+
+
+def is_actor_alive(actor: ActorHandle, timeout_seconds: float = 10.0) -> bool:
+    """Whether the actor answers within the limit, which should be above its longest call and, for
+    one that is being restarted, above its start.
+    """
+    trials = Retrying(
+        retry=retry_if_exception_type(ActorUnavailableError),
+        wait=wait_fixed(_RESTART_POLL_SECONDS),
+        stop=stop_after_delay(timeout_seconds),
+        reraise=True,
+    )
+    try:
+        trials(lambda: ray.get(actor.__ray_ready__.remote(), timeout=timeout_seconds))
+    except (GetTimeoutError, RayActorError):
+        return False
+    return True

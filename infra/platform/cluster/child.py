@@ -1,0 +1,296 @@
+"""Heavy work in a supervised child process: started once, found again, ended with its whole
+session.
+
+When the directory already holds the result of the same request nothing runs; when a child of it
+still lives (its supervisor was killed) it is watched, not doubled. It knows neither Prefect nor
+Ray.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+import ostinato
+from ostinato.infra.platform.cluster.child_main import EXIT_LOCKED
+from ostinato.infra.platform.cluster.processes import is_alive, kill_session, mark_process
+from ostinato.infra.platform.cluster.workspace import (
+    FAILURE,
+    LOCK,
+    LOG,
+    METRICS,
+    PROCESS,
+    PROGRESS,
+    REQUEST,
+    RESULT,
+    Failure,
+    ProcessMark,
+    Progress,
+    RequestEnvelope,
+    ResultEnvelope,
+    make_envelope,
+    read_record,
+    replace_text,
+)
+from ostinato.infra.platform.errors import ERROR_TYPES, ClusterError, StorageError
+from ostinato.infra.platform.settings import Settings, load_settings
+from ostinato.infra.platform.telemetry import fields
+
+_logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.1
+_MARK_WAIT_SECONDS = 20.0
+_LOG_TAIL_LINES = 30
+_LOG_TAIL_BYTES = 64 * 1024
+# torch's CPU allocator returns big blocks to the kernel after each step without these
+CHILD_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": "4000000000",
+    "MALLOC_TRIM_THRESHOLD_": "8000000000",
+    "MALLOC_TOP_PAD_": "268435456",
+    "PYTHONHASHSEED": "0",
+    "PYTHONUNBUFFERED": "1",
+    "RAY_ENABLE_AUTO_CONNECT": "0",
+}
+
+R = TypeVar("R", bound=BaseModel)
+OnProgress = Callable[[Progress], None]
+
+
+def run_child(
+    entry: str,
+    request: BaseModel,
+    result_type: type[R],
+    *,
+    directory: Path,
+    on_progress: OnProgress | None = None,
+    time_limit_seconds: float | None = None,
+    processes_environment: Mapping[str, str] | None = None,
+    settings: Settings | None = None,
+) -> R:
+    """Run `entry(request, workspace)` in a child and return its result; resumes by itself.
+
+    Raises the child's own typed error, ClusterError when it was killed or ran past its limit. Any
+    exception in the caller, KeyboardInterrupt included, ends the child's whole session before it
+    travels on.
+    """
+    directory = directory.absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    envelope = make_envelope(entry, request)
+    done = _finished(directory, envelope, result_type)
+    if done is not None:
+        return done
+    environment = _environment(settings or load_settings(), processes_environment)
+    while True:
+        child = _attach_or_start(directory, envelope, environment)
+        try:
+            exit_code = _watch(child, directory, on_progress, time_limit_seconds)
+        except BaseException:
+            child.kill()
+            raise
+        # a child that died by a signal may leave its own children behind
+        child.kill()
+        done = _finished(directory, envelope, result_type)
+        if done is not None:
+            return done
+        if child.process is not None or (directory / FAILURE).exists():
+            raise _error(entry, directory, exit_code)
+        # attached to a child that was already dying: the next round starts one of our own
+
+
+@dataclass
+class _Child:
+    """A running child; `process` is None when an earlier supervisor started it."""
+
+    mark: ProcessMark
+    process: subprocess.Popen[bytes] | None = None
+
+    def exit_code(self) -> int | None:
+        """None while it runs; -1 for one that another supervisor started."""
+        if self.process is not None:
+            return self.process.poll()
+        return None if is_alive(self.mark) else -1
+
+    def kill(self) -> None:
+        """End its whole session."""
+        kill_session(self.mark)
+        if self.process is not None:
+            self.process.wait()
+
+
+def _finished(directory: Path, envelope: RequestEnvelope, result_type: type[R]) -> R | None:
+    answer = read_record(directory / RESULT, ResultEnvelope)
+    if answer is None or answer.fingerprint != envelope.fingerprint:
+        return None
+    try:
+        return result_type.model_validate(answer.result)
+    except ValidationError as error:
+        raise StorageError(
+            f"{directory / RESULT} does not fit {result_type.__name__}: {error}; "
+            "delete it to run the stage again"
+        ) from error
+
+
+def _environment(settings: Settings, extra: Mapping[str, str] | None) -> dict[str, str]:
+    root = str(Path(ostinato.__file__).parents[1])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {
+        **os.environ,
+        **CHILD_ENVIRONMENT,
+        **settings.to_environment(),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        **(extra or {}),
+    }
+
+
+def _attach_or_start(
+    directory: Path, envelope: RequestEnvelope, environment: Mapping[str, str]
+) -> _Child:
+    with (directory / "start.lock").open("w") as start_lock:
+        fcntl.flock(start_lock, fcntl.LOCK_EX)
+        mark = read_record(directory / PROCESS, ProcessMark)
+        asked = read_record(directory / REQUEST, RequestEnvelope)
+        is_same_request = asked is not None and asked.fingerprint == envelope.fingerprint
+        if mark is not None and is_alive(mark):
+            if not is_same_request:
+                raise ClusterError(
+                    f"process {mark.pid} works in {directory} on another request, wanted none; "
+                    "end it or wait for it"
+                )
+            _logger.info("re-attached %s", fields(pid=mark.pid, directory=directory))
+            return _Child(mark)
+        if mark is not None:
+            num_left = kill_session(mark)
+            _logger.info("ended leftovers %s", fields(pid=mark.pid, processes=num_left))
+        if asked is not None and not is_same_request:
+            _set_aside(directory, asked.fingerprint)
+        return _start(directory, envelope, environment)
+
+
+def _set_aside(directory: Path, fingerprint: str) -> None:
+    """Move the files of another request away: nothing of it may be resumed from by mistake."""
+    aside = directory.with_name(f"{directory.name}.superseded-{fingerprint}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    for path in directory.iterdir():
+        if path.name not in ("start.lock", LOCK):
+            path.rename(aside / path.name)
+    _logger.warning("set aside other work %s", fields(directory=directory, moved_to=aside))
+
+
+def _start(directory: Path, envelope: RequestEnvelope, environment: Mapping[str, str]) -> _Child:
+    for stale in (RESULT, FAILURE, PROCESS, PROGRESS):
+        (directory / stale).unlink(missing_ok=True)
+    replace_text(directory / REQUEST, envelope.model_dump_json(indent=1))
+    command = [
+        sys.executable,
+        "-m",
+        "ostinato.infra.platform.cluster.child_main",
+        envelope.entry,
+        str(directory),
+    ]
+    with (directory / LOG).open("ab") as log:
+        log.write(f"--- attempt {envelope.fingerprint} ---\n".encode())
+        log.flush()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=dict(environment),
+        )
+    child = _Child(mark_process(process.pid), process)
+    try:
+        _await_mark(child, directory)
+    except BaseException:
+        child.kill()
+        raise
+    return child
+
+
+def _await_mark(child: _Child, directory: Path) -> None:
+    """Hold the start lock until the child has said who it is, or another supervisor could start a
+    second.
+    """
+    deadline = time.monotonic() + _MARK_WAIT_SECONDS
+    while not (directory / PROCESS).exists() and child.exit_code() is None:
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"child {child.mark.pid} in {directory} did not begin within "
+                f"{_MARK_WAIT_SECONDS:.0f} s{_log_tail(directory)}"
+            )
+        time.sleep(_POLL_SECONDS / 10)
+
+
+def _watch(
+    child: _Child,
+    directory: Path,
+    on_progress: OnProgress | None,
+    time_limit_seconds: float | None,
+) -> int:
+    seen_at = 0.0
+    while True:
+        exit_code = child.exit_code()
+        if on_progress is not None:
+            progress = read_record(directory / PROGRESS, Progress)
+            if progress is not None and progress.at != seen_at:
+                seen_at = progress.at
+                on_progress(progress)
+        if exit_code is not None:
+            return exit_code
+        ran_seconds = time.time() - child.mark.started_at
+        if time_limit_seconds is not None and ran_seconds > time_limit_seconds:
+            raise ClusterError(
+                f"child {child.mark.pid} in {directory} ran {ran_seconds:.0f} s, wanted at most "
+                f"{time_limit_seconds:.0f} s; it resumes from its last checkpoint"
+                f"{_log_tail(directory)}"
+            )
+        _wait(child, _POLL_SECONDS)
+
+
+def _wait(child: _Child, limit_seconds: float) -> None:
+    if child.process is None:
+        time.sleep(limit_seconds)
+    else:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(limit_seconds)
+
+
+def _error(entry: str, directory: Path, exit_code: int) -> Exception:
+    failure = read_record(directory / FAILURE, Failure)
+    if failure is not None:
+        error_type = ERROR_TYPES.get(failure.error_type, ClusterError)
+        return error_type(f"{failure.message}{_log_tail(directory)}")
+    if exit_code == EXIT_LOCKED:
+        return ClusterError(f"{directory / LOCK} is held by another process, wanted by none")
+    how = f"by signal {-exit_code}" if exit_code < -1 else f"with exit code {exit_code}"
+    return ClusterError(
+        f"{entry} in {directory} ended {how} without a result; it resumes from its last checkpoint"
+        f"{_log_tail(directory)}"
+    )
+
+
+def _log_tail(directory: Path) -> str:
+    path = directory / LOG
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+    return "\nlast lines of " + str(path) + ":\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def metrics_path(directory: Path) -> Path:
+    """Where a child of this directory writes its metrics."""
+    return directory / METRICS

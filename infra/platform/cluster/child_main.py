@@ -1,0 +1,124 @@
+"""The program that a supervised child runs: `python -m ostinato.infra.platform.cluster.child_main ENTRY DIRECTORY`.
+
+It holds the lock of the directory for as long as it lives, so a second child of the same directory
+ends at once.
+"""
+
+import fcntl
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+import traceback
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from pydantic import BaseModel, ValidationError
+
+from ostinato.infra.platform.cluster.processes import mark_process
+from ostinato.infra.platform.cluster.workspace import (
+    FAILURE,
+    LOCK,
+    PROCESS,
+    REQUEST,
+    RESULT,
+    Failure,
+    RequestEnvelope,
+    ResultEnvelope,
+    Workspace,
+    read_record,
+    replace_text,
+)
+from ostinato.infra.platform.errors import (
+    ConfigError,
+    OstinatoError,
+    TrainingError,
+    boundary,
+    is_retryable,
+    type_name,
+)
+from ostinato.infra.platform.settings import load_settings
+from ostinato.infra.platform.telemetry import configure_logging, fields
+
+EXIT_RETRY = 1
+EXIT_NEVER_RETRY = 3
+EXIT_LOCKED = 4
+EXIT_TERMINATED = 143
+
+_logger = logging.getLogger(__name__)
+
+Main = Callable[[BaseModel, Workspace], BaseModel]
+
+
+def main(entry: str, directory: Path) -> int:
+    """Run one request to its end. Returns the exit code."""
+    lock = (directory / LOCK).open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return EXIT_LOCKED
+    replace_text(directory / PROCESS, mark_process(os.getpid()).model_dump_json())
+    signal.signal(signal.SIGTERM, _end)
+    configure_logging()
+    _logger.info("child starts %s", fields(entry=entry, pid=os.getpid(), directory=directory))
+    try:
+        with boundary(TrainingError, f"{entry} in {directory}"):
+            _run(entry, directory)
+    except OstinatoError as error:
+        traceback.print_exc()
+        failure = Failure(error_type=type_name(error), message=str(error))
+        replace_text(directory / FAILURE, failure.model_dump_json())
+        return EXIT_RETRY if is_retryable(error) else EXIT_NEVER_RETRY
+    return 0
+
+
+def _run(entry: str, directory: Path) -> None:
+    envelope = read_record(directory / REQUEST, RequestEnvelope)
+    if envelope is None or envelope.entry != entry:
+        seen = envelope.entry if envelope is not None else None
+        raise ConfigError(f"{directory / REQUEST} asks for {seen!r}, wanted {entry!r}")
+    function, request_type = _resolve(entry)
+    try:
+        request = request_type.model_validate(envelope.request)
+    except ValidationError as error:
+        raise ConfigError(f"request for {entry} is wrong: {error}") from error
+    result = function(request, Workspace.open(directory, load_settings()))
+    answer = ResultEnvelope(fingerprint=envelope.fingerprint, result=result.model_dump(mode="json"))
+    replace_text(directory / RESULT, json.dumps(answer.model_dump(mode="json"), indent=1))
+    _logger.info("child is done %s", fields(entry=entry, directory=directory))
+
+
+def _resolve(entry: str) -> tuple[Main, type[BaseModel]]:
+    module_name, _, function_name = entry.partition(":")
+    try:
+        function = vars(importlib.import_module(module_name))[function_name]
+    except (ModuleNotFoundError, KeyError) as error:
+        raise ConfigError(
+            f"entry {entry!r} cannot be found: {error}; wanted module:function"
+        ) from error
+    parameters = [
+        kind for name, kind in typing.get_type_hints(function).items() if name != "return"
+    ]
+    is_typed = (
+        parameters and isinstance(parameters[0], type) and issubclass(parameters[0], BaseModel)
+    )
+    if not is_typed:
+        raise ConfigError(
+            f"entry {entry!r} must annotate its first parameter with a pydantic model"
+        )
+    return function, parameters[0]
+
+
+def _end(_signal_number: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(EXIT_TERMINATED)  # as an exception, so that cleanup in the stage runs
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1], Path(sys.argv[2]))
+    sys.stderr.flush()
+    sys.exit(exit_code)

@@ -1,0 +1,75 @@
+"""Sessions of processes: who is alive, and how to end all of them.
+
+A supervised child leads its own session; what it starts stays in that session unless it asks
+otherwise. Only processes of such a session are ever signalled.
+"""
+
+import contextlib
+import os
+import signal
+import time
+
+import psutil
+
+from ostinato.infra.platform.cluster.workspace import ProcessMark
+
+_TERMINATE_GRACE_SECONDS = 8.0
+_POLL_SECONDS = 0.05
+_CLOCK_TOLERANCE_SECONDS = 1.5
+
+
+def mark_process(pid: int) -> ProcessMark:
+    """The mark of a live process."""
+    return ProcessMark(pid=pid, started_at=psutil.Process(pid).create_time())
+
+
+def is_alive(mark: ProcessMark) -> bool:
+    """Whether that very process runs; a zombie does not."""
+    try:
+        process = psutil.Process(mark.pid)
+        is_same = abs(process.create_time() - mark.started_at) < _CLOCK_TOLERANCE_SECONDS
+        return is_same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill_session(mark: ProcessMark, grace_seconds: float = _TERMINATE_GRACE_SECONDS) -> int:
+    """End every process of the session that `mark` led: SIGTERM, then SIGKILL. Returns how many
+    there were.
+    """
+    members = _session_members(mark)
+    _send(members, signal.SIGTERM)
+    deadline = time.monotonic() + grace_seconds
+    while (left := _session_members(mark)) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    while left:
+        _send(left, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)
+        left = _session_members(mark)
+    return len(members)
+
+
+def _session_members(mark: ProcessMark) -> list[int]:
+    """Live processes of the session. A session id is not reused while any member lives; one whose
+    members are all older than the mark, or whose leader is newer, is another session."""
+    members = []
+    for process in psutil.process_iter(["pid", "status", "create_time"]):
+        try:
+            if os.getsid(process.pid) != mark.pid:
+                continue
+        except (ProcessLookupError, PermissionError):
+            continue
+        created_at = process.info["create_time"]
+        is_later = created_at >= mark.started_at - _CLOCK_TOLERANCE_SECONDS
+        is_impostor = process.pid == mark.pid and not is_alive(mark)
+        if is_impostor and process.info["status"] != psutil.STATUS_ZOMBIE:
+            return []
+        if is_later and process.info["status"] != psutil.STATUS_ZOMBIE:
+            members.append(process.pid)
+    return members
+
+
+def _send(pids: list[int], signal_number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal_number)

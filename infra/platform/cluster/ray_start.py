@@ -1,0 +1,68 @@
+"""Ray on this machine, or a connection to the cluster that the settings name.
+
+`ray.init` and its options; nobody else calls it. Call from the main thread of a supervised child,
+never from a Prefect process: Ray replaces its signal handlers.
+"""
+
+import logging
+import os
+
+import ray
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+
+from ostinato.infra.platform.errors import ClusterError, boundary
+from ostinato.infra.platform.telemetry import fields
+
+NAMESPACE = "ostinato"
+
+_logger = logging.getLogger(__name__)
+_START_TRIALS = 3  # Ray gives its own processes 30 seconds, too few on a machine that is busy
+
+# read by Ray when it starts its processes
+_RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def start_ray(num_cpus: int, object_store_bytes: int, address: str | None = None) -> None:
+    """Start Ray here, or join the cluster at `address`. A process that has Ray keeps it."""
+    if ray.is_initialized():
+        return
+    os.environ.update(_RAY_ENVIRONMENT)
+    where = address or f"this machine with {num_cpus} CPUs and {object_store_bytes} bytes"
+    what = f"Ray did not start on {where} (`ostinato doctor --deep` shows what is missing)"
+    for trial in Retrying(
+        retry=retry_if_exception_type(ClusterError),
+        stop=stop_after_attempt(_START_TRIALS if address is None else 1),
+        after=lambda _: ray.shutdown(),
+        reraise=True,
+    ):
+        with trial, boundary(ClusterError, what):
+            _init_ray(num_cpus, object_store_bytes, address)
+    _logger.info("ray is up %s", fields(cpus=num_cpus, object_store_bytes=object_store_bytes))
+
+
+def _init_ray(num_cpus: int, object_store_bytes: int, address: str | None) -> None:
+    if address is not None:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
+        return
+    ray.init(
+        address="local",
+        namespace=NAMESPACE,
+        num_cpus=num_cpus,
+        num_gpus=None,
+        object_store_memory=object_store_bytes,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        _node_ip_address="127.0.0.1",
+    )
+
+
+def stop_ray() -> None:
+    """End Ray of this process and everything it started here; nothing happens without Ray."""
+    if ray.is_initialized():
+        ray.shutdown()

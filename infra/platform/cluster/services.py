@@ -1,0 +1,135 @@
+"""Starts long-lived programs of this machine together and ends them together.
+
+`Service` (one program: command, environment, log, readiness probe) and `ServiceGroup` (a context
+manager over several). It does not restart a service that dies: `watch` raises a ClusterError that
+names it and shows the end of its log.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from ostinato.infra.platform.errors import ClusterError, ConfigError
+
+
+def require_free_port(port: int, purpose: str) -> None:
+    """Raises ConfigError when something already listens on the port of this machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0.5)
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise ConfigError(
+                f"port for {purpose} is busy: {port} is already listened on, wanted a free port; "
+                f"stop that program or set another port (see `ostinato doctor`)"
+            )
+
+
+def find_free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def answers(url: str) -> bool:
+    """Whether a GET of the url succeeds."""
+    try:
+        return httpx.get(url, timeout=2.0).is_success
+    except httpx.HTTPError:
+        return False
+
+
+@dataclass(frozen=True)
+class Service:
+    """One program to keep running."""
+
+    name: str
+    command: Sequence[str]
+    log_path: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    is_ready: Callable[[], bool] = lambda: True
+    ready_within_seconds: float = 90.0
+
+
+class ServiceGroup:
+    """Runs services from first to last and ends them from last to first."""
+
+    def __init__(self, *, stop_within_seconds: float = 10.0) -> None:
+        self._running: list[tuple[Service, subprocess.Popen[bytes]]] = []
+        self._stop_within_seconds = stop_within_seconds
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self, service: Service) -> None:
+        """Starts one and waits until it is ready; ClusterError when it dies or stays silent."""
+        service.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with service.log_path.open("ab") as log:
+            process = subprocess.Popen(
+                list(service.command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **service.environment},
+                start_new_session=True,
+            )
+        self._running.append((service, process))
+        deadline = time.monotonic() + service.ready_within_seconds
+        while not service.is_ready():
+            self._require_alive(service, process)
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"service {service.name} not ready after {service.ready_within_seconds:.0f} s, "
+                    f"log {service.log_path}: {_tail(service.log_path)}"
+                )
+            time.sleep(0.25)
+
+    def watch(self, *, poll_seconds: float = 1.0) -> None:
+        """Blocks while all live; raises ClusterError naming the first that died."""
+        while True:
+            for service, process in self._running:
+                self._require_alive(service, process)
+            time.sleep(poll_seconds)
+
+    def stop(self) -> None:
+        """Ends every process group: terminate, wait, kill."""
+        for _, process in reversed(self._running):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + self._stop_within_seconds
+        for _, process in reversed(self._running):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._running.clear()
+
+    def _require_alive(self, service: Service, process: subprocess.Popen[bytes]) -> None:
+        code = process.poll()
+        if code is not None:
+            raise ClusterError(
+                f"service {service.name} ended with code {code}, wanted it to keep running, "
+                f"log {service.log_path}: {_tail(service.log_path)}"
+            )
+
+
+def _tail(path: Path, lines: int = 12) -> str:
+    return "\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:])

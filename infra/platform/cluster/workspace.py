@@ -1,0 +1,149 @@
+"""The directory that a supervised child and its supervisor share.
+
+The file names and their formats, and `Workspace`, which is all that a stage's `main` sees of it.
+Every file but the logs is replaced atomically, so either side may be killed at any moment. It
+starts and kills nothing.
+"""
+
+import hashlib
+import json
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ostinato.infra.platform.settings import Settings
+from ostinato.infra.platform.telemetry import MetricsLog
+
+REQUEST = "request.json"
+RESULT = "result.json"
+FAILURE = "failure.json"
+PROGRESS = "progress.json"
+METRICS = "metrics.jsonl"
+LOG = "child.log"
+LOCK = "child.lock"
+PROCESS = "child.pid"
+
+_PROGRESS_INTERVAL_SECONDS = 0.1
+
+R = TypeVar("R", bound=BaseModel)
+
+
+class Progress(BaseModel):
+    """How far a child is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    done: float
+    total: float = Field(description="in the unit of done")
+    message: str
+    metrics: dict[str, float | int | str] = {}
+    at: float
+
+
+class RequestEnvelope(BaseModel):
+    """What a child is asked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    entry: str = Field(description="module:function")
+    fingerprint: str
+    request: dict[str, Any]
+
+
+class ResultEnvelope(BaseModel):
+    """What a child answered; its presence is the completion mark."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fingerprint: str = Field(description="of the request it answers")
+    result: dict[str, Any]
+
+
+class Failure(BaseModel):
+    """The typed error that a child ended with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    error_type: str
+    message: str
+
+
+class ProcessMark(BaseModel):
+    """A process that cannot be mistaken for a later one with the same id."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pid: int
+    started_at: float = Field(description="process creation time as the kernel tells it")
+
+
+class ProgressWriter:
+    """Tells the supervisor, and whoever plots later, how the work goes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / PROGRESS
+        self._metrics = MetricsLog(directory / METRICS)
+        self._written_at = 0.0
+
+    def update(
+        self, done: float, total: float, message: str = "", **metrics: float | int | str
+    ) -> None:
+        """Note progress. Metrics, if any, become one line of metrics.jsonl with `done` as their
+        step.
+        """
+        if metrics:
+            self._metrics.append(done, metrics)
+        now = time.monotonic()
+        if done < total and now - self._written_at < _PROGRESS_INTERVAL_SECONDS:
+            return
+        self._written_at = now
+        progress = Progress(
+            done=done, total=total, message=message, metrics=metrics, at=time.time()
+        )
+        replace_text(self._path, progress.model_dump_json())
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What a child's `main` gets beside its request. `directory` keeps its files across
+    attempts.
+    """
+
+    directory: Path
+    settings: Settings
+    progress: ProgressWriter
+
+    @classmethod
+    def open(cls, directory: Path, settings: Settings) -> "Workspace":
+        """A workspace over an existing directory."""
+        return cls(directory, settings, ProgressWriter(directory))
+
+
+def make_envelope(entry: str, request: BaseModel) -> RequestEnvelope:
+    """The request with the identity by which its result is recognised."""
+    content = request.model_dump(mode="json")
+    canonical = json.dumps([entry, content], sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(canonical.encode()).hexdigest()[:16]
+    return RequestEnvelope(entry=entry, fingerprint=digest, request=content)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file so that readers see the old text or the new, never a part."""
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_record(path: Path, record_type: type[R]) -> R | None:
+    """The record in a file; None when there is none or another version of the program wrote it."""
+    try:
+        return record_type.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None

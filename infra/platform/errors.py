@@ -1,0 +1,145 @@
+"""The flat family of errors, named by the boundary they cross, and the one helper that assigns
+strays.
+
+Each takes one message (so it survives pickling) that says what, the value seen, the value wanted
+and the id. It does not log and does not retry.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+
+class OstinatoError(Exception):
+    """Base of all errors that cross a boundary of the project."""
+
+
+class ConfigError(OstinatoError):
+    """A recipe, setting or request is wrong; the same input fails again."""
+
+
+class ProblemError(OstinatoError):
+    """An RL problem or its repository cannot be built, proven or loaded."""
+
+
+class SandboxError(OstinatoError):
+    """A sandbox refused or broke an operation."""
+
+    # True only where our machinery is at fault: such an end is replayed or masked, never a reward.
+    # False is the answer to what the agent did, and counts against it.
+    retryable_infrastructure: ClassVar[bool] = False
+
+
+class SandboxLost(SandboxError):
+    """The sandbox process is gone; whatever ran in it must start again elsewhere."""
+
+    retryable_infrastructure = True
+
+
+class CapacityExhausted(SandboxError):
+    """No sandbox could be had within the time limit."""
+
+    retryable_infrastructure = True
+
+
+class SandboxTimeout(SandboxError):
+    """What was waited for in a sandbox did not happen in time; the sandbox itself still answers."""
+
+
+class OutOfMemory(SandboxError):
+    """The sandbox went over its own memory limit and was ended by it: the fault of what ran there."""
+
+
+class OutputLimit(SandboxError):
+    """The answer is larger than the sandbox may give in one piece; ask for less."""
+
+
+class SandboxNotFound(SandboxError):
+    """No such file, session, job, snapshot or sandbox."""
+
+
+class SandboxBusy(SandboxError):
+    """Something else holds what is asked for: a session that runs a command, a snapshot in use."""
+
+
+class InvalidArgument(SandboxError):
+    """The request can never succeed: a path outside, a folder where a file is wanted, no such kind."""
+
+
+class PreconditionFailed(SandboxError):
+    """A file is not what the writer expected it to be; nothing was written."""
+
+
+class AgentError(OstinatoError):
+    """The harness could not run an attempt."""
+
+
+class GradingError(OstinatoError):
+    """A verdict or reward could not be made."""
+
+
+class EngineError(OstinatoError):
+    """Generation failed or a replica is gone."""
+
+
+class StorageError(OstinatoError):
+    """Object store, ledger or disk: unreachable, full, corrupt or inconsistent."""
+
+
+class TrainingError(OstinatoError):
+    """Training or another long computation failed in a way that would repeat."""
+
+
+class ClusterError(OstinatoError):
+    """A process, actor or node died or could not start."""
+
+
+ERROR_TYPES: dict[str, type[OstinatoError]] = {
+    error_type.__name__: error_type
+    for error_type in (
+        OstinatoError,
+        ConfigError,
+        ProblemError,
+        SandboxError,
+        SandboxLost,
+        CapacityExhausted,
+        SandboxTimeout,
+        OutOfMemory,
+        OutputLimit,
+        SandboxNotFound,
+        SandboxBusy,
+        InvalidArgument,
+        PreconditionFailed,
+        AgentError,
+        GradingError,
+        EngineError,
+        StorageError,
+        TrainingError,
+        ClusterError,
+    )
+}
+
+_RETRYABLE = (SandboxLost, CapacityExhausted, EngineError, StorageError, ClusterError)
+
+
+def is_retryable(error: BaseException) -> bool:
+    """Whether the same call may succeed later; everything not named transient would only repeat."""
+    return isinstance(error, _RETRYABLE)
+
+
+def type_name(error: OstinatoError) -> str:
+    """The name in ERROR_TYPES that fits best; wrappers made by other libraries are looked
+    through.
+    """
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERROR_TYPES)
+
+
+@contextmanager
+def boundary(error_type: type[OstinatoError], what: str) -> Iterator[None]:
+    """Turn any untyped exception into `error_type`; an already typed one passes unchanged."""
+    try:
+        yield
+    except OstinatoError:
+        raise
+    except Exception as error:
+        raise error_type(f"{what}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,292 @@
+"""The journal of trajectories: reserve -> finish -> commit -> trained, each step once.
+
+Promise 4: whatever is killed, a committed trajectory is not lost and none is trained twice. Every
+call may be repeated; the first one counts.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import Connection, bindparam, delete, func, select, update
+
+from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.ledger.database import Database
+from ostinato.infra.platform.ledger.models import JournalTable
+from ostinato.infra.platform.ledger.rows import JournalRow, JournalState
+
+_IDS_A_QUERY = 500
+_COMMIT_LOCK = 71_001
+
+
+class Reservation(BaseModel):
+    """A trajectory about to be dispatched."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    group_id: str
+    trajectory_id: str
+    problem_id: str
+    weight_version: int
+    payload: dict[str, Any] = {}
+
+
+class Finish(BaseModel):
+    """How a reserved trajectory ended."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    trajectory_id: str
+    outcome: str
+    reason: str
+    reward: float
+    object_key: str | None
+
+
+class JournalRepository:
+    """The journal of all runs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def reserve(
+        self,
+        run_id: str,
+        group_id: str,
+        trajectory_id: str,
+        problem_id: str,
+        weight_version: int,
+        payload: dict[str, Any] | None = None,
+    ) -> None:
+        """Note a trajectory before it is dispatched."""
+        entry = Reservation(
+            group_id=group_id,
+            trajectory_id=trajectory_id,
+            problem_id=problem_id,
+            weight_version=weight_version,
+            payload=payload or {},
+        )
+        self.reserve_many(run_id, [entry])
+
+    def reserve_many(self, run_id: str, entries: Sequence[Reservation]) -> None:
+        """Reserve several in one transaction; those already known stay as they are."""
+        now = time.time()
+        rows = [
+            {
+                **entry.model_dump(),
+                "run_id": run_id,
+                "state": JournalState.RESERVED.value,
+                "reserved_at": now,
+            }
+            for entry in entries
+        ]
+        with self._database.write() as connection:
+            self._database.insert_absent(connection, JournalTable, rows)
+
+    def finish(
+        self, trajectory_id: str, outcome: str, reason: str, reward: float, object_key: str | None
+    ) -> None:
+        """Note how a trajectory ended; a second finish of the same trajectory changes nothing."""
+        self.finish_many(
+            [
+                Finish(
+                    trajectory_id=trajectory_id,
+                    outcome=outcome,
+                    reason=reason,
+                    reward=reward,
+                    object_key=object_key,
+                )
+            ]
+        )
+
+    def finish_many(self, entries: Sequence[Finish]) -> None:
+        """Finish several in one transaction. One that was never reserved raises StorageError."""
+        if not entries:
+            return
+        now = time.time()
+        statement = (
+            update(JournalTable)
+            .where(
+                JournalTable.trajectory_id == bindparam("wanted_id"),
+                JournalTable.state == JournalState.RESERVED,
+            )
+            .values(
+                state=JournalState.FINISHED.value,
+                outcome=bindparam("outcome"),
+                reason=bindparam("reason"),
+                reward=bindparam("reward"),
+                object_key=bindparam("object_key"),
+                finished_at=now,
+            )
+        )
+        rows = [
+            {"wanted_id": entry.trajectory_id, **entry.model_dump(exclude={"trajectory_id"})}
+            for entry in entries
+        ]
+        with self._database.write() as connection:
+            _require_reserved(connection, [entry.trajectory_id for entry in entries])
+            connection.execute(statement, rows)
+
+    def commit_group(self, group_id: str) -> None:
+        """Hand a complete group to the trainer. A trajectory of it still reserved raises
+        StorageError.
+        """
+        with self._database.write() as connection:
+            self._database.serialize(connection, _COMMIT_LOCK)
+            states = connection.scalars(
+                select(JournalTable.state).where(JournalTable.group_id == group_id)
+            ).all()
+            num_reserved = states.count(JournalState.RESERVED)
+            if not states or num_reserved:
+                raise StorageError(
+                    f"group {group_id} cannot be committed: {num_reserved} of {len(states)} "
+                    "trajectories are still reserved, wanted 0 of at least 1"
+                )
+            newest = connection.scalar(select(func.max(JournalTable.commit_sequence)))
+            connection.execute(
+                update(JournalTable)
+                .where(
+                    JournalTable.group_id == group_id,
+                    JournalTable.state == JournalState.FINISHED,
+                )
+                .values(state=JournalState.COMMITTED.value, commit_sequence=(newest or 0) + 1)
+            )
+
+    def mark_trained(self, group_ids: Sequence[str], step: int) -> None:
+        """Note that optimiser step `step` used these groups. A second, different step raises
+        StorageError.
+        """
+        with self._database.write() as connection:
+            for some in _pieces(group_ids):
+                in_groups = JournalTable.group_id.in_(some)
+                _refuse_retraining(connection, some, step)
+                connection.execute(
+                    update(JournalTable)
+                    .where(in_groups, JournalTable.state == JournalState.COMMITTED)
+                    .values(state=JournalState.TRAINED.value, trained_step=step)
+                )
+
+    def discard_groups(self, group_ids: Sequence[str], reason: str) -> None:
+        """Note that these finished or committed groups will never be trained, and why."""
+        with self._database.write() as connection:
+            for some in _pieces(group_ids):
+                connection.execute(
+                    update(JournalTable)
+                    .where(
+                        JournalTable.group_id.in_(some),
+                        JournalTable.state.in_([JournalState.FINISHED, JournalState.COMMITTED]),
+                    )
+                    .values(state=JournalState.DISCARDED.value, reason=reason)
+                )
+
+    def committed_untrained(
+        self, run_id: str, after_checkpoint_step: int | None = None
+    ) -> list[JournalRow]:
+        """Rows the trainer owes, in commit order. With a step given, rows trained after it count as
+        owed too: a trainer that restarts from the checkpoint of that step has forgotten them.
+        """
+        owed = JournalTable.state == JournalState.COMMITTED
+        if after_checkpoint_step is not None:
+            owed = owed | (JournalTable.trained_step > after_checkpoint_step)
+        return self._select(JournalTable.run_id == run_id, owed)
+
+    def finished_uncommitted(self, run_id: str) -> list[JournalRow]:
+        """Finished rows whose group is not complete: a restarted orchestrator only runs the
+        rest.
+        """
+        return self._select(
+            JournalTable.run_id == run_id, JournalTable.state == JournalState.FINISHED
+        )
+
+    def rows(self, run_id: str) -> list[JournalRow]:
+        """All rows of a run in commit order, uncommitted ones last."""
+        return self._select(JournalTable.run_id == run_id)
+
+    def reopen_after(self, run_id: str, step: int) -> int:
+        """Make rows trained at steps > `step` owed again: the checkpoint of `step` was restored.
+        Returns how many rows."""
+        with self._database.write() as connection:
+            return connection.execute(
+                update(JournalTable)
+                .where(
+                    JournalTable.run_id == run_id,
+                    JournalTable.state == JournalState.TRAINED,
+                    JournalTable.trained_step > step,
+                )
+                .values(state=JournalState.COMMITTED.value, trained_step=None)
+            ).rowcount
+
+    def release_reserved(self, run_id: str) -> int:
+        """Forget trajectories whose worker is gone, so that they can be dispatched again. Returns
+        how many.
+        """
+        with self._database.write() as connection:
+            return connection.execute(
+                delete(JournalTable).where(
+                    JournalTable.run_id == run_id, JournalTable.state == JournalState.RESERVED
+                )
+            ).rowcount
+
+    def counts(self, run_id: str) -> dict[str, int]:
+        """Number of rows in each state; states without rows are there with 0."""
+        counts = {state.value: 0 for state in JournalState}
+        with self._database.read() as connection:
+            for state, number in connection.execute(
+                select(JournalTable.state, func.count())
+                .where(JournalTable.run_id == run_id)
+                .group_by(JournalTable.state)
+            ):
+                counts[state] = number
+        return counts
+
+    def _select(self, *conditions: Any) -> list[JournalRow]:
+        order = (
+            JournalTable.commit_sequence.is_(None),
+            JournalTable.commit_sequence,
+            JournalTable.group_id,
+            JournalTable.trajectory_id,
+        )
+        with self._database.read() as connection:
+            found = connection.execute(
+                select(JournalTable.__table__).where(*conditions).order_by(*order)
+            ).all()
+        return [JournalRow.model_validate(row) for row in found]
+
+
+def _require_reserved(connection: Connection, trajectory_ids: list[str]) -> None:
+    known: set[str] = set()
+    for some in _pieces(trajectory_ids):
+        known.update(
+            connection.scalars(
+                select(JournalTable.trajectory_id).where(JournalTable.trajectory_id.in_(some))
+            )
+        )
+    unknown = [name for name in trajectory_ids if name not in known]
+    if unknown:
+        raise StorageError(
+            f"{len(unknown)} trajectories finished that are not reserved (first: {unknown[0]}); "
+            "reserve before dispatch, and stop workers before release_reserved"
+        )
+
+
+def _refuse_retraining(connection: Connection, group_ids: Sequence[str], step: int) -> None:
+    twice = connection.execute(
+        select(JournalTable.group_id, JournalTable.trained_step)
+        .where(
+            JournalTable.group_id.in_(group_ids),
+            JournalTable.state == JournalState.TRAINED,
+            JournalTable.trained_step != step,
+        )
+        .limit(1)
+    ).first()
+    if twice is not None:
+        raise StorageError(
+            f"group {twice.group_id} was trained at step {twice.trained_step} "
+            f"and now again at step {step}, wanted once"
+        )
+
+
+def _pieces(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(ids), _IDS_A_QUERY):
+        yield ids[start : start + _IDS_A_QUERY]

@@ -1,0 +1,98 @@
+"""Runs of flows and stages, and events: what `ostinato status` reads."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import insert, select, update
+
+from ostinato.infra.platform.ledger.database import Database
+from ostinato.infra.platform.ledger.models import EventTable, RunTable
+from ostinato.infra.platform.ledger.rows import EventRow, RunRow
+
+
+class RunRepository:
+    """Runs by id."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def start(self, run_id: str, kind: str, payload: dict[str, Any], at: float) -> None:
+        """Add a run, or mark a known one as running again; it keeps its first start."""
+        row = {
+            "run_id": run_id,
+            "kind": kind,
+            "state": "running",
+            "payload": payload,
+            "started_at": at,
+        }
+        with self._database.write() as connection:
+            self._database.insert_absent(connection, RunTable, [row])
+            connection.execute(
+                update(RunTable)
+                .where(RunTable.run_id == run_id)
+                .values(state="running", payload=payload, finished_at=None)
+            )
+
+    def finish(self, run_id: str, state: str, at: float) -> None:
+        """Note how a run ended."""
+        with self._database.write() as connection:
+            connection.execute(
+                update(RunTable)
+                .where(RunTable.run_id == run_id)
+                .values(state=state, finished_at=at)
+            )
+
+    def get(self, run_id: str) -> RunRow | None:
+        """One run."""
+        with self._database.read() as connection:
+            found = connection.execute(
+                select(RunTable.__table__).where(RunTable.run_id == run_id)
+            ).first()
+        return RunRow.model_validate(found) if found is not None else None
+
+    def recent(self, limit_rows: int = 50) -> list[RunRow]:
+        """Newest first."""
+        with self._database.read() as connection:
+            found = connection.execute(
+                select(RunTable.__table__).order_by(RunTable.started_at.desc()).limit(limit_rows)
+            ).all()
+        return [RunRow.model_validate(row) for row in found]
+
+
+class EventRepository:
+    """Events, append only."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, source: str, name: str, payload: dict[str, Any], at: float) -> None:
+        """Append an event. A number that JSON lacks (NaN, infinity) is kept as its text: what an
+        alarm tells of must not keep the alarm from being told.
+        """
+        written = {key: _writable(value) for key, value in payload.items()}
+        with self._database.write() as connection:
+            connection.execute(
+                insert(EventTable).values(source=source, name=name, payload=written, at=at)
+            )
+
+    def recent(self, source: str | None = None, limit_rows: int = 100) -> list[EventRow]:
+        """Newest first."""
+        statement = select(EventTable.__table__)
+        if source is not None:
+            statement = statement.where(EventTable.source == source)
+        with self._database.read() as connection:
+            found = connection.execute(
+                statement.order_by(EventTable.event_id.desc()).limit(limit_rows)
+            ).all()
+        return [EventRow.model_validate(row) for row in found]
+
+
+def _writable(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _writable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(inner) for inner in value]
+    return value

@@ -1,0 +1,149 @@
+"""The object store: whole objects by key, put atomically, checked on the way out.
+
+It knows no artifacts and no records.
+"""
+
+import errno
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urlsplit
+
+from ostinato.infra.platform.errors import ConfigError, StorageError
+from ostinato.infra.platform.objects.backend import ObjectBackend
+from ostinato.infra.platform.objects.checksum import checksum_bytes, checksum_file
+from ostinato.infra.platform.objects.local import LocalBackend
+from ostinato.infra.platform.objects.s3 import S3Backend, S3Options
+from ostinato.infra.platform.settings import Settings
+
+
+class ObjectStore:
+    """One place for bytes. Safe to use from several threads and processes at once."""
+
+    def __init__(self, url: str, backend: ObjectBackend) -> None:
+        self.url = url
+        self._backend = backend
+
+    @classmethod
+    def from_url(cls, url: str, s3: S3Options | None = None) -> "ObjectStore":
+        """Open `file:///absolute/path` or `s3://bucket/prefix`; nothing is contacted yet."""
+        parts = urlsplit(url)
+        if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
+            return cls(url, LocalBackend(Path(unquote(parts.path))))
+        if parts.scheme == "s3" and parts.netloc:
+            return cls(url, S3Backend(parts.netloc, parts.path.strip("/"), s3 or S3Options()))
+        raise ConfigError(
+            f"object store URL is {url!r}, wanted file:///absolute/path or s3://bucket/prefix"
+        )
+
+    def put_bytes(self, key: str, data: bytes) -> str:
+        """Store atomically, replacing what was there. Returns the checksum."""
+        with self._operation("put", key):
+            self._backend.write(key, data)
+        return checksum_bytes(data)
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        """Store only if the key is free, in one step: of several callers one gets True."""
+        with self._operation("put", key):
+            return self._backend.write_new(key, data)
+
+    def put_file(self, key: str, path: Path) -> str:
+        """Store a file atomically. Returns the checksum."""
+        checksum = checksum_file(path)
+        with self._operation("put", key):
+            self._backend.upload(key, path)
+        return checksum
+
+    def get_bytes(self, key: str, checksum: str | None = None) -> bytes:
+        """The object; with `checksum` given, bytes that differ raise StorageError."""
+        with self._operation("get", key):
+            data = self._backend.read(key)
+        if checksum is not None:
+            self._check(key, checksum_bytes(data), checksum)
+        return data
+
+    def get_file(self, key: str, path: Path, checksum: str | None = None) -> Path:
+        """Copy the object to `path`, which appears whole and checked or not at all."""
+        with self._operation("get", key):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.parent / f".get-{uuid.uuid4().hex}"
+            try:
+                self._backend.download(key, temporary)
+                if checksum is not None:
+                    self._check(key, checksum_file(temporary), checksum)
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        return path
+
+    def exists(self, key: str) -> bool:
+        """Whether the object is there."""
+        with self._operation("look for", key):
+            return self._backend.exists(key)
+
+    def list(self, prefix: str = "") -> list[str]:
+        """Sorted keys that begin with `prefix` (a string prefix; end it with / for a folder)."""
+        with self._operation("list", prefix or "."):
+            return self._backend.keys(prefix)
+
+    def delete(self, key: str) -> None:
+        """Remove the object; nothing happens if there is none."""
+        with self._operation("delete", key):
+            self._backend.remove(key)
+
+    def delete_prefix(self, prefix: str) -> int:
+        """Remove every key that begins with `prefix`, which must not be empty. Returns how many."""
+        if not prefix:
+            raise ValueError(f"delete_prefix with an empty prefix would empty {self.url}")
+        keys = self.list(prefix)
+        for key in keys:
+            self.delete(key)
+        return len(keys)
+
+    def _check(self, key: str, seen: str, wanted: str) -> None:
+        if seen != wanted:
+            raise StorageError(
+                f"object {key} in {self.url} is corrupt: checksum {seen}, wanted {wanted}; "
+                "delete it and run again to make it anew"
+            )
+
+    @contextmanager
+    def _operation(self, verb: str, key: str) -> Iterator[None]:
+        path = PurePosixPath(key)
+        if not key or path.is_absolute() or ".." in path.parts or "\\" in key:
+            raise ValueError(f"object key is {key!r}, wanted a relative path without ..")
+        try:
+            yield
+        except StorageError:
+            raise
+        except Exception as error:  # s3fs lets botocore and aiohttp types through
+            raise StorageError(f"cannot {verb} {key} in {self.url}: {_explain(error)}") from error
+
+
+def _explain(error: Exception) -> str:
+    kind = type(error).__name__
+    if isinstance(error, FileNotFoundError):
+        return "no such object or bucket"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "the disk is full; free space, then run again"
+    if isinstance(error, PermissionError):
+        return f"permission denied ({error}); check OSTINATO_OBJECT_STORE_URL and credentials"
+    if "Credentials" in kind:
+        return f"{error}; set OSTINATO_S3_ACCESS_KEY_ID and OSTINATO_S3_SECRET_ACCESS_KEY"
+    if "Connect" in kind or "Timeout" in kind or "Endpoint" in str(error):
+        return f"unreachable ({kind}: {error}); check OSTINATO_S3_ENDPOINT_URL and the network"
+    return f"{kind}: {error}"
+
+
+def open_object_store(settings: Settings) -> ObjectStore:
+    """The store that the settings name."""
+    return ObjectStore.from_url(
+        settings.object_store_url,
+        S3Options(
+            endpoint_url=settings.s3_endpoint_url,
+            region=settings.s3_region,
+            access_key_id=settings.s3_access_key_id,
+            secret_access_key=settings.s3_secret_access_key,
+        ),
+    )

@@ -1,0 +1,84 @@
+"""Where this installation runs: directories, URLs, ports and limits of this machine.
+
+What a run computes belongs to the recipe, never here: settings say where and on what, and are no
+part of an artifact's identity.
+"""
+
+import os
+from pathlib import Path
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from ostinato.infra.platform.errors import ConfigError
+
+PREFIX = "OSTINATO_"
+
+
+class Settings(BaseSettings):
+    """Everything the environment may say. Each field is read from `OSTINATO_<FIELD>`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True, validate_default=True
+    )
+
+    home: Path = Field(default=Path(".ostinato"), description="everything this machine keeps")
+    object_store_url: str = Field(
+        default_factory=lambda data: f"file://{data['home']}/objects",
+        description="file:///absolute/path or s3://bucket/prefix",
+    )
+    ledger_url: str = Field(
+        default_factory=lambda data: f"sqlite:///{data['home']}/ledger.db",
+        description="sqlite:///path or postgresql://user:password@host/database",
+    )
+    cache_directory: Path = Field(
+        default_factory=lambda data: data["home"] / "cache",
+        description="downloads that can be had again: source archives, fetched artifacts",
+    )
+    s3_endpoint_url: str | None = Field(
+        default=None, description="S3 protocol server other than AWS; None: the AWS default"
+    )
+    s3_region: str | None = Field(default=None, description="None: the AWS client's own choice")
+    s3_access_key_id: str | None = Field(
+        default=None, description="None: the AWS client's own chain of credentials"
+    )
+    s3_secret_access_key: SecretStr | None = None
+    host: str = Field(default="127.0.0.1", description="address that services listen on")
+    gateway_port: int = Field(default=8400, ge=1, le=65535)
+    prefect_port: int = Field(default=4200, ge=1, le=65535)
+    dashboard_port: int = Field(default=8401, ge=1, le=65535)
+    cpu_limit: int = Field(
+        default_factory=lambda: len(os.sched_getaffinity(0)),
+        ge=1,
+        description="processor cores the project may keep busy on this machine",
+    )
+    object_store_memory_bytes: int = Field(
+        default=256 * 2**20, ge=80 * 2**20, description="Ray's shared memory on this machine"
+    )
+    minimum_free_disk_bytes: int = Field(default=4 * 2**30, ge=0, description="what doctor wants")
+
+    @field_validator("home", "cache_directory")
+    @classmethod
+    def _absolute(cls, path: Path) -> Path:
+        return path.expanduser().absolute()
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables that make a child process load these same settings."""
+        environment = {}
+        for name, value in self:
+            if value is not None:
+                text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+                environment[PREFIX + name.upper()] = text
+        return environment
+
+
+def load_settings() -> Settings:
+    """Read the environment now. ConfigError names the variable, the value seen and what is
+    wanted.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        variable = PREFIX + "_".join(str(part) for part in first["loc"]).upper()
+        raise ConfigError(f"{variable} is {first['input']!r}: {first['msg']}") from None

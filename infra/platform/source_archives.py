@@ -1,0 +1,186 @@
+"""Source archives of packages, fetched once through pip and kept.
+
+The archive cache: one file a package and version beside its SHA-256. It talks to the index only
+through pip, and not at all when the archive is cached. Nothing of an archive is run by us.
+"""
+
+import hashlib
+import logging
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path, PurePosixPath
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ostinato.infra.platform.errors import ConfigError
+
+_logger = logging.getLogger(__name__)
+_FETCH_SECONDS = 300
+_MAX_ARCHIVE_BYTES = 64 << 20
+_SUFFIXES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")
+
+
+class SourceArchive(BaseModel):
+    """One package of the index at one version, as source."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(description="name on the package index")
+    version: str = Field(description="exact version")
+    sha256: str = Field(
+        default="",
+        description="of the archive; empty: what came first is noted and must stay the same",
+    )
+
+
+def fetch_archive(source: SourceArchive, cache: Path) -> Path:
+    """The cached source archive.
+
+    Pip downloads it on the first call. ConfigError says how to supply it by hand.
+    """
+    folder = cache / f"{source.name}-{source.version}"
+    known = _find_archive(folder)
+    if known is None:
+        _download(source, folder)
+        known = _find_archive(folder)
+    if known is None:
+        raise ConfigError(_explain(source, folder, "pip saved no source archive"))
+    found = hashlib.sha256(known.read_bytes()).hexdigest()
+    wanted = source.sha256 or _read_checksum(folder, found)
+    if found != wanted:
+        raise ConfigError(
+            f"source archive {known} of {source.name}=={source.version} has sha256 {found}, "
+            f"wanted {wanted}; delete it"
+        )
+    return known
+
+
+def fetch_wheel(requirement: str, cache: Path) -> Path:
+    """The cached wheel of `name==version`, which a repository needs beside it; as `fetch_archive`."""
+    name, _, version = requirement.partition("==")
+    if not name or not version:
+        raise ConfigError(f"dependency {requirement!r}, wanted name==version")
+    source = SourceArchive(name=name, version=version)
+    folder = cache / "wheels" / f"{name}-{version}"
+    if not list(folder.glob("*.whl")):
+        _download(source, folder, form="--only-binary")
+    return next(iter(sorted(folder.glob("*.whl"))))
+
+
+def read_wheel(wheel: Path) -> dict[str, bytes]:
+    """Python files and data of a wheel by path, without compiled modules, metadata and tests."""
+    return {
+        path: content
+        for path, content in _zip_members(wheel)
+        if not path.endswith((".so", ".pyd", ".pyi", ".c", ".h"))
+        and ".dist-info/" not in path
+        and ".data/" not in path
+        and "/tests/" not in path
+    }
+
+
+def read_archive(archive: Path, below: str = "") -> dict[str, bytes]:
+    """Regular files of an archive by path below its top folder, or below a folder in that.
+
+    Links are left out, paths that leave the folder are refused.
+    """
+    prefix = f"{below}/" if below else ""
+    files: dict[str, bytes] = {}
+    total_bytes = 0
+    members = _zip_members(archive) if archive.suffix == ".zip" else _tar_members(archive)
+    for name, content in members:
+        pure = PurePosixPath(name)
+        if pure.is_absolute() or ".." in pure.parts:
+            raise ConfigError(
+                f"archive {archive} holds the path {name!r}, wanted paths below its top folder"
+            )
+        path = PurePosixPath(*pure.parts[1:]).as_posix()
+        if len(pure.parts) == 1 or not path.startswith(prefix):
+            continue
+        total_bytes += len(content)
+        if total_bytes > _MAX_ARCHIVE_BYTES:
+            raise ConfigError(f"archive {archive} unpacks to more than {_MAX_ARCHIVE_BYTES} bytes")
+        files[path.removeprefix(prefix)] = content
+    return files
+
+
+def _find_archive(folder: Path) -> Path | None:
+    found = [path for path in sorted(folder.glob("*")) if path.name.endswith(_SUFFIXES)]
+    return found[0] if found else None
+
+
+def _read_checksum(folder: Path, found: str) -> str:
+    """The checksum noted when the archive came; noted now when it is new."""
+    note = folder / "sha256"
+    if not note.exists():
+        note.write_text(found)
+    return note.read_text().strip()
+
+
+def _download(source: SourceArchive, folder: Path, form: str = "--no-binary") -> None:
+    """Download next to the final place and move, so that a killed download leaves nothing half
+    done.
+
+    Only this package must come as source: its build backend may come as a wheel, which pip installs
+    in isolation to read the archive's metadata (toolz needs a plugin for that, or pip sees version
+    0.0.0 and refuses).
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        command = [
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
+            *("--no-deps", form, source.name, "--dest", temporary),
+            f"{source.name}=={source.version}",
+        ]
+        _logger.info("package=%s version=%s fetching=source_archive", source.name, source.version)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(
+                _explain(source, folder, f"pip did not end in {_FETCH_SECONDS} s")
+            ) from error
+        if done.returncode != 0:
+            raise ConfigError(_explain(source, folder, (done.stderr or done.stdout).strip()[-600:]))
+        folder.mkdir(exist_ok=True)
+        for path in Path(temporary).iterdir():
+            path.replace(folder / path.name)
+
+
+def _explain(source: SourceArchive, folder: Path, why: str) -> str:
+    return (
+        f"source archive of {source.name}=={source.version} is missing: {why}\n"
+        "fix: check the network and pip's index settings, or put the package's .tar.gz into "
+        f"{folder}"
+    )
+
+
+def _tar_members(archive: Path) -> list[tuple[str, bytes]]:
+    try:
+        with tarfile.open(archive) as tar:
+            opened = [
+                (member.name, tar.extractfile(member))
+                for member in tar.getmembers()
+                if member.isreg()
+            ]
+            return [(name, file.read()) for name, file in opened if file is not None]
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ConfigError(
+            f"archive {archive} cannot be read: {error}; delete it to fetch it again"
+        ) from error
+
+
+def _zip_members(archive: Path) -> list[tuple[str, bytes]]:
+    try:
+        with zipfile.ZipFile(archive) as zipped:
+            return [
+                (info.filename, zipped.read(info))
+                for info in zipped.infolist()
+                if not info.is_dir()
+            ]
+    except (zipfile.BadZipFile, OSError) as error:
+        raise ConfigError(
+            f"archive {archive} cannot be read: {error}; delete it to fetch it again"
+        ) from error

@@ -1,0 +1,38 @@
+"""Log lines as key=value.
+
+It owns no logger: each module has `logging.getLogger(__name__)`.
+"""
+
+import logging
+import sys
+from typing import TextIO
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+def fields(**values: object) -> str:
+    """`key=value` pairs in the order given; a value with blanks is quoted."""
+    parts = []
+    for name, value in values.items():
+        text = f"{value:.6g}" if isinstance(value, float) else str(value)
+        parts.append(f"{name}={text!r}" if " " in text or not text else f"{name}={text}")
+    return " ".join(parts)
+
+
+def configure_logging(stream: TextIO | None = None, level: int = logging.INFO) -> None:
+    """Send all logs of this process to `stream` (stderr when None). Call once, in the program's
+    entry.
+    """
+    logging.basicConfig(stream=stream or sys.stderr, level=level, format=_FORMAT, force=True)
+    for noisy in (
+        "botocore",
+        "aiobotocore",
+        "asyncio",
+        "fsspec",
+        "s3fs",
+        "urllib3",
+        "alembic",
+        "httpx",
+        "httpcore",
+    ):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,0 +1,58 @@
+"""Metrics of a long computation: one JSON line a step, readable while it grows and after a kill.
+
+It plots nothing.
+"""
+
+import json
+from pathlib import Path
+from typing import IO
+
+
+class MetricsLog:
+    """Append-only writer. A torn last line of a killed writer is closed before the first new
+    one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] | None = None
+
+    def append(self, step: float, values: dict[str, float | int | str]) -> None:
+        """Write one line at once."""
+        if self._file is None:
+            self._file = self._open()
+        line = json.dumps({"step": step, **values}, separators=(",", ":"))
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; a later append opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> IO[bytes]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = self.path.open("ab+")
+        if file.tell() > 0:
+            file.seek(-1, 2)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        return file
+
+
+def read_metrics(path: Path) -> list[dict[str, float | int | str]]:
+    """All lines in step order. Steps repeated after a resume count once, the last time they ran."""
+    rows: list[dict[str, float | int | str]] = []
+    if not path.exists():
+        return rows
+    for line in path.read_bytes().splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the torn line of a killed writer
+        if isinstance(row, dict) and "step" in row:
+            while rows and float(rows[-1]["step"]) >= float(row["step"]):
+                rows.pop()
+            rows.append(row)
+    return rows

@@ -1,0 +1,381 @@
+"""Several engine replicas as one `ModelClient`.
+
+`EngineFleet` (client side: routing, waiting for room, error translation, health, updates of all
+replicas, growing and shrinking) and `start_replicas` (making the actors). Any number of processes
+may each hold a fleet over the same actors. A request whose replica died raises EngineError and is
+not repeated here: who asked knows whether a repeat is safe.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
+
+from ostinato.infra.platform.cluster.actors import get_or_create_actor
+from ostinato.infra.platform.errors import EngineError, OstinatoError
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.telemetry import fields
+from ostinato.infra.serving.engine.admission import AdmissionQueue, Ticket
+from ostinato.infra.serving.engine.health import HealthEvent, ReplicaHealth, hear, observe
+from ostinato.infra.serving.engine.local import SwapReport
+from ostinato.infra.serving.engine.mailbox import Mailbox, MailboxReplica
+from ostinato.infra.serving.engine.router import RequestRouter, RouterLimits
+from ostinato.infra.serving.engine.states import ReplicaState
+from ostinato.infra.serving.engine.wire import decode_generation, encode_request
+from ostinato.models.decode.engine import EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest, Generation
+from ostinato.models.spec import ModelSpec
+
+_logger = logging.getLogger(__name__)
+
+_MAX_CONCURRENCY = 1000  # coroutines of one replica: waiting requests cost nothing
+_RESTARTS = 5
+_PATIENCE_SECONDS = 180.0  # a request waits this long for a serving replica; a restart takes 10
+_REFRESH_SECONDS = 1.0
+_PROBE_SECONDS = 60.0  # a question about health is answered within this, or the replica is silent
+_RECOVERY_PROBES = (
+    4  # a recovery may take as long as so many probes: it starts a process and fetches
+)
+_DRAIN_POLL_SECONDS = 0.02
+
+
+def start_replicas(
+    spec: ModelSpec,
+    config: EngineConfig,
+    replica_ids: list[str],
+    *,
+    num_cpus: float = 1.0,
+    chain: tuple[ObjectStore, str] | None = None,
+) -> dict[str, ActorHandle]:
+    """Starts (or finds) one actor per id; they serve after `EngineFleet.follow`.
+
+    A replica whose process dies is started again without weights; with `chain` it then applies that
+    chain's newest version by itself.
+    """
+    return {
+        replica_id: get_or_create_actor(
+            MailboxReplica,
+            replica_id,
+            replica_id,
+            spec,
+            config,
+            chain,
+            num_cpus=num_cpus,
+            num_gpus=1.0 if config.device == "cuda" else 0.0,  # without one Ray hides them all
+            max_restarts=_RESTARTS,
+            max_concurrency=_MAX_CONCURRENCY,
+        )
+        for replica_id in replica_ids
+    }
+
+
+class EngineFleet:
+    """A `ModelClient` over replicas."""
+
+    def __init__(
+        self,
+        replicas: Mapping[str, ActorHandle],
+        *,
+        patience_seconds: float = _PATIENCE_SECONDS,
+        probe_seconds: float = _PROBE_SECONDS,
+        limits: RouterLimits | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`limits` bound what a replica is promised; callers wait for room by priority. None: no bound."""
+        self._patience_seconds = patience_seconds
+        self._probe_seconds = probe_seconds
+        self._clock = clock
+        self._refreshed_at = float("-inf")
+        self._refreshing: asyncio.Task[dict[str, ReplicaState]] | None = None
+        self._replicas = dict(replicas)
+        self._router = RequestRouter(list(replicas), state=ReplicaState.STARTING, limits=limits)
+        self._admission = AdmissionQueue()
+        self._health = {name: ReplicaHealth(since=clock()) for name in replicas}
+        self._mailboxes = {name: self._open_mailbox(name) for name in replicas}
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Samples an answer on the replica that holds the session, or the least busy one."""
+        tokens = len(request.token_ids) + request.max_new_tokens
+        replica_id = await self._choose(request, tokens)
+        try:
+            call = self._mailboxes[replica_id].generate(encode_request(request))
+            return decode_generation(
+                await self._answer(call, replica_id, f"request {request.request_id}")
+            )
+        except EngineError as error:
+            if self._router.states()[replica_id] is ReplicaState.SERVING:
+                self._note(replica_id, HealthEvent.REFUSED, reason=str(error))
+            raise
+        finally:
+            self._router.finish(replica_id, tokens)
+            self._admit()
+
+    async def _choose(self, request: GenerateRequest, tokens: int) -> str:
+        """A serving replica with room; waits for room as long as it takes, for any that serves for a while."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._patience_seconds
+        self._refresh_beside()
+        is_placed = asyncio.Event()
+        ticket = self._admission.push(
+            request.session_id,
+            tokens,
+            context_tokens=len(request.token_ids),
+            priority=request.priority,
+            on_placed=is_placed.set,
+        )
+        try:
+            while True:
+                self._admit()
+                if ticket.replica_id is not None:
+                    return ticket.replica_id
+                wait_seconds = _REFRESH_SECONDS
+                if not self._router.is_serving():
+                    wait_seconds = min(wait_seconds, deadline - loop.time())
+                if wait_seconds <= 0:
+                    raise EngineError(
+                        f"no replica serves session {request.session_id}: {self._router.describe()}, "
+                        f"wanted one within {self._patience_seconds:.0f} s"
+                    )
+                try:
+                    await asyncio.wait_for(is_placed.wait(), wait_seconds)
+                except TimeoutError:
+                    self._refresh_beside()
+        except BaseException:
+            self._admission.withdraw(ticket)
+            if ticket.replica_id is not None:  # cancelled just when it was placed
+                self._router.finish(ticket.replica_id, tokens)
+                self._admit()
+            raise
+
+    def _admit(self) -> None:
+        """Places whoever waits and finds room now."""
+        if len(self._admission) and self._router.is_serving():
+            self._admission.place(self._place)
+
+    def _place(self, ticket: Ticket) -> str | None:
+        return self._router.try_choose(
+            ticket.session_id,
+            ticket.tokens,
+            priority=ticket.priority,
+            context_tokens=ticket.context_tokens,
+        )
+
+    def _open_mailbox(self, name: str) -> Mailbox:
+        return Mailbox(name, self._replicas[name], partial(self._note_silence, name))
+
+    def _note_silence(self, name: str) -> bool:
+        """A replica holds requests and says nothing; True when it counts as dead now."""
+        return self._note(name, HealthEvent.SILENT).state is ReplicaState.DEAD
+
+    def _note(self, name: str, event: HealthEvent, **facts: Any) -> ReplicaHealth:
+        health = self._health.get(name)
+        if health is None:  # it left while a question to it was open
+            return ReplicaHealth(ReplicaState.RETIRED)
+        return self._set_health(name, observe(health, event, at=self._clock(), **facts))
+
+    def _set_health(self, name: str, health: ReplicaHealth) -> ReplicaHealth:
+        before, self._health[name] = self._health[name], health
+        if before.state is not health.state:
+            _logger.log(
+                logging.INFO if health.state is ReplicaState.SERVING else logging.WARNING,
+                "replica changed %s",
+                fields(
+                    replica=name, before=before.state, now=health.state, reason=health.reason or "-"
+                ),
+            )
+            self._router.set_state(name, health.state)
+            self._admit()
+        return health
+
+    def _refresh_beside(self) -> None:
+        """Looks after replicas that do not serve, once at a time. Nobody waits for it: who waits for room is
+        placed when one comes back, and a silent replica holds up no request for another.
+        """
+        if self._refreshing is not None:
+            if not self._refreshing.done():
+                return
+            self._refreshing.result()  # an error of the last round is the caller's to see
+        now = asyncio.get_running_loop().time()
+        is_whole = all(state is ReplicaState.SERVING for state in self._router.states().values())
+        if not is_whole and now - self._refreshed_at >= _REFRESH_SECONDS:
+            self._refreshed_at = now
+            self._refreshing = asyncio.create_task(self.refresh_states())
+
+    async def end_session(self, session_id: str) -> None:
+        """Lets the cache of a finished conversation go; nobody waits for it."""
+        replica_id = self._router.end_session(session_id)
+        if replica_id is not None:
+            self._mailboxes[replica_id].end_session(session_id)
+
+    async def add(
+        self, name: str, actor: ActorHandle, chain: tuple[ObjectStore, str] | None = None
+    ) -> ReplicaState:
+        """Takes one more replica; it gets requests once it has applied verified weights (of `chain`, if given)."""
+        self._replicas[name] = actor
+        self._health[name] = ReplicaHealth(since=self._clock())
+        self._router.add_replica(name, ReplicaState.STARTING)
+        self._mailboxes[name] = self._open_mailbox(name)
+        if chain is not None:
+            await self._change_all({name: actor.follow.remote(*chain)}, f"follow chain {chain[1]}")
+        await self._refresh_state(name)
+        return self._health[name].state
+
+    async def retire(self, name: str) -> ActorHandle:
+        """Drains a replica: nothing new goes there, what it has is finished. Returns the actor, which the caller ends."""
+        self._note(name, HealthEvent.RETIRE, reason="drained")
+        while self._router.outstanding_requests()[name]:
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        with contextlib.suppress(OstinatoError):  # one that cannot say goodbye is forgotten in time
+            await self._probe(self._replicas[name].leave.remote(), name, "leave")
+        await self._mailboxes.pop(name).close()
+        self._router.remove_replica(name)
+        del self._health[name]
+        return self._replicas.pop(name)
+
+    def waiting(self) -> dict[str, int]:
+        """Requests that wait for room, by priority."""
+        return {priority.value: count for priority, count in self._admission.waiting().items()}
+
+    async def close(self) -> None:
+        """Stops listening to the replicas; they live on."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
+        for mailbox in self._mailboxes.values():
+            await mailbox.close()
+
+    async def follow(self, objects: ObjectStore, chain_id: str) -> list[int | None]:
+        """Binds every replica to a chain; returns the version each applied."""
+        calls = {
+            name: actor.follow.remote(objects, chain_id) for name, actor in self._replicas.items()
+        }
+        return await self._change_all(calls, f"follow chain {chain_id}")
+
+    async def load_checkpoint(self, directory: str, version: int) -> list[SwapReport]:
+        """Serves a checkpoint directory everywhere as `version`."""
+        calls = {
+            name: actor.load_checkpoint.remote(directory, version)
+            for name, actor in self._replicas.items()
+        }
+        return await self._change_all(calls, f"load checkpoint {directory}")
+
+    async def update_to(self, version: int) -> list[SwapReport]:
+        """Applies a version everywhere. One failure raises after all have answered; that replica
+        gets no requests.
+        """
+        calls = {name: actor.update_to.remote(version) for name, actor in self._replicas.items()}
+        return await self._change_all(calls, f"update to version {version}")
+
+    async def refresh_states(self) -> dict[str, ReplicaState]:
+        """Asks every replica how it is; one that recovered gets requests again. A replica that has
+        no weights and knows its chain applies the newest version first.
+        """
+        await asyncio.gather(*(self._refresh_state(name) for name in self._replicas))
+        return self._router.states()
+
+    async def _refresh_state(self, name: str) -> None:
+        """One question. A recovery that takes longer goes on in the replica and is asked after again."""
+        if name not in self._replicas:
+            return
+        try:
+            call = self._replicas[name].recover.remote()
+            health = await self._probe(call, name, "recover")
+        except EngineError:
+            return  # its state was noted by _answer
+        self._hear(name, health)
+
+    def _hear(self, name: str, told: Mapping[str, Any]) -> None:
+        """Notes what a replica told of itself, unless it was retired meanwhile."""
+        if name in self._health:
+            health = hear(
+                self._health[name],
+                ReplicaState(told["state"]),
+                at=self._clock(),
+                process_id=told["process_id"],
+                version=told["version"],
+                reason=told["reason"],
+            )
+            self._set_health(name, health)
+
+    def states(self) -> dict[str, ReplicaState]:
+        """What this client last knew of every replica."""
+        return self._router.states()
+
+    def healths(self) -> dict[str, ReplicaHealth]:
+        """State, since when, reason and version of every replica as this client knows it."""
+        return dict(self._health)
+
+    async def health(self) -> dict[str, dict[str, str | int]]:
+        """State, reason, version and process id by replica."""
+        calls = {name: actor.health.remote() for name, actor in self._replicas.items()}
+        return {name: await self._probe(call, name, "health") for name, call in calls.items()}
+
+    async def statistics(self) -> dict[str, dict[str, float]]:
+        """Running totals by replica."""
+        calls = {name: actor.statistics.remote() for name, actor in self._replicas.items()}
+        return {name: await self._probe(call, name, "statistics") for name, call in calls.items()}
+
+    async def _probe(self, call: Awaitable[Any], name: str, what: str) -> Any:
+        """A question that a living replica answers in time; silence counts against it."""
+        asked = asyncio.ensure_future(self._answer(call, name, what))
+        done, _ = await asyncio.wait({asked}, timeout=self._probe_seconds)
+        if not done:
+            asked.add_done_callback(lambda late: late.cancelled() or late.exception())
+            self._note(name, HealthEvent.SILENT, reason=f"{what} was not answered")
+            raise EngineError(
+                f"{what} failed, replica {name} is silent, wanted an answer "
+                f"within {self._probe_seconds:.0f} s"
+            )
+        answer = asked.result()
+        if name in self._health and self._health[name].state is ReplicaState.SUSPECT:
+            self._note(name, HealthEvent.ANSWERED)
+        return answer
+
+    async def _change_all(self, calls: Mapping[str, ray.ObjectRef], what: str) -> list:
+        """Waits for a change of weights everywhere, notes who serves afterwards, then raises the
+        first failure.
+        """
+        waiting = [self._answer(call, name, what) for name, call in calls.items()]
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        failures = []
+        for name, answer in zip(calls, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                self._note_applied(name, answer)
+                continue
+            failures.append(answer)
+            if self._health[name].state is not ReplicaState.DEAD:
+                self._note(name, HealthEvent.REFUSED, reason=f"{what}: {answer}")
+        if failures:
+            raise failures[0]
+        return answers
+
+    def _note_applied(self, name: str, answer: SwapReport | int | None) -> None:
+        """After a verified apply. A chain without versions (None) leaves a replica as it was."""
+        version = answer.version if isinstance(answer, SwapReport) else answer
+        if version is None:
+            self._note(name, HealthEvent.STARTED, reason="the chain has no version yet")
+            return
+        if self._health[name].state is ReplicaState.DEAD:  # a new process answered this call
+            self._note(name, HealthEvent.STARTED)
+        self._note(name, HealthEvent.VERIFIED, version=version)
+
+    async def _answer(self, call: Awaitable[Any], replica_id: str, what: str) -> Any:
+        """The value of a call; errors of the method pass, a lost process becomes EngineError."""
+        try:
+            return await call
+        except RayTaskError as error:
+            if isinstance(error.cause, (OstinatoError, ValueError)):
+                raise error.cause from error
+            raise EngineError(f"{what} failed on replica {replica_id}: {error.cause!r}") from error
+        except RayError as error:
+            self._note(replica_id, HealthEvent.LOST, reason=f"{what}: {type(error).__name__}")
+            raise EngineError(
+                f"{what} failed, replica {replica_id} is gone: {type(error).__name__}"
+            ) from error

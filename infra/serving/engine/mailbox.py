@@ -1,0 +1,203 @@
+"""Requests and answers in batches: one call of Ray carries what gathered in a few milliseconds.
+
+`MailboxReplica` (an EngineReplica that takes a list of requests and hands out whatever is finished)
+and `Mailbox` (the client side of one replica: a future a request, one call under way that
+collects). A call of Ray costs 1.4 ms of processor time on both sides together, a batched request
+0.3 ms. It routes nothing: the fleet does.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from ostinato.infra.platform.errors import EngineError, OstinatoError
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.engine.replica import EngineReplica
+from ostinato.infra.serving.engine.wire import GenerationTuple, RequestTuple
+from ostinato.models.decode.engine import EngineConfig
+from ostinato.models.spec import ModelSpec
+
+GATHER_SECONDS = 0.002
+COLLECT_SECONDS = 5.0  # an empty answer after this long shows that the replica lives
+SILENCE_SECONDS = 60.0  # without even that for so long it is silent
+
+Answer = tuple[str, GenerationTuple | None, Exception | None]  # by request id
+
+
+class _Outbox:
+    """Answers that wait for one client."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.has_answers = asyncio.Event()
+
+    def put(self, answer: Answer) -> None:
+        self.answers.append(answer)
+        self.has_answers.set()
+
+
+class MailboxReplica(EngineReplica):
+    """A replica with a mailbox for each client."""
+
+    def __init__(
+        self,
+        replica_id: str,
+        spec: ModelSpec,
+        config: EngineConfig,
+        chain: tuple[ObjectStore, str] | None = None,
+    ) -> None:
+        super().__init__(replica_id, spec, config, chain)
+        self._outboxes: dict[str, _Outbox] = {}
+        self._answering: dict[str, asyncio.Task[None]] = {}
+
+    async def post(
+        self,
+        client_id: str,
+        requests: Sequence[RequestTuple],
+        ended_sessions: Sequence[str],
+        cancelled: Sequence[str] = (),
+    ) -> None:
+        """Takes requests, stops cancelled ones and lets ended sessions go; returns at once."""
+        outbox = self._outbox(client_id)
+        for values in requests:
+            task = asyncio.create_task(self._answer(values, outbox))
+            self._answering[values[0]] = task
+            task.add_done_callback(lambda _, name=values[0]: self._answering.pop(name, None))
+        for request_id in cancelled:
+            if request_id in self._answering:
+                self._answering[request_id].cancel()
+        for session_id in ended_sessions:
+            await self.end_session(session_id)
+
+    async def collect(self, client_id: str) -> list[Answer]:
+        """All answers that are ready; waits a while for the first."""
+        outbox = self._outbox(client_id)
+        try:
+            await asyncio.wait_for(outbox.has_answers.wait(), COLLECT_SECONDS)
+        except TimeoutError:
+            return []
+        await asyncio.sleep(GATHER_SECONDS)
+        answers, outbox.answers = outbox.answers, []
+        outbox.has_answers.clear()
+        return answers
+
+    async def _answer(self, values: RequestTuple, outbox: _Outbox) -> None:
+        try:
+            outbox.put((values[0], await self.generate(values), None))
+        except (OstinatoError, ValueError) as error:
+            outbox.put((values[0], None, error))
+        except Exception as error:  # noqa: BLE001 - supervision: it must reach who asked
+            text = f"request {values[0]} failed on replica {self.replica_id}: {error!r}"
+            outbox.put((values[0], None, EngineError(text)))
+
+    def _outbox(self, client_id: str) -> _Outbox:
+        return self._outboxes.setdefault(client_id, _Outbox())
+
+
+class Mailbox:
+    """The client side of one replica. Belongs to the event loop that first uses it."""
+
+    def __init__(
+        self,
+        replica_id: str,
+        actor: ActorHandle,
+        on_silence: Callable[[], bool] = lambda: False,
+        silence_seconds: float = SILENCE_SECONDS,
+    ) -> None:
+        """`on_silence` is told each time the replica says nothing for too long; True gives it up."""
+        self._replica_id = replica_id
+        self._actor = actor
+        self._on_silence = on_silence
+        self._silence_seconds = silence_seconds
+        self._client_id = uuid.uuid4().hex
+        self._waiting: dict[str, asyncio.Future[GenerationTuple]] = {}
+        self._requests: list[RequestTuple] = []
+        self._ended_sessions: list[str] = []
+        self._cancelled: list[str] = []
+        self._is_flush_planned = False
+        self._pump: asyncio.Task[None] | None = None
+
+    async def generate(self, values: RequestTuple) -> GenerationTuple:
+        """The answer of the replica; RayError when it dies, otherwise its own typed error."""
+        future: asyncio.Future[GenerationTuple] = asyncio.get_running_loop().create_future()
+        self._waiting[values[0]] = future
+        self._requests.append(values)
+        self._plan_flush()
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._collect())
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._cancelled.append(values[0])
+            self._plan_flush()
+            raise
+        finally:
+            self._waiting.pop(values[0], None)
+
+    def end_session(self, session_id: str) -> None:
+        """Travels with the next batch."""
+        self._ended_sessions.append(session_id)
+        self._plan_flush()
+
+    async def close(self) -> None:
+        """Stops collecting; requests under way are cancelled."""
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.gather(self._pump, return_exceptions=True)
+        for future in self._waiting.values():
+            future.cancel()
+
+    def _plan_flush(self) -> None:
+        if not self._is_flush_planned:
+            self._is_flush_planned = True
+            asyncio.get_running_loop().call_later(GATHER_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        requests, self._requests = self._requests, []
+        ended, self._ended_sessions = self._ended_sessions, []
+        cancelled, self._cancelled = self._cancelled, []
+        self._is_flush_planned = False
+        self._actor.post.remote(self._client_id, requests, ended, cancelled)
+
+    async def _collect(self) -> None:
+        """Delivers answers while any request waits."""
+        while self._waiting:
+            try:
+                answers = await self._next_answers()
+            except (RayError, EngineError) as error:
+                self._fail_all(error)
+                return
+            for request_id, generation, error in answers:
+                future = self._waiting.get(request_id)
+                if future is None or future.done():
+                    continue
+                if error is not None:
+                    future.set_exception(error)
+                elif generation is not None:
+                    future.set_result(generation)
+            if answers:
+                await asyncio.sleep(0)  # let who got an answer ask again before `while` looks
+
+    async def _next_answers(self) -> list[Answer]:
+        """What one call brings; EngineError when the replica was given up as silent."""
+        call: Any = self._actor.collect.remote(self._client_id)
+        asked = asyncio.ensure_future(call)
+        while True:
+            done, _ = await asyncio.wait({asked}, timeout=self._silence_seconds)
+            if done:
+                return asked.result()
+            if self._on_silence():
+                asked.add_done_callback(lambda late: late.cancelled() or late.exception())
+                raise EngineError(
+                    f"replica {self._replica_id} is silent with {len(self._waiting)} requests, "
+                    f"wanted a word every {COLLECT_SECONDS:.0f} s"
+                )
+
+    def _fail_all(self, error: Exception) -> None:
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)

@@ -1,0 +1,209 @@
+"""One engine as a Ray actor that serves only weights it has verified.
+
+`EngineReplica`: an asyncio actor around `LocalEngine` that follows a weight chain. Fetching and
+verifying happen beside the decode thread; the swap itself falls between two decode steps. A replica
+that Ray restarts runs `__init__` again, so it starts without weights and serves only after a
+verified apply. It does not choose requests; the fleet does.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from torch import Tensor
+
+from ostinato.infra.platform.errors import EngineError, OstinatoError, boundary
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.telemetry import fields
+from ostinato.infra.serving.engine.local import LocalEngine, SwapReport
+from ostinato.infra.serving.engine.states import ReplicaState
+from ostinato.infra.serving.engine.wire import (
+    GenerationTuple,
+    RequestTuple,
+    decode_request,
+    encode_generation,
+)
+from ostinato.infra.serving.weights import ChainSubscriber
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.decode.engine import EngineConfig
+from ostinato.models.spec import ModelSpec
+
+_logger = logging.getLogger(__name__)
+
+
+class EngineReplica:
+    """Make it an actor with `ray.remote(EngineReplica).options(max_concurrency=1000)`."""
+
+    def __init__(
+        self,
+        replica_id: str,
+        spec: ModelSpec,
+        config: EngineConfig,
+        chain: tuple[ObjectStore, str] | None = None,
+    ) -> None:
+        self.replica_id = replica_id
+        self._spec = spec
+        self._config = config
+        self._state = ReplicaState.STARTING
+        self._reason = "no weights were applied yet"
+        self._chain = chain
+        self._subscriber: ChainSubscriber | None = None
+        self._engine: LocalEngine | None = None
+        self._update_lock = asyncio.Lock()
+        self._last_swap: SwapReport | None = None
+        self._last_fetch_seconds = 0.0
+        self._pinned_version: int | None = None
+
+    async def follow(self, objects: ObjectStore, chain_id: str) -> int | None:
+        """Binds the replica to a chain and applies its newest version, if there is one; returns
+        that version.
+        """
+        async with self._update_lock:
+            if self._subscriber is None or self._subscriber.chain_id != chain_id:
+                self._subscriber = ChainSubscriber(objects, chain_id, reader_id=self.replica_id)
+        latest = await asyncio.to_thread(self._subscriber.latest_version)
+        if latest is not None:
+            await self.update_to(latest)
+        return latest
+
+    async def load_checkpoint(self, directory: str, version: int) -> SwapReport:
+        """Serves a checkpoint directory as `version`, for evaluation; its checksum is verified.
+        Failure means STALE.
+        """
+        async with self._update_lock:
+            return await self._change_weights(
+                partial(_read_weights, Path(directory), self._spec), version
+            )
+
+    async def update_to(self, version: int) -> SwapReport:
+        """Fetches, verifies and applies a version. Any failure raises and leaves it STALE."""
+        if self._subscriber is None:
+            raise EngineError(
+                f"replica {self.replica_id} follows no chain, "
+                f"wanted follow() before update_to({version})"
+            )
+        async with self._update_lock:
+            if self._pinned_version not in (None, version):
+                raise EngineError(
+                    f"replica {self.replica_id} is pinned to version {self._pinned_version}, "
+                    f"wanted unpin() before update_to({version})"
+                )
+            if (
+                self._state is ReplicaState.SERVING
+                and self._engine is not None
+                and self._engine.version == version
+            ):
+                return self._last_swap or SwapReport(version, 0.0, 0.0)
+            subscriber = self._subscriber
+            try:
+                report = await self._change_weights(partial(subscriber.fetch, version), version)
+            except OstinatoError as error:
+                await asyncio.to_thread(subscriber.refuse, version, str(error))
+                raise
+            await asyncio.to_thread(subscriber.acknowledge, version)
+            return report
+
+    async def pin(self, version: int) -> None:
+        """Serves exactly `version` until unpin(): an evaluation never mixes versions."""
+        await self.update_to(version)
+        self._pinned_version = version
+
+    async def unpin(self) -> None:
+        """Follows updates again."""
+        self._pinned_version = None
+
+    async def _change_weights(
+        self, fetch: Callable[[], Mapping[str, Tensor]], version: int
+    ) -> SwapReport:
+        try:
+            with boundary(EngineError, f"replica {self.replica_id}, version {version}"):
+                report = await self._fetch_and_apply(fetch, version)
+        except OstinatoError as error:
+            self._state = ReplicaState.STALE
+            self._reason = f"update to version {version} failed: {error}"
+            _logger.error(
+                "replica is stale %s", fields(replica=self.replica_id, version=version, error=error)
+            )
+            raise
+        self._state, self._reason, self._last_swap = ReplicaState.SERVING, "", report
+        return report
+
+    async def _fetch_and_apply(
+        self, fetch: Callable[[], Mapping[str, Tensor]], version: int
+    ) -> SwapReport:
+        started_at = perf_counter()
+        weights = await asyncio.to_thread(fetch)
+        self._last_fetch_seconds = perf_counter() - started_at
+        if self._engine is not None:
+            return await self._engine.swap_weights(weights, version)
+        started_at = perf_counter()
+        self._engine = await asyncio.to_thread(
+            LocalEngine, self._spec, weights, version, self._config, self.replica_id
+        )
+        return SwapReport(version, perf_counter() - started_at, 0.0)
+
+    async def leave(self) -> None:
+        """Takes its record off the chain: it holds no version back any more."""
+        if self._subscriber is not None:
+            await asyncio.to_thread(self._subscriber.leave)
+
+    async def generate(self, values: RequestTuple) -> GenerationTuple:
+        """Samples an answer; EngineError while the replica does not serve."""
+        engine = self._serving_engine()
+        return encode_generation(await engine.generate(decode_request(values)))
+
+    async def generate_many(self, requests: list[RequestTuple]) -> list[GenerationTuple]:
+        """Samples an answer to each request; returns when the last is done."""
+        return list(await asyncio.gather(*(self.generate(values) for values in requests)))
+
+    async def end_session(self, session_id: str) -> None:
+        """Lets the cache of a finished conversation go."""
+        if self._engine is not None:
+            await self._engine.end_session(session_id)
+
+    async def recover(self) -> dict[str, str | int]:
+        """Applies the newest version of its chain if it holds no weights; returns its health."""
+        if self._state is ReplicaState.STARTING and self._chain is not None:
+            try:
+                await self.follow(*self._chain)
+            except OstinatoError as error:
+                _logger.error("no recovery %s", fields(replica=self.replica_id, error=error))
+        return await self.health()
+
+    async def health(self) -> dict[str, str | int]:
+        """State, the reason when it does not serve, version served and process id."""
+        return {
+            "replica_id": self.replica_id,
+            "state": self._state.value,
+            "reason": self._reason,
+            "version": -1 if self._engine is None else self._engine.version,
+            "process_id": os.getpid(),
+        }
+
+    async def statistics(self) -> dict[str, float]:
+        """Totals of the engine and the last update's times; empty before the first weights."""
+        if self._engine is None:
+            return {}
+        numbers = self._engine.statistics() | {"last_fetch_seconds": self._last_fetch_seconds}
+        if self._last_swap is not None:
+            numbers["last_prepare_seconds"] = self._last_swap.prepare_seconds
+            numbers["last_pause_seconds"] = self._last_swap.pause_seconds
+        return numbers
+
+    def _serving_engine(self) -> LocalEngine:
+        if self._state is not ReplicaState.SERVING or self._engine is None:
+            raise EngineError(
+                f"replica {self.replica_id} is {self._state}: {self._reason}; wanted a serving one"
+            )
+        return self._engine
+
+
+def _read_weights(directory: Path, spec: ModelSpec) -> Mapping[str, Tensor]:
+    checkpoint = load_checkpoint(directory)
+    if checkpoint.spec != spec:
+        raise EngineError(f"checkpoint {directory} has spec {checkpoint.spec}, wanted {spec}")
+    return checkpoint.weights

@@ -1,0 +1,18 @@
+"""What a replica may be, and which requests it may take.
+
+It decides nothing by itself: `health` has the transitions.
+"""
+
+from enum import StrEnum
+
+
+class ReplicaState(StrEnum):
+    """One replica's standing. Only SERVING takes requests."""
+
+    STARTING = "starting"  # holds no verified weights yet
+    SERVING = "serving"  # healthy
+    SUSPECT = "suspect"  # did not answer in time: gets nothing new, keeps what it has
+    STALE = "stale"  # an update failed: refuses requests until a verified one is applied
+    DEAD = "dead"  # its process is gone, or was silent for too long
+    RESTARTING = "restarting"  # a new process stands in its place, without verified weights
+    RETIRED = "retired"  # leaves for good: finishes what it has

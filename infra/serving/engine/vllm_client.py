@@ -1,0 +1,244 @@
+"""vLLM as an engine of ours: an export target behind the same protocol as the native engine.
+
+Weights travel as a model directory (`vllm_export`) that vLLM reloads in place through its own call.
+Its CPU build cannot: it packs matrices at the start and goes on multiplying by the old ones, so
+there (`reloads_in_place=False`) a swap starts vLLM again. All requests end before a swap: a
+generation has one version. What differs from the native engine: routes come only where vLLM can
+record them, then those of the whole context every time; draft layers stay out, vLLM has no model of
+their form. Needs the extra `vllm`; imported only where it was asked for.
+"""
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.serving.engine.local import SwapReport
+from ostinato.infra.serving.engine.vllm_export import Architecture, write_model_directory
+from ostinato.models.decode.protocol import GenerateRequest, Generation, Priority, StopReason
+from ostinato.models.decode.requests import check_request
+from ostinato.models.decode.weights import prepare_weights
+from ostinato.models.spec import ModelSpec
+
+try:
+    from vllm import AsyncEngineArgs, SamplingParams  # pyright: ignore[reportMissingImports]
+    from vllm.outputs import CompletionOutput  # pyright: ignore[reportMissingImports]
+    from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"module {missing.name} is missing: install the extra `vllm`", name=missing.name
+    ) from missing
+
+_logger = logging.getLogger(__name__)
+_RANK = {Priority.USER: 0, Priority.EVALUATION: 1, Priority.TRAINING: 2}  # lower goes first
+
+
+class VllmEngine:
+    """A `ModelClient` over vLLM's asynchronous engine. Serves one event loop."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Mapping[str, Tensor],
+        version: int,
+        *,
+        slots: int = 64,
+        dtype: torch.dtype = torch.float32,
+        with_routes: bool = False,  # wants vLLM's model runner V2, which its CPU build lacks
+        reloads_in_place: bool = True,
+        name: str = "vllm",
+    ) -> None:
+        prepare_weights(spec, weights, version)  # the same checks as the native engine's
+        self.spec, self.name, self.version = spec, name, version
+        self._dtype = dtype
+        self._directory = tempfile.TemporaryDirectory(prefix="ostinato-vllm-")
+        self._swapping = asyncio.Lock()
+        self._is_closed = False
+        self._slots, self._with_routes = slots, with_routes
+        self._reloads_in_place = reloads_in_place
+        self._engine = self._start(self._write(weights, version))
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Longest prompt and answer together."""
+        return self.spec.max_sequence_tokens
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Samples an answer. A caller that is cancelled cancels the request."""
+        check_request(request, self.spec.vocab_size)
+        self._check_open()
+        started_at = perf_counter()
+        room = self.max_context_tokens - len(request.token_ids)
+        if room <= 0 or request.max_new_tokens == 0:
+            reason = StopReason.CONTEXT if room <= 0 else StopReason.LENGTH
+            return self._generation(request, (), [], None, reason, started_at)
+        async with self._swapping:
+            version = self.version  # a swap waits until this request has ended
+        outputs = self._engine.generate(
+            {"prompt_token_ids": list(request.token_ids)},
+            _sampling(request, min(room, request.max_new_tokens)),
+            request.request_id,
+            priority=_RANK[request.priority],
+        )
+        last: CompletionOutput | None = None
+        cut: int | None = None
+        async for output in outputs:
+            completion = output.outputs[0]
+            last, cut = completion, _stop_sequence_end(completion.token_ids, request.stop_sequences)
+            if cut is not None:
+                await self._engine.abort(request.request_id)
+                break
+        if last is None:
+            raise EngineError(f"engine {self.name} ended request {request.request_id} unanswered")
+        generation = self._generation(
+            request,
+            tuple(last.token_ids[:cut]),
+            _logprobs(last)[:cut],
+            last.routed_experts,
+            _stop_reason(last, request, cut),
+            started_at,
+        )
+        generation.weight_versions_T[:] = version
+        return generation
+
+    async def end_session(self, session_id: str) -> None:
+        """Nothing to do: vLLM's prefix cache knows no sessions and makes room by itself."""
+
+    async def swap_weights(self, weights: Mapping[str, Tensor], version: int) -> SwapReport:
+        """Serves `weights` once all running requests have ended. EngineError when they are not
+        sound; nothing changes then.
+        """
+        self._check_open()
+        started_at = perf_counter()
+        try:
+            await asyncio.to_thread(prepare_weights, self.spec, weights, version)
+        except ValueError as error:
+            raise EngineError(f"engine {self.name} refuses weights: {error}") from error
+        directory = await asyncio.to_thread(self._write, weights, version)
+        prepare_seconds = perf_counter() - started_at
+        async with self._swapping:
+            started_at = perf_counter()
+            await self._engine.pause_generation(mode="wait", clear_cache=True)
+            if self._reloads_in_place:
+                place = {"weights_path": str(directory)}
+                await self._engine.collective_rpc("reload_weights", kwargs=place)
+                await self._engine.resume_generation()
+            else:
+                self._engine.shutdown()
+                self._engine = self._start(directory)
+            self.version = version
+        return SwapReport(version, prepare_seconds, perf_counter() - started_at)
+
+    def close(self) -> None:
+        """Ends vLLM's processes and removes the model directories."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._engine.shutdown()
+            self._directory.cleanup()
+
+    async def __aenter__(self) -> "VllmEngine":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start(self, directory: Path) -> AsyncLLM:
+        arguments = AsyncEngineArgs(
+            model=str(directory),
+            skip_tokenizer_init=True,
+            dtype=str(self._dtype).split(".")[-1],
+            max_model_len=self.spec.max_sequence_tokens,
+            max_num_seqs=self._slots,
+            logprobs_mode="processed_logprobs",
+            scheduling_policy="priority",
+            enable_prefix_caching=True,
+            enable_return_routed_experts=self._with_routes,
+            enforce_eager=True,
+            disable_log_stats=True,
+        )
+        return AsyncLLM.from_engine_args(arguments)
+
+    def _write(self, weights: Mapping[str, Tensor], version: int) -> Path:
+        place = Path(self._directory.name) / f"version-{version}"
+        return write_model_directory(place, self.spec, weights, Architecture.GLM4_MOE, self._dtype)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineError(f"engine {self.name} is closed, wanted an open one")
+
+    def _generation(
+        self,
+        request: GenerateRequest,
+        token_ids: tuple[int, ...],
+        logprobs: list[float],
+        routes: np.ndarray | None,
+        stop_reason: StopReason,
+        started_at: float,
+    ) -> Generation:
+        fed = len(request.token_ids) + len(token_ids) - 1 if token_ids else 0
+        shape = (0, self.spec.num_layers, self.spec.experts_per_token)
+        if routes is None or not request.return_routes:
+            routes = np.zeros(shape, dtype=np.int16)
+        return Generation(
+            request_id=request.request_id,
+            token_ids=token_ids,
+            logprobs_T=np.array(logprobs, dtype=np.float32),
+            weight_versions_T=np.full(len(token_ids), self.version, dtype=np.int64),
+            routed_experts=routes[:fed].astype(np.int16),
+            route_offset=0,
+            stop_reason=stop_reason,
+            generate_seconds=perf_counter() - started_at,
+        )
+
+
+def _sampling(request: GenerateRequest, max_tokens: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        seed=request.seed % 2**63,
+        max_tokens=max_tokens,
+        stop_token_ids=list(request.stop_token_ids),
+        ignore_eos=True,  # the request's stop tokens are all there are
+        logprobs=0,  # of the sampled token
+        detokenize=False,
+    )
+
+
+def _logprobs(output: CompletionOutput) -> list[float]:
+    assert output.logprobs is not None, "log-probabilities were asked for"
+    return [
+        places[token].logprob
+        for token, places in zip(output.token_ids, output.logprobs, strict=True)
+    ]
+
+
+def _stop_sequence_end(token_ids: list[int], sequences: tuple[tuple[int, ...], ...]) -> int | None:
+    """Tokens up to the end of the first stop sequence; None when there is none."""
+    for end in range(1, len(token_ids) + 1 if sequences else 0):
+        for run in sequences:
+            if end >= len(run) and tuple(token_ids[end - len(run) : end]) == run:
+                return end
+    return None
+
+
+def _stop_reason(output: CompletionOutput, request: GenerateRequest, cut: int | None) -> StopReason:
+    if cut is not None and output.token_ids[cut - 1] not in request.stop_token_ids:
+        return StopReason.STOP_SEQUENCE
+    if output.token_ids and output.token_ids[-1] in request.stop_token_ids:
+        return StopReason.STOP_TOKEN
+    is_whole = len(output.token_ids) >= request.max_new_tokens
+    return StopReason.LENGTH if is_whole else StopReason.CONTEXT

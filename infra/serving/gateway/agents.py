@@ -1,0 +1,311 @@
+"""Served agents: a user's request, worked on in a sandbox by the harness that training uses.
+
+A session keeps tokens, files and harness state between turns, but no sandbox. Earlier turns are
+context in a follow-up's record, not trained again.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from ostinato.infra.agent.config import AgentRequest
+from ostinato.infra.agent.environment import HarnessState
+from ostinato.infra.agent.loop import run_agent
+from ostinato.infra.agent.transcript import EndReason, Transcript
+from ostinato.infra.platform.errors import CapacityExhausted, SandboxError
+from ostinato.infra.serving.gateway.arms import ArmTable
+from ostinato.infra.serving.gateway.config import GatewayConfig, TenantConfig
+from ostinato.infra.serving.gateway.conversations import IdleStore
+from ostinato.infra.serving.gateway.failures import ApiError
+from ostinato.infra.serving.gateway.recorder import (
+    Interaction,
+    Recorder,
+    interaction_seed,
+    new_interaction_id,
+)
+from ostinato.infra.serving.gateway.schemas import (
+    AgentAnswer,
+    AgentMessageRequest,
+    AgentSessionRequest,
+    Usage,
+)
+from ostinato.infra.serving.gateway.workplaces import Workplaces, changed_files, unified_diff
+from ostinato.models.decode.protocol import ModelClient, Priority
+from ostinato.models.rendering import Renderer
+
+
+@dataclass(slots=True)
+class AgentSession:
+    """One user's conversation with an agent about one repository."""
+
+    session_id: str
+    tenant: str
+    repository: str
+    problem_kind: str
+    consent: bool
+    first_message: str
+    test_ids: tuple[str, ...] | None
+    files_at_start: dict[str, bytes | None]
+    files: dict[str, bytes | None]
+    state: HarnessState = field(default_factory=HarnessState)
+    token_ids: tuple[int, ...] = ()
+    turn: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class AgentService:
+    """Runs agents on the arms of one gateway."""
+
+    def __init__(
+        self,
+        arms: ArmTable,
+        renderer: Renderer,
+        workplaces: Workplaces,
+        recorder: Recorder,
+        config: GatewayConfig,
+        clock: Callable[[], float],
+    ) -> None:
+        self._arms, self._renderer, self._workplaces = arms, renderer, workplaces
+        self._recorder, self._config, self._clock = recorder, config, clock
+        self.sessions: IdleStore[AgentSession] = IdleStore(
+            config.max_sessions, config.session_idle_seconds
+        )
+        self.num_active = 0
+
+    async def open(
+        self,
+        request: AgentSessionRequest,
+        tenant: TenantConfig,
+        idempotency_key: str | None = None,
+    ) -> AgentAnswer:
+        """Opens a session and works on its first message. With the key of an earlier try the work
+        is done again and recorded once.
+        """
+        names = self._workplaces.names()
+        if request.repository not in names:
+            raise ApiError(
+                404,
+                f"repository is {request.repository!r}, wanted one of "
+                f"{', '.join(names) or '(none here)'}",
+                code="unknown_repository",
+                param="repository",
+            )
+        files = self._uploaded(request.files)
+        consent = tenant.consent and request.store is not False
+        interaction_id = new_interaction_id(
+            consent=consent, tenant=tenant.name, idempotency_key=idempotency_key
+        )
+        session = AgentSession(
+            session_id=f"agent-{interaction_id}",
+            tenant=tenant.name,
+            repository=request.repository,
+            problem_kind=request.problem_kind,
+            consent=consent,
+            first_message=request.message,
+            test_ids=tuple(request.test_ids) if request.test_ids is not None else None,
+            files_at_start=dict(files),
+            files=dict(files),
+        )
+        async with session.lock:
+            answer = await self._work(session, interaction_id, request.message, request.seed)
+        self.sessions.put(session.session_id, session, self._clock())
+        return answer
+
+    async def follow_up(
+        self,
+        session_id: str,
+        request: AgentMessageRequest,
+        tenant: TenantConfig,
+        idempotency_key: str | None = None,
+    ) -> AgentAnswer:
+        """Works on a further message in the state the agent left."""
+        session = self._find(session_id, tenant)
+        if session.lock.locked():
+            raise ApiError(
+                409,
+                f"session {session_id} is at work on an earlier message; wait for its answer",
+                code="session_busy",
+            )
+        async with session.lock:
+            session.files |= self._uploaded(request.files)
+            interaction_id = new_interaction_id(
+                consent=session.consent, tenant=tenant.name, idempotency_key=idempotency_key
+            )
+            return await self._work(session, interaction_id, request.message, request.seed)
+
+    def close(self, session_id: str, tenant: TenantConfig) -> None:
+        """Forgets a session."""
+        self._find(session_id, tenant)
+        self.sessions.remove(session_id)
+
+    async def _work(
+        self, session: AgentSession, interaction_id: str, message: str, seed: int | None
+    ) -> AgentAnswer:
+        self._check_length(message)
+        started = self._clock()
+        arm = self._arms.choose(session.session_id)
+        agent_request = self._request(session, interaction_id, message, seed)
+        self.num_active += 1
+        try:
+            transcript, files = await self._run(session, arm.model, agent_request)
+        finally:
+            self.num_active -= 1
+        latency = self._clock() - started
+        pristine = self._workplaces.pristine(session.repository)
+        if files is not None:
+            session.files = files
+        session.token_ids = self._closed(transcript)
+        session.turn += 1
+        interaction = Interaction(
+            interaction_id=interaction_id,
+            session_id=session.session_id,
+            tenant=session.tenant,
+            arm=arm,
+            problem_kind=session.problem_kind,
+            consent=session.consent,
+            latency_seconds=latency,
+        )
+        await self._recorder.keep(interaction, transcript)
+        changed = changed_files(pristine, session.files_at_start, session.files)
+        return self._answer(session, interaction, transcript, changed)
+
+    async def _run(
+        self, session: AgentSession, model: ModelClient, request: AgentRequest
+    ) -> tuple[Transcript, dict[str, bytes | None] | None]:
+        """The transcript and the files the agent left; no files when the sandbox was lost."""
+        try:
+            async with self._workplaces.lease(
+                session.repository, session.files, session.test_ids
+            ) as environment:
+                environment.state = session.state
+                transcript = await run_agent(
+                    model,
+                    self._renderer,
+                    environment,
+                    request,
+                    self._config.harness,
+                    clock=self._clock,
+                )
+                if transcript.end_reason is EndReason.SANDBOX_FAILED:
+                    return transcript, None
+                return transcript, dict(await environment.sandbox.diff())
+        except CapacityExhausted as error:
+            raise ApiError(
+                503, str(error), code="capacity_exhausted", retry_after_seconds=5.0
+            ) from error
+        except SandboxError as error:
+            raise ApiError(
+                502, f"sandbox of {session.repository}: {error}", code="sandbox_failed"
+            ) from error
+
+    def _request(
+        self, session: AgentSession, interaction_id: str, message: str, seed: int | None
+    ) -> AgentRequest:
+        """Continues the session's tokens while enough context is left, else begins anew with both
+        messages.
+        """
+        needed = len(session.token_ids) + len(self._renderer.append_user(message))
+        has_room = (
+            self._config.harness.context_tokens - needed >= self._config.follow_up_context_tokens
+        )
+        earlier = session.token_ids if has_room else ()
+        prompt = message
+        if session.turn and not earlier:
+            prompt = f"{session.first_message}\n\n{message}"
+        return AgentRequest(
+            prompt=prompt,
+            session_id=f"{session.session_id}/{session.turn}",
+            seed=seed if seed is not None else interaction_seed(self._config.seed, interaction_id),
+            temperature=self._config.agent_temperature,
+            priority=Priority.USER,
+            earlier_token_ids=earlier,
+        )
+
+    def _closed(self, transcript: Transcript) -> tuple[int, ...]:
+        """The conversation's tokens with its last answer ended, so that a user message may
+        follow.
+        """
+        tokens = tuple(int(token) for token in transcript.segments[-1].token_ids_T)
+        return tokens if tokens[-1] == self._renderer.end_id else (*tokens, self._renderer.end_id)
+
+    def _answer(
+        self,
+        session: AgentSession,
+        interaction: Interaction,
+        transcript: Transcript,
+        changed: dict[str, bytes | None],
+    ) -> AgentAnswer:
+        pristine = self._workplaces.pristine(session.repository)
+        generated = sum(turn.generated_tokens for turn in transcript.turns)
+        total = sum(len(segment.token_ids_T) for segment in transcript.segments)
+        return AgentAnswer(
+            session_id=session.session_id,
+            interaction_id=interaction.interaction_id,
+            status=transcript.end_reason.value,
+            detail=transcript.detail,
+            final_message=transcript.final_message,
+            diff=unified_diff(pristine, session.files_at_start, changed),
+            changed_files={
+                path: content.decode(errors="replace") if content is not None else None
+                for path, content in changed.items()
+            },
+            turns=len(transcript.turns),
+            tool_calls=sum(len(turn.calls) for turn in transcript.turns),
+            latency_seconds=interaction.latency_seconds,
+            usage=Usage(
+                prompt_tokens=total - generated, completion_tokens=generated, total_tokens=total
+            ),
+        )
+
+    def _uploaded(self, files: Mapping[str, str]) -> dict[str, bytes | None]:
+        config = self._config
+        if len(files) > config.max_upload_files:
+            raise ApiError(
+                413,
+                f"{len(files)} files, wanted at most {config.max_upload_files}",
+                code="too_many_files",
+                param="files",
+            )
+        contents: dict[str, bytes | None] = {}
+        total = 0
+        for path, text in files.items():
+            pure = PurePosixPath(path)
+            if not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path:
+                raise ApiError(
+                    400,
+                    f"path is {path!r}, wanted one inside the repository",
+                    code="invalid_path",
+                    param="files",
+                )
+            contents[path] = text.encode()
+            total += len(text.encode())
+        if total > config.max_upload_bytes:
+            raise ApiError(
+                413,
+                f"files hold {total} bytes, wanted at most {config.max_upload_bytes}",
+                code="too_large",
+                param="files",
+            )
+        return contents
+
+    def _check_length(self, message: str) -> None:
+        limit = self._config.max_message_characters
+        if len(message) > limit:
+            raise ApiError(
+                400,
+                f"message has {len(message)} characters, wanted at most {limit}",
+                code="string_above_max_length",
+                param="message",
+            )
+
+    def _find(self, session_id: str, tenant: TenantConfig) -> AgentSession:
+        session = self.sessions.get(session_id, self._clock())
+        if session is None or session.tenant != tenant.name:
+            raise ApiError(
+                404,
+                f"session is {session_id!r}, which is not open here (idle sessions are "
+                "forgotten); open a new one",
+                code="unknown_session",
+            )
+        return session

@@ -1,0 +1,329 @@
+"""The HTTP API as a FastAPI application.
+
+`GatewayContext` and `build_app`: routes, authentication, rate limits, error answers. The work is in
+completions.py and agents.py; nothing listens here (server.py does).
+"""
+
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Header, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from ostinato.infra.platform.errors import (
+    CapacityExhausted,
+    ConfigError,
+    EngineError,
+    OstinatoError,
+    StorageError,
+)
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.gateway.agents import AgentService
+from ostinato.infra.serving.gateway.arms import ArmTable
+from ostinato.infra.serving.gateway.completions import Answering, ChatService, Finished
+from ostinato.infra.serving.gateway.config import GatewayConfig, TenantConfig
+from ostinato.infra.serving.gateway.failures import ApiError, error_body
+from ostinato.infra.serving.gateway.recorder import PRIVATE_PREFIX, Recorder
+from ostinato.infra.serving.gateway.schemas import (
+    AgentAnswer,
+    AgentMessageRequest,
+    AgentSessionRequest,
+    ChatRequest,
+    FeedbackAnswer,
+    FeedbackRequest,
+)
+from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS
+from ostinato.infra.serving.gateway.tenants import Tenants
+from ostinato.infra.serving.gateway.workplaces import Workplaces
+from ostinato.models.rendering import Renderer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayContext:
+    """All a gateway talks to. `arms` may be changed while it serves."""
+
+    config: GatewayConfig
+    arms: ArmTable
+    renderer: Renderer
+    workplaces: Workplaces
+    ledger: Ledger
+    objects: ObjectStore
+    wall_clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
+
+
+class Gateway:
+    """The services of one application."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        self.context = context
+        config, arms = context.config, context.arms
+        self.tenants = Tenants(config.tenants)
+        self.recorder = Recorder(context.ledger, context.objects, context.wall_clock)
+        self.chat = ChatService(arms, context.renderer, self.recorder, config, context.clock)
+        self.agents = AgentService(
+            arms, context.renderer, context.workplaces, self.recorder, config, context.clock
+        )
+        self.started = context.clock()
+
+    def authenticate(self, authorization: str | None) -> TenantConfig:
+        """The tenant of a bearer key, counted against its rate limit."""
+        scheme, _, key = (authorization or "").partition(" ")
+        tenant = self.tenants.identify(key.strip()) if scheme.lower() == "bearer" else None
+        if tenant is None:
+            raise ApiError(
+                401,
+                "API key is missing or unknown, wanted 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+            )
+        wait_seconds = self.tenants.admit(tenant, self.context.clock())
+        if wait_seconds:
+            self.recorder.counters.count("rate_limited")
+            raise ApiError(
+                429,
+                f"tenant {tenant.name} asks faster than {tenant.rate_limit.requests_per_minute:g} "
+                "requests a minute",
+                code="rate_limit_exceeded",
+                retry_after_seconds=wait_seconds,
+            )
+        return tenant
+
+    def status(self) -> dict[str, Any]:
+        """Numbers for a status page."""
+        counters = self.recorder.counters
+        answered = counters.values
+        return {
+            "uptime_seconds": self.context.clock() - self.started,
+            "arms": [
+                {
+                    "name": arm.name,
+                    "checkpoint_id": arm.checkpoint_id,
+                    "weight_version": arm.weight_version,
+                    "interactions": answered[f"interactions.{arm.name}"],
+                    "mean_latency_seconds": counters.seconds[arm.name]
+                    / max(1, answered[f"interactions.{arm.name}"]),
+                }
+                for arm in self.context.arms.all
+            ],
+            "canary_share": self.context.arms.share,
+            "active_agents": self.agents.num_active,
+            "open_sessions": len(self.agents.sessions),
+            "open_conversations": len(self.chat.conversations),
+            "repositories": list(self.context.workplaces.names()),
+            "counters": dict(sorted(answered.items())),
+        }
+
+
+def build_app(context: GatewayContext) -> FastAPI:
+    """The application over `context`. It keeps its state in `app.state.gateway`."""
+    gateway = Gateway(context)
+    app = FastAPI(title="Ostinato gateway", docs_url="/docs")
+    app.state.gateway = gateway
+
+    def tenant_of(authorization: Annotated[str | None, Header()] = None) -> TenantConfig:
+        return gateway.authenticate(authorization)
+
+    _answer_errors(app)
+    _add_openai_routes(app, gateway, tenant_of)
+    _add_own_routes(app, gateway, tenant_of)
+    return app
+
+
+def _add_openai_routes(
+    app: FastAPI, gateway: Gateway, tenant_of: Callable[..., TenantConfig]
+) -> None:
+    context = gateway.context
+
+    @app.get("/v1/models")
+    async def list_models(tenant: Annotated[TenantConfig, Depends(tenant_of)]) -> dict[str, Any]:
+        model = {
+            "id": context.config.model_name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "ostinato",
+            # what a client that runs the tools itself must do as training did
+            "harness": context.config.harness.model_dump(mode="json"),
+        }
+        return {"object": "list", "data": [model]}
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def complete_chat(
+        request: ChatRequest,
+        tenant: Annotated[TenantConfig, Depends(tenant_of)],
+        x_ostinato_session: Annotated[str | None, Header()] = None,
+    ) -> Response:
+        answering = gateway.chat.begin(request, tenant, x_ostinato_session)
+        headers = {"x-ostinato-interaction": answering.interaction_id}
+        if request.stream:
+            events = _stream_events(gateway, answering)
+            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        finished = await gateway.chat.answer(answering)
+        choice = {
+            "index": 0,
+            "message": _openai_message(finished),
+            "finish_reason": finished.finish_reason,
+            "logprobs": None,
+        }
+        body = _envelope(gateway, answering, "chat.completion")
+        return JSONResponse(
+            {**body, "choices": [choice], "usage": finished.usage.model_dump()}, headers=headers
+        )
+
+
+def _add_own_routes(app: FastAPI, gateway: Gateway, tenant_of: Callable[..., TenantConfig]) -> None:
+    @app.post("/v1/agent/sessions")
+    async def open_session(
+        request: AgentSessionRequest,
+        tenant: Annotated[TenantConfig, Depends(tenant_of)],
+        idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+    ) -> AgentAnswer:
+        return await gateway.agents.open(request, tenant, idempotency_key)
+
+    @app.post("/v1/agent/sessions/{session_id}/messages")
+    async def follow_up(
+        session_id: str,
+        request: AgentMessageRequest,
+        tenant: Annotated[TenantConfig, Depends(tenant_of)],
+        idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+    ) -> AgentAnswer:
+        return await gateway.agents.follow_up(session_id, request, tenant, idempotency_key)
+
+    @app.delete("/v1/agent/sessions/{session_id}", status_code=204)
+    async def close_session(
+        session_id: str, tenant: Annotated[TenantConfig, Depends(tenant_of)]
+    ) -> None:
+        gateway.agents.close(session_id, tenant)
+
+    @app.post("/v1/feedback")
+    async def give_feedback(
+        request: FeedbackRequest, tenant: Annotated[TenantConfig, Depends(tenant_of)]
+    ) -> FeedbackAnswer:
+        if request.signal in GATEWAY_SIGNALS:
+            raise ApiError(
+                400,
+                f"signal {request.signal.value} is measured by the gateway, not sent",
+                code="invalid_value",
+                param="signal",
+            )
+        if request.interaction_id.startswith(PRIVATE_PREFIX):
+            gateway.recorder.counters.count(f"feedback.without_consent.{request.signal.value}")
+            return FeedbackAnswer(stored=False, feedback_id="")
+        kept = await gateway.recorder.keep_feedback(
+            request.interaction_id, tenant.name, request.signal, request.value, request.feedback_id
+        )
+        if kept is None:
+            raise ApiError(
+                404,
+                f"interaction_id is {request.interaction_id!r}, wanted one of an answer to this "
+                "tenant",
+                code="unknown_interaction",
+                param="interaction_id",
+            )
+        return FeedbackAnswer(stored=True, feedback_id=kept)
+
+    @app.get("/healthz")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/v1/status")
+    async def status(tenant: Annotated[TenantConfig, Depends(tenant_of)]) -> dict[str, Any]:
+        return gateway.status()
+
+
+async def _stream_events(gateway: Gateway, answering: Answering) -> AsyncIterator[str]:
+    """Server-sent events of one answer. A failure on the way is an event too: the status line is
+    long gone.
+    """
+    envelope = _envelope(gateway, answering, "chat.completion.chunk")
+
+    def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> str:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+        return _event({**envelope, "choices": [choice]})
+
+    yield chunk({"role": "assistant", "content": ""})
+    try:
+        async for piece in gateway.chat.stream(answering):
+            if isinstance(piece, str):
+                yield chunk({"content": piece})
+                continue
+            calls = _openai_message(piece).get("tool_calls") or []
+            for index, call in enumerate(calls):
+                yield chunk({"tool_calls": [{"index": index, **call}]})
+            yield chunk({}, piece.finish_reason)
+            options = answering.request.stream_options
+            if options is not None and options.include_usage:
+                yield _event({**envelope, "choices": [], "usage": piece.usage.model_dump()})
+    except OstinatoError as error:
+        logger.error("interaction=%s stream_failed=%s", answering.interaction_id, error)
+        yield _event(error_body(str(error), code=_code_of(error)))
+    yield "data: [DONE]\n\n"
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body)}\n\n"
+
+
+def _envelope(gateway: Gateway, answering: Answering, kind: str) -> dict[str, Any]:
+    return {
+        "id": answering.interaction_id,
+        "object": kind,
+        "created": int(gateway.context.wall_clock()),
+        "model": gateway.context.config.model_name,
+    }
+
+
+def _openai_message(finished: Finished) -> dict[str, Any]:
+    message = finished.message
+    body: dict[str, Any] = {"role": "assistant", "content": message.content}
+    if message.tool_calls:
+        body["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+    return body
+
+
+_STATUS_OF: tuple[tuple[type[OstinatoError], int, str], ...] = (
+    (CapacityExhausted, 503, "capacity_exhausted"),
+    (EngineError, 503, "engine_failed"),
+    (StorageError, 503, "storage_failed"),
+    (ConfigError, 400, "invalid_value"),
+    (OstinatoError, 500, "internal_error"),
+)
+
+
+def _code_of(error: OstinatoError) -> str:
+    return next(code for kind, _, code in _STATUS_OF if isinstance(error, kind))
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Every failure leaves in OpenAI's error format."""
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+        body = (
+            error.detail
+            if isinstance(error.detail, dict)
+            else error_body(str(error.detail), code="http_error")
+        )
+        return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:]) or "body"
+        seen = repr(first.get("input"))
+        message = f"{where} is {seen if len(seen) < 200 else seen[:200] + '..'}: {first['msg']}"
+        return JSONResponse(error_body(message, code="invalid_value", param=where), status_code=400)
+
+    @app.exception_handler(OstinatoError)
+    async def failed(request: Request, error: OstinatoError) -> JSONResponse:
+        status = next(status for kind, status, _ in _STATUS_OF if isinstance(error, kind))
+        logger.error("path=%s failed=%s", request.url.path, error)
+        return JSONResponse(error_body(str(error), code=_code_of(error)), status_code=status)

@@ -1,0 +1,60 @@
+"""Which checkpoint answers whom.
+
+A session goes to the candidate arm when the hash of its id falls into the canary's share: always
+the same arm for the same session, another draw for another candidate. It holds model clients and
+runs none.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.models.decode.protocol import ModelClient
+
+CONTROL, CANDIDATE = "control", "candidate"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One side of an A/B. `weight_version` is what its model serves."""
+
+    name: str
+    checkpoint_id: str
+    weight_version: int
+    model: ModelClient
+
+
+class ArmTable:
+    """The champion, and a candidate while a canary runs. Swapped whole, so a request sees one
+    state.
+    """
+
+    def __init__(self, control: Arm, candidate: Arm | None = None, share: float = 0.0) -> None:
+        self.control, self.candidate, self.share = control, candidate, 0.0
+        self.set(control, candidate, share)
+
+    def set(self, control: Arm, candidate: Arm | None = None, share: float = 0.0) -> None:
+        """Replaces the arms; sessions of an arm that is gone continue on control."""
+        if not 0 <= share < 1 or (candidate is None) != (share == 0):
+            raise ConfigError(
+                f"canary share is {share} with {'a' if candidate else 'no'} candidate, wanted 0 "
+                "without one, 0..1 with one"
+            )
+        self.control, self.candidate, self.share = control, candidate, share
+
+    def choose(self, session_id: str) -> Arm:
+        """The arm of a session."""
+        if self.candidate is not None and _position(session_id, self.candidate) < self.share:
+            return self.candidate
+        return self.control
+
+    @property
+    def all(self) -> tuple[Arm, ...]:
+        """The arms that serve now."""
+        return (self.control,) if self.candidate is None else (self.control, self.candidate)
+
+
+def _position(session_id: str, candidate: Arm) -> float:
+    """A number in 0..1 that depends on session and experiment only."""
+    digest = hashlib.sha256(f"{candidate.checkpoint_id}/{session_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64

@@ -1,0 +1,411 @@
+"""Chat completions: one answer of the model to a client that runs the tools itself.
+
+An engine in this process streams token by token; from a model that cannot, a streamed answer is
+asked for in slices over one session, so each slice only adds its tokens. Either way noise depends
+on seed and position: the answer is the same. Stop strings are looked for in the text as tokens
+arrive (`answer_text.py`), since one string can come in many tokenisations: the answer ends with the
+token that completes one, and shows nothing of it.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+from ostinato.infra.agent.parse import ParsedAnswer
+from ostinato.infra.agent.segments import SegmentBuilder
+from ostinato.infra.agent.tools import TOOLS
+from ostinato.infra.agent.transcript import EndReason, ToolCallRecord, Transcript, TurnRecord
+from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.serving.gateway.answer_text import AnswerText
+from ostinato.infra.serving.gateway.arms import Arm, ArmTable
+from ostinato.infra.serving.gateway.config import GatewayConfig, TenantConfig
+from ostinato.infra.serving.gateway.conversations import Conversation, IdleStore, history_key
+from ostinato.infra.serving.gateway.failures import ApiError
+from ostinato.infra.serving.gateway.messages import read_answer, render_messages
+from ostinato.infra.serving.gateway.recorder import (
+    Interaction,
+    Recorder,
+    interaction_seed,
+    new_interaction_id,
+)
+from ostinato.infra.serving.gateway.schemas import ChatMessage, ChatRequest, Usage
+from ostinato.models.decode.protocol import (
+    GenerateRequest,
+    Generation,
+    Priority,
+    StopReason,
+    StreamingClient,
+)
+from ostinato.models.rendering import Renderer
+
+CHAT_KIND = "chat"
+MAX_STOPS = 4  # as OpenAI's API
+UNSUPPORTED = {
+    "n": (None, 1),
+    "logprobs": (None, False),
+    "response_format": (None, {"type": "text"}),
+    "tool_choice": (None, "auto"),
+}
+
+
+@dataclass(slots=True)
+class Answering:
+    """One answer under way."""
+
+    request: ChatRequest
+    tenant: TenantConfig
+    owner: str
+    interaction_id: str
+    session_id: str
+    arm: Arm
+    builder: SegmentBuilder
+    prompt_tokens: int
+    budget_tokens: int
+    seed: int
+    tools: tuple[str, ...]
+    started: float
+    text: AnswerText
+    answer_ids: list[int] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+    is_recorded: bool = False
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        done = len(self.answer_ids)
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=done,
+            total_tokens=self.prompt_tokens + done,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An answer with all a client is told."""
+
+    message: ChatMessage
+    finish_reason: str
+    usage: Usage
+
+
+class ChatService:
+    """Answers chats on the arms of one gateway."""
+
+    def __init__(
+        self,
+        arms: ArmTable,
+        renderer: Renderer,
+        recorder: Recorder,
+        config: GatewayConfig,
+        clock: Callable[[], float],
+    ) -> None:
+        self._arms, self._renderer, self._recorder = arms, renderer, recorder
+        self._config, self._clock = config, clock
+        self.conversations: IdleStore[Conversation] = IdleStore(
+            config.max_sessions, config.session_idle_seconds
+        )
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def begin(
+        self, request: ChatRequest, tenant: TenantConfig, client_session: str | None
+    ) -> Answering:
+        """Checks a request and lays out its tokens; raises ApiError before anything is
+        generated.
+        """
+        self._check(request)
+        owner = f"{tenant.name}/{client_session or ''}"
+        consent = tenant.consent and request.store is not False
+        interaction_id = new_interaction_id(consent=consent, tenant=tenant.name)
+        earlier, new_messages = self._continued(owner, request.messages)
+        if earlier is not None:
+            session_id = earlier.session_id
+            tokens = render_messages(self._renderer, new_messages, earlier.token_ids)
+        else:
+            session_id = f"chat-{interaction_id}"
+            tokens = render_messages(self._renderer, request.messages)
+        left = self._config.harness.context_tokens - len(tokens)
+        if left < 1:
+            raise ApiError(
+                400,
+                f"messages are {len(tokens)} tokens, wanted fewer than "
+                f"{self._config.harness.context_tokens}",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        wanted = request.max_completion_tokens or request.max_tokens
+        return Answering(
+            request=request,
+            tenant=tenant,
+            owner=owner,
+            interaction_id=interaction_id,
+            session_id=session_id,
+            arm=self._arms.choose(session_id),
+            builder=SegmentBuilder(tokens),
+            prompt_tokens=len(tokens),
+            budget_tokens=min(left, wanted or left),
+            seed=request.seed
+            if request.seed is not None
+            else interaction_seed(self._config.seed, interaction_id),
+            tools=tuple(tool.function.name for tool in request.tools or []),
+            started=self._clock(),
+            text=AnswerText(request.stop or ()),
+        )
+
+    async def answer(self, answering: Answering) -> Finished:
+        """The whole answer at once."""
+        # nothing is sampled far beyond a stop string that only the text can show
+        ahead_tokens = self._config.stream_slice_tokens if answering.request.stop else None
+        async for _ in self._generate(answering, ahead_tokens):
+            pass
+        return await self._finish(answering)
+
+    async def stream(self, answering: Answering) -> AsyncIterator[str | Finished]:
+        """Text as it is generated, then the finished answer. What may still become a tool call is
+        held back.
+        """
+        shown = ""
+        try:
+            pieces = self._generate(answering, self._config.stream_slice_tokens)
+            async with aclosing(pieces):  # a client that leaves must free the session at once
+                async for _ in pieces:
+                    text = self._showable(answering)
+                    if text != shown and text.startswith(shown):
+                        yield text[len(shown) :]
+                        shown = text
+            finished = await self._finish(answering)
+        finally:
+            if not answering.is_recorded and answering.answer_ids:
+                # the client went away: what it did not wait for is still an interaction
+                await asyncio.shield(self._record(answering, is_abandoned=True))
+        content = finished.message.text
+        if content.startswith(shown) and content != shown:
+            yield content[len(shown) :]
+        yield finished
+
+    async def _generate(
+        self, answering: Answering, ahead_tokens: int | None
+    ) -> AsyncGenerator[None, None]:
+        """Yields whenever there is more text, at least every `ahead_tokens`; None: at the end."""
+        model = answering.arm.model
+        async with self._lock_of(answering):
+            if ahead_tokens is not None and isinstance(model, StreamingClient):
+                pieces = self._generate_by_token(answering, model)
+            else:
+                pieces = self._generate_slices(answering, ahead_tokens or answering.budget_tokens)
+            try:
+                async with aclosing(pieces):
+                    async for _ in pieces:
+                        yield
+            finally:
+                if answering.text.close():
+                    answering.stop_reason = StopReason.STOP_SEQUENCE
+
+    async def _generate_slices(
+        self, answering: Answering, slice_tokens: int
+    ) -> AsyncGenerator[None, None]:
+        """Slices until a stop or the budget; the engine continues its own session."""
+        while answering.stop_reason is None:
+            left = answering.budget_tokens - len(answering.answer_ids)
+            request = self._engine_request(answering, min(slice_tokens, left))
+            generation = await answering.arm.model.generate(request)
+            if generation.stop_reason is StopReason.CANCELLED:
+                raise EngineError(f"generation {generation.request_id} was cancelled")
+            self._take(answering, generation, 0)
+            is_spent = len(answering.answer_ids) >= answering.budget_tokens
+            if answering.text.is_stopped:
+                return
+            if generation.stop_reason is not StopReason.LENGTH or is_spent:
+                answering.stop_reason = generation.stop_reason
+            yield
+
+    async def _generate_by_token(
+        self, answering: Answering, model: StreamingClient
+    ) -> AsyncGenerator[None, None]:
+        """Tokens as the engine samples them. Whatever ends it, all that was sampled is kept, save
+        what came after a stop string.
+        """
+        tokens = model.stream(self._engine_request(answering, answering.budget_tokens))
+        try:
+            async for sampled in tokens:
+                self._read(answering, sampled)
+                yield
+                if answering.text.is_stopped:
+                    break
+        finally:
+            generation = tokens.close()
+            self._take(answering, generation, len(answering.answer_ids))
+        answering.stop_reason = generation.stop_reason
+
+    def _take(self, answering: Answering, generation: Generation, num_read: int) -> None:
+        """Records a generation of which `num_read` tokens were read before, up to where a stop
+        string is complete.
+        """
+        before = len(answering.answer_ids) - num_read
+        self._read(answering, generation.token_ids[num_read:])
+        kept_tokens = len(answering.answer_ids) - before
+        answering.builder.append_generation(generation.first(kept_tokens))
+
+    def _read(self, answering: Answering, token_ids: Sequence[int]) -> None:
+        """Adds tokens to the answer, up to and with the one that completes a stop string."""
+        for token_id in token_ids:
+            if answering.text.is_stopped:
+                return
+            answering.answer_ids.append(token_id)
+            if token_id not in self._renderer.stop_token_ids:  # the engine's stop tokens end it
+                answering.text.feed(self._renderer.token_bytes(token_id))
+
+    def _lock_of(self, answering: Answering) -> asyncio.Lock:
+        return self._locks.setdefault(answering.session_id, asyncio.Lock())
+
+    def _engine_request(self, answering: Answering, max_new_tokens: int) -> GenerateRequest:
+        return GenerateRequest(
+            request_id=f"{answering.interaction_id}/{len(answering.answer_ids)}",
+            session_id=answering.session_id,
+            token_ids=tuple(answering.builder.token_ids),
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=self._renderer.stop_token_ids,
+            temperature=answering.request.temperature,
+            top_p=answering.request.top_p,
+            seed=answering.seed,
+            priority=Priority.USER,
+        )
+
+    async def _finish(self, answering: Answering) -> Finished:
+        message, parsed = read_answer(
+            answering.text.text, answering.tools, f"call_{answering.interaction_id[-12:]}_"
+        )
+        finish_reason = _finish_reason(answering, message)
+        if answering.stop_reason is StopReason.STOP_TOKEN:
+            # other answers end inside the model's turn: their tokens do not stand for the message
+            history = [*answering.request.messages, message]
+            conversation = Conversation(answering.session_id, tuple(answering.builder.token_ids))
+            self.conversations.put(
+                history_key(answering.owner, history), conversation, self._clock()
+            )
+        await self._record(answering, parsed=parsed)
+        return Finished(message, finish_reason, answering.usage)
+
+    async def _record(
+        self,
+        answering: Answering,
+        *,
+        parsed: ParsedAnswer | None = None,
+        is_abandoned: bool = False,
+    ) -> None:
+        answering.is_recorded = True
+        latency = self._clock() - answering.started
+        text = answering.text.text
+        calls = parsed.calls if parsed is not None else ()
+        turn = TurnRecord(
+            generated_tokens=len(answering.answer_ids),
+            text=text,
+            calls=tuple(
+                ToolCallRecord(
+                    tool=call.tool,
+                    arguments=call.arguments,
+                    status=call.status,
+                    result_characters=0,  # the client runs the tool
+                    wall_seconds=0.0,
+                )
+                for call in calls
+            ),
+        )
+        is_whole = answering.stop_reason in (StopReason.STOP_TOKEN, StopReason.STOP_SEQUENCE)
+        transcript = Transcript(
+            segments=(answering.builder.build(),),
+            turns=(turn,),
+            end_reason=EndReason.FINISHED if is_whole or is_abandoned else EndReason.TOKEN_LIMIT,
+            final_message=text,
+            wall_seconds=latency,
+        )
+        interaction = Interaction(
+            interaction_id=answering.interaction_id,
+            session_id=answering.session_id,
+            tenant=answering.tenant.name,
+            arm=answering.arm,
+            problem_kind=CHAT_KIND,
+            consent=answering.tenant.consent and answering.request.store is not False,
+            latency_seconds=latency,
+            is_abandoned=is_abandoned,
+        )
+        await self._recorder.keep(interaction, transcript)
+
+    def _continued(
+        self, owner: str, messages: list[ChatMessage]
+    ) -> tuple[Conversation | None, list[ChatMessage]]:
+        """The conversation whose last answer is the last assistant message, and what was said
+        since.
+        """
+        last = max(
+            (index for index, message in enumerate(messages) if message.role == "assistant"),
+            default=-1,
+        )
+        if last < 0:
+            return None, messages
+        key = history_key(owner, messages[: last + 1])
+        return self.conversations.get(key, self._clock()), messages[last + 1 :]
+
+    def _showable(self, answering: Answering) -> str:
+        """Text that later tokens cannot change: no half character, nothing that may become a stop
+        string, nothing from a tag on when tools are offered.
+        """
+        text = answering.text.settled
+        if not answering.tools:
+            return text
+        return text.split("<", 1)[0].rstrip()
+
+    def _check(self, request: ChatRequest) -> None:
+        if request.model != self._config.model_name:
+            raise ApiError(
+                404,
+                f"model is {request.model!r}, wanted {self._config.model_name!r}",
+                code="model_not_found",
+                param="model",
+            )
+        for name, allowed in UNSUPPORTED.items():
+            value: Any = request.model_dump()[name]
+            if value not in allowed:
+                raise ApiError(
+                    400,
+                    f"{name} is {value!r}, which this server does not support; leave it out",
+                    code="unsupported_parameter",
+                    param=name,
+                )
+        stops = request.stop or []
+        if len(stops) > MAX_STOPS or not all(stops):
+            raise ApiError(
+                400,
+                f"stop is {stops!r}, wanted 1 to {MAX_STOPS} strings of 1 character or more",
+                code="invalid_value",
+                param="stop",
+            )
+        enabled = self._config.harness.tools
+        for tool in request.tools or []:
+            if tool.function.name not in TOOLS or tool.function.name not in enabled:
+                raise ApiError(
+                    400,
+                    f"tool is {tool.function.name!r}, wanted one of {', '.join(enabled)}: the "
+                    "model was trained on these",
+                    code="unknown_tool",
+                    param="tools",
+                )
+        limit = self._config.max_message_characters
+        longest = max(len(message.text) for message in request.messages)
+        if longest > limit:
+            raise ApiError(
+                400,
+                f"a message has {longest} characters, wanted at most {limit}",
+                code="string_above_max_length",
+                param="messages",
+            )
+
+
+def _finish_reason(answering: Answering, message: ChatMessage) -> str:
+    """Why the answer ended, in OpenAI's words."""
+    if answering.stop_reason not in (StopReason.STOP_TOKEN, StopReason.STOP_SEQUENCE):
+        return "length"
+    return "tool_calls" if message.tool_calls else "stop"

@@ -1,0 +1,152 @@
+"""Keeps what happened: tokens to the object store, a row to the ledger, numbers for the status
+page.
+
+Without consent only counters move: no text, no tokens, no row.
+"""
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ostinato.infra.agent.transcript import Transcript
+from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.gateway.arms import Arm
+from ostinato.infra.serving.gateway.signals import Signal
+
+logger = logging.getLogger(__name__)
+
+PRIVATE_PREFIX = "private-"
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts by name; the only trace of interactions without consent."""
+
+    values: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def count(self, name: str) -> None:
+        """Adds one."""
+        self.values[name] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Interaction:
+    """One user turn, before it is kept."""
+
+    interaction_id: str
+    session_id: str
+    tenant: str
+    arm: Arm
+    problem_kind: str
+    consent: bool
+    latency_seconds: float
+    is_abandoned: bool = False
+
+
+def new_interaction_id(*, consent: bool, tenant: str, idempotency_key: str | None = None) -> str:
+    """An id that says by itself whether anything is stored under it.
+
+    With a key of the client it is the same at every try, so a request made again is recorded once.
+    """
+    if not consent:
+        return f"{PRIVATE_PREFIX}{secrets.token_hex(16)}"
+    if idempotency_key is None:
+        return f"interaction-{uuid.uuid4().hex}"
+    name = f"{tenant}\0{idempotency_key}"
+    return f"interaction-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
+def interaction_seed(base: int, interaction_id: str) -> int:
+    """A sampling seed below 2^31 that differs from interaction to interaction."""
+    return (base + int(interaction_id[-8:], 16)) % 2**31
+
+
+class Recorder:
+    """Writes interactions and feedback."""
+
+    def __init__(self, ledger: Ledger, objects: ObjectStore, clock: Callable[[], float]) -> None:
+        self._ledger, self._objects, self._clock = ledger, objects, clock
+        self.counters = Counters()
+
+    async def keep(self, interaction: Interaction, transcript: Transcript) -> None:
+        """Stores an interaction and the latency its user saw. A repeated id changes nothing.
+
+        A store out of reach costs the record, never the user's answer: it is logged and counted.
+        """
+        arm = interaction.arm
+        self.counters.count("interactions")
+        self.counters.count(f"interactions.{arm.name}")
+        self.counters.count(f"ended.{transcript.end_reason.value}")
+        self.counters.seconds[arm.name] += interaction.latency_seconds
+        if not interaction.consent:
+            self.counters.count("interactions.without_consent")
+            return
+        try:
+            await asyncio.to_thread(self._store, interaction, transcript)
+        except StorageError as error:
+            self.counters.count("interactions.not_stored")
+            logger.error("interaction=%s not_stored=%s", interaction.interaction_id, error)
+
+    async def keep_feedback(
+        self,
+        interaction_id: str,
+        tenant: str,
+        signal: Signal,
+        value: float,
+        feedback_id: str | None,
+    ) -> str | None:
+        """Stores one signal; its id, or None when the interaction is not this tenant's or was never
+        stored.
+        """
+        feedback_id = feedback_id or f"feedback-{uuid.uuid4().hex}"
+        row = await asyncio.to_thread(self._ledger.interactions.get, interaction_id)
+        if row is None or row.tenant != tenant:
+            return None
+        await asyncio.to_thread(
+            self._ledger.interactions.add_feedback,
+            f"{interaction_id}/{feedback_id}",
+            interaction_id,
+            signal.value,
+            value,
+            self._clock(),
+        )
+        self.counters.count(f"feedback.{signal.value}")
+        return feedback_id
+
+    def _store(self, interaction: Interaction, transcript: Transcript) -> None:
+        versions = [
+            segment.oldest_version for segment in transcript.segments if segment.sampled_tokens
+        ]
+        if self._ledger.interactions.get(interaction.interaction_id) is not None:
+            return  # asked again with the same idempotency key: what was kept first stands
+        now = self._clock()
+        key = f"interactions/{interaction.interaction_id}/transcript.safetensors"
+        self._objects.put_bytes(key, transcript.to_bytes())
+        self._ledger.interactions.record(
+            interaction.interaction_id,
+            tenant=interaction.tenant,
+            session_id=interaction.session_id,
+            arm=interaction.arm.name,
+            weight_version=min(versions, default=interaction.arm.weight_version),
+            problem_kind=interaction.problem_kind,
+            consent=True,
+            object_key=key,
+            created_at=now,
+        )
+        self._signal(interaction, Signal.LATENCY_SECONDS, interaction.latency_seconds, now)
+        if interaction.is_abandoned:
+            self._signal(interaction, Signal.ABANDONED, 1.0, now)
+
+    def _signal(self, interaction: Interaction, signal: Signal, value: float, now: float) -> None:
+        identity = interaction.interaction_id
+        self._ledger.interactions.add_feedback(
+            f"{identity}/gateway/{signal.value}", identity, signal.value, value, now
+        )

@@ -1,0 +1,186 @@
+"""What goes over the wire: requests and answers of the HTTP API.
+
+Chat completions follow OpenAI's format: fields we do not read are ignored, except those that would
+change the meaning of an answer, which are refused by name. Our own endpoints refuse unknown fields.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from ostinato.infra.serving.gateway.signals import Signal
+
+
+class Wire(BaseModel):
+    """Our own endpoints."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class OpenAIWire(BaseModel):
+    """OpenAI's endpoints: clients send more than we read."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class FunctionCall(OpenAIWire):
+    """Name and JSON arguments of a call."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(OpenAIWire):
+    """One call in an assistant message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class TextPart(OpenAIWire):
+    """A piece of text in a message's content list."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(OpenAIWire):
+    """One message."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class FunctionDefinition(OpenAIWire):
+    """A tool as the client declares it; only the name is read."""
+
+    name: str
+
+
+class ToolDefinition(OpenAIWire):
+    """One entry of `tools`."""
+
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+
+class StreamOptions(OpenAIWire):
+    """What a stream carries besides text."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(OpenAIWire):
+    """POST /v1/chat/completions."""
+
+    model: str
+    messages: list[ChatMessage] = Field(min_length=1)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    seed: int | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: Any = None
+    n: int | None = None
+    stop: list[str] | None = Field(default=None, description="one string may come bare")
+    logprobs: bool | None = None
+    response_format: Any = None
+    store: bool | None = Field(default=None, description="false withdraws consent for this request")
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _list_of_one(cls, stop: object) -> object:
+        return [stop] if isinstance(stop, str) else stop
+
+
+class AgentSessionRequest(Wire):
+    """POST /v1/agent/sessions: the agent works on a repository the gateway knows, with the user's
+    files laid over it.
+    """
+
+    repository: str
+    message: str = Field(min_length=1)
+    files: dict[str, str] = Field(
+        default_factory=dict, description="path -> text that differs in the user's copy"
+    )
+    test_ids: list[str] | None = Field(
+        default=None,
+        description="what `pytest` runs in this session; None: every test of the repository",
+    )
+    problem_kind: str = Field(
+        default="agent",
+        min_length=1,
+        max_length=80,
+        description="feedback baselines are kept by it",
+    )
+    seed: int | None = Field(default=None, description="None: drawn from the interaction's id")
+    store: bool | None = Field(default=None, description="false withdraws consent for this session")
+
+
+class AgentMessageRequest(Wire):
+    """POST /v1/agent/sessions/{id}/messages: a follow-up in the state the agent left."""
+
+    message: str = Field(min_length=1)
+    files: dict[str, str] = Field(default_factory=dict, description="files the user changed since")
+    seed: int | None = None
+
+
+class Usage(Wire):
+    """Tokens of one answer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class AgentAnswer(Wire):
+    """What the agent did. `status` is how it ended: finished, turn_limit, token_limit,
+    broken_calls, timed_out, sandbox_failed or engine_failed.
+    """
+
+    session_id: str
+    interaction_id: str
+    status: str
+    detail: str
+    final_message: str
+    diff: str = Field(description="unified, against the files the user had when the session began")
+    changed_files: dict[str, str | None] = Field(
+        description="path -> whole text now; null: removed"
+    )
+    turns: int
+    tool_calls: int
+    latency_seconds: float
+    usage: Usage
+
+
+class FeedbackRequest(Wire):
+    """POST /v1/feedback."""
+
+    interaction_id: str
+    signal: Signal
+    value: float = Field(default=1.0, allow_inf_nan=False)
+    feedback_id: str | None = Field(
+        default=None,
+        max_length=200,
+        description="a repeated id changes nothing; None: every post counts",
+    )
+
+
+class FeedbackAnswer(Wire):
+    """Whether the signal was kept."""
+
+    stored: bool
+    feedback_id: str

@@ -1,0 +1,195 @@
+"""A gateway from checkpoint directories: engines, sandboxes and the application put together.
+
+ServedCheckpoint, ServingPlan, `ServedModels` (one in-process engine a served checkpoint),
+`open_gateway` (all of it for the length of a block) and `follow_plan` (champion and canary change
+while it serves). Which checkpoint that is comes from outside.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from ostinato.infra.platform.errors import ConfigError, StorageError, boundary
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.serving.engine.local import LocalEngine
+from ostinato.infra.serving.gateway.app import GatewayContext, build_app
+from ostinato.infra.serving.gateway.arms import CANDIDATE, CONTROL, Arm, ArmTable
+from ostinato.infra.serving.gateway.config import GatewayConfig
+from ostinato.infra.serving.gateway.workplaces import RepositoryWorkplaces
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.decode.engine import EngineConfig
+from ostinato.models.rendering import Renderer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedCheckpoint:
+    """A checkpoint that users get. `weight_version` is written on every token it makes."""
+
+    checkpoint_id: str
+    directory: Path
+    weight_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPlan:
+    """Who serves: the champion, and a candidate for a share of the sessions."""
+
+    control: ServedCheckpoint
+    candidate: ServedCheckpoint | None = None
+    share: float = 0.0
+
+
+class ServedModels:
+    """The engines behind the arms. A checkpoint that leaves keeps its engine until its last answer
+    must be done.
+    """
+
+    def __init__(self, engine: EngineConfig, *, context_tokens: int, drain_seconds: float) -> None:
+        self._engine_config, self._context_tokens = engine, context_tokens
+        self._drain_seconds = drain_seconds
+        self._engines: dict[ServedCheckpoint, LocalEngine] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._plan: ServingPlan | None = None
+
+    async def arms_of(self, plan: ServingPlan) -> tuple[Arm, Arm | None, float]:
+        """The arms of a plan; engines that are missing are started."""
+        control = await self._arm(CONTROL, plan.control)
+        candidate = (
+            await self._arm(CANDIDATE, plan.candidate) if plan.candidate is not None else None
+        )
+        return control, candidate, plan.share
+
+    async def apply(self, plan: ServingPlan, arms: ArmTable) -> bool:
+        """Makes `arms` serve a plan; false when they do already. New sessions and next turns follow
+        at once.
+        """
+        if plan == self._plan:
+            return False
+        arms.set(*await self.arms_of(plan))
+        self._plan = plan
+        wanted = {plan.control, plan.candidate}
+        for served in [served for served in self._engines if served not in wanted]:
+            task = asyncio.create_task(self._retire(self._engines.pop(served)))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+        logger.info(
+            "serving control=%s candidate=%s share=%s",
+            plan.control.checkpoint_id,
+            plan.candidate.checkpoint_id if plan.candidate else None,
+            plan.share,
+        )
+        return True
+
+    async def close(self) -> None:
+        """Ends every engine now."""
+        for task in self._retiring:
+            task.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
+        for engine in self._engines.values():
+            await asyncio.to_thread(engine.close)
+        self._engines.clear()
+
+    async def _arm(self, name: str, served: ServedCheckpoint) -> Arm:
+        engine = self._engines.get(served)
+        if engine is None:
+            engine = await asyncio.to_thread(self._start, served)
+            self._engines[served] = engine
+        return Arm(name, served.checkpoint_id, served.weight_version, engine)
+
+    def _start(self, served: ServedCheckpoint) -> LocalEngine:
+        with boundary(StorageError, f"checkpoint {served.checkpoint_id} in {served.directory}"):
+            checkpoint = load_checkpoint(served.directory)
+        name = served.checkpoint_id
+        engine = LocalEngine(
+            checkpoint.spec, checkpoint.weights, served.weight_version, self._engine_config, name
+        )
+        if engine.max_context_tokens < self._context_tokens:
+            engine.close()
+            raise ConfigError(
+                f"harness.context_tokens is {self._context_tokens}, wanted at most the engine's "
+                f"{engine.max_context_tokens} for checkpoint {name}"
+            )
+        return engine
+
+    async def _retire(self, engine: LocalEngine) -> None:
+        try:
+            await asyncio.sleep(self._drain_seconds)
+        finally:
+            await asyncio.to_thread(engine.close)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGateway:
+    """A gateway that is ready to be served."""
+
+    app: FastAPI
+    context: GatewayContext
+    models: ServedModels
+
+
+@asynccontextmanager
+async def open_gateway(
+    plan: ServingPlan,
+    repositories: Sequence[PreparedRepository],
+    config: GatewayConfig,
+    *,
+    ledger: Ledger,
+    objects: ObjectStore,
+    engine: EngineConfig,
+    boxes_per_repository: int = 4,
+) -> AsyncIterator[OpenGateway]:
+    """Everything a gateway needs, ended when the block ends. The tokenizer is the champion's."""
+    harness = config.harness
+    models = ServedModels(
+        engine,
+        context_tokens=harness.context_tokens,
+        drain_seconds=harness.attempt_time_limit_seconds,
+    )
+    workplaces = RepositoryWorkplaces(
+        repositories,
+        boxes_per_repository=boxes_per_repository,
+        test_limit_seconds=harness.call_time_limit_seconds,
+    )
+    try:
+        with boundary(
+            StorageError, f"tokenizer of {plan.control.checkpoint_id} in {plan.control.directory}"
+        ):
+            renderer = Renderer.load(plan.control.directory)
+        arms = ArmTable(*await models.arms_of(plan))
+        context = GatewayContext(
+            config=config,
+            arms=arms,
+            renderer=renderer,
+            workplaces=workplaces,
+            ledger=ledger,
+            objects=objects,
+        )
+        await models.apply(plan, arms)
+        yield OpenGateway(build_app(context), context, models)
+    finally:
+        await models.close()
+        await workplaces.close()
+
+
+async def follow_plan(
+    gateway: OpenGateway, read_plan: Callable[[], ServingPlan], *, poll_seconds: float
+) -> None:
+    """Applies what `read_plan` says, again and again, until cancelled. A ledger out of reach
+    changes nothing.
+    """
+    while True:
+        try:
+            plan = await asyncio.to_thread(read_plan)
+            await gateway.models.apply(plan, gateway.context.arms)
+        except StorageError as error:
+            logger.warning("serving_plan_unreadable=%s", error)
+        await asyncio.sleep(poll_seconds)

@@ -1,0 +1,65 @@
+"""Who is calling, and whether they may call now.
+
+`Tenants`: API key to tenant (keys are kept as digests) and one token bucket a tenant. It knows no
+HTTP.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.serving.gateway.config import RateLimitConfig, TenantConfig
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """Allows a burst, then a steady rate."""
+
+    config: RateLimitConfig
+    tokens: float
+    updated_at: float
+
+    def take(self, now: float) -> float:
+        """Takes one request: 0 when allowed, else the seconds until the next would be."""
+        per_second = self.config.requests_per_minute / 60
+        elapsed = max(0.0, now - self.updated_at)
+        self.tokens = min(float(self.config.burst_requests), self.tokens + elapsed * per_second)
+        self.updated_at = now
+        if self.tokens >= 1:
+            self.tokens -= 1
+            return 0.0
+        return (1 - self.tokens) / per_second
+
+
+class Tenants:
+    """All tenants of a gateway."""
+
+    def __init__(self, configs: tuple[TenantConfig, ...]) -> None:
+        self._by_digest: dict[str, TenantConfig] = {}
+        self._buckets: dict[str, TokenBucket] = {}
+        for config in configs:
+            if config.name in self._buckets:
+                raise ConfigError(f"tenant {config.name!r} is named twice, wanted unique names")
+            limit = config.rate_limit
+            self._buckets[config.name] = TokenBucket(limit, float(limit.burst_requests), 0.0)
+            for key in config.api_keys:
+                digest = _digest(key.get_secret_value())
+                if digest in self._by_digest:
+                    raise ConfigError(
+                        f"an API key of tenant {config.name!r} is used twice, wanted unique keys"
+                    )
+                self._by_digest[digest] = config
+
+    def identify(self, api_key: str) -> TenantConfig | None:
+        """The tenant of a key; None for an unknown one. Looking up digests leaks no timing of the
+        key.
+        """
+        return self._by_digest.get(_digest(api_key))
+
+    def admit(self, tenant: TenantConfig, now: float) -> float:
+        """Counts one request against the tenant: 0 when admitted, else seconds to wait."""
+        return self._buckets[tenant.name].take(now)
+
+
+def _digest(api_key: str) -> str:
+    return hashlib.sha256(api_key.encode()).hexdigest()

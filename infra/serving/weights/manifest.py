@@ -1,0 +1,225 @@
+"""The layout of a weight chain in the object store, and the record that commits a version.
+
+It does not encode tensors and decides nothing about what to publish.
+
+    chains/{chain_id}/epochs/{epoch:08d}.json                        one claim per publisher, the newest may write
+    chains/{chain_id}/anchor-wanted/{version:08d}.json               a subscriber could not build this version
+    chains/{chain_id}/readers/{reader_id}.json                       what one subscriber holds, fetches or refused
+    chains/{chain_id}/{version:08d}/delta.{epoch:08d}.safetensors.zst   what changed since base_version
+    chains/{chain_id}/{version:08d}/anchor.{epoch:08d}.safetensors.zst  everything
+    chains/{chain_id}/{version:08d}/manifest.json                    written last: the version exists from here on
+
+With several shards payloads are `delta.{epoch:08d}.{shard:05d}.safetensors.zst`, and beside them lie the
+records of `shards`. A version holds a delta, an anchor or both (then either road leads to it). Object
+names carry the publisher's epoch, so a publisher that was replaced can never overwrite what its
+successor committed. The manifest holds the checksum of each object's bytes, the checksum of each
+tensor after the version is applied, and a seal over itself. README.md has the whole format.
+"""
+
+import json
+import re
+from typing import Annotated, TypeVar
+
+import xxhash
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.objects import ObjectStore
+
+_VERSION_KEY = re.compile(r"/(\d{8,})/manifest\.json$")
+_EPOCH_KEY = re.compile(r"/epochs/(\d{8,})\.json$")
+_WANTED_KEY = re.compile(r"/anchor-wanted/(\d{8,})\.json$")
+
+
+class ChainRecord(BaseModel):
+    """Base of the chain's records."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ChainObject(ChainRecord):
+    """Address and identity of one stored payload."""
+
+    key: str
+    size_bytes: int
+    checksum: str = Field(description="xxh3-128 of the stored bytes")
+
+
+class TensorPart(ChainRecord):
+    """Where a stored tensor lies in a larger one, of which each rank holds a stretch of one axis."""
+
+    tensor: str = Field(description="name of the whole tensor")
+    axis: int = Field(ge=0)
+    start: int = Field(ge=0, description="first index along the axis")
+    size: int = Field(ge=1, description="length of the whole tensor along the axis")
+
+
+class TensorEntry(ChainRecord):
+    """What one stored tensor is once the version is applied."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    checksum: str = Field(description="xxh3-128 of the result's bytes in row-major order")
+    shard: int = Field(default=0, description="index of the shard whose payloads hold it")
+    part: TensorPart | None = Field(default=None, description="None: it is a whole tensor")
+
+
+class EpochClaim(ChainRecord):
+    """A publisher's claim to be the only writer from now on. Of two at once, one gets the epoch."""
+
+    epoch: int
+    claimed_at: float
+
+
+def _as_shards(value: object) -> object:
+    """Schema 1 knew one shard and wrote its object, or null, in place of a list."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, dict) else value
+
+
+ShardObjects = Annotated[tuple[ChainObject, ...], BeforeValidator(_as_shards)]
+
+
+class ChainManifest(ChainRecord):
+    """The commit record of one version."""
+
+    schema_version: int = 2
+    chain_id: str
+    version: int
+    epoch: int
+    base_version: int | None = Field(
+        description="version the delta starts from; None: there is no delta"
+    )
+    delta: ShardObjects = Field(description="by shard; empty: there is no delta")
+    anchor: ShardObjects = Field(description="by shard; empty: there is no anchor")
+    tensors: dict[str, TensorEntry]
+    changed_elements: int = Field(
+        description="elements whose bits differ from base_version; all of them without a base"
+    )
+    total_elements: int
+    raw_bytes: int = Field(description="size of all tensors, uncompressed")
+    deltas_since_anchor: int
+    delta_bytes_since_anchor: int
+    published_at: float = Field(description="seconds since 1970")
+
+    @property
+    def kind(self) -> str:
+        """`anchor` when the version can be built from nothing, else `delta`."""
+        return "anchor" if self.anchor else "delta"
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks that wrote the version together."""
+        return len(self.anchor or self.delta)
+
+    @property
+    def density_ratio(self) -> float:
+        """Share of elements that changed, 0 to 1."""
+        return self.changed_elements / max(1, self.total_elements)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes this version takes in the store, manifest not counted."""
+        return sum(item.size_bytes for item in (*self.delta, *self.anchor))
+
+
+def chain_prefix(chain_id: str) -> str:
+    """Folder of a chain."""
+    return f"chains/{chain_id}"
+
+
+def version_prefix(chain_id: str, version: int) -> str:
+    """Folder of one version."""
+    return f"{chain_prefix(chain_id)}/{version:08d}"
+
+
+def payload_key(
+    chain_id: str, version: int, kind: str, epoch: int, shard: int | None = None
+) -> str:
+    """Key of a delta or an anchor; `shard` is None when there is only one."""
+    stem = f"{kind}.{epoch:08d}" + ("" if shard is None else f".{shard:05d}")
+    return f"{version_prefix(chain_id, version)}/{stem}.safetensors.zst"
+
+
+def manifest_key(chain_id: str, version: int) -> str:
+    """Key of the commit record."""
+    return f"{version_prefix(chain_id, version)}/manifest.json"
+
+
+def epoch_key(chain_id: str, epoch: int) -> str:
+    """Key of a publisher's claim."""
+    return f"{chain_prefix(chain_id)}/epochs/{epoch:08d}.json"
+
+
+def anchor_wanted_key(chain_id: str, version: int) -> str:
+    """Key by which a subscriber asks for an anchor after `version`."""
+    return f"{chain_prefix(chain_id)}/anchor-wanted/{version:08d}.json"
+
+
+def list_versions(objects: ObjectStore, chain_id: str) -> list[int]:
+    """Committed versions, ascending."""
+    return _numbers(objects, f"{chain_prefix(chain_id)}/", _VERSION_KEY)
+
+
+def list_epochs(objects: ObjectStore, chain_id: str) -> list[int]:
+    """Claimed epochs, ascending."""
+    return _numbers(objects, f"{chain_prefix(chain_id)}/epochs/", _EPOCH_KEY)
+
+
+def list_wanted_anchors(objects: ObjectStore, chain_id: str) -> list[int]:
+    """Versions that some subscriber could not build, ascending."""
+    return _numbers(objects, f"{chain_prefix(chain_id)}/anchor-wanted/", _WANTED_KEY)
+
+
+def commit_manifest(objects: ObjectStore, manifest: ChainManifest) -> bool:
+    """Commits a version; False when it is committed already. A manifest is never replaced."""
+    return objects.put_new(manifest_key(manifest.chain_id, manifest.version), seal_record(manifest))
+
+
+def read_manifest(objects: ObjectStore, chain_id: str, version: int) -> ChainManifest:
+    """The commit record of a version; StorageError when it is missing, torn or altered."""
+    key = manifest_key(chain_id, version)
+    manifest = open_record(ChainManifest, key, objects.get_bytes(key))
+    if (manifest.chain_id, manifest.version) != (chain_id, version):
+        raise StorageError(
+            f"manifest {key}: is for {manifest.chain_id} version {manifest.version}, "
+            f"wanted {chain_id} version {version}"
+        )
+    return manifest
+
+
+Sealed = TypeVar("Sealed", bound=ChainRecord)
+
+
+def seal_record(record: ChainRecord) -> bytes:
+    """A record with a checksum over its content."""
+    body = record.model_dump(mode="json")
+    return json.dumps({"manifest": body, "seal": _seal(body)}).encode()
+
+
+def open_record(kind: type[Sealed], key: str, data: bytes) -> Sealed:
+    """Inverse of seal_record; StorageError when the bytes are torn or altered."""
+    try:
+        sealed = json.loads(data)
+        body, seal = sealed["manifest"], sealed["seal"]
+        if _seal(body) != seal:
+            raise StorageError(
+                f"manifest {key}: seal is {seal}, wanted {_seal(body)} for its content"
+            )
+        return kind.model_validate(body)
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise StorageError(
+            f"manifest {key}: unreadable ({error}), wanted a sealed manifest"
+        ) from error
+
+
+def _seal(body: object) -> str:
+    return xxhash.xxh3_128_hexdigest(
+        json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    )
+
+
+def _numbers(objects: ObjectStore, prefix: str, pattern: re.Pattern[str]) -> list[int]:
+    found = (pattern.search(key) for key in objects.list(prefix))
+    return sorted(int(match.group(1)) for match in found if match)

@@ -1,0 +1,309 @@
+"""The writing end of a weight chain.
+
+`ChainPublisher`: one per trainer, on its first rank. It continues the chain of a trainer that died,
+and refuses to write once a younger publisher has claimed the chain. It does not read trainers'
+models, and one instance is used by one thread at a time. Other ranks have a `ShardPublisher`.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.weights.codec import Changes
+from ostinato.infra.serving.weights.manifest import (
+    ChainManifest,
+    ChainObject,
+    EpochClaim,
+    TensorEntry,
+    anchor_wanted_key,
+    commit_manifest,
+    epoch_key,
+    list_epochs,
+    list_versions,
+    list_wanted_anchors,
+    read_manifest,
+    seal_record,
+)
+from ostinato.infra.serving.weights.retention import collect_garbage, collect_orphans
+from ostinato.infra.serving.weights.shard_writer import Publisher, PublisherFenced, StagedShard
+from ostinato.infra.serving.weights.shards import (
+    PublishPlan,
+    ShardRecord,
+    Waiting,
+    await_record,
+    plan_key,
+    shard_key,
+)
+from ostinato.infra.serving.weights.subscriber import ChainSubscriber
+
+logger = logging.getLogger(__name__)
+
+WORTHWHILE_RATIO = 0.7  # of the anchor's size, before compression
+COLLECT_EVERY = 4  # publishes
+
+
+class ChainPublisher(Publisher):
+    """Publishes versions of one set of weights as anchors and deltas."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        chain_id: str,
+        *,
+        anchor_every: int = 25,
+        keep_versions: int | None = None,
+        num_shards: int = 1,
+        clock: Callable[[], float] = time.time,
+        waiting: Waiting | None = None,
+    ) -> None:
+        """`keep_versions` newest versions survive each publish (None: all do). `num_shards` ranks write together."""
+        if anchor_every < 1 or num_shards < 1:
+            raise ValueError(
+                f"anchor_every is {anchor_every} and num_shards {num_shards}, wanted at least 1 ({chain_id})"
+            )
+        super().__init__(objects, chain_id, shard=0, num_shards=num_shards, waiting=waiting)
+        self._anchor_every = anchor_every
+        self._keep_versions = keep_versions
+        self._clock = clock
+        self._last_version: int | None = None
+        self._last_manifest: ChainManifest | None = None
+        self._commits = 0
+
+    @property
+    def last_version(self) -> int | None:
+        """Newest committed version this publisher knows of; None before the first."""
+        return self._last_version
+
+    @property
+    def last_manifest(self) -> ChainManifest | None:
+        """Commit record of last_version; None when there is none or it cannot be read."""
+        return self._last_manifest
+
+    def holds(self, weights: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the newest committed version is exactly these weights, bit for bit, whoever wrote which of them."""
+        last = self._last_manifest
+        if last is None:
+            return False
+        entries = {
+            name: item.model_copy(update={"shard": 0}) for name, item in last.tensors.items()
+        }
+        return entries == self._writer.describe(weights, {})
+
+    def resume(self) -> ChainManifest | None:
+        """Claims the chain and takes up its newest version; None when the chain is new.
+
+        When that version cannot be rebuilt bit for bit its number still counts, and the next publish is an anchor.
+        """
+        self._epoch = self._claim_epoch()
+        self._last_version, self._last_manifest, self._writer.base = None, None, None
+        versions = list_versions(self._objects, self.chain_id)
+        if not versions:
+            return None
+        collect_orphans(self._objects, self.chain_id)
+        self._last_version = versions[-1]
+        shard = 0 if self._num_shards > 1 else None
+        try:
+            subscriber = ChainSubscriber(self._objects, self.chain_id, shard=shard)
+            self._writer.base = subscriber.fetch_stored(versions[-1])
+            self._last_manifest = read_manifest(self._objects, self.chain_id, versions[-1])
+        except StorageError as error:
+            self._writer.base = None
+            logger.warning(
+                "chain=%s version=%d cannot be rebuilt, next publish is an anchor: %s",
+                self.chain_id, versions[-1], error,
+            )  # fmt: skip
+        return self._last_manifest
+
+    def commit(self, version: int, staged: StagedShard) -> ChainManifest:
+        """Commits what was staged as `version`, which must be newer than the last.
+
+        The same version with the same bits again is answered with its manifest; with other bits it is refused. After
+        a failure the next publish looks at the chain anew under a new epoch, since the failed one may have been
+        committed all the same.
+        """
+        if self._epoch is None:
+            self.resume()
+        entries = self._writer.describe(staged.tensors, staged.parts)
+        if self._last_version is not None and version <= self._last_version:
+            return self._published_before(version, entries)
+        try:
+            manifest = self._write(version, staged, entries)
+        except PublisherFenced:
+            raise
+        except BaseException:
+            self._epoch = None
+            raise
+        self._last_version, self._last_manifest = version, manifest
+        self._writer.adopt(staged)
+        self._tidy(manifest)
+        logger.info(
+            "chain=%s version=%d kind=%s density=%.4f stored_bytes=%d",
+            self.chain_id, version, manifest.kind, manifest.density_ratio, manifest.stored_bytes,
+        )  # fmt: skip
+        return manifest
+
+    def _write(
+        self, version: int, staged: StagedShard, entries: dict[str, TensorEntry]
+    ) -> ChainManifest:
+        self._check_fence(version)
+        upload = self._upload_alone if self._num_shards == 1 else self._upload_together
+        manifest = self._manifest(version, upload(version, staged, entries))
+        self._check_fence(version)
+        if not commit_manifest(self._objects, manifest):
+            self._check_is_ours(manifest)
+        return manifest
+
+    def _upload_alone(
+        self, version: int, staged: StagedShard, entries: dict[str, TensorEntry]
+    ) -> list[ShardRecord]:
+        last = self._last_manifest
+        if last is not None and _layouts(last.tensors) != _layouts(entries):
+            self._writer.base = None  # tensors came, went or changed shape: no difference to take
+
+        def is_anchor_due(delta: ChainObject | None, everything: Changes) -> bool:
+            if delta is None or last is None:
+                return True
+            delta_bytes = last.delta_bytes_since_anchor + delta.size_bytes
+            return (
+                last.deltas_since_anchor + 1 >= self._anchor_every
+                or delta_bytes > everything.size_bytes
+                or self._is_anchor_wanted()
+            )
+
+        # A delta near the size of an anchor saves nobody a download: then the version is an anchor alone.
+        record = self._writer.upload(
+            staged,
+            entries,
+            version,
+            self.epoch,
+            has_delta=lambda changes, everything: (
+                self._writer.base is not None
+                and changes.size_bytes < WORTHWHILE_RATIO * everything.size_bytes
+            ),
+            has_anchor=is_anchor_due,
+        )
+        return [record]
+
+    def _upload_together(
+        self, version: int, staged: StagedShard, entries: dict[str, TensorEntry]
+    ) -> list[ShardRecord]:
+        last, epoch = self._last_manifest, self.epoch
+        can_follow = last is not None and last.num_shards == self._num_shards
+        plan = PublishPlan(
+            version=version,
+            epoch=epoch,
+            num_shards=self._num_shards,
+            base_version=self._last_version if can_follow else None,
+            has_anchor=last is None
+            or not can_follow
+            or last.deltas_since_anchor + 1 >= self._anchor_every
+            or last.delta_bytes_since_anchor > last.raw_bytes
+            or self._is_anchor_wanted(),
+        )
+        self._objects.put_bytes(plan_key(self.chain_id, version, epoch), seal_record(plan))
+        records = [
+            self._writer.upload(
+                staged,
+                entries,
+                version,
+                epoch,
+                has_delta=lambda *_: plan.base_version is not None,
+                has_anchor=lambda *_: plan.has_anchor,
+            )
+        ]
+        for shard in range(1, self._num_shards):
+            key = shard_key(self.chain_id, version, epoch, shard)
+            records.append(await_record(self._objects, ShardRecord, key, self._waiting))
+        return records
+
+    def _manifest(self, version: int, shards: list[ShardRecord]) -> ChainManifest:
+        last = self._last_manifest
+        delta = tuple(shard.delta for shard in shards if shard.delta is not None)
+        anchor = tuple(shard.anchor for shard in shards if shard.anchor is not None)
+        tensors = {name: entry for shard in shards for name, entry in shard.tensors.items()}
+        names = sum(len(shard.tensors) for shard in shards)
+        if len(tensors) != names or not {len(delta), len(anchor)} <= {0, len(shards)}:
+            raise StorageError(
+                f"chain {self.chain_id}: version {version} has {len(delta)} deltas and {len(anchor)} anchors of "
+                f"{len(shards)} shards, {names} names of which {len(tensors)} differ; wanted whole sets and no name twice"
+            )
+        follows = bool(delta) and not anchor and last is not None
+        delta_bytes = sum(item.size_bytes for item in delta)
+        return ChainManifest(
+            chain_id=self.chain_id,
+            version=version,
+            epoch=self.epoch,
+            base_version=self._last_version if delta else None,
+            delta=delta,
+            anchor=anchor,
+            tensors=tensors,
+            changed_elements=sum(shard.changed_elements for shard in shards),
+            total_elements=sum(shard.total_elements for shard in shards),
+            raw_bytes=sum(shard.raw_bytes for shard in shards),
+            deltas_since_anchor=last.deltas_since_anchor + 1 if follows and last else 0,
+            delta_bytes_since_anchor=last.delta_bytes_since_anchor + delta_bytes
+            if follows and last
+            else 0,
+            published_at=self._clock(),
+        )
+
+    def _check_is_ours(self, manifest: ChainManifest) -> None:
+        """Passes when the manifest in place is this very one: a repeated put finds its own first try."""
+        found = read_manifest(self._objects, self.chain_id, manifest.version)
+        if found == manifest:
+            return
+        self._check_fence(manifest.version)
+        raise StorageError(
+            f"chain {self.chain_id}: version {manifest.version} refused, another publisher committed it "
+            f"in epoch {found.epoch}, before this one of epoch {self._epoch} could; wanted a newer version"
+        )
+
+    def _is_anchor_wanted(self) -> bool:
+        return bool(list_wanted_anchors(self._objects, self.chain_id))
+
+    def _published_before(self, version: int, entries: dict[str, TensorEntry]) -> ChainManifest:
+        last = self._last_manifest
+        if last is not None and last.version == version:
+            own = {name: entry for name, entry in last.tensors.items() if entry.shard == 0}
+            if own == entries:
+                return last
+        raise StorageError(
+            f"chain {self.chain_id}: publish of version {version}, wanted more than {self._last_version}, "
+            "the last committed one (its bits differ or cannot be read)"
+        )
+
+    def _claim_epoch(self) -> int:
+        while True:
+            epoch = max(list_epochs(self._objects, self.chain_id), default=0) + 1
+            claim = EpochClaim(epoch=epoch, claimed_at=self._clock())
+            if self._objects.put_new(
+                epoch_key(self.chain_id, epoch), claim.model_dump_json().encode()
+            ):
+                return epoch
+
+    def _tidy(self, manifest: ChainManifest) -> None:
+        """What may wait: answered wishes for an anchor, and versions nobody needs."""
+        self._commits += 1
+        try:
+            if manifest.kind == "anchor":
+                for version in list_wanted_anchors(self._objects, self.chain_id):
+                    self._objects.delete(anchor_wanted_key(self.chain_id, version))
+            if self._keep_versions is not None and self._commits % COLLECT_EVERY == 0:
+                collect_garbage(
+                    self._objects,
+                    self.chain_id,
+                    keep_versions=self._keep_versions,
+                    now=self._clock(),
+                )
+        except StorageError as error:  # the version is committed; what stays is met again later
+            logger.warning(
+                "chain=%s version=%d garbage stays: %s", self.chain_id, manifest.version, error
+            )
+
+
+def _layouts(entries: Mapping[str, TensorEntry]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {name: (entry.dtype, entry.shape) for name, entry in entries.items()}

@@ -1,0 +1,95 @@
+"""What of a weight chain may be deleted.
+
+It never deletes an object that a kept version needs on its way from the nearest anchor, nor one
+that a living reader holds, fetches or has before it.
+"""
+
+import re
+from collections.abc import Iterable
+
+from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.weights.manifest import (
+    chain_prefix,
+    list_epochs,
+    list_versions,
+    manifest_key,
+    read_manifest,
+    version_prefix,
+)
+from ostinato.infra.serving.weights.readers import LEASE_SECONDS, list_readers, needed_by_readers
+
+_IN_VERSION = re.compile(r"/\d{8,}/[^/]+\.\d{8,}\.[^/]*$")  # payloads, plans and shard records
+
+
+def collect_garbage(
+    objects: ObjectStore,
+    chain_id: str,
+    *,
+    keep_versions: int,
+    pinned_versions: Iterable[int] = (),
+    now: float | None = None,
+    lease_seconds: float = LEASE_SECONDS,
+) -> list[int]:
+    """Deletes versions that neither the newest `keep_versions`, nor the pinned ones, nor a reader's are built from.
+
+    Readers count whose lease runs at `now`; all of them when it is None. A manifest goes before its objects, so that
+    a reader never meets a committed version without its bytes. When a kept version's history or a reader's record
+    cannot be read, nothing is deleted and StorageError says so. Returns the deleted versions.
+    """
+    if keep_versions < 1:
+        raise ValueError(f"keep_versions is {keep_versions}, wanted at least 1 ({chain_id})")
+    versions = list_versions(objects, chain_id)
+    if not versions:
+        return []
+    kept = set(versions[-keep_versions:]) | (set(pinned_versions) & set(versions))
+    if len(kept) == len(versions):
+        return []
+    readers = list_readers(objects, chain_id, now=now, lease_seconds=lease_seconds)
+    kept |= needed_by_readers(objects, chain_id, readers, versions[-1]) & set(versions)
+    needed: set[int] = set()
+    for version in sorted(kept, reverse=True):
+        needed |= _history(objects, chain_id, version, needed)
+    # Newest first: killed on the way, this leaves no version without what it is built from.
+    doomed = [version for version in reversed(versions) if version not in needed]
+    for version in doomed:
+        objects.delete(manifest_key(chain_id, version))
+    for version in doomed:
+        for key in list(objects.list(f"{version_prefix(chain_id, version)}/")):
+            objects.delete(key)
+    return doomed
+
+
+def collect_orphans(objects: ObjectStore, chain_id: str) -> list[str]:
+    """Deletes what replaced publishers wrote of versions never committed; returns the keys."""
+    epochs = list_epochs(objects, chain_id)
+    newest_epoch = f".{epochs[-1]:08d}." if epochs else ""
+    prefix = f"{chain_prefix(chain_id)}/"
+    committed = tuple(
+        f"{version_prefix(chain_id, version)}/" for version in list_versions(objects, chain_id)
+    )
+    orphans = [
+        key
+        for key in objects.list(prefix)
+        if _IN_VERSION.search(key) and newest_epoch not in key and not key.startswith(committed)
+    ]
+    for key in orphans:
+        objects.delete(key)
+    return orphans
+
+
+def _history(objects: ObjectStore, chain_id: str, version: int, known: set[int]) -> set[int]:
+    """The versions `version` is built from, itself included, back to the nearest anchor."""
+    history: set[int] = set()
+    current: int | None = version
+    while current is not None and current not in known:
+        manifest = read_manifest(objects, chain_id, current)
+        history.add(current)
+        if manifest.anchor:
+            return history
+        if manifest.base_version is None:
+            raise StorageError(
+                f"chain {chain_id}: version {current} has neither anchor nor base, wanted one"
+            )
+        current = manifest.base_version
+    return history

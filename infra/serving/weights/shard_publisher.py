@@ -1,0 +1,101 @@
+"""The writing end of a weight chain on every rank but the first.
+
+It claims no epoch: the first rank's is handed to it.
+"""
+
+from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.weights.manifest import (
+    ChainManifest,
+    manifest_key,
+    read_manifest,
+    seal_record,
+)
+from ostinato.infra.serving.weights.shard_writer import Publisher, StagedShard
+from ostinato.infra.serving.weights.shards import (
+    PublishPlan,
+    Waiting,
+    await_record,
+    plan_key,
+    shard_key,
+)
+from ostinato.infra.serving.weights.subscriber import ChainSubscriber
+
+
+class ShardPublisher(Publisher):
+    """Publishes one shard of each version. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        chain_id: str,
+        *,
+        shard: int,
+        num_shards: int,
+        waiting: Waiting | None = None,
+    ) -> None:
+        if not 0 < shard < num_shards:
+            raise ValueError(
+                f"shard is {shard} of {num_shards}, wanted 1 to {num_shards - 1}: "
+                f"shard 0 is ChainPublisher's ({chain_id})"
+            )
+        super().__init__(objects, chain_id, shard=shard, num_shards=num_shards, waiting=waiting)
+        self._base_version: int | None = None
+
+    def resume(self, epoch: int, last: ChainManifest | None) -> None:
+        """Joins the first rank's epoch and takes up the version it took up (None: none)."""
+        self._epoch, self._base_version, self._writer.base = epoch, None, None
+        if last is None or last.num_shards != self._num_shards:
+            return
+        subscriber = ChainSubscriber(self._objects, self.chain_id, shard=self._shard)
+        try:
+            self._writer.base = subscriber.fetch_stored(last.version)
+            self._base_version = last.version
+        except StorageError:
+            self._writer.base = None  # the shard's next delta then holds whole tensors
+
+    def commit(self, version: int, staged: StagedShard) -> ChainManifest:
+        """Uploads the shard of `version` and returns once the first rank has committed it."""
+        epoch = self.epoch
+        entries = self._writer.describe(staged.tensors, staged.parts)
+        plan = await_record(
+            self._objects,
+            PublishPlan,
+            plan_key(self.chain_id, version, epoch),
+            self._waiting,
+            lambda: self._check_fence(version),
+        )
+        if plan.base_version != self._base_version:
+            self._writer.base = None  # it does not hold the base: its delta holds whole tensors
+        record = self._writer.upload(
+            staged,
+            entries,
+            version,
+            epoch,
+            has_delta=lambda *_: plan.base_version is not None,
+            has_anchor=lambda *_: plan.has_anchor,
+        )
+        key = shard_key(self.chain_id, version, epoch, self._shard)
+        self._objects.put_bytes(key, seal_record(record))
+        manifest = self._await_commit(version)
+        self._writer.adopt(staged)
+        self._base_version = version
+        return manifest
+
+    def _await_commit(self, version: int) -> ChainManifest:
+        deadline = self._waiting.clock() + self._waiting.patience_seconds
+        while not self._objects.exists(manifest_key(self.chain_id, version)):
+            self._check_fence(version)
+            if self._waiting.clock() >= deadline:
+                raise StorageError(
+                    f"chain {self.chain_id}: version {version} was not committed within "
+                    f"{self._waiting.patience_seconds:.0f} s after shard {self._shard} was uploaded"
+                )
+            self._waiting.pause()
+        manifest = read_manifest(self._objects, self.chain_id, version)
+        if manifest.epoch != self._epoch:
+            raise StorageError(
+                f"chain {self.chain_id}: version {version} was committed by epoch {manifest.epoch}, "
+                f"wanted {self._epoch}: another publisher took over"
+            )
+        return manifest

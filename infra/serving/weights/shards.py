@@ -1,0 +1,158 @@
+"""How several ranks write one version together, through the object store alone.
+
+Rank 0 writes the plan of a version, every rank uploads its shard and then its shard record, and
+rank 0 commits the manifest when all records lie there. No collective operation is needed, so
+publishing can go on in a thread beside training. It encodes nothing.
+
+    chains/{chain_id}/{version:08d}/plan.{epoch:08d}.json             what every rank shall write
+    chains/{chain_id}/{version:08d}/shard.{epoch:08d}.{shard:05d}.json   written last by that rank
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from pydantic import Field
+
+from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.weights.manifest import (
+    ChainObject,
+    ChainRecord,
+    Sealed,
+    TensorEntry,
+    TensorPart,
+    open_record,
+    version_prefix,
+)
+
+POLL_SECONDS = 0.02
+PATIENCE_SECONDS = 600.0  # a rank may still be in its step when the first one publishes
+
+
+class PublishPlan(ChainRecord):
+    """What all ranks do for one version."""
+
+    version: int
+    epoch: int
+    num_shards: int
+    base_version: int | None = Field(description="None: no delta, an anchor alone")
+    has_anchor: bool
+
+
+class ShardRecord(ChainRecord):
+    """One rank's part of a version, as it lies in the store."""
+
+    version: int
+    epoch: int
+    shard: int
+    delta: ChainObject | None
+    anchor: ChainObject | None
+    tensors: dict[str, TensorEntry]
+    changed_elements: int
+    total_elements: int
+    raw_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How long and how one rank waits for another. `check` is called between looks; what it raises ends the wait."""
+
+    patience_seconds: float = PATIENCE_SECONDS
+    poll_seconds: float = POLL_SECONDS
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    check: Callable[[], None] = lambda: None
+
+    def pause(self) -> None:
+        """What passes between two looks."""
+        self.check()
+        self.sleep(self.poll_seconds)
+
+
+def plan_key(chain_id: str, version: int, epoch: int) -> str:
+    """Key of a version's plan."""
+    return f"{version_prefix(chain_id, version)}/plan.{epoch:08d}.json"
+
+
+def shard_key(chain_id: str, version: int, epoch: int, shard: int) -> str:
+    """Key of a shard's record."""
+    return f"{version_prefix(chain_id, version)}/shard.{epoch:08d}.{shard:05d}.json"
+
+
+def await_record(
+    objects: ObjectStore,
+    kind: type[Sealed],
+    key: str,
+    waiting: Waiting,
+    check: Callable[[], None] = lambda: None,
+) -> Sealed:
+    """The record once it is there. `check` is called between looks and may raise."""
+    deadline = waiting.clock() + waiting.patience_seconds
+    while not objects.exists(key):
+        check()
+        if waiting.clock() >= deadline:
+            raise StorageError(
+                f"{key} did not come within {waiting.patience_seconds:.0f} s, "
+                "wanted it from the rank that writes it"
+            )
+        waiting.pause()
+    return open_record(kind, key, objects.get_bytes(key))
+
+
+def share_tensors(sizes_bytes: Mapping[str, int], num_shards: int) -> dict[str, int]:
+    """The shard of every tensor where each rank holds all of them: largest first, each to the shard with the fewest
+    bytes. Equal on every rank; readers find it in the manifest's entries.
+    """
+    loads = [0] * num_shards
+    shards: dict[str, int] = {}
+    for name in sorted(sizes_bytes, key=lambda name: (-sizes_bytes[name], name)):
+        shards[name] = loads.index(min(loads))
+        loads[shards[name]] += sizes_bytes[name]
+    return shards
+
+
+def split_rows(
+    name: str, tensor: torch.Tensor, shard: int, num_shards: int, axis: int = 0
+) -> tuple[str, torch.Tensor, TensorPart]:
+    """A rank's even stretch of a tensor: its stored name, the stretch, and where it lies."""
+    size = tensor.shape[axis]
+    start, end = (size * index // num_shards for index in (shard, shard + 1))
+    part = TensorPart(tensor=name, axis=axis, start=start, size=size)
+    return part_name(part), tensor.narrow(axis, start, end - start), part
+
+
+def part_name(part: TensorPart) -> str:
+    """Stored name of a stretch: `tensor@axis:start`."""
+    return f"{part.tensor}@{part.axis}:{part.start}"
+
+
+def assemble(
+    tensors: Mapping[str, torch.Tensor], entries: Mapping[str, TensorEntry]
+) -> dict[str, torch.Tensor]:
+    """Whole tensors by their own names, stretches joined; StorageError when stretches do not meet."""
+    whole: dict[str, torch.Tensor] = {}
+    stretches: dict[str, list[tuple[TensorPart, torch.Tensor]]] = {}
+    for name, tensor in tensors.items():
+        part = entries[name].part
+        if part is None:
+            whole[name] = tensor
+        else:
+            stretches.setdefault(part.tensor, []).append((part, tensor))
+    for name, pieces in stretches.items():
+        pieces.sort(key=lambda piece: piece[0].start)
+        axis, reached = pieces[0][0].axis, 0
+        for part, tensor in pieces:
+            if (part.axis, part.start) != (axis, reached):
+                raise StorageError(
+                    f"tensor {name}: a stretch begins at {part.start} of axis {part.axis}, "
+                    f"wanted {reached} of axis {axis}"
+                )
+            reached += tensor.shape[axis]
+        if reached != pieces[0][0].size:
+            raise StorageError(
+                f"tensor {name}: stretches reach {reached} of axis {axis}, wanted {pieces[0][0].size}"
+            )
+        whole[name] = torch.cat([tensor for _, tensor in pieces], dim=axis)
+    return whole

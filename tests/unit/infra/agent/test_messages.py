@@ -1,0 +1,101 @@
+"""The conversation over an OpenAI-style API: the same loop, one tool message a call, no token lost."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from ostinato.infra.agent.catalogues import CATALOGUES
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.conversation import INTERRUPTED, call_reader
+from ostinato.infra.agent.environment import AgentEnvironment
+from ostinato.infra.agent.loop import run_conversation
+from ostinato.infra.agent.messages import MessageConversation
+from ostinato.infra.agent.transcript import CallStatus, EndReason, Transcript
+from ostinato.infra.platform.errors import ConfigError
+from tests.fakes.memory_sandbox import MemorySandbox
+
+FULL = HarnessConfig(dialect="full", context_tokens=9000, max_generated_tokens=9000, max_turns=9)
+
+
+class Server:
+    """Answers chat completions from a script and keeps what it was sent."""
+
+    def __init__(self, *answers: dict | int) -> None:
+        self.answers, self.bodies = list(answers), []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.bodies.append(json.loads(request.content))
+        answer = self.answers[len(self.bodies) - 1]
+        if isinstance(answer, int):
+            return httpx.Response(answer, json={"error": {"message": "why", "code": "c"}})
+        reason = "tool_calls" if answer.get("tool_calls") else "stop"
+        choice = {"message": {"role": "assistant"} | answer, "finish_reason": reason}
+        usage = {"completion_tokens": 5, "total_tokens": 100}
+        return httpx.Response(200, json={"choices": [choice], "usage": usage})
+
+
+def tool_call(call_id: str, name: str, **arguments: object) -> dict:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def converse(server: Server) -> tuple[Transcript, MessageConversation]:
+    async def run() -> tuple[Transcript, MessageConversation]:
+        transport = httpx.MockTransport(server)
+        async with httpx.AsyncClient(transport=transport, base_url="http://model/v1") as client:
+            tools = dict(CATALOGUES["full"])
+            conversation = MessageConversation(
+                client,
+                "m",
+                tools,
+                call_reader(FULL, tools),
+                prompt="Fix it",
+                system_prompt="Be good",
+            )
+            environment = AgentEnvironment(MemorySandbox({"a.txt": b"one\n"}))
+            return await run_conversation(conversation, environment, "Fix it", FULL), conversation
+
+    return asyncio.run(run())
+
+
+def test_calls_come_back_under_their_ids_in_call_order() -> None:
+    calls = [tool_call("x", "read_file", path="a.txt"), tool_call("y", "read_file", offset=1)]
+    server = Server({"content": None, "tool_calls": calls}, {"content": "Done."})
+    transcript, _ = converse(server)
+    assert transcript.end_reason is EndReason.FINISHED
+    assert [call.status for call in transcript.turns[0].calls] == [
+        *(CallStatus.OK, CallStatus.INVALID_ARGUMENTS),
+    ]
+    sent = server.bodies[1]["messages"]
+    assert [message["role"] for message in sent] == [
+        *("system", "user", "assistant", "tool", "tool"),
+    ]
+    assert [message["tool_call_id"] for message in sent[3:]] == ["x", "y"]
+    assert sent[3]["content"] == "[x read_file ok]\n1\tone"
+    assert sent[:2] == server.bodies[0]["messages"]
+
+
+def test_calls_left_in_the_text_are_read_from_it() -> None:
+    server = Server({"content": '<call tool="glob">x</call>'}, {"content": "Done."})
+    transcript, _ = converse(server)
+    assert transcript.turns[0].calls[0].status is CallStatus.MALFORMED
+    assert server.bodies[1]["messages"][-1]["role"] == "tool"
+
+
+def test_interrupted_calls_are_answered_before_the_next_message() -> None:
+    server = Server({"content": "Done."})
+    _, conversation = converse(server)
+    conversation._pending_ids = ["x", "y"]
+    conversation.append_user("Stop")
+    tail = conversation.messages[-3:]
+    assert [message["content"] for message in tail] == [INTERRUPTED, INTERRUPTED, "Stop"]
+
+
+def test_a_server_that_fails_ends_the_attempt_and_a_wrong_request_raises() -> None:
+    transcript, _ = converse(Server(503))
+    assert transcript.end_reason is EndReason.ENGINE_FAILED
+    assert "says 503: why" in transcript.detail
+    with pytest.raises(ConfigError, match="says 401: why"):
+        converse(Server(401))

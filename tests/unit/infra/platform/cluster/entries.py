@@ -1,0 +1,81 @@
+"""Entries that the tests of the supervised child run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel
+
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import ConfigError, EngineError
+
+
+class CountRequest(BaseModel):
+    """Count up to `steps`, resuming from the checkpoint file."""
+
+    steps: int
+    seconds_a_step: float = 0.0
+    release_file: str = ""
+    grandchild: bool = False
+
+
+class CountResult(BaseModel):
+    """What was counted, and by whom."""
+
+    counted: int
+    steps_this_attempt: int
+    pid: int
+
+
+class FailRequest(BaseModel):
+    """Fail in the given way."""
+
+    how: Literal["config", "engine", "bug", "exit", "signal"]
+
+
+def count(request: CountRequest, workspace: Workspace) -> CountResult:
+    """Counts, one line a step in steps.txt, and waits for the release file if one is named."""
+    checkpoint = workspace.directory / "checkpoint"
+    first = int(checkpoint.read_text()) if checkpoint.exists() else 0
+    if request.grandchild:
+        sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        (workspace.directory / "grandchild").write_text(str(sleeper.pid))
+    for step in range(first, request.steps):
+        with (workspace.directory / "steps.txt").open("a") as log:
+            log.write(f"{step}\n")
+        checkpoint.write_text(str(step + 1))
+        workspace.progress.update(step + 1, request.steps, "counting", value=step)
+        time.sleep(request.seconds_a_step)
+    (workspace.directory / "waiting").touch()
+    while request.release_file and not Path(request.release_file).exists():
+        time.sleep(0.02)
+    return CountResult(
+        counted=request.steps, steps_this_attempt=request.steps - first, pid=os.getpid()
+    )
+
+
+def fail(request: FailRequest, workspace: Workspace) -> CountResult:
+    """Ends badly."""
+    sys.stderr.write("what the child said before it ended\n")
+    sys.stderr.flush()
+    match request.how:
+        case "config":
+            raise ConfigError("learning_rate is -1, wanted above 0")
+        case "engine":
+            raise EngineError("replica 3 is gone")
+        case "bug":
+            raise ZeroDivisionError("division by zero")
+        case "exit":
+            sys.exit(7)
+        case "signal":
+            os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError(workspace.directory)
+
+
+def unannotated(request, workspace):
+    """Has no request type."""
+    return request, workspace

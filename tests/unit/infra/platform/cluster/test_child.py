@@ -1,0 +1,222 @@
+"""The supervised child: runs once, survives its supervisor, resumes after a kill, leaves
+nothing.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ostinato.infra.platform.cluster.child import run_child
+from ostinato.infra.platform.cluster.workspace import ProcessMark, Progress, read_record
+from ostinato.infra.platform.errors import (
+    ClusterError,
+    ConfigError,
+    EngineError,
+    OstinatoError,
+    TrainingError,
+)
+from ostinato.infra.platform.telemetry import read_metrics
+from tests.unit.infra.platform.cluster.entries import CountRequest, CountResult, FailRequest
+
+_COUNT = "tests.unit.infra.platform.cluster.entries:count"
+_FAIL = "tests.unit.infra.platform.cluster.entries:fail"
+
+
+def _count(directory: Path, request: CountRequest) -> CountResult:
+    return run_child(_COUNT, request, CountResult, directory=directory)
+
+
+def _await(condition: Callable[[], object], limit_seconds: float = 40.0) -> None:
+    deadline = time.monotonic() + limit_seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the awaited condition did not come"
+        time.sleep(0.02)
+
+
+def _start_supervisor(directory: Path, steps: int, release: Path) -> subprocess.Popen[bytes]:
+    program = "tests.unit.infra.platform.cluster.supervisor_program"
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", program, str(directory), str(steps), str(release)]
+    )
+    _await((directory / "waiting").exists)
+    return supervisor
+
+
+def _pid(directory: Path) -> int:
+    mark = read_record(directory / "child.pid", ProcessMark)
+    assert mark is not None
+    return mark.pid
+
+
+def _runs(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_result_progress_and_metrics_arrive(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    result = run_child(
+        _COUNT,
+        CountRequest(steps=5),
+        CountResult,
+        directory=tmp_path / "work",
+        on_progress=seen.append,
+    )
+
+    assert (result.counted, result.steps_this_attempt) == (5, 5)
+    assert result.pid != os.getpid()
+    assert (seen[-1].done, seen[-1].total, seen[-1].message) == (5, 5, "counting")
+    assert [row["value"] for row in read_metrics(tmp_path / "work" / "metrics.jsonl")] == [
+        *range(5)
+    ]
+
+
+def test_same_request_again_runs_nothing(tmp_path: Path) -> None:
+    first = _count(tmp_path / "work", CountRequest(steps=2))
+
+    assert _count(tmp_path / "work", CountRequest(steps=2)) == first
+
+
+def test_other_request_starts_clean_and_keeps_the_old_files_aside(tmp_path: Path) -> None:
+    _count(tmp_path / "work", CountRequest(steps=2))
+    result = _count(tmp_path / "work", CountRequest(steps=3))
+
+    assert result.steps_this_attempt == 3
+    (aside,) = tmp_path.glob("work.superseded-*")
+    assert (aside / "checkpoint").read_text() == "2"
+
+
+@pytest.mark.parametrize(
+    ("how", "error_type", "message"),
+    [
+        ("config", ConfigError, "learning_rate is -1, wanted above 0"),
+        ("engine", EngineError, "replica 3 is gone"),
+        ("bug", TrainingError, "ZeroDivisionError: division by zero"),
+        ("exit", ClusterError, "with exit code 7"),
+        ("signal", ClusterError, "by signal 9"),
+    ],
+)
+def test_failure_arrives_typed_with_the_end_of_the_log(
+    tmp_path: Path, how: str, error_type: type[OstinatoError], message: str
+) -> None:
+    with pytest.raises(error_type, match=message) as caught:
+        run_child(_FAIL, FailRequest.model_validate({"how": how}), CountResult, directory=tmp_path)
+
+    assert type(caught.value) is error_type
+    assert "what the child said before it ended" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "no.such.module:main",
+        "ostinato.infra.platform.errors:nothing",
+        _COUNT.replace("count", "unannotated"),
+    ],
+)
+def test_wrong_entry_is_a_config_error(tmp_path: Path, entry: str) -> None:
+    with pytest.raises(ConfigError, match=entry.partition(":")[0]):
+        run_child(entry, CountRequest(steps=1), CountResult, directory=tmp_path)
+
+
+def test_killed_supervisor_the_next_one_attaches_to_the_same_child(tmp_path: Path) -> None:
+    work, release = tmp_path / "work", tmp_path / "release"
+    supervisor = _start_supervisor(work, 3, release)
+    child_pid = _pid(work)
+    supervisor.send_signal(signal.SIGKILL)
+    supervisor.wait()
+    assert _runs(child_pid)
+
+    threading.Timer(0.3, release.touch).start()
+    request = CountRequest(steps=3, release_file=str(release), grandchild=True)
+    result = _count(work, request)
+
+    assert result.pid == child_pid
+    assert (work / "steps.txt").read_text().split() == ["0", "1", "2"]
+    assert not _runs(int((work / "grandchild").read_text()))
+
+
+def test_killed_child_fails_and_the_next_call_resumes(tmp_path: Path) -> None:
+    work, release = tmp_path / "work", tmp_path / "release"
+    request = CountRequest(steps=4, release_file=str(release), grandchild=True)
+
+    def kill_when_waiting() -> None:
+        _await((work / "waiting").exists)
+        os.kill(_pid(work), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_when_waiting)
+    killer.start()
+    with pytest.raises(ClusterError, match="by signal 9"):
+        _count(work, request)
+    killer.join()
+    assert not _runs(int((work / "grandchild").read_text()))
+    release.touch()
+
+    result = _count(work, request)
+    assert (result.counted, result.steps_this_attempt) == (4, 0)
+    assert (work / "steps.txt").read_text().split() == ["0", "1", "2", "3"]
+
+
+def test_killed_supervisor_and_child_the_next_call_ends_leftovers_and_resumes(
+    tmp_path: Path,
+) -> None:
+    work, release = tmp_path / "work", tmp_path / "release"
+    supervisor = _start_supervisor(work, 2, release)
+    for pid in (supervisor.pid, _pid(work)):
+        os.kill(pid, signal.SIGKILL)
+    supervisor.wait()
+    orphan = int((work / "grandchild").read_text())
+    assert _runs(orphan)
+    release.touch()
+
+    request = CountRequest(steps=2, release_file=str(release), grandchild=True)
+    assert _count(work, request).steps_this_attempt == 0
+    assert not _runs(orphan)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT])
+def test_interrupted_supervisor_takes_the_whole_session_along(tmp_path: Path, number: int) -> None:
+    work = tmp_path / "work"
+    supervisor = _start_supervisor(work, 1, tmp_path / "never")
+    child_pid, grandchild = _pid(work), int((work / "grandchild").read_text())
+    supervisor.send_signal(number)
+    supervisor.wait(timeout=30)
+
+    assert not _runs(child_pid)
+    assert not _runs(grandchild)
+
+
+def test_live_child_of_another_request_is_not_disturbed(tmp_path: Path) -> None:
+    work, release = tmp_path / "work", tmp_path / "release"
+    supervisor = _start_supervisor(work, 1, release)
+    with pytest.raises(ClusterError, match=f"process {_pid(work)} works in .* another request"):
+        _count(work, CountRequest(steps=9))
+    release.touch()
+
+    assert supervisor.wait(timeout=30) == 0
+
+
+def test_child_past_its_limit_is_ended_with_a_reason(tmp_path: Path) -> None:
+    request = CountRequest(steps=1, release_file=str(tmp_path / "never"))
+    with pytest.raises(ClusterError, match="wanted at most 1 s"):
+        run_child(_COUNT, request, CountResult, directory=tmp_path / "work", time_limit_seconds=1.0)
+
+    assert not _runs(_pid(tmp_path / "work"))
+
+
+def test_error_in_the_progress_callback_ends_the_child(tmp_path: Path) -> None:
+    def refuse(progress: Progress) -> None:
+        raise ValueError(f"no more of {progress.done}")
+
+    request = CountRequest(steps=1, release_file=str(tmp_path / "never"))
+    with pytest.raises(ValueError, match="no more of 1"):
+        run_child(_COUNT, request, CountResult, directory=tmp_path / "work", on_progress=refuse)
+
+    assert not _runs(_pid(tmp_path / "work"))

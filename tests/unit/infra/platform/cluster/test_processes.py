@@ -1,0 +1,76 @@
+"""Processes are told apart by id and start, and a session ends as a whole."""
+
+import os
+import subprocess
+import sys
+
+import psutil
+
+from ostinato.infra.platform.cluster.processes import is_alive, kill_session, mark_process
+from ostinato.infra.platform.cluster.workspace import ProcessMark
+
+# starts a child that refuses to end, says its id, then waits
+_FAMILY = """
+import subprocess, sys, time
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); "
+child = subprocess.Popen([sys.executable, "-c", deaf + "time.sleep(600)"], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def _start_family() -> tuple[subprocess.Popen[str], int]:
+    leader = subprocess.Popen(
+        [sys.executable, "-c", _FAMILY], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert leader.stdout is not None
+    return leader, int(leader.stdout.readline())
+
+
+def _is_running(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_kill_session_ends_members_that_ignore_terminate() -> None:
+    leader, member = _start_family()
+
+    assert kill_session(mark_process(leader.pid), grace_seconds=0.3) == 2
+    leader.wait()
+    assert not _is_running(member)
+
+
+def test_kill_session_ends_orphans_of_a_dead_leader() -> None:
+    leader, member = _start_family()
+    mark = mark_process(leader.pid)
+    leader.kill()
+    leader.wait()
+
+    assert not is_alive(mark)
+    assert _is_running(member)
+    assert kill_session(mark, grace_seconds=0.3) == 1
+    assert not _is_running(member)
+
+
+def test_a_later_process_with_the_same_id_is_left_alone() -> None:
+    leader, member = _start_family()
+    mark = mark_process(leader.pid)
+    earlier = ProcessMark(pid=leader.pid, started_at=mark.started_at - 100)
+
+    assert not is_alive(earlier)
+    assert kill_session(earlier) == 0
+    assert is_alive(mark)
+    assert _is_running(member)
+    kill_session(mark, grace_seconds=0.0)
+    leader.wait()
+
+
+def test_this_process_is_alive_and_a_zombie_is_not() -> None:
+    assert is_alive(mark_process(os.getpid()))
+    zombie = subprocess.Popen([sys.executable, "-c", ""])
+    mark = mark_process(zombie.pid)
+    while psutil.Process(zombie.pid).status() != psutil.STATUS_ZOMBIE:
+        pass
+
+    assert not is_alive(mark)
+    zombie.wait()

@@ -1,0 +1,83 @@
+"""Failures of the machine under the object store: full disk, closed port, killed writer."""
+
+import errno
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.objects.s3 import S3Options
+
+_WRITER = """
+import sys
+from ostinato.infra.platform.objects import ObjectStore
+objects = ObjectStore.from_url(sys.argv[1])
+print("ready", flush=True)
+while True:
+    for byte in (b"a", b"b"):
+        objects.put_bytes("hot", byte * 3_000_000)
+"""
+
+
+def test_full_disk_is_one_clear_message() -> None:
+    full = Path("/dev/full")
+    with pytest.raises(OSError, match="No space") as caught:
+        full.write_bytes(b"x" * 100_000)
+    assert caught.value.errno == errno.ENOSPC
+
+    class FullBackend:
+        def write(self, key: str, data: bytes) -> None:
+            full.write_bytes(data)
+
+    objects = ObjectStore("file:///full", FullBackend())  # pyright: ignore[reportArgumentType]
+    with pytest.raises(
+        StorageError, match="cannot put key in file:///full: the disk is full; free"
+    ):
+        objects.put_bytes("key", b"x" * 100_000)
+
+
+def test_closed_port_of_s3_fails_within_seconds_naming_url_and_setting() -> None:
+    options = S3Options(
+        endpoint_url="http://127.0.0.1:9",
+        region="eu-west-1",
+        access_key_id="test",
+        secret_access_key=SecretStr("test"),
+    )
+    objects = ObjectStore.from_url("s3://bucket/prefix", options)
+    began = time.monotonic()
+
+    with pytest.raises(StorageError, match=r"s3://bucket/prefix.*OSTINATO_S3_ENDPOINT_URL"):
+        objects.put_bytes("key", b"x")
+
+    assert time.monotonic() - began < 15
+
+
+def test_directory_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file, not a folder")
+    objects = ObjectStore.from_url(f"file://{tmp_path}/taken")
+
+    with pytest.raises(StorageError, match="cannot put key"):
+        objects.put_bytes("key", b"x")
+
+
+def test_killed_writer_leaves_a_whole_object_and_lists_no_debris(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/objects"
+    writer = subprocess.Popen([sys.executable, "-c", _WRITER, url], stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    objects = ObjectStore.from_url(url)
+    while not objects.exists("hot"):
+        pass
+    time.sleep(0.05)
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    writer.stdout.close()
+
+    assert objects.get_bytes("hot") in (b"a" * 3_000_000, b"b" * 3_000_000)
+    assert objects.list() == ["hot"]

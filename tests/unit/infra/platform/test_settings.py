@@ -1,0 +1,56 @@
+"""Settings: defaults under home, read from the environment, handed to children unchanged."""
+
+from pathlib import Path
+
+import pytest
+
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.settings import PREFIX, load_settings
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in load_settings().to_environment():
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_urls_follow_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    settings = load_settings()
+
+    assert settings.object_store_url == f"file://{tmp_path}/objects"
+    assert settings.ledger_url == f"sqlite:///{tmp_path}/ledger.db"
+    assert settings.cache_directory == tmp_path / "cache"
+
+
+def test_home_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert load_settings().home == tmp_path / ".ostinato"
+
+
+def test_environment_of_a_child_loads_the_same_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    monkeypatch.setenv("OSTINATO_S3_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("OSTINATO_GATEWAY_PORT", "9001")
+    settings = load_settings()
+    for name, value in settings.to_environment().items():
+        monkeypatch.setenv(name, value)
+
+    assert load_settings() == settings
+    assert settings.s3_secret_access_key is not None
+    assert "secret" not in repr(settings).replace("secret_access_key", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("GATEWAY_PORT", "no"), ("GATEWAY_PORT", "70000"), ("CPU_LIMIT", "0")]
+)
+def test_wrong_value_names_variable_and_value(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(PREFIX + name, value)
+
+    with pytest.raises(ConfigError, match=f"OSTINATO_{name} is '{value}'"):
+        load_settings()

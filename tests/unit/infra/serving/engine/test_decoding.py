@@ -1,0 +1,52 @@
+"""What a recipe says of decoding reaches the engine, and what contradicts itself is refused early."""
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from ostinato.infra.serving.engine.decoding import DecodingConfig
+from ostinato.infra.serving.engine.local import configure_engine
+from ostinato.models.decode.engine import EngineConfig
+from ostinato.models.decode.weights import Precision
+
+
+def test_a_recipes_defaults_are_the_engines() -> None:
+    assert configure_engine(DecodingConfig(), slots=3) == EngineConfig(slots=3)
+
+
+def test_every_field_reaches_the_engine() -> None:
+    said = {
+        "native": True,
+        "device": "cuda",
+        "precision": "bf16",
+        "lookup_tokens": 7,
+        "lookup_entries": 1024,
+    }
+    assert set(said) == set(DecodingConfig.model_fields)
+    wanted = said | {"precision": Precision.BF16}
+    for field, value in said.items():
+        engine = configure_engine(DecodingConfig(**{field: value}), slots=3)
+        assert getattr(engine, field) == wanted[field]
+
+
+def test_a_driver_may_decide_against_the_recipe() -> None:
+    decoding = DecodingConfig(lookup_tokens=7, lookup_entries=1024)
+    assert configure_engine(decoding, lookup_entries=0).lookup_entries == 0
+
+
+def test_entries_that_are_no_power_of_two_are_refused() -> None:
+    with pytest.raises(ValidationError, match="lookup_entries is 1000, wanted 0 or a power of two"):
+        DecodingConfig(lookup_entries=1000)
+
+
+@pytest.mark.parametrize("said", [{"device": "cuda"}, {"precision": "bf16"}])
+def test_compiled_loops_elsewhere_than_on_a_cpu_in_fp32_are_refused(said: dict) -> None:
+    with pytest.raises(ValidationError, match="wanted native = false"):
+        DecodingConfig(native=True, **said)
+
+
+def test_flows_read_it_without_torch() -> None:
+    code = "import ostinato.infra.serving.engine.decoding, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,232 @@
+"""A fleet's health, growth and waiting room, over replicas in this process (no Ray: handles call directly)."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.engine.fleet import EngineFleet
+from ostinato.infra.serving.engine.health import HealthEvent
+from ostinato.infra.serving.engine.mailbox import MailboxReplica
+from ostinato.infra.serving.engine.router import RouterLimits
+from ostinato.infra.serving.engine.states import ReplicaState
+from ostinato.infra.serving.weights import ChainPublisher, list_readers
+from ostinato.models.decode.engine import EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest, Priority
+from tests.fakes.tiny_model import TINY, random_weights
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+
+
+class LocalActor:
+    """An actor handle over a replica in this loop, whose process can be frozen, killed and started again."""
+
+    def __init__(self, name: str, chain: tuple[ObjectStore, str] | None = None) -> None:
+        self.name = name
+        self._chain = chain
+        self.is_frozen = False
+        self.is_dead = False
+        self.start()
+
+    def start(self) -> None:
+        self.replica = MailboxReplica(self.name, TINY, EngineConfig(slots=4), self._chain)
+        self.is_dead = False
+
+    def __getattr__(self, name: str) -> Any:
+        actor = self
+
+        class Method:
+            @staticmethod
+            def remote(*arguments: object) -> "asyncio.Future[Any]":
+                method: Callable[..., Awaitable[Any]] = getattr(actor.replica, name)
+                return asyncio.ensure_future(actor.call(method, *arguments))
+
+        return Method
+
+    async def call(self, method: Callable[..., Awaitable[Any]], *arguments: object) -> Any:
+        while self.is_frozen:
+            await asyncio.sleep(0.005)
+        if self.is_dead:
+            raise ActorDiedError
+        return await method(*arguments)
+
+
+def request(index: int, tokens: int = 10, priority: Priority = Priority.TRAINING):
+    return GenerateRequest(
+        f"r{index}", f"s{index}", (1, 2, index % 32), tokens, (), seed=index, priority=priority
+    )
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> tuple[ObjectStore, str]:
+    objects = ObjectStore.from_url(f"file://{tmp_path}/objects")
+    ChainPublisher(objects, "c").publish(0, random_weights(TINY))
+    return objects, "c"
+
+
+def make_fleet(
+    chain: tuple[ObjectStore, str], names: str = "ab", **options: Any
+) -> tuple[EngineFleet, dict[str, LocalActor]]:
+    actors = {name: LocalActor(name, chain) for name in names}
+    return EngineFleet(actors, **options), actors  # type: ignore[arg-type]
+
+
+async def test_a_silent_replica_is_suspected_then_dead_then_back(chain) -> None:
+    fleet, actors = make_fleet(chain, probe_seconds=0.2)
+    await fleet.follow(*chain)
+    actors["a"].is_frozen = True
+    with pytest.raises(EngineError, match="replica a is silent"):
+        await fleet.statistics()
+    assert fleet.states() == {"a": ReplicaState.SUSPECT, "b": ReplicaState.SERVING}
+    for index in range(4):
+        await fleet.generate(request(index))
+    while fleet.states()["a"] is ReplicaState.SUSPECT:
+        await fleet.refresh_states()
+    assert fleet.states()["a"] is ReplicaState.DEAD
+    actors["a"].is_frozen = False
+    while fleet.states()["a"] is not ReplicaState.SERVING:  # a busy machine may be slow to answer
+        await fleet.refresh_states()
+    await fleet.close()
+
+
+async def test_a_suspect_that_answers_serves_again(chain) -> None:
+    fleet, actors = make_fleet(chain, probe_seconds=0.2)
+    await fleet.follow(*chain)
+    actors["a"].is_frozen = True
+    with pytest.raises(EngineError, match="silent"):
+        await fleet.health()
+    assert fleet.states()["a"] is ReplicaState.SUSPECT
+    actors["a"].is_frozen = False
+    fleet._probe_seconds = 30.0
+    await fleet.health()
+    assert fleet.states()["a"] is ReplicaState.SERVING
+    assert fleet.healths()["a"].silences == 0
+    await fleet.close()
+
+
+async def test_a_silent_replica_holds_up_no_request_for_another(chain) -> None:
+    fleet, actors = make_fleet(chain, probe_seconds=30.0)
+    await fleet.follow(*chain)
+    actors["a"].is_frozen = True
+    fleet._note("a", HealthEvent.LOST)
+    answers = await asyncio.gather(*(fleet.generate(request(index)) for index in range(6)))
+    assert len(answers) == 6  # while the question to `a` is still open
+    assert fleet.states()["a"] is ReplicaState.DEAD
+    actors["a"].is_frozen = False
+    await fleet.close()
+
+
+async def test_requests_of_a_replica_that_falls_silent_fail_and_others_go_on(chain) -> None:
+    fleet, actors = make_fleet(chain)
+    fleet._mailboxes["a"]._silence_seconds = 0.02
+    await fleet.follow(*chain)
+    actors["a"].is_frozen = True
+    answers = await asyncio.gather(
+        *(fleet.generate(request(index)) for index in range(6)), return_exceptions=True
+    )
+    failed = [answer for answer in answers if isinstance(answer, BaseException)]
+    assert 0 < len(failed) < 6
+    assert all(isinstance(f, EngineError) and "silent" in str(f) for f in failed)
+    assert fleet.states()["a"] is ReplicaState.DEAD
+    actors["a"].is_frozen = False
+    await fleet.close()
+
+
+async def test_trap_16_a_dead_replica_serves_again_only_with_the_newest_weights(chain) -> None:
+    fleet, actors = make_fleet(chain, "a")
+    await fleet.follow(*chain)
+    actors["a"].is_dead = True
+    with pytest.raises(EngineError, match="a is gone"):
+        await fleet.generate(request(0))
+    assert fleet.healths()["a"].version is None
+    ChainPublisher(chain[0], chain[1]).publish(1, random_weights(TINY, seed=1))
+    actors["a"].start()
+    generation = await fleet.generate(request(1))
+    assert set(generation.weight_versions_T.tolist()) == {1}
+    assert fleet.healths()["a"].version == 1
+    await fleet.close()
+
+
+async def test_a_fleet_over_an_empty_chain_serves_nothing(tmp_path: Path) -> None:
+    objects = ObjectStore.from_url(f"file://{tmp_path}/objects")
+    fleet, _ = make_fleet((objects, "empty"), patience_seconds=0.05)
+    assert await fleet.follow(objects, "empty") == [None, None]
+    with pytest.raises(EngineError, match="wanted one"):
+        await fleet.generate(request(0))
+    await fleet.close()
+
+
+async def test_a_replica_joins_and_another_leaves_without_losing_a_request(chain) -> None:
+    fleet, actors = make_fleet(chain, "a")
+    await fleet.follow(*chain)
+    long = [asyncio.create_task(fleet.generate(request(index, 80))) for index in range(4)]
+    await asyncio.sleep(0)
+    newcomer = LocalActor("b", chain)
+    assert await fleet.add("b", newcomer, chain) is ReplicaState.SERVING  # type: ignore[arg-type]
+    leaving = asyncio.create_task(fleet.retire("a"))
+    await asyncio.sleep(0)
+    assert fleet.states()["a"] is ReplicaState.RETIRED
+    later = await asyncio.gather(*(fleet.generate(request(index)) for index in range(10, 16)))
+    assert len(later) == 6
+    assert (await newcomer.replica.statistics())["generated_tokens"] >= 60
+    assert [len(one.token_ids) for one in await asyncio.gather(*long)] == [80] * 4
+    assert await leaving is actors["a"]
+    assert list(fleet.states()) == ["b"]
+    assert [record.reader_id for record in list_readers(*chain)] == ["b"]
+    await fleet.close()
+
+
+async def test_users_get_room_before_training_when_the_fleet_is_full(chain) -> None:
+    limits = RouterLimits(max_outstanding_tokens=40)
+    fleet, _ = make_fleet(chain, "a", limits=limits)
+    await fleet.follow(*chain)
+    order: list[str] = []
+
+    async def ask(index: int, priority: Priority) -> None:
+        await fleet.generate(request(index, 30, priority))
+        order.append(f"{priority.value}{index}")
+
+    tasks = [asyncio.create_task(ask(0, Priority.TRAINING))]
+    await asyncio.sleep(0)
+    for index, priority in enumerate(
+        (Priority.TRAINING, Priority.EVALUATION, Priority.USER, Priority.USER), start=1
+    ):
+        tasks.append(asyncio.create_task(ask(index, priority)))
+        await asyncio.sleep(0)
+    assert fleet.waiting() == {"user": 2, "evaluation": 1, "training": 1}
+    await asyncio.gather(*tasks)
+    assert order == ["training0", "user3", "user4", "evaluation2", "training1"]
+    await fleet.close()
+
+
+async def test_a_caller_that_gives_up_while_waiting_leaves_no_trace(chain) -> None:
+    fleet, _ = make_fleet(chain, "a", limits=RouterLimits(max_outstanding_tokens=40))
+    await fleet.follow(*chain)
+    first = asyncio.create_task(fleet.generate(request(0, 30)))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(fleet.generate(request(1, 30)))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    assert sum(fleet.waiting().values()) == 0
+    await first
+    assert len((await fleet.generate(request(2, 30))).token_ids) == 30
+    await fleet.close()
+
+
+async def test_a_pinned_replica_refuses_other_versions(chain) -> None:
+    fleet, actors = make_fleet(chain, "a")
+    await fleet.follow(*chain)
+    await actors["a"].replica.pin(0)
+    ChainPublisher(chain[0], chain[1]).publish(1, random_weights(TINY, seed=1))
+    with pytest.raises(EngineError, match="pinned to version 0"):
+        await fleet.update_to(1)
+    await actors["a"].replica.unpin()
+    await fleet.update_to(1)
+    assert fleet.healths()["a"].version == 1
+    await fleet.close()

@@ -1,0 +1,91 @@
+"""Batched requests and answers, both ends in one process: the actor's calls are made directly."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.serving.engine.mailbox import Mailbox, MailboxReplica
+from ostinato.infra.serving.engine.wire import decode_generation, encode_request
+from ostinato.models.checkpoint import save_checkpoint
+from ostinato.models.decode.engine import EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest
+from tests.fakes.tiny_model import TINY, random_weights
+
+pytestmark = pytest.mark.asyncio
+
+
+class DirectActor:
+    """An actor handle whose remote calls run in this loop."""
+
+    def __init__(self, replica: MailboxReplica) -> None:
+        self._replica = replica
+
+    def __getattr__(self, name: str) -> Any:
+        method: Callable[..., Awaitable[Any]] = getattr(self._replica, name)
+
+        class Method:
+            @staticmethod
+            def remote(*arguments: object) -> "asyncio.Future[Any]":
+                return asyncio.ensure_future(method(*arguments))
+
+        return Method
+
+
+def request(index: int, tokens: int = 12) -> GenerateRequest:
+    return GenerateRequest(f"r{index}", f"s{index}", (1, 2, index % 32), tokens, (), seed=index)
+
+
+async def make_pair(tmp_path: Path) -> tuple[MailboxReplica, Mailbox]:
+    replica = MailboxReplica("replica", TINY, EngineConfig(slots=4))
+    directory = save_checkpoint(tmp_path / "checkpoint", TINY, random_weights(TINY))
+    await replica.load_checkpoint(str(directory), 0)
+    return replica, Mailbox("replica", DirectActor(replica))  # type: ignore[arg-type]
+
+
+async def test_every_request_gets_its_own_answer(tmp_path: Path) -> None:
+    _, mailbox = await make_pair(tmp_path)
+    calls = [mailbox.generate(encode_request(request(index))) for index in range(10)]
+    answers = [decode_generation(values) for values in await asyncio.gather(*calls)]
+    assert [answer.request_id for answer in answers] == [f"r{index}" for index in range(10)]
+    await mailbox.close()
+
+
+async def test_an_error_reaches_its_caller_alone(tmp_path: Path) -> None:
+    _, mailbox = await make_pair(tmp_path)
+    wrong = GenerateRequest("wrong", "s", (99,), 5, ())
+    good, bad = await asyncio.gather(
+        mailbox.generate(encode_request(request(0))),
+        mailbox.generate(encode_request(wrong)),
+        return_exceptions=True,
+    )
+    assert isinstance(bad, ValueError)
+    assert decode_generation(good).request_id == "r0"  # type: ignore[arg-type]
+    await mailbox.close()
+
+
+async def test_a_cancelled_caller_frees_the_replicas_slot(tmp_path: Path) -> None:
+    replica, mailbox = await make_pair(tmp_path)
+    calls = [
+        asyncio.create_task(mailbox.generate(encode_request(request(index, tokens=90))))
+        for index in range(4)
+    ]
+    while (await replica.statistics())["running_requests"] < 4:
+        await asyncio.sleep(0)
+    calls[0].cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    numbers = await replica.statistics()
+    assert numbers["running_requests"] == numbers["waiting_requests"] == 0
+    assert numbers["generated_tokens"] < 4 * 90
+    await mailbox.close()
+
+
+async def test_a_replica_that_does_not_serve_says_so(tmp_path: Path) -> None:
+    replica = MailboxReplica("replica", TINY, EngineConfig(slots=4))
+    mailbox = Mailbox("replica", DirectActor(replica))  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="starting: no weights"):
+        await mailbox.generate(encode_request(request(0)))
+    await mailbox.close()

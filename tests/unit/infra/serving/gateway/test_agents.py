@@ -1,0 +1,134 @@
+"""Agent sessions over HTTP: the patch comes back, the tokens are kept, sessions go on where they
+were.
+"""
+
+import pytest
+
+from ostinato.infra.agent.transcript import Transcript
+from ostinato.infra.platform.errors import EngineError
+from tests.fakes.toy_gateway import BROKEN, PRISTINE, Toy
+
+pytestmark = pytest.mark.asyncio
+
+REQUEST = {
+    "repository": "toy",
+    "message": "Fix first in pkg/first.py",
+    "files": {"pkg/first.py": BROKEN},
+}
+
+
+async def test_agent_repairs_the_users_file_and_returns_the_patch(toy: Toy) -> None:
+    async with toy.client() as client:
+        answer = (await client.post("/v1/agent/sessions", json=REQUEST)).json()
+    assert answer["status"] == "finished"
+    assert answer["final_message"] == "Fixed."
+    assert answer["changed_files"] == {"pkg/first.py": PRISTINE["pkg/first.py"].decode()}
+    assert "-    return items[1]\n+    return items[0]\n" in answer["diff"]
+    assert (answer["turns"], answer["tool_calls"]) == (3, 3)
+
+
+async def test_interaction_is_recorded_with_tokens_arm_and_weight_version(toy: Toy) -> None:
+    async with toy.client() as client:
+        answer = (
+            await client.post("/v1/agent/sessions", json=REQUEST | {"problem_kind": "mutation"})
+        ).json()
+    (row,) = toy.ledger.interactions.since(0)
+    assert (row.interaction_id, row.session_id) == (answer["interaction_id"], answer["session_id"])
+    assert (row.tenant, row.arm, row.weight_version, row.problem_kind) == (
+        "team",
+        "control",
+        4,
+        "mutation",
+    )
+    assert [(said.signal, said.value) for said in row.feedback] == [("latency_seconds", 0.0)]
+    transcript = Transcript.from_bytes(toy.objects.get_bytes(row.object_key))
+    sampled = transcript.segments[0].loss_mask_T.sum()
+    assert sampled == answer["usage"]["completion_tokens"] > 0
+
+
+async def test_follow_up_continues_tokens_and_files(toy: Toy) -> None:
+    async with toy.client() as client:
+        first = (await client.post("/v1/agent/sessions", json=REQUEST)).json()
+        url = f"/v1/agent/sessions/{first['session_id']}/messages"
+        second = (await client.post(url, json={"message": "It still fails"})).json()
+    assert second["session_id"] == first["session_id"]
+    assert second["changed_files"] == first["changed_files"]
+    before, after = (
+        Transcript.from_bytes(toy.objects.get_bytes(row.object_key)).segments[0]
+        for row in toy.ledger.interactions.since(0)
+    )
+    length = len(before.token_ids_T)
+    assert (after.token_ids_T[:length] == before.token_ids_T).all()
+    assert not after.loss_mask_T[:length].any()  # trained under the first interaction, context here
+    assert after.sampled_tokens > 0
+
+
+async def test_follow_up_without_room_begins_a_new_conversation(make_toy) -> None:
+    toy = make_toy(follow_up_context_tokens=650)
+    async with toy.client() as client:
+        first = (await client.post("/v1/agent/sessions", json=REQUEST)).json()
+        url = f"/v1/agent/sessions/{first['session_id']}/messages"
+        await client.post(url, json={"message": "It still fails"})
+    prompt = toy.context.renderer.decode(toy.model.requests[-3].token_ids)
+    assert prompt.startswith("<|user|>Fix first in pkg/first.py\n\nIt still fails<|end|>")
+
+
+async def test_same_seed_gives_the_same_sampling_seed(toy: Toy) -> None:
+    async with toy.client() as client:
+        for _ in range(2):
+            await client.post("/v1/agent/sessions", json=REQUEST | {"seed": 5})
+    seeds = [request.seed for request in toy.model.requests]
+    assert seeds[:3] == seeds[3:] == [5, 6, 7]
+
+
+async def test_engine_failure_is_an_answer_with_a_reason(toy: Toy) -> None:
+    toy.model.failure = EngineError("replica 0 is gone")
+    async with toy.client() as client:
+        answer = (await client.post("/v1/agent/sessions", json=REQUEST)).json()
+    assert answer["status"] == "engine_failed"
+    assert answer["detail"] == "replica 0 is gone"
+
+
+async def test_tests_of_the_session_reach_the_sandbox(toy: Toy) -> None:
+    async with toy.client() as client:
+        await client.post(
+            "/v1/agent/sessions", json=REQUEST | {"test_ids": ["tests/test_first.py::test_first"]}
+        )
+    assert toy.workplaces.leases == [("tests/test_first.py::test_first",)]
+
+
+async def test_strangers_do_not_see_a_session(toy: Toy) -> None:
+    async with toy.client() as client, toy.client("key-of-private") as stranger:
+        first = (await client.post("/v1/agent/sessions", json=REQUEST)).json()
+        url = f"/v1/agent/sessions/{first['session_id']}"
+        assert (await stranger.post(f"{url}/messages", json={"message": "hi"})).status_code == 404
+        assert (await stranger.delete(url)).status_code == 404
+        assert (await client.delete(url)).status_code == 204
+        assert (await client.post(f"{url}/messages", json={"message": "hi"})).status_code == 404
+
+
+async def test_idle_sessions_are_forgotten(toy: Toy) -> None:
+    async with toy.client() as client:
+        first = (await client.post("/v1/agent/sessions", json=REQUEST)).json()
+        toy.now[0] += 4_000
+        answer = await client.post(
+            f"/v1/agent/sessions/{first['session_id']}/messages", json={"message": "hi"}
+        )
+    assert answer.status_code == 404
+    assert "open a new one" in answer.json()["error"]["message"]
+
+
+async def test_bad_requests_name_field_value_and_what_is_wanted(toy: Toy) -> None:
+    async with toy.client() as client:
+        for change, field, words in [
+            ({"repository": "nowhere"}, "repository", "'nowhere', wanted one of toy"),
+            ({"files": {"../etc/passwd": ""}}, "files", "'../etc/passwd', wanted one inside"),
+            ({"files": {"a": "x" * (2 << 20)}}, "files", "wanted at most 1048576"),
+            ({"message": ""}, "message", "message is ''"),
+            ({"colour": 1}, "colour", "Extra inputs"),
+            ({"message": "x" * 30_000}, "message", "wanted at most 20000"),
+        ]:
+            error = (await client.post("/v1/agent/sessions", json=REQUEST | change)).json()["error"]
+            assert error["param"] == field
+            assert words in error["message"]
+    assert toy.ledger.interactions.since(0) == []
