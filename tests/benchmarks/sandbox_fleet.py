@@ -1,16 +1,13 @@
-"""The sandbox fleet, real and simulated: `python -m tests.benchmarks.sandbox_fleet [--quick]`.
+"""A burst of boxes through the sandbox fleet: `python -m tests.benchmarks.sandbox_fleet [--quick]`.
 
-First a real burst: a fleet of one node on this machine is asked for 2,000 namespace boxes at once
-(100 with `--quick`) and keeps them all alive; what a start costs is measured there. Then the same
-policy runs on a virtual clock with these costs: 100,000 boxes with a burst, lost nodes and forks,
-and comparisons of placement. `--report FOLDER` writes a table, JSON and a plot. The burst stops early
-when memory runs short, and ends every box it made.
+A fleet of one node on this machine is asked for 2,000 namespace boxes at once (100 with `--quick`) and
+keeps them all alive. The burst stops early when memory runs short, and ends every box it made. Then
+the scheduler alone decides for 500 nodes in memory: decisions per second of processor time.
 """
 
 import argparse
 import asyncio
 import json
-import math
 import os
 import resource
 import statistics
@@ -30,18 +27,15 @@ from ostinato.infra.sandbox.fleet.records import BoxRequest, NodeSpec, Resources
 from ostinato.infra.sandbox.fleet.service import FleetService
 from ostinato.infra.sandbox.layered import NamespaceBackend
 from ostinato.infra.sandbox.protocol import SandboxLimits, SandboxSpec
-from ostinato.infra.sandbox.simulator.measurements import SimulationFigures
-from ostinato.infra.sandbox.simulator.report import table_lines, write_report
-from ostinato.infra.sandbox.simulator.scenario import Scenario, StartCosts
-from ostinato.infra.sandbox.simulator.simulation import FleetSimulation
-from ostinato.infra.sandbox.simulator.standard import full_fleet, large_fleet, tight_fleet
 from tests.fakes.repositories import WORDKIT, open_repository
+from tests.unit.infra.sandbox.fleet.toy_fleet import ToyFleet
 
 BOXES, QUICK_BOXES = 2_000, 100
 FREE_MEMORY_FLOOR_BYTES = 3 << 30
 BURST_SECONDS = 480.0
 NUM_SINGLE_STARTS = 30
 NUM_PLAIN_STARTS = 100
+DECIDING_NODES, DECIDED_BOXES = 500, 3_000
 _MIB = 1 << 20
 _TEMPLATE = Template(
     name="wordkit", declared=Resources(cpus=0.01, memory_bytes=4 * _MIB, disk_bytes=_MIB)
@@ -82,7 +76,7 @@ class Burst:
         self.service = FleetService([_TEMPLATE], policy, tick_seconds=0.01, heartbeat_seconds=5.0)
         self._children_before = set(psutil.Process().children(recursive=True))
 
-    async def run(self) -> tuple[Figures, StartCosts]:
+    async def run(self) -> Figures:
         """Everything, and the boxes gone whatever happens."""
         try:
             return await self._measure()
@@ -91,7 +85,7 @@ class Burst:
             await self.daemon.close()
             await self.backend.close()
 
-    async def _measure(self) -> tuple[Figures, StartCosts]:
+    async def _measure(self) -> Figures:
         single_seconds, clean_cpu_seconds = await self._start_singly()
         await self.service.start()
         await self.service.add_node(self.daemon.spec, self.daemon)
@@ -126,16 +120,8 @@ class Burst:
         figures["real_kill_all_seconds"] = time.perf_counter() - started_at
         figures["real_left_processes"] = float(len(self._box_processes()))
         figures["plain_process_starts_per_second"] = _start_plain_processes()
-        costs = StartCosts(
-            start_cpu_seconds=cpu_seconds / alive,
-            start_spread=min(1.0, statistics.stdev(map(math.log, single_seconds))),
-            clean_cpu_seconds=clean_cpu_seconds,
-            # what others free meanwhile must not make boxes look free
-            idle_memory_bytes=int(
-                _MIB * max(figures["real_memory_per_box_mib"], figures["real_pss_per_box_mib"])
-            ),
-        )
-        return figures, costs
+        figures["real_clean_cpu_milliseconds"] = 1e3 * clean_cpu_seconds
+        return figures
 
     async def _start_singly(self) -> tuple[list[float], float]:
         """Durations of starts one after another, and CPU time of bringing a used box back."""
@@ -235,88 +221,44 @@ def _start_plain_processes() -> float:
     return rate
 
 
-def simulate(costs: StartCosts, seed: int, *, quick: bool) -> tuple[list[SimulationFigures], float]:
-    """All scenarios with these costs, and the large one's CPU time."""
-    large = large_fleet(costs, scale=0.03, length_seconds=120.0) if quick else large_fleet(costs)
-    cpu_started = time.process_time()
-    figures = [FleetSimulation(large, seed).run()]
-    large_cpu_seconds = time.process_time() - cpu_started
-    others: list[Scenario] = [full_fleet(costs)]
-    for name, num_candidates, uses_observations in (
-        ("one drawn, promises", 1, False),
-        ("best of 8, promises", 8, False),
-        ("one drawn, pressure", 1, True),
-        ("best of 2, pressure", 2, True),
-        ("best of 8, pressure", 8, True),
-    ):
-        placement = PlacementPolicy(
-            num_candidates=num_candidates, uses_observations=uses_observations
-        )
-        others.append(tight_fleet(costs, placement, name))
-    figures += [FleetSimulation(scenario, seed).run() for scenario in others]
-    return figures, large_cpu_seconds
-
-
-def simulated_figures(runs: list[SimulationFigures], large_cpu_seconds: float) -> Figures:
-    """The named figures of the large simulation, and of the comparison of placements."""
-    large = runs[0]
-    by_name = {run.scenario: run for run in runs}
+def decide(num_nodes: int, num_requests: int) -> Figures:
+    """Requests placed and taken back by the scheduler per second of its processor time."""
+    fleet = ToyFleet.of(num_nodes, starts_per_second=1e6, start_burst=1_000_000)
+    started = time.process_time()
+    for _ in range(num_requests):
+        fleet.ask(lease_seconds=1e6)
+    fleet.tick(0.01)
+    fleet.deliver()
+    spent = time.process_time() - started
     return {
-        "simulated_boxes_alive": float(large.peak_alive),
-        "simulated_starts_per_second": large.starts_per_second_mean,
-        "simulated_starts_per_second_best": large.starts_per_second_peak,
-        "simulated_wait_p50_milliseconds": 1e3 * large.waits["training"].p50_seconds,
-        "simulated_wait_p99_milliseconds": 1e3 * large.waits["training"].p99_seconds,
-        "simulated_verifier_wait_p99_milliseconds": 1e3 * large.waits["verifier"].p99_seconds,
-        "simulated_unaccounted_requests": float(large.unaccounted_requests),
-        "simulated_overcommitted_nodes": float(sum(run.overcommitted_nodes for run in runs)),
-        # the simulation's own work is in the denominator too: the scheduler alone is faster
-        "starts_per_scheduler_cpu_second": large.started / large_cpu_seconds,
-        "memory_kills_best_of_8_pressure": float(by_name["best of 8, pressure"].memory_kills),
-        "memory_kills_one_drawn_promises": float(by_name["one drawn, promises"].memory_kills),
+        "decided_boxes": float(len(fleet.granted())),
+        "decisions_per_cpu_second": len(fleet.granted()) / spent,
     }
 
 
 def judge(figures: Figures, *, quick: bool) -> tuple[dict[str, float], bool]:
     """Targets (lower bounds, save for those that must be zero) and whether all are met."""
-    share = 0.03 if quick else 1.0
+    num_boxes = float(QUICK_BOXES if quick else BOXES)
     at_least = {
-        "real_boxes_alive": float(QUICK_BOXES if quick else BOXES),
-        "real_answering_boxes": float(QUICK_BOXES if quick else BOXES),
-        "simulated_boxes_alive": 100_000.0 * share / (2 if quick else 1),  # a shorter run
-        "simulated_starts_per_second": 500.0 * share,
-        "starts_per_scheduler_cpu_second": 500.0,
+        "real_boxes_alive": num_boxes,
+        "real_answering_boxes": num_boxes,
+        "decided_boxes": float(DECIDED_BOXES),
+        "decisions_per_cpu_second": 500.0,
     }
-    zero = {
-        "real_left_processes": 0.0,
-        "simulated_unaccounted_requests": 0.0,
-        "simulated_overcommitted_nodes": 0.0,
-    }
+    zero = {"real_left_processes": 0.0}
     met = all(figures[name] >= bound for name, bound in at_least.items())
     return at_least | zero, met and all(figures[name] == 0.0 for name in zero)
 
 
 def main() -> None:
-    """Print tables and one JSON line."""
+    """Print figures and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="100 boxes, a small simulated fleet")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--report", type=Path, help="folder for table, JSON and plot")
+    parser.add_argument("--quick", action="store_true", help="100 boxes")
     options = parser.parse_args()
-
-    num_boxes = QUICK_BOXES if options.quick else BOXES
-    burst = Burst(num_boxes)
-    figures, costs = asyncio.run(burst.run())
-    runs, large_cpu_seconds = simulate(costs, options.seed, quick=options.quick)
-    figures |= simulated_figures(runs, large_cpu_seconds)
-    figures["cores_for_500_starts_per_second"] = 500.0 * costs.start_cpu_seconds
+    burst = Burst(QUICK_BOXES if options.quick else BOXES)
+    figures = asyncio.run(burst.run()) | decide(DECIDING_NODES, DECIDED_BOXES)
     for name, value in figures.items():
         print(f"{name:>42} {value:12,.2f}")
-    print("\n".join(table_lines(runs)))
-    if options.report is not None:
-        context = {"box server": burst.backend.server, **costs.model_dump(), **figures}
-        for path in write_report(options.report, runs, context):
-            print(path)
     targets, met = judge(figures, quick=options.quick)
     print(json.dumps({"name": "sandbox_fleet", "figures": figures, "targets": targets, "met": met}))
 

@@ -1,5 +1,4 @@
-"""Where boxes of many nodes are asked for, placed, leased, watched and taken back.
+"""Boxes of many nodes: where they are placed, who holds them, when they end.
 
-The policy (`scheduler.py` and what it imports) is pure: time and randomness come in as arguments, so
-the simulator runs the same code as the service.
+The policy (`scheduler.py` and what it imports) is pure: time and randomness come in as arguments.
 """
