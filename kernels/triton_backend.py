@@ -8,7 +8,6 @@ from ostinato.kernels.grouped_gemm import triton_bf16, triton_mx128
 from ostinato.kernels.logprobs import triton_head
 from ostinato.kernels.mxfp8 import triton_quantize
 from ostinato.kernels.permutation import triton_permute
-from ostinato.kernels.router import triton_topk
 from ostinato.kernels.swiglu import triton_swiglu
 
 __all__ = [
@@ -18,5 +17,4 @@ __all__ = [
     "triton_permute",
     "triton_quantize",
     "triton_swiglu",
-    "triton_topk",
 ]

@@ -5,7 +5,6 @@ Plain values; no behaviour beyond refusing what contradicts itself.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
 
 from ostinato.models.decode.weights import Precision
 
@@ -41,27 +40,8 @@ class EngineConfig:
     # Decode steps by loops that numba compiles at the first start (seconds, then kept
     # on disk) instead of eager torch. Samples equal the eager ones up to rounding.
     native: bool = False
-    # Where weights and caches are and steps run. "cuda" runs steps of fixed shapes (static_passes);
-    # never run on a GPU yet.
-    device: Literal["cpu", "cuda"] = "cpu"
-    cuda_graphs: bool = True  # on "cuda": each shape of step is captured once and replayed
-    # On "cpu": the steps of fixed shapes that "cuda" runs, uncaptured. Slower than eager, whose
-    # samples they draw up to rounding; there to be tested.
-    fixed_shapes: bool = False
-
-    @property
-    def is_static(self) -> bool:
-        """Whether steps have fixed shapes."""
-        return self.fixed_shapes or self.device != "cpu"
 
     def __post_init__(self) -> None:
-        if self.device not in ("cpu", "cuda"):
-            raise ValueError(f"device is {self.device!r}, wanted 'cpu' or 'cuda'")
-        if self.native and self.is_static:
-            raise ValueError(
-                f"native is True with device={self.device!r}, fixed_shapes={self.fixed_shapes}, "
-                "wanted False: the compiled loops run on the CPU in shapes of their own"
-            )
         if self.native and self.precision is not Precision.FP32:
             raise ValueError(
                 f"precision is {self.precision} with native=True, wanted {Precision.FP32}: the "

@@ -19,18 +19,15 @@ from ostinato.models.decode import native_slots
 from ostinato.models.decode.batch import PrefillSpan
 from ostinato.models.decode.cache import SlotCache
 from ostinato.models.decode.config import CachePolicy, EngineConfig
-from ostinato.models.decode.device import open_device
 from ostinato.models.decode.forward import Trunk
 from ostinato.models.decode.native import load_native_trunk
 from ostinato.models.decode.packed import whole_vectors
-from ostinato.models.decode.passes import EagerPasses, Passes, Sampled
+from ostinato.models.decode.passes import DecodePasses, Sampled
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
 from ostinato.models.decode.requests import RequestQueue, RunningRequest, check_request
 from ostinato.models.decode.sampling import NoiseSource
 from ostinato.models.decode.slots import SlotTable, Taken
 from ostinato.models.decode.speculation import Drafted, Speculator
-from ostinato.models.decode.static_cache import StaticCache
-from ostinato.models.decode.static_passes import StaticPasses
 from ostinato.models.decode.statistics import EngineStatistics
 from ostinato.models.decode.weights import DecodeWeights
 from ostinato.models.spec import ModelSpec
@@ -60,7 +57,7 @@ class DecodeEngine:
         depth = min(config.speculation_depth, spec.mtp_depth)
         drafts = depth + config.lookup_tokens  # copies may stand behind those of draft layers
         positions = self.max_context_tokens + drafts
-        positions = whole_vectors(positions) if config.native or config.is_static else positions
+        positions = whole_vectors(positions) if config.native else positions
         self._clock = clock
         self._slots = SlotTable(config.slots, positions, spec.vocab_size)
         noise = NoiseSource(spec.vocab_size)
@@ -69,25 +66,15 @@ class DecodeEngine:
         self._running: dict[int, RunningRequest] = {}
         self._settled_slots_B: np.ndarray | None = None  # those that decode while all do
         self._drafts_with_layers = depth > 0
-        cache_of = (spec, config.slots, positions, config.precision.dtype)
-        self._cache: SlotCache | StaticCache
-        self._passes: Passes
+        self._cache = SlotCache(spec, config.slots, positions, config.precision.dtype)
         native = None
-        if config.is_static:
-            device = open_device(config)
-            self._cache = StaticCache(*cache_of, device.name)
-            self._passes = StaticPasses(
-                spec, weights, config, self._slots, self._cache, device, drafts=depth > 0
-            )
-        else:
-            self._cache = SlotCache(*cache_of)
+        if config.native:
             rows = config.slots * (drafts + 1) + config.prefill_tokens_per_step
-            if config.native:
-                native = load_native_trunk(spec, trunk.rotation_C1d, self._cache, rows)
-            self._passes = EagerPasses(
-                self._slots, self._cache, trunk, native, noise, config.cache_policy
-            )
-        self._weights = self._passes.load(weights)
+            native = load_native_trunk(spec, trunk.rotation_C1d, self._cache, rows)
+        self._passes = DecodePasses(
+            self._slots, self._cache, trunk, native, noise, config.cache_policy
+        )
+        self._weights = weights
         self._speculator = Speculator(trunk, native, depth, config, noise) if drafts else None
         self._is_speculating = True
 
@@ -154,10 +141,8 @@ class DecodeEngine:
         self._slots.forget_session(session_id)
 
     def swap_weights(self, weights: DecodeWeights) -> None:
-        """The next token is made by these weights; running requests go on. Takes microseconds on the
-        CPU, one copy of the weights on another device.
-        """
-        self._weights = self._passes.load(weights)
+        """The next token is made by these weights; running requests go on."""
+        self._weights = weights
         self.statistics.swaps += 1
         if self.config.cache_policy is CachePolicy.EXACT:
             self._slots.drop_idle()
@@ -204,7 +189,7 @@ class DecodeEngine:
             self._slots.routed_S[span.slot] = max(self._slots.routed_S[span.slot], span.end)
             statistics.prefill_tokens += span.end - span.start
         gained = taken.gained
-        if self._speculator is not None and drafted is not None and not sampled.is_first_of_shape:
+        if self._speculator is not None and drafted is not None:
             seconds = self._clock() - started_at
             self._speculator.record(len(decode_slots_B), drafted, seconds, gained)
         finished.extend(self._end_requests(sampled.slots, taken))

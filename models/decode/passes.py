@@ -8,7 +8,7 @@ width.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -34,29 +34,10 @@ class Sampled:
     slots: np.ndarray  # decoding slots, then those whose prompt is complete
     tokens_R: np.ndarray
     logprobs_R: np.ndarray
-    hidden_RD: Tensor | None  # None: the pass keeps what drafting needs by itself
-    is_first_of_shape: bool = False  # something was built for it: its time tells nothing
+    hidden_RD: Tensor | None  # None: nothing was sampled
 
 
-class Passes(Protocol):
-    """What the engine drives."""
-
-    def run(
-        self,
-        weights: DecodeWeights,
-        decode_slots_B: np.ndarray,
-        spans: Sequence[PrefillSpan],
-        drafted: Drafted | None,
-    ) -> Sampled:
-        """Feeds all rows and samples after every decode row and completed prompt."""
-        ...
-
-    def load(self, weights: DecodeWeights) -> DecodeWeights:
-        """Takes the next pass's weights; returns them as the passes hold them."""
-        ...
-
-
-class EagerPasses:
+class DecodePasses:
     """Passes over a `SlotCache`."""
 
     def __init__(
@@ -73,10 +54,6 @@ class EagerPasses:
         self._policy = policy
         self._recorded_SCLK = cache.recorded_SCLK
         self._first_position_S = np.zeros(len(table.context_S), dtype=np.int64)
-
-    def load(self, weights: DecodeWeights) -> DecodeWeights:
-        """The weights themselves: each pass is given them."""
-        return weights
 
     def run(
         self,

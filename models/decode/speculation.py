@@ -90,10 +90,6 @@ class Speculator:
         self._lookup_tokens = config.lookup_tokens
         if has_lookup:
             self.lookup = Lookup(config.lookup_entries)
-        # Steps of fixed shapes draft in the pass: nothing is copied behind such drafts, and each
-        # number of drafts is a shape of its own, of which there should be few.
-        self._is_drafted_in_pass = config.is_static
-        self._copy_counts = (0, config.lookup_tokens) if config.is_static else None
         self._misses, self._rest_steps, self._next_rest_steps = 0, 0, _MISSES
         self._answers = 0
         self._costs: dict[tuple[int, int], StepCosts] = {}  # by batch size and draft layers
@@ -153,8 +149,6 @@ class Speculator:
             self._count_miss(is_miss=not copied and not layers)
             if not layers:
                 return Drafted(choice, 1 + copied)
-        if self._is_drafted_in_pass:
-            return Drafted(choice, 1 + layers, layers)
         noise_BmV = None
         if self._native is not None:
             self._draft_native(self._native, weights, table, slots_B, layers)
@@ -202,7 +196,7 @@ class Speculator:
     def _costs_of(self, batch: int, layers: int) -> StepCosts:
         key = ((batch - 1).bit_length(), layers)
         if key not in self._costs:
-            self._costs[key] = StepCosts(self._lookup_tokens, self._copy_counts)
+            self._costs[key] = StepCosts(self._lookup_tokens)
         return self._costs[key]
 
     def _layered_rate(self, batch: int, layers: int) -> float:

@@ -22,13 +22,9 @@ _MOST_STEPS_BETWEEN_FITS = 256
 class StepCosts:
     """Costs of one batch size and number of draft layers."""
 
-    def __init__(self, most_drafts: int, counts: tuple[int, ...] | None = None) -> None:
-        """`counts`: how many drafts steps may have; None: any number."""
+    def __init__(self, most_drafts: int) -> None:
         self._drafts_w = np.arange(most_drafts + 1)
-        self._is_barred_w = np.array(
-            [counts is not None and drafts not in counts for drafts in range(most_drafts + 1)]
-        )
-        self.relative_w = np.where(self._is_barred_w, np.inf, 1.0).astype(np.float32)
+        self.relative_w = np.ones(most_drafts + 1, dtype=np.float32)
         self._expected = [0.0] * (most_drafts + 1)  # seconds; 0: nothing is known
         self._seconds = [0.0] * (most_drafts + 1)  # means
         self._weights = [0.0] * (most_drafts + 1)  # measurements, faded
@@ -80,4 +76,4 @@ class StepCosts:
         self._expected = seconds_w.tolist()
         relative_w = np.maximum(_DRAFT_MARGIN_RATIO * seconds_w / plain, 1.0)
         relative_w[0] = 1.0
-        self.relative_w = np.where(self._is_barred_w, np.inf, relative_w).astype(np.float32)
+        self.relative_w = relative_w.astype(np.float32)

@@ -11,7 +11,7 @@ Shapes: V vocabulary, D model width, H query heads, G key/value heads, d head wi
 expert width, M draft width, I = E*D and J = E*F rows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostinato.models.decode.cuda_device import check_device, copy_beside
 from ostinato.models.decode.packed import (
     PackedDraft,
     PackedWeights,
@@ -99,15 +98,12 @@ def prepare_weights(
     precision: Precision = Precision.FP32,
     *,
     native: bool = False,
-    device: str = "cpu",
 ) -> DecodeWeights:
     """Checks names, shapes and finiteness, then copies and fuses; the input may be changed
-    afterwards. `native` also packs them for compiled loops; on a `device` that decodes they are
-    copied there beside it, so that a swap moves nothing between memories.
+    afterwards. `native` also packs them for compiled loops.
 
     Raises ValueError that names the tensor, so that nothing half-applied is ever served.
     """
-    check_device(device)
     _check(spec, weights, version)
     source = {name: weights[name].detach().to(torch.float32) for name in spec.weight_shapes()}
     layers = tuple(_fuse_layer(spec, source, layer) for layer in range(spec.num_layers))
@@ -120,41 +116,11 @@ def prepare_weights(
         drafts=tuple(_stored(draft, precision) for draft in drafts),
     )
     prepared = replace(prepared, embedding_VD=prepared.embedding_VD.to(precision.dtype))
-    if device != "cpu":
-        return map_tensors(prepared, lambda tensor: copy_beside(tensor, device))
     if native:
         return replace(prepared, packed=_pack(prepared))
     if precision is not Precision.FP32:
         return prepared
     return replace(prepared, expert_rows=tuple(_as_rows(layer) for layer in layers))
-
-
-def map_tensors(weights: DecodeWeights, change: Callable[[Tensor], Tensor]) -> DecodeWeights:
-    """The weights with each tensor changed; what they hold once more is dropped."""
-
-    def changed(part: Any) -> Any:
-        tensors = {field.name: change(getattr(part, field.name)) for field in fields(part)}
-        return replace(part, **tensors)
-
-    return DecodeWeights(
-        version=weights.version,
-        embedding_VD=change(weights.embedding_VD),
-        final_norm_D=change(weights.final_norm_D),
-        layers=tuple(changed(layer) for layer in weights.layers),
-        drafts=tuple(changed(draft) for draft in weights.drafts),
-    )
-
-
-def list_tensors(weights: DecodeWeights) -> list[Tensor]:
-    """All tensors, in an order that depends on the shape of the model alone."""
-    tensors: list[Tensor] = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        tensors.append(tensor)
-        return tensor
-
-    map_tensors(weights, keep)
-    return tensors
 
 
 def _stored(part: Any, precision: Precision) -> Any:

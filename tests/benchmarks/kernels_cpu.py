@@ -31,7 +31,6 @@ from ostinato.kernels.mxfp8.reference import dequantize_reference, quantize_refe
 from ostinato.kernels.permutation.op import permute, plan_rows, unpermute
 from ostinato.kernels.rms_norm.op import rms_norm
 from ostinato.kernels.rms_norm.reference import rms_norm_reference
-from ostinato.kernels.router.op import router_topk
 from ostinato.kernels.swiglu.op import swiglu, swiglu_backward
 from ostinato.kernels.swiglu.reference import swiglu_reference
 from ostinato.models.cpu import prepare_cpu
@@ -144,15 +143,6 @@ def plain_wgrad(grads: Tensor, rows: Tensor, ends: list[int]) -> Tensor:
     return torch.stack([grads[a:b].T @ rows[a:b] for a, b in zip(starts, ends, strict=True)])
 
 
-def plain_router(logits: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-    """With the dense one-hot map for the balancing counts."""
-    scores = torch.sigmoid(logits)
-    experts = torch.topk(scores + bias, TOP_K).indices
-    chosen = scores.gather(-1, experts)
-    counts = functional.one_hot(experts, EXPERTS).sum((0, 1))
-    return chosen / chosen.sum(-1, keepdim=True), experts, counts, scores.sum(0)
-
-
 def plain_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(
         query, key[:, None], value[:, None], is_causal=True, enable_gqa=False
@@ -188,7 +178,6 @@ def moving_cases(experts: Tensor, weights: Tensor) -> dict[str, tuple[Work, Work
     is_token = (plan.source_P >= 0)[:, None]
     places = plan.place_NK.flatten()
     sources = torch.arange(TOKENS).repeat_interleave(TOP_K)
-    logits, bias = normal(TOKENS, EXPERTS), normal(EXPERTS) * 0.01
     inner, scale = normal(rows.shape[0], 2 * INNER, dtype=torch.bfloat16), normal(rows.shape[0])
     grad = normal(rows.shape[0], INNER, dtype=torch.bfloat16)
 
@@ -204,10 +193,6 @@ def moving_cases(experts: Tensor, weights: Tensor) -> dict[str, tuple[Work, Work
         "unpermute": (
             lambda: torch.zeros(TOKENS, WIDTH).index_add(0, sources, rows[places].float()),
             lambda: unpermute(rows, plan),
-        ),
-        "router top-k": (
-            lambda: plain_router(logits, bias),
-            lambda: router_topk(logits, bias, TOP_K),
         ),
         "swiglu": (
             lambda: swiglu_reference(inner.float(), scale).bfloat16(),

@@ -35,8 +35,6 @@ from ostinato.kernels.mxfp8.op import dequantize, quantize, quantize_row_col
 from ostinato.kernels.mxfp8.reference import dequantize_reference, quantize_reference
 from ostinato.kernels.permutation.op import permute, plan_rows, unpermute
 from ostinato.kernels.permutation.reference import plan_rows_reference
-from ostinato.kernels.router.op import router_topk
-from ostinato.kernels.router.reference import router_topk_reference
 from ostinato.kernels.swiglu.op import swiglu_backward_quantize_op, swiglu_op, swiglu_quantize
 
 COPY_ELEMENTS = 1 << 30
@@ -200,19 +198,7 @@ def activating(table: Table, rows: int) -> None:
 def moving(table: Table, tokens: int) -> None:
     """Kernels 8 to 10."""
     width, experts, top_k = 7168, 128, 8
-    logits, bias = (
-        normal(8 * tokens, experts, dtype=torch.float32),
-        normal(experts, dtype=torch.float32) * 0,
-    )
-    got = router_topk(logits[:512], bias, top_k)
-    wanted = router_topk_reference(logits[:512], bias, top_k)
-    error = (got[1] != wanted[1]).float().mean().item()
-    table.memory("router top-8 of 128", lambda: router_topk(logits, bias, top_k),
-                 logits.numel() * 4.0, 0.5, error)  # fmt: skip
-    eager = microseconds_of(lambda: torch.topk(torch.sigmoid(logits) + bias, top_k))
-    ours = microseconds_of(lambda: router_topk(logits, bias, top_k))
-    table.relative("router over torch's top-k", ours, eager, 3.0)
-    chosen = router_topk(logits[:tokens], bias, top_k)[1]
+    chosen = torch.topk(normal(tokens, experts, dtype=torch.float32), top_k).indices
     plan, hidden = plan_rows(chosen, experts, 128), normal(tokens, width)
     small = plan_rows(chosen[:256], experts, 128)
     place = plan_rows_reference(chosen[:256].cpu(), experts, 128)[0]

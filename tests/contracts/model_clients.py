@@ -60,15 +60,6 @@ def _native() -> LocalEngine:
     return LocalEngine(SPEC, make_weights(), VERSION, EngineConfig(slots=8, native=True))
 
 
-def _fixed_shapes() -> LocalEngine:
-    config = EngineConfig(slots=8, fixed_shapes=True)
-    return LocalEngine(SPEC, make_weights(), VERSION, config)
-
-
-def _cuda() -> LocalEngine:
-    return LocalEngine(SPEC, make_weights(), VERSION, EngineConfig(slots=8, device="cuda"))
-
-
 def _vllm() -> Engine:
     from ostinato.infra.serving.engine.vllm_client import VllmEngine
 
@@ -78,12 +69,9 @@ def _vllm() -> Engine:
 ENGINES: dict[str, Callable[[], Engine]] = {
     "eager": _eager,
     "native": _native,
-    "fixed_shapes": _fixed_shapes,
-    "cuda": _cuda,
     "vllm": _vllm,
 }
 MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
     "native": (pytest.mark.timeout(300),),  # the first run on a machine compiles
-    "cuda": (pytest.mark.gpu, pytest.mark.timeout(300)),
     "vllm": (pytest.mark.vllm, pytest.mark.timeout(600)),
 }

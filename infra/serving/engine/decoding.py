@@ -18,9 +18,6 @@ class DecodingConfig(BaseModel):
         default=False,
         description="decode steps as loops that numba compiles, in fp32 on a CPU; off: eager torch",
     )
-    device: Literal["cpu", "cuda"] = Field(
-        default="cpu", description="cuda: captured steps of fixed shapes; never run on a GPU yet"
-    )
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="of weights and caches; sums, norms and softmax are fp32"
     )
@@ -47,9 +44,9 @@ class DecodingConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_native(self) -> Self:
-        if self.native and (self.device, self.precision) != ("cpu", "fp32"):
+        if self.native and self.precision != "fp32":
             raise ValueError(
-                f"native is true with device {self.device!r} and precision {self.precision!r}, "
+                f"native is true with precision {self.precision!r}, "
                 "wanted native = false there: the compiled loops run on a CPU in fp32"
             )
         return self

@@ -68,7 +68,6 @@ def start_replicas(
             config,
             chain,
             num_cpus=num_cpus,
-            num_gpus=1.0 if config.device == "cuda" else 0.0,  # without one Ray hides them all
             max_restarts=_RESTARTS,
             max_concurrency=_MAX_CONCURRENCY,
         )

@@ -148,7 +148,6 @@ class LocalEngine:
             version,
             config.precision,
             native=config.native,
-            device=config.device,
         )
 
     def _submit(self, request: GenerateRequest) -> None:

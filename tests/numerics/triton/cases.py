@@ -13,7 +13,6 @@ from ostinato.kernels.mxfp8.op import dequantize, quantize, quantize_row_col
 from ostinato.kernels.mxfp8.reference import dequantize_reference, quantize_reference
 from ostinato.kernels.permutation.op import largest_rows, plan_rows_op
 from ostinato.kernels.permutation.reference import permute_reference, unpermute_reference
-from ostinato.kernels.router.reference import router_topk_reference
 from ostinato.kernels.swiglu.op import swiglu_backward_op, swiglu_op
 from ostinato.kernels.triton_backend import (
     triton_bf16,
@@ -22,7 +21,6 @@ from ostinato.kernels.triton_backend import (
     triton_permute,
     triton_quantize,
     triton_swiglu,
-    triton_topk,
 )
 from tests.numerics.triton import exact_interpreter
 
@@ -170,23 +168,6 @@ def test_plan_permute_and_unpermute_are_exact(
     for weights in (None, normal(num_tokens, top_k)):
         total = triton_permute.unpermute_triton(rows, place, weights)
         assert torch.equal(total, unpermute_reference(rows, place, weights))
-
-
-@pytest.mark.parametrize(
-    ("score", "num_experts", "top_k", "groups"),
-    [("sigmoid", 12, 2, (1, 1)), ("softmax", 32, 4, (1, 1)), ("sigmoid", 32, 4, (8, 3))],
-)
-def test_router_makes_the_same_choice(
-    score: str, num_experts: int, top_k: int, groups: tuple[int, int]
-) -> None:
-    logits, bias = normal(50, num_experts), 0.1 * normal(num_experts, seed=1)
-    logits[7] = 0.0  # equals: the first win
-    got = triton_topk.router_topk_triton(logits, bias, top_k, score, *groups)
-    wanted = router_topk_reference(logits, bias, top_k, score, *groups)  # type: ignore[arg-type]
-    assert torch.equal(got[1], wanted[1])
-    assert torch.equal(got[2], wanted[2])
-    torch.testing.assert_close(got[0], wanted[0])
-    torch.testing.assert_close(got[3], wanted[3])
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -27,7 +27,6 @@ from ostinato.kernels.triton_backend import (
     triton_permute,
     triton_quantize,
     triton_swiglu,
-    triton_topk,
 )
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -129,12 +128,6 @@ CASES = {
         triton_permute.unpermute_kernel,
         "*bf16 *i64 *bf16 *fp32 i32 i32",
         {"TOP_K": 8, "HAS_WEIGHTS": False} | tile("ROWS COLUMNS", triton_permute.TOKEN_TILE),
-    ),
-    "router": Case(
-        triton_topk.router_kernel,
-        "*fp32 *fp32 *fp32 *i64 *i32 *fp32 i32 i32",
-        {"TOP_K": 8, "SLOTS": 8, "IS_SIGMOID": True, "GROUPS": 8, "KEPT": 4, "EXPERTS": 256}
-        | {"BLOCK": triton_topk.TOKENS},
     ),
     "product": Case(
         triton_bf16.product_kernel,

@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[3]
 PRODUCTS = ("product", "product_transposed", "weight_gradient", "head_scores", "head_gradient")
 SCALED_PRODUCTS = ("product_mx128", "weight_gradient_mx128")
 # Kernels bound by memory: with 128 registers a thread 16 warps of 4 fit a multiprocessor.
-# Placing rows, routing and int64 indices load words, not vectors.
+# Placing rows and int64 indices load words, not vectors.
 MEMORY_REGISTERS = 128
-NARROW = ("plan_place", "router", "unpermute")
+NARROW = ("plan_place", "unpermute")
 # A thread has at most 255; accumulators of a 128 x 256 tile over 256 threads take 128 of them.
 PRODUCT_REGISTERS = 255
 
