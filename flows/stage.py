@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from ostinato.flows.recipe import Recipe
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, fingerprint
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.settings import Settings, load_settings
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class StageContext:
     def open(cls, recipe: Recipe) -> "StageContext":
         """Opens ledger and object store of the current settings; errors name the url."""
         settings = load_settings()
-        objects = ObjectStore.from_url(settings.object_store_url)
+        objects = open_object_store(settings)
         ledger = Ledger(settings.ledger_url)
         ledger.migrate()
         return cls(recipe, settings, objects, ledger, Artifacts(objects, ledger))

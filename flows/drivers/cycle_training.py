@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import TrainingError
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.telemetry import configure_logging, fields
 from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
 from ostinato.tasks.feedback.carry_over import STAGE, carried_baselines, distil_payload
@@ -56,7 +56,7 @@ def main(request: CycleTrainingRequest, workspace: Workspace) -> CycleTrainingRe
     """Collects, distils, trains."""
     configure_logging()
     ledger = Ledger(workspace.settings.ledger_url).migrate()
-    objects = ObjectStore.from_url(workspace.settings.object_store_url)
+    objects = open_object_store(workspace.settings)
     workspace.progress.update(0, 3, "collecting")
     collection = collect(ledger, objects, request.from_watermark, request.to_watermark)
     workspace.progress.update(1, 3, "distilling")
@@ -73,7 +73,6 @@ def main(request: CycleTrainingRequest, workspace: Workspace) -> CycleTrainingRe
             config=request.learning,
             checkpoint_directory=request.checkpoint_directory,
             work_directory=str(workspace.directory / "steps"),
-            object_store_url=workspace.settings.object_store_url,
             chain_id=f"chain-{request.cycle_id}",
         ),
         objects,

@@ -36,7 +36,7 @@ from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, EngineError, ProblemError
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.telemetry import configure_logging, fields, read_metrics
 from ostinato.infra.sandbox.fleet.repositories import RepositoryFleet
 from ostinato.infra.serving.engine.fleet import EngineFleet, start_replicas
@@ -87,7 +87,7 @@ class ReinforcementRun:
     def __init__(self, request: ReinforcementRequest, workspace: Workspace) -> None:
         self._request = request
         self._workspace = workspace
-        self._objects = ObjectStore.from_url(workspace.settings.object_store_url)
+        self._objects = open_object_store(workspace.settings)
         self._ledger = Ledger(workspace.settings.ledger_url).migrate()
         self._journal = RolloutJournal(self._ledger.journal, self._objects, request.run_id)
         self._history = GroupHistory(workspace.directory / "groups.jsonl")
@@ -393,7 +393,6 @@ class ReinforcementRun:
             config=request.learning,
             checkpoint_directory=request.checkpoint_directory,
             work_directory=str(self._workspace.directory / "steps"),
-            object_store_url=self._workspace.settings.object_store_url,
             chain_id=self._chain_id,
         )
 

@@ -15,7 +15,7 @@ from ostinato.infra.agent.search.chunks import Chunk, cut_chunks
 from ostinato.infra.agent.transcript import CallStatus, ToolCallRecord, Transcript
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.objects import open_object_store
 from ostinato.tasks.records import Problem, Trajectory
 from ostinato.tasks.retrieval.config import TraceRequest, TraceResult
 from ostinato.tasks.retrieval.traces import TRACES_FILE, LineRange, TraceRecord
@@ -38,7 +38,7 @@ def main(request: TraceRequest, workspace: Workspace) -> TraceResult:
     target = workspace.directory / _PUBLISHED
     target.mkdir(parents=True, exist_ok=True)
     counts: Counter[str] = Counter()
-    objects = ObjectStore.from_url(workspace.settings.object_store_url)
+    objects = open_object_store(workspace.settings)
     with (target / TRACES_FILE).open("w", encoding="utf-8") as file:
         for number, key in enumerate(keys):
             for trajectory in group_from_bytes(objects.get_bytes(key)).trajectories:

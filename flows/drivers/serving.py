@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ostinato.flows.drivers.problem_set import load_problems, load_repositories
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.engine.decoding import DecodingConfig
 from ostinato.infra.serving.engine.local import configure_engine
@@ -64,7 +64,7 @@ async def open_local_gateway(
         load_repositories(problems, names),
         GatewayConfig(tenants=(tenant,), harness=served.harness),
         ledger=Ledger(settings.ledger_url).migrate(),
-        objects=ObjectStore.from_url(settings.object_store_url),
+        objects=open_object_store(settings),
         engine=configure_engine(
             served.decoding,
             slots=served.engine_slots,

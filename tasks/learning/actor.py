@@ -61,13 +61,11 @@ class TrainedStep(Record):
 class TrainerActor:
     """Made an actor by `ostinato.infra.platform.cluster.actors.get_or_create_actor`, or called directly."""
 
-    def __init__(self, request: TrainerRequest, objects: ObjectStore | None = None) -> None:
+    def __init__(self, request: TrainerRequest, objects: ObjectStore) -> None:
         """Takes up the newest step checkpoint and puts its weights on the chain."""
         torch.set_num_threads(1)
         self._chain_id = request.chain_id
-        self._trainer = RLTrainer(
-            request, objects or ObjectStore.from_url(request.object_store_url)
-        )
+        self._trainer = RLTrainer(request, objects)
 
     def status(self) -> TrainerStatus:
         """Where the trainer is; right after the start: where it was taken up."""

@@ -164,5 +164,4 @@ class TrainerRequest(Config):
     config: LearningConfig
     checkpoint_directory: str = Field(description="the model RL begins with")
     work_directory: str = Field(description="step checkpoints live here; the newest is taken up")
-    object_store_url: str
     chain_id: str = Field(description="weight chain that the engines follow")

@@ -64,11 +64,12 @@ def measure(
         config=LearningConfig(world_size=world_size),
         checkpoint_directory=str(start),
         work_directory=str(directory / "work"),
-        object_store_url=f"file://{directory}/objects",
         chain_id="chain",
     )
     began = time.perf_counter()
-    trainer = RLTrainer(request, ObjectStore.from_url(request.object_store_url))
+    trainer = RLTrainer(
+        request, ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
+    )
     stood = time.perf_counter()
     figures: Figures = defaultdict(list)
     try:

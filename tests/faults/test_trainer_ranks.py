@@ -50,7 +50,6 @@ def make_request(directory: Path) -> TrainerRequest:
         ),
         checkpoint_directory=str(start),
         work_directory=str(directory / "work"),
-        object_store_url=f"file://{directory}/objects",
         chain_id=CHAIN,
     )
 
@@ -60,7 +59,7 @@ def batch(seed: int) -> list[Sample]:
 
 
 def open_store(request: TrainerRequest) -> ObjectStore:
-    return ObjectStore.from_url(request.object_store_url)
+    return ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
 
 
 def rank_pids() -> list[int]:

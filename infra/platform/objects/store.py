@@ -27,12 +27,16 @@ class ObjectStore:
 
     @classmethod
     def from_url(cls, url: str, s3: S3Options | None = None) -> "ObjectStore":
-        """Open `file:///absolute/path` or `s3://bucket/prefix`; nothing is contacted yet."""
+        """Open `file:///absolute/path`, or `s3://bucket/prefix` with options; nothing is contacted
+        yet. The store of an installation is opened by `open_object_store`.
+        """
         parts = urlsplit(url)
         if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
             return cls(url, LocalBackend(Path(unquote(parts.path))))
-        if parts.scheme == "s3" and parts.netloc:
-            return cls(url, S3Backend(parts.netloc, parts.path.strip("/"), s3 or S3Options()))
+        if parts.scheme == "s3" and parts.netloc and s3 is None:
+            raise ConfigError(f"object store URL is {url!r} without S3 options, wanted them")
+        if parts.scheme == "s3" and parts.netloc and s3 is not None:
+            return cls(url, S3Backend(parts.netloc, parts.path.strip("/"), s3))
         raise ConfigError(
             f"object store URL is {url!r}, wanted file:///absolute/path or s3://bucket/prefix"
         )

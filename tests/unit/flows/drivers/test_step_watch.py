@@ -53,10 +53,11 @@ def trainer(tmp_path: Path) -> Iterator[RLTrainer]:
         ),
         checkpoint_directory=str(save_checkpoint(tmp_path / "start", TINY, weights)),
         work_directory=str(tmp_path / "work"),
-        object_store_url=f"file://{tmp_path}/objects",
         chain_id="run",
     )
-    trainer = RLTrainer(request, ObjectStore.from_url(request.object_store_url))
+    trainer = RLTrainer(
+        request, ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
+    )
     yield trainer
     trainer.close()
 

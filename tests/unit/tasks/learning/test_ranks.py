@@ -57,14 +57,15 @@ def make_request(directory: Path, start: Path, world_size: int) -> TrainerReques
         ),
         checkpoint_directory=str(start),
         work_directory=str(directory / "work"),
-        object_store_url=f"file://{directory}/objects",
         chain_id=CHAIN,
     )
 
 
 @contextmanager
 def open_trainer(request: TrainerRequest) -> Iterator[RLTrainer]:
-    trainer = RLTrainer(request, ObjectStore.from_url(request.object_store_url))
+    trainer = RLTrainer(
+        request, ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
+    )
     try:
         yield trainer
     finally:
@@ -110,7 +111,7 @@ def checksums(trainer: RLTrainer) -> set[str]:
 
 def make_history(directory: Path, start: Path, batches: list[list[Sample]], world_size: int):
     request = make_request(directory, start, world_size)
-    store = ObjectStore.from_url(request.object_store_url)
+    store = ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
     subscriber = ChainSubscriber(store, CHAIN)
     infinite = [
         sample.model_copy(update={"advantage": float("inf")}) if index == 0 else sample

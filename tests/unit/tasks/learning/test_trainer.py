@@ -45,13 +45,14 @@ def make_request(tmp_path: Path, start: Path, **objective) -> TrainerRequest:
         ),
         checkpoint_directory=str(start),
         work_directory=str(tmp_path / "work"),
-        object_store_url=f"file://{tmp_path}/objects",
         chain_id=CHAIN,
     )
 
 
 def open_trainer(request: TrainerRequest) -> RLTrainer:
-    return RLTrainer(request, ObjectStore.from_url(request.object_store_url))
+    return RLTrainer(
+        request, ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
+    )
 
 
 def batch(seed: int, **fields):
@@ -84,7 +85,9 @@ def test_trainer_killed_and_reopened_ends_with_identical_weights(
 
 def test_trainer_chain_holds_its_weights_after_start_step_and_restart(tmp_path, start) -> None:
     request = make_request(tmp_path, start)
-    subscriber = ChainSubscriber(ObjectStore.from_url(request.object_store_url), CHAIN)
+    subscriber = ChainSubscriber(
+        ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects"), CHAIN
+    )
 
     def assert_served(trainer: RLTrainer, version: int) -> None:
         assert trainer.weight_version == subscriber.latest_version() == version
@@ -170,14 +173,17 @@ def test_trainer_kl_pulls_towards_the_reference(tmp_path, start) -> None:
 
 def test_actor_advance_publishes_and_saves_what_it_reports(tmp_path, start) -> None:
     request = make_request(tmp_path, start)
-    actor = TrainerActor(request)
+    objects = ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
+    actor = TrainerActor(request, objects)
     trained = actor.advance(batch(1))
     assert (trained.report.step, trained.publication.version) == (1, 1)
     assert trained.checkpoint_directory is not None
     saved = load_checkpoint(Path(trained.checkpoint_directory)).weights
-    subscriber = ChainSubscriber(ObjectStore.from_url(request.object_store_url), CHAIN)
+    subscriber = ChainSubscriber(
+        ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects"), CHAIN
+    )
     assert equal(saved, subscriber.fetch(1))
-    assert TrainerActor(request).status() == actor.status()
+    assert TrainerActor(request, objects).status() == actor.status()
     actor.close()
 
 
