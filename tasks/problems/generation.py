@@ -4,10 +4,9 @@ The order and the caps: the same seed and sources give the same candidates.
 """
 
 import hashlib
-import itertools
 import random
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -79,19 +78,44 @@ def _limit(found: list[Candidate], kind: Kind, config: ProblemSetConfig) -> list
 
 
 def _mutations(sources: Sources, baseline: Baseline, config: ProblemSetConfig) -> list[Candidate]:
-    """One of every function in turn, operators mixed, so that few functions do not fill a quota."""
-    queues: list[list[Candidate]] = []
+    """Mutations of all functions that tests call, in the order in which they are tried."""
+    found: list[Candidate] = []
     for path in sorted(sources.definitions):
         lines = sources.files[path].decode().split("\n")
         for definition in sources.definitions[path]:
             if definition.is_class or not baseline.covering([definition.call_key]):
                 continue
             if definition.num_lines <= config.max_function_lines:
-                made = mutate_definition(sources.repository.name, definition, lines)
-                queues.append(_deal(made, config)[: config.max_per_function])
-    random.Random(f"{config.seed} {sources.repository.name}").shuffle(queues)
-    rows = itertools.zip_longest(*queues)
-    return [candidate for row in rows for candidate in row if candidate is not None]
+                found += mutate_definition(sources.repository.name, definition, lines)
+    return order_mutations(found, config.seed, config.max_per_function)
+
+
+def order_mutations(
+    found: Sequence[Candidate], seed: int, max_per_function: int
+) -> list[Candidate]:
+    """One mutation of every function in turn, each of the operator that was taken least so far.
+
+    The order of functions, and of operators that were taken equally often, is drawn by the seed.
+    """
+    hands: dict[tuple[str, str], dict[str, list[Candidate]]] = defaultdict(dict)
+    for candidate in reversed(_shuffle(found, seed)):
+        hand = hands[candidate.path, candidate.symbol]
+        hand.setdefault(candidate.operator, []).append(candidate)
+    waiting = sorted(hands, key=lambda place: _rank(f"{seed}", *place))
+    num_taken: Counter[str] = Counter()
+    ordered: list[Candidate] = []
+    for _ in range(max_per_function):
+        waiting = [place for place in waiting if hands[place]]
+        for path, symbol in waiting:
+            hand = hands[path, symbol]
+            operator = min(
+                hand, key=lambda name: (num_taken[name], _rank(f"{seed}", path, symbol, name))
+            )
+            num_taken[operator] += 1
+            ordered.append(hand[operator].pop())
+            if not hand[operator]:
+                del hand[operator]
+    return ordered
 
 
 def mutate_definition(
@@ -130,15 +154,6 @@ def mutate_definition(
             )
         )
     return found
-
-
-def _deal(found: Sequence[Candidate], config: ProblemSetConfig) -> list[Candidate]:
-    """One of each operator in a drawn order, then the next of each."""
-    hands: dict[str, list[Candidate]] = defaultdict(list)
-    for candidate in _shuffle(found, config.seed):
-        hands[candidate.operator].append(candidate)
-    rows = itertools.zip_longest(*(hands[name] for name in sorted(hands, key=_rank)))
-    return [candidate for row in rows for candidate in row if candidate is not None]
 
 
 def combine(
@@ -197,10 +212,5 @@ def _shuffle(found: Sequence[Candidate], seed: int) -> list[Candidate]:
     return sorted(found, key=lambda candidate: _rank(f"{seed}{candidate.candidate_id}"))
 
 
-def _rank(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def count_by_kind(found: Mapping[Kind, Sequence[Candidate]]) -> dict[str, int]:
-    """How many of each kind."""
-    return {kind.value: len(items) for kind, items in found.items()}
+def _rank(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
