@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PACKAGES := flows tasks kernels models infra
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test check up clean
+.PHONY: setup demo test check docs up clean
 
 setup: $(DEV_STAMP)  ## the environment with everything
 
@@ -23,6 +23,9 @@ check: $(DEV_STAMP)  ## format, lint, types, layers
 	$(BIN)/ruff check $(PACKAGES) tests
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+docs: $(DEV_STAMP)  ## the generated part of docs/
+	$(BIN)/python -m ostinato.flows.recipe_reference > docs/recipe-reference.md
 
 up: $(STAMP)  ## server, worker, deployments and gateway on this machine
 	$(BIN)/ostinato up

@@ -1,0 +1,137 @@
+"""README and guides: their size, and that the paths, commands and decisions they name exist."""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+from typer.core import TyperGroup
+
+from ostinato.flows import cli, local_prefect
+from ostinato.flows.recipe_reference import recipe_reference
+from tests.architecture.source import ROOT, list_files
+
+README_LINES = 120
+README_COLUMNS = 120
+# the lab log and old decisions may name what is gone
+GUIDES = [
+    name
+    for name in list_files()
+    if name.endswith(".md")
+    and (name.count("/") == 0 or re.fullmatch(r"(docs|infra|kernels|examples)/.*", name))
+    and not name.startswith("docs/decisions/")
+    and name not in ("CHANGELOG.md", "docs/lab-log.md")
+]
+LINKED = [
+    name
+    for name in list_files()
+    if name.endswith(".md") and not name.startswith(("tests/", "models/"))
+]
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+TOPS = r"(?:flows|tasks|infra|models|kernels|tests|docs|examples|\.ci|\.github)"
+PATH = re.compile(rf"(?<![\w./-])({TOPS}/[\w./-]*[\w/])|`([\w-]+\.(?:md|toml|txt|yaml))`")
+COMMAND = re.compile(r"(?:^|[`\s/])ostinato ((?:[\w.-]+)(?: [^`#\n|]*)?)", re.MULTILINE)
+MODULE = re.compile(r"python -m ((?:ostinato|tests)\.[\w.]+)")
+TARGET = re.compile(r"(?:^|`)make ([a-z]+)", re.MULTILINE)
+AWAITED = {"installation.md", "docs/installation.md"}
+STATUS = re.compile(r"accepted|rejected|superseded by (\d{4})")
+
+
+def _text(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def _code(name: str) -> str:
+    """Code of a document: fenced blocks and spans in backticks, one per line."""
+    blocks = re.findall(r"```\w*\n(.*?)```", _text(name), re.DOTALL)
+    prose = re.sub(r"```.*?```", "", _text(name), flags=re.DOTALL)
+    return "\n".join([*blocks, *re.findall(r"`[^`\n]+`", prose)])
+
+
+def test_readme_keeps_its_budget() -> None:
+    lines = _text("README.md").splitlines()
+
+    assert len(lines) <= README_LINES
+    assert [line for line in lines if len(line) > README_COLUMNS] == []
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_relative_links_lead_somewhere(name: str) -> None:
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", _text(name), flags=re.DOTALL)
+    links = [link for link in LINK.findall(prose) if not link.startswith(("http", "mailto:"))]
+
+    assert [
+        link
+        for link in links
+        if not (ROOT / name).parent.joinpath(link).exists() and link not in AWAITED
+    ] == []
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_paths_named_exist(name: str) -> None:
+    folders = (ROOT, (ROOT / name).parent, ROOT / "docs")
+    named = {
+        top or file for top, file in PATH.findall(_text(name)) if not re.search("NAME|NNNN", top)
+    }
+
+    assert [
+        path
+        for path in sorted(named)
+        if not any(folder.joinpath(path).exists() for folder in folders) and path not in AWAITED
+    ] == []
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_commands_named_exist(name: str) -> None:
+    commands = COMMAND.findall(_code(name))
+
+    assert [found for line in commands if (found := _unknown_part(line.split()))] == []
+    for module in MODULE.findall(_code(name)):
+        path = Path(module.removeprefix("ostinato.").replace(".", "/"))
+        assert (ROOT / path.with_suffix(".py")).is_file(), module
+    targets = set(re.findall(r"^([a-z]+):", _text("Makefile"), re.MULTILINE))
+    assert set(TARGET.findall(_code(name))) <= targets
+
+
+def _unknown_part(words: list[str]) -> str:
+    """The first word that the command line does not know; empty when it knows all."""
+    command = typer.main.get_command(cli.app)
+    rest = list(words)
+    while isinstance(command, TyperGroup) and rest:
+        if rest[0] == "--help":
+            return ""
+        known = command.commands.get(rest[0])
+        if known is None:
+            return " ".join(words)
+        command, rest = known, rest[1:]
+    if command.context_settings.get("ignore_unknown_options"):
+        return ""
+    options = set(itertools.chain(*(parameter.opts for parameter in command.params))) | {"--help"}
+    unknown = [word for word in rest if word.startswith("--") and word.split("=")[0] not in options]
+    if words[0] == "run" and rest and not rest[0].startswith("-") and rest[0] != "FLOW":
+        unknown += [] if rest[0].replace("-", "_") in local_prefect.flow_names() else [rest[0]]
+    return " ".join([words[0], *unknown]) if unknown else ""
+
+
+def test_index_of_decisions_agrees_with_the_files() -> None:
+    listed = re.findall(
+        r"^\| \[(\d{4})\]\((\S+)\) \| (.+) \| (.+) \|$", _text("DECISIONS.md"), re.M
+    )
+    files = sorted(name for name in list_files() if name.startswith("docs/decisions/"))
+
+    assert sorted(path for _, path, _, _ in listed) == files
+    numbers = [number for number, *_ in listed]
+    assert numbers == [f"{number:04d}" for number in range(1, len(numbers) + 1)]
+    for number, path, title, status in listed:
+        head = _text(path).splitlines()
+        assert head[0] == f"# {number}. {title}"
+        assert head[2].strip() == f"Status: {status}"
+        assert head[3].startswith("Date: 20")
+        match = STATUS.match(status)
+        assert match, f"{path}: status {status!r}, wanted {STATUS.pattern}"
+        assert match[1] is None or match[1] in numbers
+
+
+def test_recipe_reference_is_current() -> None:
+    assert _text("docs/recipe-reference.md") == recipe_reference(), "stale: run `make docs`"
