@@ -36,7 +36,7 @@ OnStep = Callable[[int, int, str, dict[str, float]], None]
 
 @dataclass
 class RunState:
-    """Where a run is; this and the tensors beside it make a resume point."""
+    """Progress of a run; with the tensors beside it, a resume point."""
 
     phase: int = 0
     step: int = 0
@@ -50,7 +50,7 @@ class RunState:
 
 @dataclass(frozen=True)
 class Work:
-    """What a run trains, on what, and how well. Only parameters that require a gradient move."""
+    """Model, loss, data and evaluation of a run. Only parameters that require a gradient move."""
 
     model: TrainerModel
     loss: Loss

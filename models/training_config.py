@@ -95,7 +95,7 @@ class PhaseConfig(TrainingRecord):
 
 
 class LoopConfig(TrainingRecord):
-    """What every step and every rank has in common."""
+    """Settings shared by every step and rank."""
 
     phases: tuple[PhaseConfig, ...] = Field(min_length=1)
     optimizer: Literal["muon", "adamw"] = "muon"
@@ -134,7 +134,7 @@ class LoopConfig(TrainingRecord):
 
 
 class PhaseResult(TrainingRecord):
-    """How a phase went."""
+    """Result of one phase."""
 
     name: str
     steps: int

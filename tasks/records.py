@@ -29,7 +29,7 @@ class Record(BaseModel):
 
 
 class Split(StrEnum):
-    """What a problem may be used for; never two of them."""
+    """Permitted use of a problem; exactly one each."""
 
     TRAIN = "train"  # RL prompts
     DEMONSTRATION = "demonstration"  # SFT transcripts are made from these
@@ -66,7 +66,7 @@ class OracleCall(Record):
 
 
 class FunctionOracle(Record):
-    """What a function does, seen from outside."""
+    """Input-output behaviour of a function."""
 
     path: str
     symbol: str
@@ -176,7 +176,7 @@ class Problem(Record):
 
 
 class Outcome(StrEnum):
-    """How a dispatched trajectory ended; exactly one each."""
+    """End of a dispatched trajectory; exactly one each."""
 
     FINISHED = "finished"
     TRUNCATED = "truncated"
@@ -188,7 +188,7 @@ class Outcome(StrEnum):
 
 
 class Verdict(Record):
-    """What the hidden tests said about the final state of the repository."""
+    """Outcome of the graded tests on the final state of the repository."""
 
     problem_id: str
     passed: bool
@@ -342,7 +342,7 @@ class GateCheck(Record):
 
 
 class GateDecision(Record):
-    """Whether a candidate may reach users, and why."""
+    """Decision on a candidate, with its reason."""
 
     gate_id: str
     candidate: str = Field(description="checkpoint name")

@@ -43,7 +43,7 @@ class CapacityExhausted(SandboxError):
 
 
 class SandboxTimeout(SandboxError):
-    """What was waited for in a sandbox did not happen in time; the sandbox itself still answers."""
+    """A wait in a sandbox ran out; the sandbox itself still answers."""
 
 
 class OutOfMemory(SandboxError):

@@ -37,7 +37,7 @@ GROUP = {"mx32": 32, "mx128": 128}
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How the experts' operands are rounded, and in what form they are kept."""
+    """Rounding and storage of the experts' operands."""
 
     dtype: torch.dtype
     """Of plain rows and of products."""

@@ -21,7 +21,7 @@ from ostinato.kernels.operation import operation
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """Where token copies lie."""
+    """Positions of the token copies, sorted by expert."""
 
     place_NK: Tensor
     """Row of each copy."""

@@ -33,7 +33,7 @@ MARKER = "checkpoint.json"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a checkpoint directory holds, read into memory."""
+    """Content of a checkpoint directory, in memory."""
 
     spec: ModelSpec
     weights: dict[str, Tensor]

@@ -44,7 +44,7 @@ class CodeSource(CorpusRecord):
 
 
 class TokenBudgets(CorpusRecord):
-    """How many tokens of each kind of document to make."""
+    """Tokens to make per kind of document."""
 
     code: int = Field(default=400_000, ge=0, description="windows of general source files")
     library: int = Field(default=500_000, ge=0, description="functions of the problem repositories")
@@ -166,7 +166,7 @@ class ShardStatistics(CorpusRecord):
 
 
 class CorpusResult(CorpusRecord):
-    """Where the corpus is and what it holds; the same numbers are in statistics.json."""
+    """Location and content of the corpus; the same numbers are in statistics.json."""
 
     directory: str
     vocab_size: int

@@ -21,7 +21,7 @@ _MULTIPLIERS_S = np.array(
 
 
 class Novelty(StrEnum):
-    """What a file is beside those before it."""
+    """Relation of a file to those before it."""
 
     NEW = "new"
     EXACT_DUPLICATE = "exact_duplicate"

@@ -50,7 +50,7 @@ CLOSE_EDIT = SPECIAL_IDS["</edit_file>"]
 
 @dataclass(slots=True)
 class Demonstrations:
-    """What the attempts gave."""
+    """Transcripts and reports of all attempts."""
 
     documents: list[Document] = field(default_factory=list)
     reports: ReportBook = field(default_factory=ReportBook)
@@ -59,7 +59,7 @@ class Demonstrations:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What one attempt gave."""
+    """One demonstrated attempt."""
 
     problem: Problem
     plan_name: str
@@ -69,7 +69,7 @@ class _Attempt:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the attempts at problems of one repository run."""
+    """Pool and test server of one repository."""
 
     repository: PreparedRepository
     pool: SandboxPool
@@ -78,7 +78,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationSettings:
-    """What all attempts share."""
+    """Settings shared by all attempts."""
 
     config: DemonstrationConfig
     harness: HarnessConfig

@@ -28,7 +28,7 @@ class CodeFunction:
 
 @dataclass(frozen=True, slots=True)
 class FunctionLimits:
-    """Which functions are short enough."""
+    """Limits of a function's size."""
 
     max_lines: int
     max_characters: int

@@ -24,7 +24,7 @@ class CallParts:
 
 @dataclass(slots=True)
 class LineParts:
-    """What is on one line."""
+    """Names and expressions on one line."""
 
     names: list[Span] = field(default_factory=list)
     attributes: list[Span] = field(default_factory=list)

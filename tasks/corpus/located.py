@@ -35,7 +35,7 @@ POOL_LIMITS = FunctionLimits(60, 3000)  # nothing is repaired: what is searched 
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """What one file adds to a pool: its functions without docstrings, and what some are for."""
+    """Functions of one file without docstrings, with the sentences that describe some."""
 
     source: str
     path: str

@@ -55,7 +55,7 @@ def choose_words(description: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """How a function was found: calls with their results, and what read_file is given then."""
+    """Calls that found a function, with their results and the argument for read_file."""
 
     steps: Sequence[tuple[str, str]]
     place: str

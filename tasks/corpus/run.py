@@ -49,7 +49,7 @@ LIBRARY_REPEATS = (
 
 @dataclass(slots=True)
 class _Notes:
-    """What is told in the statistics."""
+    """Counts for the statistics."""
 
     files_read: int = 0
     files_dropped: Counter[str] = field(default_factory=Counter)

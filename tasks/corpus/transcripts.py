@@ -24,7 +24,7 @@ NOT_FOUND = "Could not find it."
 
 
 class Course(StrEnum):
-    """What happens between the first look and the end."""
+    """Course of a repair between the first look and the end."""
 
     RIGHT = "right"
     WRONG_THEN_RIGHT = "wrong_then_right"
@@ -33,7 +33,7 @@ class Course(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one repair goes: several calls in a turn or one at a time, and which course it takes."""
+    """Plan of one repair: several calls per turn or one at a time, and its course."""
 
     is_parallel: bool
     course: Course

@@ -24,7 +24,7 @@ class EvaluationConfig(Config):
 
 
 class GateConfig(Config):
-    """What a candidate must show before users get it."""
+    """Requirements on a candidate before users get it."""
 
     margin: float = Field(
         default=0.05,

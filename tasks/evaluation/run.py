@@ -25,7 +25,7 @@ class Frozen(BaseModel):
 
 
 class EvaluationRequest(Frozen):
-    """Which checkpoint is tried on what."""
+    """One evaluation: checkpoint, problems and settings."""
 
     checkpoint_directory: str
     checkpoint_name: str = Field(description="what the scorecard calls the checkpoint")

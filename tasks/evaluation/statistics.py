@@ -23,7 +23,7 @@ from ostinato.tasks.records import Metric, ProblemScore, Record, Scorecard, Traj
 
 
 class AttemptRow(Record):
-    """What statistics need of one attempt."""
+    """Figures of one attempt."""
 
     problem_id: str
     attempt: int

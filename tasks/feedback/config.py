@@ -53,7 +53,7 @@ class SignalWeights(Config):
 
 
 class DistilConfig(Config):
-    """How signals become one number."""
+    """Weights of the signals in the reward."""
 
     weights: SignalWeights = SignalWeights()
     latency_target_seconds: float = Field(default=30.0, gt=0, description="no penalty up to here")

@@ -45,14 +45,14 @@ FOLLOW_UP_MESSAGE = "That did not fix it, the tests still fail."
 
 
 class UserProblem(Record):
-    """What a user brings: a problem of Split.USER and the broken files as they have them."""
+    """Problem of a simulated user: one of Split.USER, with the broken files."""
 
     problem: Problem
     files: dict[str, str] = Field(description="path -> text, the state the user asks about")
 
 
 class SimulatedRequest(Record):
-    """How one request of one simulated user went."""
+    """Outcome of one request of one simulated user."""
 
     user: int
     problem_id: str

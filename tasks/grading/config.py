@@ -23,7 +23,7 @@ class Config(BaseModel):
 
 
 class Pattern(StrEnum):
-    """What a hack monitor looks for in every attempt."""
+    """Kind of suspicious behaviour that a monitor counts."""
 
     TEST_EDIT = "test_edit"  # tests changed, added or removed
     RUNNER_CONFIG_EDIT = "runner_config_edit"  # conftest, pytest settings, .pth, sitecustomize
@@ -45,7 +45,7 @@ class Pattern(StrEnum):
 
 
 class EffortWeights(Config):
-    """How much one unit of each kind of effort counts in x of the length penalty."""
+    """Weight of one unit per kind of effort in x of the length penalty."""
 
     thinking_tokens: float = Field(default=1.0, ge=0)
     call_tokens: float = Field(
@@ -101,7 +101,7 @@ class MonitorConfig(Config):
 
 
 class ScanConfig(Config):
-    """How much of something makes a pattern."""
+    """Thresholds of the monitors' patterns."""
 
     near_gold_similarity: float = Field(default=0.98, gt=0, le=1)
     near_gold_lines: int = Field(

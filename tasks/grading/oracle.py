@@ -13,7 +13,7 @@ CALL_SECONDS = 0.5
 
 
 class OracleVerdict(Record):
-    """How far a change agrees with the original on held-out arguments."""
+    """Agreement of a change with the original on held-out arguments."""
 
     num_calls: int
     num_agreeing: int

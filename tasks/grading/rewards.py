@@ -26,7 +26,7 @@ from ostinato.tasks.records import Problem, RewardReport, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """What is known of one attempt once it was judged."""
+    """Facts about one judged attempt, from which reward terms are computed."""
 
     verdict: Verdict
     change: AttemptChange

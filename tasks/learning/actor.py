@@ -43,7 +43,7 @@ class Publication(Record):
 
 
 class TrainerStatus(Record):
-    """Where a trainer is."""
+    """Step and weight version of a trainer."""
 
     step: int = Field(description="optimiser steps its weights have seen")
     weight_version: int = Field(description="version of its weights on the chain")

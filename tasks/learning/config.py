@@ -33,7 +33,7 @@ class Config(BaseModel):
 
 
 class PolicyOptimizerConfig(Config):
-    """How one step moves the weights. All of them move; there are no adapters."""
+    """Optimiser of the policy. All weights move; there are no adapters."""
 
     kind: Literal["muon", "adamw"] = Field(
         default="adamw",
@@ -92,7 +92,7 @@ class ObjectiveConfig(Config):
 
 
 class RouterReplayConfig(Config):
-    """Whether the trainer sends tokens to the experts the engine used."""
+    """Replay of the engine's choice of experts in the trainer."""
 
     later_fields = ("compared_tokens",)
 
@@ -111,7 +111,7 @@ class RouterReplayConfig(Config):
 
 
 class PackingConfig(Config):
-    """How samples become microbatches of few fixed shapes."""
+    """Packing of samples into microbatches of few fixed shapes."""
 
     bucket_tokens: tuple[int, ...] = Field(
         default=tuple(range(96, 513, 32)),

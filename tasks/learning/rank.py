@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class RankState(Record):
-    """What ranks must agree on when they start."""
+    """State that ranks compare when they start."""
 
     step: int
     weights_checksum: str

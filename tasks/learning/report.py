@@ -15,7 +15,7 @@ from ostinato.tasks.records import Record
 
 
 class Mismatch(Record):
-    """How far the trainer's log-probabilities are from those the tokens were sampled with."""
+    """Distance of the trainer's log-probabilities from those the tokens were sampled with."""
 
     tokens: int
     k1_nats: float = Field(description="mean of log q(rollout) - log p(trainer)")

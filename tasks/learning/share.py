@@ -32,7 +32,7 @@ class StepShare:
 
 @dataclass(frozen=True, slots=True)
 class ShareResult:
-    """What one rank found. Losses and scores are parallel to its microbatches."""
+    """Result of one rank's share of a step. Losses and scores are parallel to its microbatches."""
 
     losses: tuple[float, ...]
     scores: tuple[TokenScores, ...]

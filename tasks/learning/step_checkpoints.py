@@ -32,7 +32,7 @@ class StepState(Record):
 
 @dataclass(frozen=True, slots=True)
 class LoadedStep:
-    """What a step checkpoint held."""
+    """Content of a step checkpoint."""
 
     state: StepState
     weights: dict[str, Tensor]

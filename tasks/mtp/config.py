@@ -36,7 +36,7 @@ class MtpRequest(TrainingRecord):
 
 
 class DraftQuality(TrainingRecord):
-    """How close draft layers are to the main head on held-out shards. Lists are by depth."""
+    """Agreement of draft layers with the main head on held-out shards. Lists are by depth."""
 
     step: int = Field(description="steps taken before")
     kl_nats: tuple[float, ...] = Field(description="KL(main || draft) a token, all held-out shards")
@@ -47,7 +47,7 @@ class DraftQuality(TrainingRecord):
 
 
 class MtpResult(TrainingRecord):
-    """Where the checkpoint is and what it learned."""
+    """Checkpoint and measurements of the MTP stage."""
 
     checkpoint_directory: str
     before: DraftQuality

@@ -20,7 +20,7 @@ CHECKPOINT = "checkpoint"
 
 @dataclass(frozen=True)
 class RankInput:
-    """What every rank is given; only rank 0 writes to the workspace."""
+    """Input of every rank; only rank 0 writes to the workspace."""
 
     request: MtpRequest
     workspace: Workspace

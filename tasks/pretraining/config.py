@@ -51,7 +51,7 @@ class Perplexity(TrainingRecord):
 
 
 class PretrainingResult(TrainingRecord):
-    """Where the checkpoint is and what it cost."""
+    """Checkpoint and measurements of pretraining."""
 
     checkpoint_directory: str
     num_parameters: int

@@ -27,7 +27,7 @@ CHECKPOINT = "checkpoint"
 
 @dataclass(frozen=True)
 class RankInput:
-    """What every rank is given; only rank 0 writes to the workspace."""
+    """Input of every rank; only rank 0 writes to the workspace."""
 
     request: PretrainingRequest
     workspace: Workspace

@@ -21,7 +21,7 @@ CANARY_STARTED, CANARY_STOPPED = "canary_started", "canary_stopped"
 
 
 class PromotionOutcome(StrEnum):
-    """What became of a candidate."""
+    """Outcome of a candidate."""
 
     PROMOTED = "promoted"
     REFUSED = "refused"

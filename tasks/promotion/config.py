@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class GuardConfig(BaseModel):
-    """When the online guard takes a candidate away from users."""
+    """Conditions on which the online guard withdraws a candidate."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,7 +27,7 @@ class GuardConfig(BaseModel):
 
 
 class PromotionConfig(BaseModel):
-    """How a candidate reaches users."""
+    """Canary share and online guard of a candidate."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

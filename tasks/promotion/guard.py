@@ -22,7 +22,7 @@ CONTROL, CANDIDATE = "control", "candidate"
 
 
 class Observation(Record):
-    """What an interaction says about its arm."""
+    """Evidence of one interaction about its arm."""
 
     arm: str
     kept: bool | None = Field(description="None: neither kept nor reverted")
@@ -31,7 +31,7 @@ class Observation(Record):
 
 
 class Advice(StrEnum):
-    """What the guard wants."""
+    """Advice of the guard."""
 
     WAIT = "wait"  # too few interactions
     FINE = "fine"  # no measure is significantly worse

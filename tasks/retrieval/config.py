@@ -67,7 +67,7 @@ class TowerConfig(Config):
 
 
 class PairsConfig(Config):
-    """Which functions become pairs of a question and its answer."""
+    """Selection of functions that become question-answer pairs."""
 
     least_query_words: int = Field(default=3, ge=1)
     least_body_lines: int = Field(default=3, ge=1)
@@ -149,7 +149,7 @@ class RetrievalConfig(Config):
 
 
 class TraceRequest(Config):
-    """Where trajectories come from."""
+    """Source of trajectories."""
 
     run_ids: tuple[str, ...] = Field(description="runs whose committed trajectories are looked at")
     problems_directory: str
@@ -157,7 +157,7 @@ class TraceRequest(Config):
 
 
 class TraceResult(Config):
-    """What became of them: traces.jsonl in `directory`."""
+    """Result of the trace stage: traces.jsonl in `directory`."""
 
     directory: str
     num_groups: int
@@ -166,7 +166,7 @@ class TraceResult(Config):
 
 
 class RetrievalRequest(Config):
-    """What the child is asked."""
+    """Request of the retrieval stage."""
 
     config: RetrievalConfig
     traces_directory: str | None = Field(default=None, description="None: code only")
@@ -176,7 +176,7 @@ class RetrievalRequest(Config):
 
 
 class RankingScores(Config):
-    """How high the right chunk stands."""
+    """Rank of the right chunk, averaged over queries."""
 
     queries: int
     mrr: float = Field(description="mean reciprocal rank")
@@ -186,7 +186,7 @@ class RankingScores(Config):
 
 
 class RetrievalResult(Config):
-    """What the child made: the encoder's files in `directory`."""
+    """Result of the retrieval stage: the encoder's files in `directory`."""
 
     directory: str
     num_pairs: int

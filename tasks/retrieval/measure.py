@@ -28,7 +28,7 @@ Scorer = Callable[["Pool"], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What is searched and what is asked."""
+    """Chunks of a package and the questions asked of them."""
 
     name: str
     codes: tuple[CodeText, ...]

@@ -121,7 +121,7 @@ def train_on_traces(
 
 
 class _Chance(NamedTuple):
-    """What a run draws from: orders and choices, and dropped words."""
+    """Random generators of a run: for orders and choices, and for dropped words."""
 
     numpy: np.random.Generator
     torch: torch.Generator

@@ -21,7 +21,7 @@ class Config(BaseModel):
 
 
 class StalenessConfig(Config):
-    """How far behind the trainer a sample may be, and how late groups are waited for."""
+    """Bound on staleness, and patience with late groups."""
 
     max_staleness_versions: int = Field(
         default=2,
@@ -38,7 +38,7 @@ class StalenessConfig(Config):
 
 
 class CurriculumConfig(Config):
-    """Which problem comes next."""
+    """Weights by which the next problem is drawn."""
 
     half_life_groups: float = Field(
         default=4.0,

@@ -18,7 +18,7 @@ from ostinato.tasks.rollout.config import CurriculumConfig
 
 @dataclass(slots=True)
 class ProblemStatistics:
-    """What is known about one problem. Faded counts weigh recent groups more."""
+    """Results on one problem. Faded counts weigh recent groups more."""
 
     faded_attempts: float = 0.0
     faded_solved: float = 0.0

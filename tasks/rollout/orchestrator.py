@@ -54,7 +54,7 @@ class AttemptRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
-    """What one optimiser step trains on."""
+    """Input of one optimiser step."""
 
     step: int
     trainer_version: int
@@ -64,7 +64,7 @@ class StepRequest:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What a part waits for, since when on the loop's clock."""
+    """Reason and start of a wait, on the loop's clock."""
 
     what: str
     detail: str
@@ -72,7 +72,7 @@ class Wait:
 
 
 class GroupJournal(Protocol):
-    """Where groups are made durable before the orchestrator relies on them."""
+    """Durable record of groups; written before the orchestrator relies on it."""
 
     def reserve(self, requests: list[AttemptRequest], weight_version: int) -> None: ...
 
@@ -95,7 +95,7 @@ StepFunction = Callable[[StepRequest], Awaitable[int]]  # returns the new traine
 
 @dataclass(slots=True)
 class Limits:
-    """When to stop."""
+    """Limits of a run."""
 
     max_steps: int
     budget_seconds: float | None = None
@@ -104,7 +104,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Progress:
-    """Where the run is."""
+    """Progress of a run."""
 
     steps_done: int = 0
     trainer_version: int = 0

@@ -20,7 +20,7 @@ INFRASTRUCTURE_OUTCOMES = frozenset({Outcome.SANDBOX_FAILED, Outcome.ENGINE_FAIL
 
 
 class GroupState(StrEnum):
-    """Where a group is in its life."""
+    """State of a group."""
 
     RUNNING = "running"  # some trajectories are not finished
     READY = "ready"  # committed, waiting for a step
@@ -75,7 +75,7 @@ def oldest_version(group: Group) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the next step trains on, or why there is none yet."""
+    """Groups of the next step, or the reason why there is none yet."""
 
     slots: tuple[GroupSlot, ...]
     waits_for: str = ""

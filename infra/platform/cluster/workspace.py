@@ -33,7 +33,7 @@ R = TypeVar("R", bound=BaseModel)
 
 
 class Progress(BaseModel):
-    """How far a child is."""
+    """Progress of a child process."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -45,7 +45,7 @@ class Progress(BaseModel):
 
 
 class RequestEnvelope(BaseModel):
-    """What a child is asked."""
+    """Request to a child process."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -55,7 +55,7 @@ class RequestEnvelope(BaseModel):
 
 
 class ResultEnvelope(BaseModel):
-    """What a child answered; its presence is the completion mark."""
+    """Result of a child process; the file's presence marks completion."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -109,7 +109,7 @@ class ProgressWriter:
 
 @dataclass(frozen=True)
 class Workspace:
-    """What a child's `main` gets beside its request. `directory` keeps its files across
+    """Directory, settings and progress of a child's `main`. `directory` keeps its files across
     attempts.
     """
 

@@ -33,7 +33,7 @@ class Reservation(BaseModel):
 
 
 class Finish(BaseModel):
-    """How a reserved trajectory ended."""
+    """End of a reserved trajectory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -37,7 +37,7 @@ class ArtifactRow(Row):
 
 
 class JournalState(StrEnum):
-    """Where a trajectory is on its way to being trained."""
+    """State of a trajectory on its way to being trained."""
 
     RESERVED = "reserved"  # dispatched, nothing known
     FINISHED = "finished"  # has an outcome; its group is not complete

@@ -54,7 +54,7 @@ _BITS_BY_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What goes into a payload, before packing: tensors by the keys above."""
+    """Tensors of a payload before packing, by the keys above."""
 
     packed: dict[str, torch.Tensor]
     changed_elements: int

@@ -46,7 +46,7 @@ class ChainObject(ChainRecord):
 
 
 class TensorPart(ChainRecord):
-    """Where a stored tensor lies in a larger one, of which each rank holds a stretch of one axis."""
+    """Place of a stored tensor in a larger one, of which each rank holds a stretch of one axis."""
 
     tensor: str = Field(description="name of the whole tensor")
     axis: int = Field(ge=0)
@@ -55,7 +55,7 @@ class TensorPart(ChainRecord):
 
 
 class TensorEntry(ChainRecord):
-    """What one stored tensor is once the version is applied."""
+    """One stored tensor after the version is applied."""
 
     dtype: str
     shape: tuple[int, ...]

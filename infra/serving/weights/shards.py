@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 600.0  # a rank may still be in its step when the first one p
 
 
 class PublishPlan(ChainRecord):
-    """What all ranks do for one version."""
+    """Plan of one version for all ranks."""
 
     version: int
     epoch: int
@@ -57,7 +57,9 @@ class ShardRecord(ChainRecord):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How long and how one rank waits for another. `check` is called between looks; what it raises ends the wait."""
+    """Patience of one rank with another. `check` is called between polls; an exception from it ends
+    the wait.
+    """
 
     patience_seconds: float = PATIENCE_SECONDS
     poll_seconds: float = POLL_SECONDS
