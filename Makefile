@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PACKAGES := flows tasks kernels models infra
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test check docs up clean
+.PHONY: setup constraints demo test check docs up clean
 
 setup: $(DEV_STAMP)  ## the environment with everything
 
@@ -27,11 +27,18 @@ check: $(DEV_STAMP)  ## format, lint, types, layers
 docs: $(DEV_STAMP)  ## the generated part of docs/
 	$(BIN)/python -m ostinato.flows.recipe_reference > docs/recipe-reference.md
 
+# One file for Python 3.11 and 3.12, from the plain index. Versions that stand in it stay unless a name is
+# given: make constraints UPGRADE="--upgrade-package prefect"
+constraints:  ## resolve constraints.txt again after pyproject.toml has changed
+	$(PYTHON) -m venv .uv && .uv/bin/pip install uv
+	.uv/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --extra dev --extra postgres \
+	  --no-annotate --custom-compile-command 'make constraints' -o constraints.txt $(UPGRADE)
+
 up: $(STAMP)  ## server, worker, deployments and gateway on this machine
 	$(BIN)/ostinato up
 
 clean:  ## remove the environment, caches and everything the project computed
-	rm -rf $(VENV) .ostinato build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .uv .ostinato build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -39,9 +46,9 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,postgres,s3]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,postgres]'
 	touch $(STAMP) $(DEV_STAMP)
 
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	$(BIN)/python -m pip install -c constraints.txt -e .
 	touch $(STAMP)

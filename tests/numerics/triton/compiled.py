@@ -83,12 +83,13 @@ CASES = {
         triton_quantize.quantize_row_col_kernel,
         BOTH,
         tile("ROWS COLUMNS G", (*triton_quantize.BOTH_TILE[32], 32)),
+        {"num_warps": triton_quantize.BOTH_WARPS[32]},
     ),
     "quantize_row_column_128": Case(
         triton_quantize.quantize_row_col_kernel,
         BOTH,
         tile("ROWS COLUMNS G", (*triton_quantize.BOTH_TILE[128], 128)),
-        BIG_TILE,
+        {"num_warps": triton_quantize.BOTH_WARPS[128]},
     ),
     "dequantize_32": Case(triton_quantize.dequantize_kernel, DEQUANTIZE, ROW),
     "swiglu_quantize_32": Case(
@@ -105,13 +106,13 @@ CASES = {
         triton_swiglu.swiglu_backward_quantize_kernel,
         BACKWARD,
         tile("ROWS COLUMNS PART_ROWS PART_COLUMNS G", (*triton_swiglu.BOTH_TILE[32], 32)),
-        {"num_warps": triton_swiglu.BOTH_WARPS[32]},
+        triton_swiglu.BOTH_OPTIONS[32],
     ),
     "swiglu_backward_quantize_128": Case(
         triton_swiglu.swiglu_backward_quantize_kernel,
         BACKWARD,
         tile("ROWS COLUMNS PART_ROWS PART_COLUMNS G", (*triton_swiglu.BOTH_TILE[128], 128)),
-        {"num_warps": triton_swiglu.BOTH_WARPS[128]},
+        triton_swiglu.BOTH_OPTIONS[128],
     ),
     "plan_place": Case(
         triton_permute.place_kernel,
