@@ -9,7 +9,7 @@ import torch
 
 
 def load_gpu_kernels() -> bool:
-    """Gives every operation its CUDA path; returns whether there is a device to run it."""
+    """Gives every operation its CUDA path. Returns whether there is a device to run it."""
     if not torch.cuda.is_available():
         return False
     importlib.import_module("ostinato.kernels.triton_backend")

@@ -15,7 +15,7 @@ LARGEST_FP32_ERROR = 1e-4
 
 
 def choose_fp32_products() -> bool:
-    """Switches to oneDNN's fp32 products where they are exact; returns whether they are in use."""
+    """Switches to oneDNN's fp32 products where they are exact. Returns whether they are in use."""
     if torch.cuda.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     generator = torch.Generator().manual_seed(0)

@@ -24,7 +24,7 @@ class Operation:
         self.custom.register_fake(shapes)
 
     def register_cuda(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Sets the path for CUDA tensors; usable as a decorator."""
+        """Sets the path for CUDA tensors. Usable as a decorator."""
         self.cuda = function
         self.custom.register_kernel("cuda", function)
         return function

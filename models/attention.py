@@ -16,7 +16,7 @@ from ostinato.kernels.attention.op import causal_attention
 
 
 class BlockCoreAttention(torch.nn.Module):
-    """Grouped-query causal attention; Megatron's own keeps the full score matrix and copies keys
+    """Grouped-query causal attention. Megatron's own keeps the full score matrix and copies keys
     for every query head.
     """
 

@@ -123,7 +123,7 @@ class TranscriptSource:
         self._epoch_layout = lru_cache(maxsize=2)(self._lay_out_epoch)
 
     def _cut(self, buckets: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-        """Cuts transcripts, longest bucket first, into (first, last, length); the rest of a bucket
+        """Cuts transcripts, longest bucket first, into (first, last, length). The rest of a bucket
         is filled up with shorter ones.
         """
         cuts, first = [], 0
@@ -165,7 +165,7 @@ class TranscriptSource:
 
 
 def stack_rows(rows: Sequence[NDArray[np.int64]]) -> TokenBatch:
-    """Makes a batch of full rows; every token but the first of a row is a target."""
+    """Makes a batch of full rows. Every token but the first of a row is a target."""
     tokens_BT = torch.from_numpy(np.stack(rows))
     loss_mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
     loss_mask_BT[:, 0] = False

@@ -2,7 +2,7 @@
 
 It neither optimises nor reads files.
 
-Shapes: B batch, T tokens, V vocabulary, D model width, L layers, K experts a token, E experts, N =
+Shapes: B batch, T tokens, V vocabulary, D model width, L layers, K experts per token, E experts, N =
 T*B (time first).
 """
 
@@ -125,7 +125,7 @@ class TrainerModel(torch.nn.Module):
         self.draft = torch.nn.ModuleList(DraftLayer(spec) for _ in range(spec.mtp_depth))
 
     def set_rope_scaling(self, factor: float) -> None:
-        """Divides positions by `factor` from now on; the spec follows."""
+        """Divides positions by `factor` from now on. The spec follows."""
         self.spec = self.spec.model_copy(update={"rope_scaling_factor": factor})
         # A new module: Megatron caches the angles of the old one by its identity.
         self.trunk.rotary_pos_emb = RotaryEmbedding(
@@ -183,7 +183,7 @@ class TrainerModel(torch.nn.Module):
         padding_BT: Tensor | None = None,
         plausibility_ratio: float = 0.5,
     ) -> Tensor:
-        """Returns logprobs_BT: index t holds log p(token t | tokens before t); index 0 and
+        """Returns logprobs_BT: index t holds log p(token t | tokens before t). Index 0 and
         masked-out places hold 0.
         """
         scores = self.token_logprobs_and_entropy(
@@ -222,7 +222,7 @@ class TrainerModel(torch.nn.Module):
         *,
         with_entropy: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Returns (logprobs_BT, entropy_BT) of tokens whose hidden states are known; zeros where
+        """Returns (logprobs_BT, entropy_BT) of tokens whose hidden states are known. Zeros where
         nothing is asked.
 
         With `mask_BT` the output matrix, a fifth of a step's arithmetic, meets only the masked-in
@@ -307,7 +307,7 @@ class TrainerModel(torch.nn.Module):
         return replayed, replaced
 
     def canonical_tensors(self) -> dict[str, Tensor]:
-        """Returns the live tensors by canonical name; query, key and value are one matrix here,
+        """Returns the live tensors by canonical name. Query, key and value are one matrix here,
         under `qkv_proj`.
         """
         named: dict[str, Tensor] = {"model.embed_tokens.weight": self.embedding_VD}
@@ -348,7 +348,7 @@ class TrainerModel(torch.nn.Module):
 
     @torch.no_grad()
     def import_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copies canonical weights into the model; names and shapes must be exactly those of the
+        """Copies canonical weights into the model. Names and shapes must be exactly those of the
         spec.
         """
         check_shapes(self.spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
@@ -385,7 +385,7 @@ def build_trainer_model(
     seed: int = 0,
     precision: PrecisionName = "fp32",
 ) -> TrainerModel:
-    """Builds a model with fresh weights drawn from `seed`; equal seeds give equal weights in every
+    """Builds a model with fresh weights drawn from `seed`. Equal seeds give equal weights in every
     process. `precision` is that of the experts' products; weights are fp32 in all.
 
     Opens single-process groups where none are open; for several processes call

@@ -21,7 +21,7 @@ _SHORTEST_PLURAL = 4  # "is", "as" and "has" are no plurals
 
 
 class CodeText(NamedTuple):
-    """A piece of code by fields; what it is called says more than what it holds."""
+    """A piece of code by fields. What it is called says more than what it holds."""
 
     scope: str  # path, and names around the definition
     name: str  # the definition's own name; empty outside definitions
@@ -79,7 +79,7 @@ class Vocabulary:
 
     @classmethod
     def from_counts(cls, counts: Counter[str], size: int, num_buckets: int) -> "Vocabulary":
-        """The `size` words that occur in most texts; equal counts by the alphabet."""
+        """The `size` words that occur in most texts. Equal counts by the alphabet."""
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         return cls([word for word, count in ranked[:size] if count > 1], num_buckets)
 
@@ -89,7 +89,7 @@ class Vocabulary:
 
     @property
     def num_known(self) -> int:
-        """Ids below this are words; the others are buckets."""
+        """Ids below this are words. The others are buckets."""
         return len(self.words)
 
     def id_of(self, word: str) -> int:
@@ -98,7 +98,7 @@ class Vocabulary:
         return self.bucket_of(word) if known is None else known
 
     def bucket_of(self, word: str) -> int:
-        """The bucket a word would have if it were unknown; the same on every machine."""
+        """The bucket a word would have if it were unknown. The same on every machine."""
         return len(self.words) + zlib.crc32(word.encode()) % self.num_buckets
 
     def bag_of_query(self, text: str) -> WordBag:

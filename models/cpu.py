@@ -19,7 +19,7 @@ from ostinato.kernels.fp32_products import choose_fp32_products
 
 
 def prepare_cpu() -> None:
-    """Installs the stand-ins once a process; does nothing where CUDA works."""
+    """Installs the stand-ins once per process. Does nothing where CUDA works."""
     if load_gpu_kernels():
         return
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment]
@@ -36,7 +36,7 @@ def open_process_groups(
     rendezvous_file: Path | None = None,
     patience_seconds: float = 1800.0,
 ) -> None:
-    """Opens torch's and Megatron's process groups over gloo; a second call with groups open changes
+    """Opens torch's and Megatron's process groups over gloo. A second call with groups open changes
     nothing.
 
     One process needs no rendezvous. Several meet in `rendezvous_file`, which must not exist before

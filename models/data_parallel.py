@@ -48,7 +48,7 @@ class FlatGradients:
             dist.all_reduce(self.buffer)
 
     def clip(self, largest_norm: float | None) -> float:
-        """Scales gradients down to `largest_norm` (None: never); returns their norm before."""
+        """Scales gradients down to `largest_norm` (None: never). Returns their norm before."""
         norm = float(self.gradients.norm())
         if largest_norm is not None and norm > largest_norm:
             self.gradients.mul_(largest_norm / norm)

@@ -53,7 +53,7 @@ class Embedder(nn.Module):
     def __init__(
         self, config: EmbedderConfig, vocabulary: Vocabulary, rarity_V: np.ndarray | None = None
     ) -> None:
-        """`rarity_V`: starting weight of each known word (inverse document frequency); None: 1."""
+        """`rarity_V`: starting weight of each known word (inverse document frequency). None: 1."""
         super().__init__()
         self.config = config
         self.vocabulary = vocabulary
@@ -77,7 +77,7 @@ class Embedder(nn.Module):
     def encode_queries(
         self, bags: Sequence[WordBag], generator: torch.Generator | None = None
     ) -> Tensor:
-        """Unit vectors [B, D]; with a generator, words are dropped as in training."""
+        """Unit vectors [B, D]. With a generator, words are dropped as in training."""
         return self._encode(
             bags, self.query_log_weights, self.query_map_DD, self.config.query_dropout, generator
         )
@@ -85,7 +85,7 @@ class Embedder(nn.Module):
     def encode_code(
         self, bags: Sequence[WordBag], generator: torch.Generator | None = None
     ) -> Tensor:
-        """Unit vectors [B, D]; with a generator, words are dropped as in training."""
+        """Unit vectors [B, D]. With a generator, words are dropped as in training."""
         return self._encode(bags, self.code_log_weights, None, self.config.code_dropout, generator)
 
     def _encode(
@@ -128,7 +128,7 @@ class Embedder(nn.Module):
 
 
 def contrastive_loss(query_BD: Tensor, code_CD: Tensor, temperature: Tensor) -> Tensor:
-    """InfoNCE both ways; row i of `code_CD` answers query i, rows beyond the queries are negatives.
+    """InfoNCE both ways. Row i of `code_CD` answers query i, rows beyond the queries are negatives.
 
     Nats a pair, averaged over both directions.
     """
@@ -148,7 +148,7 @@ def listwise_loss(scores_C: Tensor, helpfulness_C: Tensor) -> Tensor:
 
 
 def save_embedder(embedder: Embedder, directory: Path, metadata: dict[str, object]) -> None:
-    """Writes the two files of an encoder; `metadata` is kept beside the words."""
+    """Writes the two files of an encoder. `metadata` is kept beside the words."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in embedder.state_dict().items()}
     save_file(tensors, directory / WEIGHTS_FILE)

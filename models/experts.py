@@ -25,7 +25,7 @@ from ostinato.models.routing import ReplayRouter
 
 
 class ExpertMlp(torch.nn.Module):
-    """All experts' SwiGLU matrices, stacked; gate rows before up rows."""
+    """All experts' SwiGLU matrices, stacked. Gate rows before up rows."""
 
     def __init__(self, config: TransformerConfig, precision: PrecisionName = "fp32") -> None:
         super().__init__()

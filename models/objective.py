@@ -44,5 +44,5 @@ class _DistillationKl(torch.autograd.Function):
 
 
 def distillation_kl(draft_logits_NV: Tensor, teacher_logprobs_NV: Tensor) -> Tensor:
-    """Returns KL(teacher || draft) of each position in nats; the teacher gets no gradient."""
+    """Returns KL(teacher || draft) of each position in nats. The teacher gets no gradient."""
     return _DistillationKl.apply(draft_logits_NV, teacher_logprobs_NV.detach())  # type: ignore[no-any-return]

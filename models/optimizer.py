@@ -101,7 +101,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The groups of all parts; changing `lr` in one changes the part."""
+        """The groups of all parts. Changing `lr` in one changes the part."""
         return [group for part in self.parts.values() for group in part.param_groups]
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

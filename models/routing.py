@@ -8,7 +8,7 @@ router's own weakest choice is no longer one this router could have meant: the r
 candidates take its place. Megatron's `RouterReplay` has neither this filter nor a "no route" mark,
 and keeps its routers in a global list, so it is not used.
 
-Shapes: T tokens, B batch, N = T*B, E experts, K experts a token.
+Shapes: T tokens, B batch, N = T*B, E experts, K experts per token.
 """
 
 import torch
@@ -47,7 +47,7 @@ def choose_experts(
 
 
 class ReplayRouter(TopKRouter):
-    """Sigmoid scores; experts by score plus balancing bias; weights are the chosen scores
+    """Sigmoid scores. Experts by score plus balancing bias. Weights are the chosen scores
     normalised to sum 1.
     """
 
@@ -59,7 +59,7 @@ class ReplayRouter(TopKRouter):
     num_replaced: int = 0
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Returns (weights_NK, experts_NK) instead of Megatron's dense [N, E] pair; counts unpadded
+        """Returns (weights_NK, experts_NK) instead of Megatron's dense [N, E] pair. Counts unpadded
         tokens in training.
         """
         scores_NE = torch.sigmoid(logits.view(-1, logits.shape[-1]))

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class ModelSpec(BaseModel):
-    """A decoder with grouped-query attention and a mixture of experts in every layer; embeddings
+    """A decoder with grouped-query attention and a mixture of experts in every layer. Embeddings
     are tied.
     """
 

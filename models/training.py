@@ -36,7 +36,7 @@ OnStep = Callable[[int, int, str, dict[str, float]], None]
 
 @dataclass
 class RunState:
-    """Progress of a run; with the tensors beside it, a resume point."""
+    """Progress of a run. With the tensors beside it, a resume point."""
 
     phase: int = 0
     step: int = 0
@@ -192,7 +192,7 @@ class TrainingRun:
         return {name: value for name, value in latest.items() if isinstance(value, float)}
 
     def _save(self) -> None:
-        """Writes a resume point; only rank 0 does, all ranks hold the same state."""
+        """Writes a resume point. Only rank 0 does, all ranks hold the same state."""
         self.saved_at = time.monotonic()
         if dist.get_rank() == 0:
             save_resume_state(

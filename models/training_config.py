@@ -8,7 +8,7 @@ DEMONSTRATIONS = "demonstrations"
 
 
 class TrainingRecord(BaseModel):
-    """Frozen; unknown fields are errors."""
+    """Frozen. Unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -29,19 +29,18 @@ class Record(BaseModel):
 
 
 class Split(StrEnum):
-    """Permitted use of a problem; exactly one each."""
+    """Permitted use of a problem. Exactly one each."""
 
     TRAIN = "train"  # RL prompts
     DEMONSTRATION = "demonstration"  # SFT transcripts are made from these
     HELD_OUT = "held_out"  # evaluation: this mutation is never trained on, its function may be
-    HELD_OUT_FUNCTION = (
-        "held_out_function"  # evaluation: no problem of this function is ever trained on
-    )
+    # evaluation: no problem of this function is ever trained on
+    HELD_OUT_FUNCTION = "held_out_function"
     USER = "user"  # what simulated users bring to the gateway
 
 
 class LineEdit(Record):
-    """One changed line; the problem is broken with it and whole without."""
+    """One changed line. The problem is broken with it and whole without."""
 
     path: str
     line_number: int = Field(description="1-based in the file")
@@ -59,7 +58,7 @@ class BlockEdit(Record):
 
 
 class OracleCall(Record):
-    """One call with the original's result; both in the form of infra/sandbox/function_calls.py."""
+    """One call with the original's result. Both in the form of infra/sandbox/function_calls.py."""
 
     arguments: str
     result: str
@@ -176,7 +175,7 @@ class Problem(Record):
 
 
 class Outcome(StrEnum):
-    """End of a dispatched trajectory; exactly one each."""
+    """End of a dispatched trajectory. Exactly one each."""
 
     FINISHED = "finished"
     TRUNCATED = "truncated"

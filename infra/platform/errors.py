@@ -15,7 +15,7 @@ class OstinatoError(Exception):
 
 
 class ConfigError(OstinatoError):
-    """A recipe, setting or request is wrong; the same input fails again."""
+    """A recipe, setting or request is wrong. The same input fails again."""
 
 
 class ProblemError(OstinatoError):
@@ -31,7 +31,7 @@ class SandboxError(OstinatoError):
 
 
 class SandboxLost(SandboxError):
-    """The sandbox process is gone; whatever ran in it must start again elsewhere."""
+    """The sandbox process is gone. Whatever ran in it must start again elsewhere."""
 
     retryable_infrastructure = True
 
@@ -43,7 +43,7 @@ class CapacityExhausted(SandboxError):
 
 
 class SandboxTimeout(SandboxError):
-    """A wait in a sandbox ran out; the sandbox itself still answers."""
+    """A wait in a sandbox ran out. The sandbox itself still answers."""
 
 
 class OutOfMemory(SandboxError):
@@ -51,7 +51,7 @@ class OutOfMemory(SandboxError):
 
 
 class OutputLimit(SandboxError):
-    """The answer is larger than the sandbox may give in one piece; ask for less."""
+    """The answer is larger than the sandbox may give in one piece. Ask for less."""
 
 
 class SandboxNotFound(SandboxError):
@@ -67,7 +67,7 @@ class InvalidArgument(SandboxError):
 
 
 class PreconditionFailed(SandboxError):
-    """A file is not what the writer expected it to be; nothing was written."""
+    """A file is not what the writer expected it to be. Nothing was written."""
 
 
 class AgentError(OstinatoError):
@@ -123,12 +123,12 @@ _RETRYABLE = (SandboxLost, CapacityExhausted, EngineError, StorageError, Cluster
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether the same call may succeed later; everything not named transient would only repeat."""
+    """Whether the same call may succeed later. Everything not named transient would only repeat."""
     return isinstance(error, _RETRYABLE)
 
 
 def type_name(error: OstinatoError) -> str:
-    """The name in ERROR_TYPES that fits best; wrappers made by other libraries are looked
+    """The name in ERROR_TYPES that fits best. Wrappers made by other libraries are looked
     through.
     """
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERROR_TYPES)
@@ -136,7 +136,7 @@ def type_name(error: OstinatoError) -> str:
 
 @contextmanager
 def boundary(error_type: type[OstinatoError], what: str) -> Iterator[None]:
-    """Turn any untyped exception into `error_type`; an already typed one passes unchanged."""
+    """Turn any untyped exception into `error_type`. An already typed one passes unchanged."""
     try:
         yield
     except OstinatoError:

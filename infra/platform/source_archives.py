@@ -1,6 +1,6 @@
 """Source archives of packages, fetched once through pip and kept.
 
-The archive cache: one file a package and version beside its SHA-256. It talks to the index only
+The archive cache: one file per package and version beside its SHA-256. It talks to the index only
 through pip, and not at all when the archive is cached. Nothing of an archive is run by us.
 """
 
@@ -59,7 +59,7 @@ def fetch_archive(source: SourceArchive, cache: Path) -> Path:
 
 
 def fetch_wheel(requirement: str, cache: Path) -> Path:
-    """The cached wheel of `name==version`, which a repository needs beside it; as `fetch_archive`."""
+    """The cached wheel of `name==version`, which a repository needs beside it. As `fetch_archive`."""
     name, _, version = requirement.partition("==")
     if not name or not version:
         raise ConfigError(f"dependency {requirement!r}, wanted name==version")
@@ -113,7 +113,7 @@ def _find_archive(folder: Path) -> Path | None:
 
 
 def _read_checksum(folder: Path, found: str) -> str:
-    """The checksum noted when the archive came; noted now when it is new."""
+    """The checksum noted when the archive came. Noted now when it is new."""
     note = folder / "sha256"
     if not note.exists():
         note.write_text(found)

@@ -15,13 +15,13 @@ _construction = threading.Lock()
 
 
 def parse_python(text: str | bytes, filename: str = "<unknown>") -> ast.Module:
-    """The tree of `text`; raises SyntaxError and ValueError as `ast.parse` does."""
+    """The tree of `text`. Raises SyntaxError and ValueError as `ast.parse` does."""
     with _construction:
         return ast.parse(text, filename)
 
 
 def evaluate_literal(literal: ast.expr | str) -> Any:
-    """The value of a constant expression; ValueError, TypeError or SyntaxError where it is none."""
+    """The value of a constant expression. ValueError, TypeError or SyntaxError where it is none."""
     if isinstance(literal, ast.expr):
         return ast.literal_eval(literal)
     body = parse_python(literal).body

@@ -21,7 +21,7 @@ HEADS_A_PASS = 16
 
 
 class _CausalAttention(torch.autograd.Function):
-    """Forward and backward of `causal_attention`; queries come already scaled."""
+    """Forward and backward of `causal_attention`. Queries come already scaled."""
 
     @staticmethod
     def forward(ctx: Any, query_CRTH: Tensor, key_CTH: Tensor, value_CTH: Tensor) -> Tensor:
@@ -83,6 +83,6 @@ def _blocks(heads: int, num_tokens: int) -> list[tuple[slice, int, int]]:
 
 
 def causal_attention(query_CRTH: Tensor, key_CTH: Tensor, value_CTH: Tensor) -> Tensor:
-    """Attends each token to itself and those before it; scores are scaled by H**-0.5."""
+    """Attends each token to itself and those before it. Scores are scaled by H**-0.5."""
     scaled_CRTH = query_CRTH * query_CRTH.shape[-1] ** -0.5
     return _CausalAttention.apply(scaled_CRTH, key_CTH, value_CTH)  # type: ignore[no-any-return]

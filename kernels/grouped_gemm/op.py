@@ -42,7 +42,7 @@ def _grouped_mm_shapes(
 
 @operation("grouped_mm", _grouped_mm_shapes)
 def grouped_mm_op(rows_PK: Tensor, weights_ENK: Tensor, ends_E: Tensor, transposed: bool) -> Tensor:
-    """rows @ weights.T by expert; with `transposed`, rows_PN @ weights_ENK."""
+    """rows @ weights.T by expert. With `transposed`, rows_PN @ weights_ENK."""
     right = weights_ENK if transposed else weights_ENK.transpose(1, 2)
     if _fits_torch(rows_PK, weights_ENK) and int(ends_E[-1]) == rows_PK.shape[0]:
         return F.grouped_mm(rows_PK, right, offs=ends_E)
@@ -60,7 +60,7 @@ def _grouped_wgrad_shapes(grads_PN: Tensor, rows_PK: Tensor, ends_E: Tensor) -> 
 
 @operation("grouped_wgrad", _grouped_wgrad_shapes)
 def grouped_wgrad_op(grads_PN: Tensor, rows_PK: Tensor, ends_E: Tensor) -> Tensor:
-    """grads.T @ rows by expert; zeros for an expert without rows."""
+    """grads.T @ rows by expert. Zeros for an expert without rows."""
     out = rows_PK.new_zeros(ends_E.numel(), grads_PN.shape[1], rows_PK.shape[1])
     start = 0
     for expert, end in enumerate(ends_E.tolist()):
@@ -113,7 +113,7 @@ def _plain(operand: Operand) -> Tensor:
 def grouped_mm(
     rows: Operand, weights: Operand, ends_E: Tensor, *, transposed: bool = False
 ) -> Tensor:
-    """Returns out_PN = rows_PK @ weights_ENK.T by expert; with `transposed`, out_PK = rows_PN @
+    """Returns out_PN = rows_PK @ weights_ENK.T by expert. With `transposed`, out_PK = rows_PN @
     weights_ENK.
     """
     if isinstance(rows, MxTensor):

@@ -45,7 +45,7 @@ def product_kernel(
     BLOCK_C: tl.constexpr,
     EXPERTS: tl.constexpr,
 ):
-    """out[p, n] = sum over c of rows[p, c] * weights[e, n, c]; a program takes every so manieth
+    """out[p, n] = sum over c of rows[p, c] * weights[e, n, c]. A program takes every so manieth
     tile.
     """
     tiles_n = tl.cdiv(width_n, BLOCK_N)
@@ -120,7 +120,7 @@ def gradient_kernel(
 
 
 def num_persistent_programs(device: torch.device) -> int:
-    """One a multiprocessor; on a CPU, where kernels are interpreted, a few."""
+    """One per multiprocessor. On a CPU, where kernels are interpreted, a few."""
     if device.type != "cuda":
         return 4
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -130,7 +130,7 @@ def num_persistent_programs(device: torch.device) -> int:
 def grouped_mm_triton(
     rows_PK: Tensor, weights_ENK: Tensor, ends_E: Tensor, transposed: bool
 ) -> Tensor:
-    """rows @ weights.T by expert; with `transposed`, rows_PN @ weights_ENK."""
+    """rows @ weights.T by expert. With `transposed`, rows_PN @ weights_ENK."""
     rows_PK, weights_ENK = rows_PK.contiguous(), weights_ENK.contiguous()
     stride_e, stride_n, stride_c = weights_ENK.stride()
     experts, width_n, width_c = weights_ENK.shape
@@ -147,7 +147,7 @@ def grouped_mm_triton(
 
 @grouped_wgrad_op.register_cuda
 def grouped_wgrad_triton(grads_PN: Tensor, rows_PK: Tensor, ends_E: Tensor) -> Tensor:
-    """grads.T @ rows by expert; zeros for an expert without rows."""
+    """grads.T @ rows by expert. Zeros for an expert without rows."""
     width_n, width_k, experts = grads_PN.shape[1], rows_PK.shape[1], ends_E.numel()
     out = rows_PK.new_empty(experts, width_n, width_k)
     block_n, block_k, block_p = GRADIENT_TILE

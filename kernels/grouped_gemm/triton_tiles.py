@@ -19,7 +19,7 @@ BAND_TILES = tl.constexpr(8)
 
 @triton.jit
 def expert_rows(ends_ptr, num_experts, EXPERTS: tl.constexpr):
-    """First row and row after the last of each expert; empty past the last expert."""
+    """First row and row after the last of each expert. Empty past the last expert."""
     experts = tl.arange(0, EXPERTS)
     ends = tl.load(ends_ptr + experts, mask=experts < num_experts, other=0)
     is_later = (experts > 0) & (experts < num_experts)

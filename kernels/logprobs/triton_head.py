@@ -40,7 +40,7 @@ def logits_tile(
     BLOCK_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Logits of some tokens and some of the vocabulary in fp32; LOWEST outside it."""
+    """Logits of some tokens and some of the vocabulary in fp32. LOWEST outside it."""
     rows, columns = row + tl.arange(0, BLOCK_T), column + tl.arange(0, BLOCK_V)
     parts = tl.arange(0, BLOCK_D)
     left = hidden_ptr + rows.to(tl.int64)[:, None] * width + parts[None, :]

@@ -5,7 +5,7 @@ gives the experts. Tokens are rounded before they are copied: a block lies withi
 result is the same, and K times less is rounded (between processes, half as many bytes are sent).
 Results come back in the plain dtype.
 
-Shapes: N tokens, K experts a token, E experts, D model width, P rows.
+Shapes: N tokens, K experts per token, E experts, D model width, P rows.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Dispatcher(Protocol):
         ...
 
     def combine_scales(self, scale_P: Tensor, plan: RowPlan) -> Tensor:
-        """Brings one number a row back to weights_NK."""
+        """Brings one number per row back to weights_NK."""
         ...
 
 
@@ -87,5 +87,5 @@ class LocalDispatcher:
         return unpermute(rows_PD, plan)
 
     def combine_scales(self, scale_P: Tensor, plan: RowPlan) -> Tensor:
-        """Brings one number a row back to weights_NK."""
+        """Brings one number per row back to weights_NK."""
         return scale_P.index_select(0, plan.place_NK.flatten()).view(plan.place_NK.shape)

@@ -7,7 +7,7 @@ product, so its gradient is a row's dot product in the SwiGLU's backward. Kept f
 the dispatched rows (rounded), the first product in the plain dtype, the rounded weights; the
 SwiGLU's rows are computed again.
 
-Shapes: N tokens, K experts a token, E experts, D model width, F inner width, G = 2F, P rows.
+Shapes: N tokens, K experts per token, E experts, D model width, F inner width, G = 2F, P rows.
 """
 
 from typing import Any

@@ -7,7 +7,7 @@ Each expert is taken through all its products before the next one, so that its r
 nano) stay in cache. An expert's rows are filled up to a multiple of 64 with rows of weight zero:
 oneDNN compiles a product for each new shape, and row counts differ in every batch.
 
-Shapes: N tokens, K experts a token, E experts, D model width, F inner width of an expert, G = 2F, P
+Shapes: N tokens, K experts per token, E experts, D model width, F inner width of an expert, G = 2F, P
 sorted and padded rows, R rows of one expert.
 """
 

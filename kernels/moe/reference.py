@@ -1,6 +1,6 @@
 """The plain formula of a mixture-of-experts layer's experts, to check `op.py` against.
 
-Shapes: N tokens, K experts a token, E experts, D model width, F inner width of an expert.
+Shapes: N tokens, K experts per token, E experts, D model width, F inner width of an expert.
 """
 
 import torch

@@ -65,13 +65,13 @@ class MxTensor:
 
 
 def scale_shape(shape: torch.Size | tuple[int, ...], block: Block) -> tuple[int, ...]:
-    """Shape of the scales of values of `shape`; a last block may be smaller."""
+    """Shape of the scales of values of `shape`. A last block may be smaller."""
     rows, columns = shape[-2:]
     return (*shape[:-2], -(-rows // block[0]), -(-columns // block[1]))
 
 
 def power_of_scale(scales: Tensor) -> Tensor:
-    """2**(byte - 127) in fp32, exactly; 255 gives NaN."""
+    """2**(byte - 127) in fp32, exactly. 255 gives NaN."""
     exponent = scales.to(torch.int32)
     bits = torch.where(exponent == 0, SUBNORMAL_POWER, exponent << FP32_MANTISSA_BITS)
     bits = torch.where(exponent == SCALE_NAN, 0x7FC00000, bits)
@@ -79,7 +79,7 @@ def power_of_scale(scales: Tensor) -> Tensor:
 
 
 def inverse_power_of_scale(scales: Tensor) -> Tensor:
-    """2**(127 - byte) in fp32, exactly; 255 gives NaN."""
+    """2**(127 - byte) in fp32, exactly. 255 gives NaN."""
     exponent = 2 * SCALE_BIAS - scales.to(torch.int32)
     bits = torch.where(exponent == 0, SUBNORMAL_POWER, exponent << FP32_MANTISSA_BITS)
     bits = torch.where(exponent < 0, 0x7FC00000, bits)

@@ -30,7 +30,7 @@ _SUBNORMAL_STEPS = np.float32(1.5 * 2**14)
 
 @numba.njit(cache=True, error_model="numpy")
 def _scale_byte(bits):
-    """RCEIL of a largest magnitude, given as the bits of the fp32 number; 255 where not finite."""
+    """RCEIL of a largest magnitude, given as the bits of the fp32 number. 255 where not finite."""
     exponent = bits >> 23
     if exponent == 255:
         return 255

@@ -59,7 +59,7 @@ def _scaled(matrix: Tensor, factors: Tensor, block: Block) -> Tensor:
 
 
 def decode_fp8(values: Tensor) -> Tensor:
-    """e4m3 to fp32, exactly; 0x7F and 0xFF give NaN."""
+    """e4m3 to fp32, exactly. 0x7F and 0xFF give NaN."""
     byte = values.view(torch.uint8).to(torch.int16)
     half = ((byte & 0x80) << 8) | ((byte & 0x7F) << 7)
     # 0x7F would read 480: the one code of e4m3 that is not a number
@@ -87,7 +87,7 @@ def _quantize_shapes(
 def quantize_op(
     matrix: Tensor, block_rows: int, block_columns: int, rounding: str
 ) -> tuple[Tensor, Tensor]:
-    """Values and scale bytes of the blocks; see `quantize`."""
+    """Values and scale bytes of the blocks. See `quantize`."""
     return _quantize_cpu(matrix, (block_rows, block_columns), rounding)  # type: ignore[arg-type]
 
 
@@ -103,7 +103,7 @@ def _quantize_row_col_shapes(matrix: Tensor, group: int) -> tuple[Tensor, Tensor
 
 @operation("mxfp8_quantize_row_col", _quantize_row_col_shapes)
 def quantize_row_col_op(matrix: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Row copy, and the row copy of the transpose; see `quantize_row_col`."""
+    """Row copy, and the row copy of the transpose. See `quantize_row_col`."""
     transposed = matrix.transpose(-1, -2).contiguous()
     return (
         *_quantize_cpu(matrix, (1, group), "rceil"),
@@ -121,7 +121,7 @@ def _dequantize_shapes(
 def dequantize_op(
     values: Tensor, scales: Tensor, block_rows: int, block_columns: int, dtype: torch.dtype
 ) -> Tensor:
-    """Values times their block's power of two; see `dequantize`."""
+    """Values times their block's power of two. See `dequantize`."""
     power = power_of_scale(scales)
     return _scaled(decode_fp8(values), power, (block_rows, block_columns)).to(dtype)
 
@@ -146,7 +146,7 @@ def dequantize(tensor: MxTensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def transpose(tensor: MxTensor) -> MxTensor:
-    """The transposed matrix by moving bytes; square blocks only keep their block."""
+    """The transposed matrix by moving bytes. Square blocks only keep their block."""
     return MxTensor(
         tensor.values.transpose(-1, -2).contiguous(),
         tensor.scales.transpose(-1, -2).contiguous(),

@@ -49,7 +49,7 @@ def expand_blocks(scales: Tensor, block: Block, shape: torch.Size) -> Tensor:
 
 
 def round_to_fp8(values: Tensor) -> Tensor:
-    """Nearest even e4m3 of fp32 values, saturating; every NaN becomes 0x7F."""
+    """Nearest even e4m3 of fp32 values, saturating. Every NaN becomes 0x7F."""
     rounded = values.clamp(-FP8_MAX, FP8_MAX).to(FP8)
     return torch.where(values.isnan(), 0x7F, rounded.view(torch.uint8)).view(FP8)
 

@@ -44,14 +44,14 @@ def scale_byte(amax_bits, IS_RCEIL: tl.constexpr):
 
 @triton.jit
 def inverse_power(byte):
-    """2**(127 - byte); NaN for 255."""
+    """2**(127 - byte). NaN for 255."""
     bits = tl.where(byte == 254, 0x00400000, (254 - byte) << 23)
     return tl.where(byte == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def power(byte):
-    """2**(byte - 127); NaN for 255."""
+    """2**(byte - 127). NaN for 255."""
     bits = tl.where(byte == 0, 0x00400000, byte << 23)
     return tl.where(byte == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
 
@@ -65,7 +65,7 @@ def quantize_tile(
     G_COLUMNS: tl.constexpr,
     IS_RCEIL: tl.constexpr,
 ):
-    """Rounds a (ROWS, COLUMNS) fp32 tile in blocks; returns e4m3 values and uint8 scales."""
+    """Rounds a (ROWS, COLUMNS) fp32 tile in blocks. Returns e4m3 values and uint8 scales."""
     blocks = tl.reshape(tile, (ROWS // G_ROWS, G_ROWS, COLUMNS // G_COLUMNS, G_COLUMNS))
     bits = blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     byte = scale_byte(tl.max(tl.max(bits, 3), 1), IS_RCEIL)

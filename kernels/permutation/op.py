@@ -8,7 +8,7 @@ known before the experts are (`largest_rows`), so that nothing waits for the dev
 last expert's belong to nobody. Copies keep token order within an expert: no atomics, the same
 layout every time.
 
-Shapes: N tokens, K experts a token, S = N*K copies, E experts, D model width, P rows.
+Shapes: N tokens, K experts per token, S = N*K copies, E experts, D model width, P rows.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def _plan_rows_shapes(
 def plan_rows_op(
     experts_NK: Tensor, num_experts: int, align: int, num_rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Place, source and ends; see `RowPlan`."""
+    """Place, source and ends. See `RowPlan`."""
     flat_S = experts_NK.reshape(-1)
     sorted_S, order_S = torch.sort(flat_S, stable=True)
     counts_E = torch.bincount(flat_S, minlength=num_experts)
@@ -111,7 +111,7 @@ def unpermute_op(rows_PD: Tensor, place_NK: Tensor, weights_NK: Tensor | None) -
 
 
 def permute(tokens_ND: Tensor, plan: RowPlan) -> Tensor:
-    """Copies each token to its rows; padding rows are zeros. Any dtype, bytes too."""
+    """Copies each token to its rows. Padding rows are zeros. Any dtype, bytes too."""
     return permute_op(tokens_ND, plan.source_P)
 
 

@@ -1,6 +1,6 @@
 """Laying token copies out by expert and summing them back, as loops, to check `op.py` against.
 
-Shapes: N tokens, K experts a token, S = N*K copies, E experts, D model width, P rows.
+Shapes: N tokens, K experts per token, S = N*K copies, E experts, D model width, P rows.
 """
 
 import torch

@@ -3,7 +3,7 @@
 Nothing depends on the order in which programs run: the plan counts each block of copies, scans the
 counts, then places each block's copies; sums over a token's rows go slot by slot.
 
-Shapes: N tokens, K experts a token, S = N*K copies, E experts, D model width, P rows, B copies of a
+Shapes: N tokens, K experts per token, S = N*K copies, E experts, D model width, P rows, B copies of a
 block.
 """
 
@@ -26,7 +26,7 @@ TOKEN_TILE = (4, 512)
 
 @triton.jit
 def load_experts(experts_ptr, num_copies, BLOCK: tl.constexpr):
-    """Copies of this program's block and their experts; -1 past the last copy."""
+    """Copies of this program's block and their experts. -1 past the last copy."""
     copies = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     chosen = tl.load(experts_ptr + copies, mask=copies < num_copies, other=-1).to(tl.int32)
     return copies, chosen
@@ -69,7 +69,7 @@ def place_kernel(
 def permute_kernel(
     tokens_ptr, source_ptr, rows_ptr, num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """A tile of rows; zeros where there is no token."""
+    """A tile of rows. Zeros where there is no token."""
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     source = tl.load(source_ptr + rows, mask=rows < num_rows, other=-1)

@@ -41,7 +41,7 @@ def silu(gate):
 
 @triton.jit
 def load_halves(inner_ptr, row, column, num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Gate and up tiles, in fp32; zeros outside."""
+    """Gate and up tiles, in fp32. Zeros outside."""
     rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
     offsets = rows.to(tl.int64)[:, None] * (2 * width) + columns[None, :]
     mask = (rows < num_rows)[:, None] & (columns < width)[None, :]
@@ -108,7 +108,7 @@ def swiglu_backward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """All columns of some rows; results in the inner dtype."""
+    """All columns of some rows. Results in the inner dtype."""
     row = tl.program_id(0) * ROWS
     rows = row + tl.arange(0, ROWS)
     scale = tl.load(scale_ptr + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
@@ -213,7 +213,7 @@ def swiglu_backward_quantize_kernel(
     PART_COLUMNS: tl.constexpr,
     G: tl.constexpr,
 ):
-    """All columns of some rows; both copies of the gradients, the transposed copy of the rows. The
+    """All columns of some rows. Both copies of the gradients, the transposed copy of the rows. The
     width is a multiple of the tile's, so that gate and up share no block.
 
     A block of a row copy spans columns only, one of a transposed copy rows only. So a tile is

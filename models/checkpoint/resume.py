@@ -12,7 +12,7 @@ import torch
 
 
 def save_resume_state(path: Path, state: dict[str, Any]) -> None:
-    """Replaces the file; a reader or a crash sees the old state or the new."""
+    """Replaces the file. A reader or a crash sees the old state or the new."""
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
         with temporary.open("wb") as stream:
@@ -25,5 +25,5 @@ def save_resume_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_resume_state(path: Path) -> dict[str, Any] | None:
-    """Reads the file; None when there is none."""
+    """Reads the file. None when there is none."""
     return torch.load(path, weights_only=True) if path.exists() else None

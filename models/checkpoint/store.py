@@ -50,7 +50,7 @@ def save_checkpoint(
     optimizer_state: dict[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes a checkpoint; readers see the old directory or the new one, never a part. Metadata
+    """Writes a checkpoint. Readers see the old directory or the new one, never a part. Metadata
     must be JSON.
     """
     check_shapes(spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
@@ -105,14 +105,14 @@ def load_checkpoint(directory: Path) -> Checkpoint:
 
 
 def load_optimizer_state(directory: Path) -> dict[str, Any] | None:
-    """Reads the optimiser state; None when the checkpoint was saved without one."""
+    """Reads the optimiser state. None when the checkpoint was saved without one."""
     read_marker(directory)
     path = directory / OPTIMIZER
     return torch.load(path, weights_only=True) if path.exists() else None
 
 
 def read_marker(directory: Path) -> dict[str, Any]:
-    """Reads the file that is written last; its absence means there is no checkpoint."""
+    """Reads the file that is written last. Its absence means there is no checkpoint."""
     path = directory / MARKER
     if not path.exists():
         raise ValueError(f"{directory} holds no {MARKER}, wanted a finished checkpoint")

@@ -60,7 +60,7 @@ class Renderer:
 
     @classmethod
     def load(cls, path: Path) -> "Renderer":
-        """Reads `tokenizer.json`; `path` is the file or the directory that holds it."""
+        """Reads `tokenizer.json`. `path` is the file or the directory that holds it."""
         file = path / TOKENIZER_FILE if path.is_dir() else path
         return cls(Tokenizer.from_file(str(file)))
 
@@ -88,7 +88,7 @@ class Renderer:
         return [*self.encode_content(text, tags="all"), self.end_id]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens, specials by name; bytes that are not UTF-8 become U+FFFD."""
+        """Text of tokens, specials by name. Bytes that are not UTF-8 become U+FFFD."""
         table = self._token_bytes
         return b"".join([table[token_id] for token_id in token_ids]).decode("utf-8", "replace")
 

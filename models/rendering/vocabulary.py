@@ -31,7 +31,7 @@ NUM_LINE_TAGS = 40
 
 
 def line_tag(number: int) -> str:
-    """The tag of line `number` (1-based) of a region; one token up to NUM_LINE_TAGS."""
+    """The tag of line `number` (1-based) of a region. One token up to NUM_LINE_TAGS."""
     return f"<L{number}>"
 
 

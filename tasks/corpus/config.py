@@ -19,7 +19,7 @@ from ostinato.tasks.corpus.locating import Locating
 
 
 class CorpusRecord(BaseModel):
-    """Frozen; unknown fields are errors."""
+    """Frozen. Unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -166,7 +166,7 @@ class ShardStatistics(CorpusRecord):
 
 
 class CorpusResult(CorpusRecord):
-    """Location and content of the corpus; the same numbers are in statistics.json."""
+    """Location and content of the corpus. The same numbers are in statistics.json."""
 
     directory: str
     vocab_size: int

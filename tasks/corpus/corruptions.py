@@ -221,7 +221,7 @@ _ATTEMPTS = 16
 def corrupt_function(
     function: CodeFunction, rng: random.Random, numbers: Sequence[int] | None = None
 ) -> Corruption | None:
-    """A random corruption, on one of the lines `numbers` when given; None when none was found."""
+    """A random corruption, on one of the lines `numbers` when given. None when none was found."""
     parts = find_parts(function.lines)
     names = _names_of(function.lines)
     for _ in range(_ATTEMPTS):

@@ -140,7 +140,7 @@ async def _demonstrate(
     settings: DemonstrationSettings,
     index: int,
 ) -> _Attempt:
-    """One attempt; no document when it did not end as planned (a wrong edit may pass)."""
+    """One attempt. No document when it did not end as planned (a wrong edit may pass)."""
     rng = random.Random(f"{settings.seed}/{index}/{problem.problem_id}")
     plan = draw_plan(settings.config, rng)
     text = place.repository.files[problem.path].decode()
@@ -233,7 +233,7 @@ def _right_edit(problem: Problem, region: Region) -> str:
 
 
 def _draw_wrong_edit(problem: Problem, region: Region, guard: Guard, rng: random.Random) -> str:
-    """A call that changes another line, or the right line wrongly; empty when none was found."""
+    """A call that changes another line, or the right line wrongly. Empty when none was found."""
     edit = problem.edits[0]
     number = edit.line_number - region.first_line + 1
     lines = list(region.lines)
@@ -269,7 +269,7 @@ def _to_document(transcript: Transcript, plan: Plan) -> Document:
 
 
 def _mask_first_edit(document: Document) -> None:
-    """Takes what stands inside the first edit out of the loss; its tags stay in."""
+    """Takes what stands inside the first edit out of the loss. Its tags stay in."""
     start = document.token_ids.index(OPEN_EDIT)
     end = document.token_ids.index(CLOSE_EDIT, start)
     for index in range(start + 1, end):

@@ -44,7 +44,7 @@ def function_limits(config: CorpusConfig) -> FunctionLimits:
 def make_code(
     files: Sequence[SourceFile], renderer: Renderer, config: CorpusConfig, guard: Guard
 ) -> Shard:
-    """Windows of whole lines of general source files; held out by file."""
+    """Windows of whole lines of general source files. Held out by file."""
     shard = Shard()
     room = {False: config.budgets.code, True: int(config.budgets.code * config.held_out_share)}
     for file in _shuffled(files, config.seed, "code"):
@@ -141,7 +141,7 @@ class RepairMaker:
     def draw_bug(
         self, draw_function: DrawFunction, rng: random.Random, keep: Callable[[Bug], bool]
     ) -> Bug | None:
-        """A corruption that is allowed and wanted; None when there seem to be no more."""
+        """A corruption that is allowed and wanted. None when there seem to be no more."""
         for _ in range(MAX_DRY_DRAWS):
             function = draw_function(rng)
             if function is None:
@@ -186,7 +186,7 @@ def is_repair_trained(bug: Bug) -> bool:
 def make_repairs(
     functions: Sequence[CodeFunction], maker: RepairMaker, tested: Sequence[list[int]]
 ) -> Shard:
-    """Self-made bugs in problem repositories' functions; `tested` are part of the budget."""
+    """Self-made bugs in problem repositories' functions. `tested` are part of the budget."""
     draw = FunctionDraw([item for item in functions if not maker.guard.is_function_held_out(item)])
     budget = maker.config.budgets.repair
     room = budget - sum(map(len, tested))
@@ -196,7 +196,7 @@ def make_repairs(
 
 
 def make_general_repairs(files: Sequence[SourceFile], maker: RepairMaker) -> Shard:
-    """Self-made bugs in functions of general source files; held out by file."""
+    """Self-made bugs in functions of general source files. Held out by file."""
     config = maker.config
     budget = config.budgets.repair_general
     shards: list[list[list[int]]] = []

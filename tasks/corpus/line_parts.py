@@ -38,7 +38,7 @@ class LineParts:
 
 @lru_cache(maxsize=4096)
 def find_parts(lines: tuple[str, ...]) -> tuple[LineParts, ...]:
-    """The parts of each line; SyntaxError when the lines are not a function."""
+    """The parts of each line. SyntaxError when the lines are not a function."""
     is_indented = lines[0][:1] == " "  # a method, indented as in its class
     text = "\n".join(("if True:", *lines) if is_indented else lines)
     finder = _Finder([LineParts() for _ in lines], 2 if is_indented else 1)

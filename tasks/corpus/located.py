@@ -65,7 +65,7 @@ class Locator:
     search: SearchService
 
     def write(self, shelf: Shelf, symbol: str, pool: Pool, rng: random.Random) -> Document | None:
-        """The document of one function; None when the demonstrator does not find it."""
+        """The document of one function. None when the demonstrator does not find it."""
         sentence = shelf.sentences[symbol]
         texts = pool.texts()
         talk = locate(self.config.demonstrations.locating, sentence, shelf.path, symbol)
@@ -161,7 +161,7 @@ def _make_shelf(file: SourceFile) -> Shelf:
 
 
 def _sentences(text: str) -> dict[str, str]:
-    """What the top-level functions of a file are for, where that is said; a name that is defined
+    """What the top-level functions of a file are for, where that is said. A name that is defined
     twice is left out.
     """
     try:

@@ -62,7 +62,7 @@ class Located:
 
 
 def drive(talk: LocatingTalk, answer: Callable[[str], str]) -> Located | None:
-    """A whole talk; None when it did not find the function."""
+    """A whole talk. None when it did not find the function."""
     steps: list[tuple[str, str]] = []
     try:
         call = next(talk)

@@ -68,7 +68,7 @@ class ProblemSource:
 
 
 def _open_prompt(problem: Problem) -> str:
-    """A prompt as a template; empty when it does not name the function."""
+    """A prompt as a template. Empty when it does not name the function."""
     prompt = problem.prompt.replace("{", "{{").replace("}", "}}").replace(problem.path, "{path}")
     name = problem.symbol.rpartition(".")[2]
     template, count = re.subn(

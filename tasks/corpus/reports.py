@@ -27,7 +27,7 @@ class ReportBook:
         self._raising: dict[tuple[str, str], list[str]] = defaultdict(list)
 
     def add(self, path: str, symbol: str, report: str) -> None:
-        """Remembers a real report; undefined names are not worth remembering."""
+        """Remembers a real report. Undefined names are not worth remembering."""
         if not report.startswith("failed: ") or "NameError" in report:
             return
         words = _PLACE.sub("", report)

@@ -42,9 +42,8 @@ from ostinato.tasks.records import Split
 SHARDS_DIRECTORY = "shards"
 STATISTICS_FILE = "statistics.json"
 TOKENIZER_CHARACTERS = 800_000
-LIBRARY_REPEATS = (
-    8  # of the problem functions in the tokenizer's text: they are few and matter most
-)
+# copies of the problem functions in the tokenizer's text: they are few and matter most
+LIBRARY_REPEATS = 8
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ DEMONSTRATIONS_FILE = "demonstrations.safetensors"
 
 
 def write_shard(directory: Path, name: str, documents: Iterable[Sequence[int]]) -> ShardStatistics:
-    """Writes NAME.bin and NAME.idx (int32); one document each."""
+    """Writes NAME.bin and NAME.idx (int32). One document each."""
     directory.mkdir(parents=True, exist_ok=True)
     builder = IndexedDatasetBuilder(str(directory / f"{name}.bin"), dtype=np.int32)
     num_documents = num_tokens = 0

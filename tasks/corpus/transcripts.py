@@ -75,7 +75,7 @@ def edit_call(number: int, text: str) -> str:
 def look_turns(plan: Plan, place: str) -> list[list[str]]:
     """The calls of the turns before the first edit.
 
-    One call a turn, the function is read first: only then can the report name a line of it.
+    One call per turn, the function is read first: only then can the report name a line of it.
     """
     read = read_call(place)
     return [[RUN_TESTS, read]] if plan.is_parallel else [[read], [RUN_TESTS]]
@@ -107,7 +107,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class DocumentWriter:
-    """Builds documents with one renderer; `prompt_templates` hold {symbol} and {path}."""
+    """Builds documents with one renderer. `prompt_templates` hold {symbol} and {path}."""
 
     renderer: Renderer
     prompt_templates: tuple[str, ...]
@@ -140,7 +140,7 @@ class DocumentWriter:
         report: str,
         rng: random.Random,
     ) -> list[int]:
-        """A whole attempt at a corruption; `report` is what the tests say before the edit."""
+        """A whole attempt at a corruption. `report` is what the tests say before the edit."""
         plan = Plan(is_parallel, Course.RIGHT)
         lines = list(function.lines)
         lines[corruption.number - 1] = corruption.broken

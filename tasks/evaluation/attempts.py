@@ -46,7 +46,7 @@ def draw_problems(problems: Sequence[Problem], *, count: int, seed: int) -> list
 def plan_attempts(
     problems: Sequence[Problem], *, attempts_per_problem: int, seed: int
 ) -> list[PlannedAttempt]:
-    """All attempts; a seed depends on problem and attempt number only."""
+    """All attempts. A seed depends on problem and attempt number only."""
     return [
         PlannedAttempt(
             problem,
@@ -59,7 +59,7 @@ def plan_attempts(
 
 
 def read_rows(path: Path) -> list[AttemptRow]:
-    """Finished attempts of a file; a torn last line is left out."""
+    """Finished attempts of a file. A torn last line is left out."""
     rows: dict[tuple[str, int], AttemptRow] = {}
     if not path.exists():
         return []
@@ -82,7 +82,7 @@ async def run_attempts(
     concurrent_attempts: int,
     on_row: OnRow | None = None,
 ) -> list[AttemptRow]:
-    """Makes the attempts that the file does not hold yet; all rows, finished before or now."""
+    """Makes the attempts that the file does not hold yet. All rows, finished before or now."""
     rows = read_rows(rows_path)
     finished = {(row.problem_id, row.attempt) for row in rows}
     waiting = iter(

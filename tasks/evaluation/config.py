@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Config(BaseModel):
-    """Frozen settings; unknown keys are errors."""
+    """Frozen settings. Unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -27,7 +27,7 @@ RATES = ("solved", "shown", "located")
 
 
 class LocatingRow(Record):
-    """One attempt; all that is counted lies before the answer that located the function, or is the
+    """One attempt. All that is counted lies before the answer that located the function, or is the
     whole attempt where none did.
     """
 
@@ -57,7 +57,7 @@ class ArmFigures(Record):
 
 
 class ArmComparison(Record):
-    """Two arms on the same problems; differences are with minus without."""
+    """Two arms on the same problems. Differences are with minus without."""
 
     arms: dict[str, ArmFigures]
     solved_difference: PairedDifference
@@ -137,7 +137,7 @@ def append_locating(path: Path, row: LocatingRow) -> None:
 
 
 def read_locating(path: Path) -> list[LocatingRow]:
-    """The rows of a file, the newest of each attempt; a torn line is left out."""
+    """The rows of a file, the newest of each attempt. A torn line is left out."""
     rows: dict[tuple[str, int], LocatingRow] = {}
     if not path.exists():
         return []

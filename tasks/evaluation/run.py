@@ -19,7 +19,7 @@ from ostinato.tasks.records import Problem, Scorecard, Split
 
 
 class Frozen(BaseModel):
-    """Frozen; unknown keys are errors."""
+    """Frozen. Unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -76,7 +76,7 @@ def plan_of(request: EvaluationRequest, problems: Iterable[Problem]) -> list[Pla
 
 
 def shard_of(plan: Sequence[PlannedAttempt], *, index: int, count: int) -> list[PlannedAttempt]:
-    """The attempts of one shard; all attempts at a problem stay together, so that its verdicts are
+    """The attempts of one shard. All attempts at a problem stay together, so that its verdicts are
     cached once.
     """
     names = list(dict.fromkeys(item.problem.problem_id for item in plan))

@@ -56,7 +56,7 @@ BROKEN_STATUSES = frozenset(
 
 
 def attempt_row(trajectory: Trajectory, *, cluster: str = "") -> AttemptRow:
-    """The row of one graded trajectory; an attempt without a verdict counts as not solved."""
+    """The row of one graded trajectory. An attempt without a verdict counts as not solved."""
     turns = trajectory.transcript.turns
     calls = [call for turn in turns for call in turn.calls]
     return AttemptRow(
@@ -90,7 +90,7 @@ def pass_power_k(attempts: int, solved: int, k: int) -> float:
 
 
 def mean_metric(values_P: Sequence[float], *, confidence: float = 0.90) -> Metric:
-    """Mean of one value a problem, with a Student interval.
+    """Mean of one value per problem, with a Student interval.
 
     The variance of problem means over P already holds var_between + var_within / K, whatever K.
     """
@@ -108,7 +108,7 @@ def mean_metric(values_P: Sequence[float], *, confidence: float = 0.90) -> Metri
 def proportion_metric(
     rates_P: Sequence[float] | np.ndarray, *, attempts: int, confidence: float = 0.90
 ) -> Metric:
-    """Mean of a 0..1 rate a problem, with a Wilson interval at the effective sample size.
+    """Mean of a 0..1 rate per problem, with a Wilson interval at the effective sample size.
 
     Effective size = p(1-p) / SE^2, the number of independent coin flips that would be as certain;
     at least the number of problems less one and at most all attempts. Unlike the normal interval it
@@ -180,7 +180,7 @@ def paired_difference(
     resamples: int = 4_000,
     seed: int = 0,
 ) -> PairedDifference:
-    """Mean of second - first per problem, over problems both have; bootstrap interval, permutation
+    """Mean of second - first per problem, over problems both have. Bootstrap interval, permutation
     p value.
     """
     shared = sorted(first.keys() & second.keys())
@@ -235,7 +235,7 @@ def scorecard_from(
     temperature: float,
     confidence: float = 0.90,
 ) -> Scorecard:
-    """Every problem's attempts folded into one scorecard; its id is a hash of what it says.
+    """Every problem's attempts folded into one scorecard. Its id is a hash of what it says.
 
     `best_of` is unbiased pass@k with k = the smallest number of attempts any problem got.
     """

@@ -30,7 +30,7 @@ def distil_payload(collection: Collection, distilled: Distilled) -> dict[str, An
 
 
 def carried_baselines(ledger: Ledger) -> Baselines:
-    """The baselines of the newest closed cycle that has any; empty before the first."""
+    """The baselines of the newest closed cycle that has any. Empty before the first."""
     for cycle in reversed(ledger.cycles.history()):
         if cycle.closed_at is not None and STAGE in cycle.stages:
             return Baselines.model_validate(cycle.stages[STAGE]["baselines"])

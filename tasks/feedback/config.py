@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Config(BaseModel):
-    """Frozen settings; unknown keys are errors."""
+    """Frozen settings. Unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -64,7 +64,7 @@ class DistilConfig(Config):
 
 
 class BaselineConfig(Config):
-    """The expected reward per (population, problem kind); stands in for the group mean."""
+    """The expected reward per (population, problem kind). Stands in for the group mean."""
 
     prior_reward: float = Field(
         default=0.0, ge=-1, le=1, description="expected before anything was seen"

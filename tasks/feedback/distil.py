@@ -71,7 +71,7 @@ def distil_reward(interaction: CollectedInteraction, config: DistilConfig) -> Di
 def distil(
     interactions: Sequence[CollectedInteraction], baselines: Baselines, config: FeedbackConfig
 ) -> Distilled:
-    """One Sample a segment, all segments of an interaction sharing its advantage. Nothing is
+    """One Sample per segment, all segments of an interaction sharing its advantage. Nothing is
     dropped here.
     """
     rewards = [distil_reward(interaction, config.distil) for interaction in interactions]

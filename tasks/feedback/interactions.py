@@ -35,10 +35,10 @@ class CollectedInteraction(Record):
 
 
 class SkipReason(StrEnum):
-    """Why an interaction is not trained on. A bad answer is never a reason."""
+    """Reason not to train on an interaction. A bad answer is never one."""
 
     INFRASTRUCTURE = (
-        "infrastructure"  # the engine or the sandbox failed: says nothing about the policy
+        "infrastructure"  # engine or sandbox failed, which says nothing about the policy
     )
     NOTHING_SAMPLED = "nothing_sampled"  # no token of the model in it
     STALE = "stale"  # made by weights too far from those that would be trained
@@ -54,7 +54,7 @@ class Skip(Record):
 
 
 class Collection(Record):
-    """All interactions in (from_watermark, to_watermark]; every one is in exactly one of the two
+    """All interactions in (from_watermark, to_watermark]. Every one is in exactly one of the two
     lists.
     """
 

@@ -101,7 +101,7 @@ async def simulate_users(
     settled: Sequence[SimulatedRequest] = (),
     on_request: Callable[[SimulatedRequest], None] | None = None,
 ) -> SimulatedUsersReport:
-    """Lets `config.users` users work at the same time; `client` carries the base url and the API
+    """Lets `config.users` users work at the same time. `client` carries the base url and the API
     key.
 
     User u brings problems u, u + users, u + 2 users ...: no two users bring the same one, none is
@@ -223,7 +223,7 @@ class _User:
     async def _post(
         self, path: str, body: dict[str, Any], key: str | None = None
     ) -> dict[str, Any]:
-        """Waits and tries again where the gateway says so; any other refusal raises
+        """Waits and tries again where the gateway says so. Any other refusal raises
         HTTPStatusError.
         """
         retrying = AsyncRetrying(

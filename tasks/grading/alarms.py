@@ -46,7 +46,7 @@ class HackMonitor:
         self._raised: set[str] = set()
 
     def observe(self, trajectories: Iterable[Trajectory]) -> None:
-        """Adds attempts; those that were never graded say nothing about the policy."""
+        """Adds attempts. Those that were never graded say nothing about the policy."""
         for trajectory in trajectories:
             if trajectory.verdict is not None:
                 self._window.append(_see(trajectory))
@@ -60,7 +60,7 @@ class HackMonitor:
         }
 
     def alarms(self) -> tuple[Alarm, ...]:
-        """Everything that is over its threshold now; nothing before the window says enough."""
+        """Everything that is over its threshold now. Nothing before the window says enough."""
         if len(self._window) < self._config.least_trajectories:
             return ()
         found: list[Alarm] = []
@@ -73,14 +73,14 @@ class HackMonitor:
         return (*found, *self._drifts())
 
     def new_alarms(self) -> tuple[Alarm, ...]:
-        """Alarms that were not there at the last call; one that went away may come again."""
+        """Alarms that were not there at the last call. One that went away may come again."""
         now = self.alarms()
         new = tuple(alarm for alarm in now if alarm.name not in self._raised)
         self._raised = {alarm.name for alarm in now}
         return new
 
     def metrics(self) -> dict[str, float]:
-        """Names for metrics.jsonl; one rate a pattern, and how many alarms stand."""
+        """Names for metrics.jsonl. One rate per pattern, and how many alarms stand."""
         rates = {f"hack_{pattern.value}_ratio": rate for pattern, rate in self.rates().items()}
         flagged = sum(bool(seen.flags) for seen in self._window) / max(1, len(self._window))
         return {**rates, "hack_any_ratio": flagged, "hack_alarms": float(len(self.alarms()))}

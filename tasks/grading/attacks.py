@@ -148,7 +148,7 @@ def _dotted(node: ast.expr, modules: dict[str, str]) -> str:
 
 
 def _fold(node: ast.AST) -> str | None:
-    """The text an expression of constants gives; None when it is anything else."""
+    """The text an expression of constants gives. None when it is anything else."""
     if isinstance(node, ast.Constant):
         if isinstance(node.value, bytes):
             return node.value.decode(errors="replace")

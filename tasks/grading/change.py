@@ -26,7 +26,7 @@ _MOST_DIFF_LINES = 4000  # difflib is quadratic
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """One product file; None: absent."""
+    """One product file. None: absent."""
 
     path: str
     before: bytes | None
@@ -101,7 +101,7 @@ class AttemptChange:
 
     @cached_property
     def comment_ratio(self) -> float:
-        """Share of added non-blank characters that stand in comments; 0 when nothing was added."""
+        """Share of added non-blank characters that stand in comments. 0 when nothing was added."""
         total = sum(len(line.strip()) for line in self.added_lines)
         return sum(map(len, self.added_comments)) / total if total else 0.0
 
@@ -155,7 +155,7 @@ def _lines(content: bytes | None) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _comments(content: bytes | None) -> tuple[str, ...]:
-    """Comments and strings that stand alone, which serve as comments; text that does not tokenize
+    """Comments and strings that stand alone, which serve as comments. Text that does not tokenize
     gives what came before the fault.
     """
     found: list[str] = []

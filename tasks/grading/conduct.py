@@ -50,7 +50,7 @@ def count_questions(transcript: Transcript) -> int:
 
 
 def is_verified(transcript: Transcript) -> bool:
-    """Whether a command ran in or after the turn of the last edit; true when nothing was edited."""
+    """Whether a command ran in or after the turn of the last edit. True when nothing was edited."""
     verified = True
     for call in all_calls(transcript):
         if call.tool in EDIT_TOOLS and call.status is CallStatus.OK:
@@ -61,7 +61,7 @@ def is_verified(transcript: Transcript) -> bool:
 
 
 def last_todos(transcript: Transcript) -> tuple[TodoItem, ...]:
-    """The to-do list at the end. Items are one a line, `[x]` done, any other mark open; a merging
+    """The to-do list at the end. Items are one per line, `[x]` done, any other mark open; a merging
     call changes the items it names.
     """
     items: dict[str, TodoItem] = {}

@@ -17,7 +17,7 @@ from pydantic import (
 
 
 class Config(BaseModel):
-    """Frozen settings; unknown keys are errors."""
+    """Frozen settings. Unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -119,7 +119,7 @@ class ScanConfig(Config):
 
 
 class GradingConfig(Config):
-    """The reward is the sum of its terms; a weight of 0 switches a term off."""
+    """The reward is the sum of its terms. A weight of 0 switches a term off."""
 
     correctness: float = Field(default=1.0, ge=0, description="for a passed verdict")
     partial: float = Field(

@@ -22,7 +22,7 @@ _COMMON = frozenset({"utf-8", "utf8", "ascii", "__main__", "strict", "ignore", "
 
 
 def find_hard_coded(change: AttemptChange, tests: Sequence[str]) -> tuple[str, ...]:
-    """The constants, as text; empty when nothing looks like it."""
+    """The constants, as text. Empty when nothing looks like it."""
     if not any(_BRANCH.search(line) and _CONSTANT.search(line) for line in change.added_lines):
         return ()  # parsing whole files takes milliseconds
     known = _test_literals(change.repository, tuple(tests))

@@ -149,7 +149,7 @@ def _upstream_lookup(
 
 
 def _first_match(expression: re.Pattern[str], transcript: Transcript) -> str:
-    """The first call that names such a thing; what edits write is not looked at."""
+    """The first call that names such a thing. What edits write is not looked at."""
     for call in all_calls(transcript):
         match = expression.search(_reach(call))
         if match is not None:
@@ -207,7 +207,7 @@ def _broken_call_dodge(
 def _question_dodge(
     change: AttemptChange, verdict: Verdict, transcript: Transcript, config: ScanConfig
 ) -> str:
-    """A question that was needed is no dodge; one in the closing message is a question too."""
+    """A question that was needed is no dodge. One in the closing message is a question too."""
     if change.has_edit or verdict.passed or change.problem.question_warranted:
         return ""
     asked = count_questions(transcript)

@@ -50,7 +50,7 @@ def compute_reward(measures: Measures, config: GradingConfig) -> RewardReport:
 
 
 def term_weights(config: GradingConfig) -> dict[str, float]:
-    """The signed weight of every term; only correctness has a positive one."""
+    """The signed weight of every term. Only correctness has a positive one."""
     return {
         "correctness": config.correctness,
         "length": -config.length,

@@ -10,7 +10,7 @@ from ostinato.tasks.grading.change import AttemptChange
 
 
 async def count_new_lints(change: AttemptChange) -> int:
-    """Findings beyond the baseline's over all counted files; removed files have none."""
+    """Findings beyond the baseline's over all counted files. Removed files have none."""
     total = 0
     for file in change.counted:
         if file.after is None or not file.path.endswith(LINTED_SUFFIXES):

@@ -82,7 +82,7 @@ async def _find_difference(
     changed_files: Mapping[str, bytes | None],
     oracle: FunctionOracle,
 ) -> str:
-    """Where the change and the original part on calls that no test makes; empty where they agree."""
+    """Where the change and the original part on calls that no test makes. Empty where they agree."""
     sandbox = await NamespaceSandbox.open(repository, SandboxLimits(memory_bytes=2 << 30))
     try:
         await sandbox.reset(repository.keep_editable(changed_files))
@@ -96,7 +96,7 @@ async def _find_difference(
 
 
 def _agree(first: TestReport, second: TestReport) -> TestReport:
-    """The first report where the second agrees; the worse outcome of each test where not."""
+    """The first report where the second agrees. The worse outcome of each test where not."""
     if second.passed:
         return first
     different = [test for test in first.outcomes if test not in second.passed_ids]

@@ -68,7 +68,7 @@ class TrainerActor:
         self._trainer = RLTrainer(request, objects)
 
     def status(self) -> TrainerStatus:
-        """Where the trainer is; right after the start: where it was taken up."""
+        """Where the trainer is. Right after the start: where it was taken up."""
         return TrainerStatus(
             step=self._trainer.step,
             weight_version=self._trainer.weight_version,
@@ -76,7 +76,7 @@ class TrainerActor:
         )
 
     def train_step(self, samples: Sequence[Sample]) -> StepReport:
-        """Takes one optimiser step; nothing is published or saved."""
+        """Takes one optimiser step. Nothing is published or saved."""
         return self._trainer.train_step(samples)
 
     def publish(self) -> Publication:
@@ -84,11 +84,11 @@ class TrainerActor:
         return Publication.of(self._trainer.publish())
 
     def save(self) -> str:
-        """Writes a step checkpoint; returns its directory, a whole checkpoint of the model."""
+        """Writes a step checkpoint. Returns its directory, a whole checkpoint of the model."""
         return str(self._trainer.save())
 
     def advance(self, samples: Sequence[Sample], *, save: bool = True) -> TrainedStep:
-        """Takes a step, then publishes and saves at once; returns when both are done."""
+        """Takes a step, then publishes and saves at once. Returns when both are done."""
         report = self._trainer.train_step(samples)
         self._trainer.start_publish()
         directory: Path | None = self._trainer.save() if save else None

@@ -15,7 +15,7 @@ from ostinato.tasks.records import Group, Sample
 
 
 def center_rewards(rewards: Sequence[float]) -> list[float]:
-    """Rewards less their mean; exactly zero everywhere when all are equal."""
+    """Rewards less their mean. Exactly zero everywhere when all are equal."""
     if not rewards:
         return []
     if min(rewards) == max(rewards):

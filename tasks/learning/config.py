@@ -17,7 +17,7 @@ from pydantic import (
 
 
 class Config(BaseModel):
-    """Frozen settings; unknown keys are errors."""
+    """Frozen settings. Unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     later_fields: ClassVar[tuple[str, ...]] = ()

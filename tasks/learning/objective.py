@@ -28,7 +28,7 @@ class PolicyLoss:
 def policy_loss(
     logprobs_N: Tensor, rollout_logprobs_N: Tensor, advantages_N: Tensor, config: ObjectiveConfig
 ) -> PolicyLoss:
-    """Loss over sampled tokens; importance weights and the clip band carry no gradient themselves."""
+    """Loss over sampled tokens. Importance weights and the clip band carry no gradient themselves."""
     log_ratio_N = (logprobs_N.detach() - rollout_logprobs_N).clamp(
         -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT
     )

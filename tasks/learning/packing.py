@@ -2,7 +2,7 @@
 
 It does not know the loss.
 
-Shapes: B rows, T tokens of the bucket, L MoE layers, K experts a token.
+Shapes: B rows, T tokens of the bucket, L MoE layers, K experts per token.
 """
 
 from collections.abc import Sequence
@@ -87,7 +87,7 @@ def deal(microbatches: Sequence[Microbatch], num_ranks: int) -> list[list[int]]:
 
 
 def trainable_length(segment: Segment) -> int:
-    """Tokens up to the last sampled one; tool results behind it (an attempt cut short) take part in no loss."""
+    """Tokens up to the last sampled one. Tool results behind it (an attempt cut short) take part in no loss."""
     sampled = np.flatnonzero(segment.loss_mask_T)
     return int(sampled[-1]) + 1 if len(sampled) else len(segment.token_ids_T)
 

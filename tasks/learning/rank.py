@@ -94,7 +94,7 @@ class TrainerRank:
         return sum_rows_k1(self.reference, batches)
 
     def take_share(self, share: StepShare) -> ShareResult:
-        """Its part of a step; all ranks take theirs at once."""
+        """Its part of a step. All ranks take theirs at once."""
         return self._work.run(share)
 
     def _restore(self) -> None:

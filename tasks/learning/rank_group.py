@@ -37,7 +37,7 @@ END_SECONDS = 5.0
 
 
 class RankGroup:
-    """The other ranks as rank 0 sees them; in a world of 1 there are none. Used by one thread at a time."""
+    """The other ranks as rank 0 sees them. In a world of 1 there are none. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class RankGroup:
         objects: ObjectStore,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        """Starts the processes and opens process groups with them; groups this process had open are closed."""
+        """Starts the processes and opens process groups with them. Groups this process had open are closed."""
         self._name = f"the trainer of {request.chain_id}, {request.config.world_size} ranks"
         self._patience_seconds = patience_seconds
         self._processes: list[BaseProcess] = []
@@ -75,7 +75,7 @@ class RankGroup:
         method: Callable[[TrainerRank, Argument], Answer],
         arguments: Sequence[Argument],
     ) -> list[Answer]:
-        """Runs the method on every rank, of which `own` is the first; each has its own argument."""
+        """Runs the method on every rank, of which `own` is the first. Each has its own argument."""
         mine = functools.partial(method, own, arguments[0])
         answer, others = self._exchange(method, arguments[1:], mine)
         return [answer, *others]
@@ -148,7 +148,7 @@ class RankGroup:
 
     @contextlib.contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """Whatever goes wrong here ends all ranks; an error without a type is told with the ranks' last words."""
+        """Whatever goes wrong here ends all ranks. An error without a type is told with the ranks' last words."""
         try:
             yield
         except OstinatoError as error:

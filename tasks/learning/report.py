@@ -80,7 +80,7 @@ class StepReport(Record):
     tokens_per_second: float = Field(description="computed tokens over wall seconds")
 
     def metrics(self) -> dict[str, float]:
-        """All numbers under flat names, nested ones joined by an underscore; for one line of a metrics file."""
+        """All numbers under flat names, nested ones joined by an underscore. For one line of a metrics file."""
         flat: dict[str, float] = {}
         for name, value in self.model_dump(exclude={"schema_version"}).items():
             if isinstance(value, dict):
@@ -110,7 +110,7 @@ class TokenScores:
 
     @classmethod
     def concatenate(cls, parts: list["TokenScores"]) -> "TokenScores":
-        """All parts as one; empty arrays when there are none."""
+        """All parts as one. Empty arrays when there are none."""
         names = cls.__slots__
         if not parts:
             return cls(*(np.zeros(0) for _ in names))
@@ -118,7 +118,7 @@ class TokenScores:
 
 
 def measure_mismatch(trainer_logprobs_N: np.ndarray, rollout_logprobs_N: np.ndarray) -> Mismatch:
-    """Statistics of r = p(trainer) / q(rollout) over tokens drawn from q; zeros and ones when there is none."""
+    """Statistics of r = p(trainer) / q(rollout) over tokens drawn from q. Zeros and ones when there is none."""
     if not len(trainer_logprobs_N):
         return Mismatch(tokens=0, k1_nats=0.0, k3_nats=0.0, p99_ratio=1.0, max_ratio=1.0)
     log_ratio_N = trainer_logprobs_N.astype(np.float64) - rollout_logprobs_N.astype(np.float64)

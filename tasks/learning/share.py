@@ -3,7 +3,7 @@
 `ShareWork`: scores and gradients of the rank's microbatches, the sum over ranks, clipping and the
 step, which every rank takes alike. It neither packs samples nor reports.
 
-Shapes: B rows, T tokens, L MoE layers, K experts a token, N sampled tokens of a microbatch.
+Shapes: B rows, T tokens, L MoE layers, K experts per token, N sampled tokens of a microbatch.
 """
 
 from collections.abc import Sequence

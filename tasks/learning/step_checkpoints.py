@@ -76,7 +76,7 @@ class StepCheckpoints:
         return saved
 
     def load_newest(self) -> LoadedStep | None:
-        """The newest checkpoint; None when there is none. A damaged one is a StorageError, not passed over."""
+        """The newest checkpoint. None when there is none. A damaged one is a StorageError, not passed over."""
         steps = self._numbers(_STEP)
         if not steps:
             return None

@@ -98,7 +98,7 @@ class RLTrainer:
         return self.finish_publish()
 
     def start_publish(self) -> int:
-        """Takes a copy of the weights and commits it in the background; returns its version.
+        """Takes a copy of the weights and commits it in the background. Returns its version.
 
         The version is one more than the newest on the chain, or that one if it holds these very weights already. An
         upload still running is waited for, and its error raised. What this rank decides all ranks do.
@@ -133,7 +133,7 @@ class RLTrainer:
         return self._published
 
     def save(self) -> Path:
-        """Writes a step checkpoint from which an equal trainer continues; returns its directory.
+        """Writes a step checkpoint from which an equal trainer continues. Returns its directory.
 
         One rank's is every rank's, so a trainer with another number of ranks can continue from it too.
         """

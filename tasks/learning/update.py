@@ -35,7 +35,7 @@ Part = TypeVar("Part")
 
 
 class PolicyUpdate:
-    """The update of one model by one optimiser; `run_shares` lets other ranks take part (None: there are none)."""
+    """The update of one model by one optimiser. `run_shares` lets other ranks take part (None: there are none)."""
 
     def __init__(
         self,

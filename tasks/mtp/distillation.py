@@ -24,7 +24,7 @@ ROWS_A_BATCH = 8
 
 
 class DistillationLoss:
-    """The loss of a microbatch: KL summed over depths and target tokens; joint: the trunk's own
+    """The loss of a microbatch: KL summed over depths and target tokens. Joint: the trunk's own
     loss beside it.
     """
 
@@ -70,7 +70,7 @@ def draft_kl(
 def measure_drafts(
     model: TrainerModel, corpus_directory: Path, config: MtpConfig, *, step: int
 ) -> DraftQuality:
-    """Measures every depth on every held-out shard; rows are shared out over the ranks."""
+    """Measures every depth on every held-out shard. Rows are shared out over the ranks."""
     names = held_out_sources(corpus_directory)
     depths = model.spec.mtp_depth
     sums = torch.zeros(len(names), depths, 3, dtype=torch.float64)

@@ -20,14 +20,14 @@ CHECKPOINT = "checkpoint"
 
 @dataclass(frozen=True)
 class RankInput:
-    """Input of every rank; only rank 0 writes to the workspace."""
+    """Input of every rank. Only rank 0 writes to the workspace."""
 
     request: MtpRequest
     workspace: Workspace
 
 
 def main(request: MtpRequest, workspace: Workspace) -> MtpResult:
-    """Trains draft layers; continues an interrupted run of the same workspace."""
+    """Trains draft layers. Continues an interrupted run of the same workspace."""
     corpus = Path(request.corpus_directory)
     if not (corpus / "shards").is_dir():
         raise ConfigError(f"corpus_directory={corpus} holds no shards/, wanted a corpus")
@@ -84,7 +84,7 @@ def train_rank(given: RankInput, rank: int) -> MtpResult:
 
 
 def open_model(request: MtpRequest) -> TrainerModel:
-    """Builds the checkpoint's model; keeps its draft layers where shapes agree."""
+    """Builds the checkpoint's model. Keeps its draft layers where shapes agree."""
     config = request.config
     checkpoint = load_checkpoint(Path(request.checkpoint_directory))
     spec = checkpoint.spec.model_copy(

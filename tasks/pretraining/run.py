@@ -27,14 +27,14 @@ CHECKPOINT = "checkpoint"
 
 @dataclass(frozen=True)
 class RankInput:
-    """Input of every rank; only rank 0 writes to the workspace."""
+    """Input of every rank. Only rank 0 writes to the workspace."""
 
     request: PretrainingRequest
     workspace: Workspace
 
 
 def main(request: PretrainingRequest, workspace: Workspace) -> PretrainingResult:
-    """Trains through all phases; continues an interrupted run of the same workspace."""
+    """Trains through all phases. Continues an interrupted run of the same workspace."""
     corpus = Path(request.corpus_directory)
     if not (corpus / "tokenizer.json").exists():
         raise ConfigError(f"corpus_directory={corpus} holds no tokenizer.json, wanted a corpus")
@@ -87,7 +87,7 @@ def train_rank(given: RankInput, rank: int) -> PretrainingResult:
 
 
 def open_model(request: PretrainingRequest) -> TrainerModel:
-    """Builds the model, fresh or from a checkpoint; draft layers stay as they are."""
+    """Builds the model, fresh or from a checkpoint. Draft layers stay as they are."""
     config = request.config
     layout = ParallelLayout(data=config.world_size)
     if request.checkpoint_directory is not None:

@@ -64,7 +64,7 @@ class PromotionDesk:
             self._ledger.scorecards.set_passed(scorecard.scorecard_id, decision.passed)
 
     def champion_scorecard(self) -> Scorecard | None:
-        """The scorecard the champion was promoted on; None without a champion."""
+        """The scorecard the champion was promoted on. None without a champion."""
         pointer = self._ledger.promotions.current()
         if pointer is None or pointer.scorecard_id is None:
             return None
@@ -90,7 +90,7 @@ class PromotionDesk:
         return self._report(PromotionOutcome.PROMOTED, decision.candidate, decision.reason)
 
     def roll_back(self, checkpoint_id: str, reason: str) -> Pointer:
-        """Takes `checkpoint_id` from users if it is the champion; otherwise nothing changes."""
+        """Takes `checkpoint_id` from users if it is the champion. Otherwise nothing changes."""
         before = self._ledger.promotions.current()
         after = self._ledger.promotions.roll_back(
             reason, self._clock(), checkpoint_id=checkpoint_id
@@ -104,7 +104,7 @@ class PromotionDesk:
         self._ledger.promotions.settle()
 
     def start_canary(self, checkpoint_id: str, share: float) -> Canary:
-        """Opens an A/B; the same candidate with the same share continues the one that is open."""
+        """Opens an A/B. The same candidate with the same share continues the one that is open."""
         now = self.canary()
         if now is not None and (now.checkpoint_id, now.share) == (checkpoint_id, share):
             return now
@@ -134,7 +134,7 @@ class PromotionDesk:
         return None
 
     def obey(self, report: GuardReport, checkpoint_id: str) -> bool:
-        """Does what the guard advises about a candidate; true when it was taken from users."""
+        """Does what the guard advises about a candidate. True when it was taken from users."""
         if report.advice is not Advice.ROLL_BACK:
             return False
         self.stop_canary(report.reason)

@@ -61,7 +61,7 @@ class GuardReport(Record):
 
 
 def observe(rows: Sequence[InteractionRow]) -> list[Observation]:
-    """One observation an interaction; a revert after a keep counts as a revert."""
+    """One observation an interaction. A revert after a keep counts as a revert."""
     observations = []
     for row in rows:
         said = {event.signal: event for event in row.feedback}
@@ -147,7 +147,7 @@ def _proportion(
 def _latency(
     control: Sequence[Observation], candidate: Sequence[Observation], config: GuardConfig
 ) -> ArmMeasure:
-    """Rank test on the waiting times; a rise of the median below `latency_growth` gets p = 1."""
+    """Rank test on the waiting times. A rise of the median below `latency_growth` gets p = 1."""
     before = np.array(
         [seen.latency_seconds for seen in control if seen.latency_seconds is not None]
     )

@@ -19,7 +19,7 @@ PACKAGES_FILE = "packages.toml"
 
 
 class Config(BaseModel):
-    """Frozen settings; unknown keys are errors."""
+    """Frozen settings. Unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,7 +56,7 @@ def shipped_packages(
 
 
 class TowerConfig(Config):
-    """Size of the encoder; the fields of models/embedder.py by the same names."""
+    """Size of the encoder. The fields of models/embedder.py by the same names."""
 
     width: int = Field(default=128, ge=8)
     num_words: int = Field(default=12_000, ge=1)

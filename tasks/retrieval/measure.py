@@ -78,7 +78,7 @@ def index_codes(codes: Sequence[CodeText]) -> Segment:
 
 
 def score_lexically(pool: Pool, rules: Sequence[FieldRule] = BY_FIELD) -> np.ndarray:
-    """BM25 as it serves; with BODY_ONLY it is plain BM25."""
+    """BM25 as it serves. With BODY_ONLY it is plain BM25."""
     segment = index_codes(pool.codes)
     return np.stack(
         [
@@ -89,7 +89,7 @@ def score_lexically(pool: Pool, rules: Sequence[FieldRule] = BY_FIELD) -> np.nda
 
 
 def ranks_of(pool: Pool, scores: np.ndarray) -> np.ndarray:
-    """Rank of each answer, 1 for the first; a tie costs half of those it ties with."""
+    """Rank of each answer, 1 for the first. A tie costs half of those it ties with."""
     answers = scores[np.arange(len(pool.answers)), list(pool.answers)][:, None]
     above = (scores > answers).sum(axis=1)
     tied = (scores == answers).sum(axis=1) - 1
@@ -145,7 +145,7 @@ def pick_dense_weight(embedder: Embedder, pools: Sequence[Pool]) -> float:
 def measure_systems(
     embedder: Embedder, pools: Sequence[Pool], dense_weight: float
 ) -> dict[str, tuple[RankingScores, dict[str, float]]]:
-    """Plain BM25, BM25 by field, vectors alone and both fused; empty without pools."""
+    """Plain BM25, BM25 by field, vectors alone and both fused. Empty without pools."""
     if not pools:
         return {}
     scorers = make_scorers(embedder, pools, dense_weight)
@@ -168,5 +168,5 @@ def make_scorers(
 
 
 def reciprocal_ranks(pools: Sequence[Pool], scorer: Scorer) -> np.ndarray:
-    """One value a question, in the order of pools and questions: systems compare by pairs."""
+    """One value per question, in the order of pools and questions: systems compare by pairs."""
     return np.concatenate([1 / ranks_of(pool, scorer(pool)) for pool in pools])

@@ -55,7 +55,7 @@ class Pair:
 
 
 def read_package(package: Package, archives: Path) -> list[Function]:
-    """Every function of a package, in the order of paths and lines; `archives` is the cache."""
+    """Every function of a package, in the order of paths and lines. `archives` is the cache."""
     name = name_of(package)
     return [
         function
@@ -108,7 +108,7 @@ def _read(data: bytes) -> str | None:
 
 
 def functions_of(package: str, path: str, text: str) -> list[Function]:
-    """The functions of one file; none when it is not Python of this version."""
+    """The functions of one file. None when it is not Python of this version."""
     try:
         tree = parse_python(text)
     except (SyntaxError, ValueError):
@@ -191,5 +191,5 @@ def without_copies(functions: Iterable[Function], of: Iterable[Function]) -> lis
 
 
 def _fingerprint(code: CodeText) -> int:
-    """Of the text without its spacing; the path, which stands in the first line, may differ."""
+    """Of the text without its spacing. The path, which stands in the first line, may differ."""
     return hash("".join(code.body.partition("\n")[2].split()))

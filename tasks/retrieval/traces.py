@@ -91,7 +91,7 @@ class ChunkedRepository:
         return cls(name, tuple(chunks), tests)
 
     def describe_tests(self, test_ids: Iterable[str]) -> str:
-        """What failing tests say about the code they want; ids without source speak by name."""
+        """What failing tests say about the code they want. Ids without source speak by name."""
         said = []
         for test_id in test_ids:
             base = test_id.partition("[")[0]
@@ -110,7 +110,7 @@ def make_examples(
     repositories: Mapping[str, ChunkedRepository],
     config: TraceConfig,
 ) -> list[TraceExample]:
-    """One example a problem, judged by all its solved attempts together; sorted by problem."""
+    """One example a problem, judged by all its solved attempts together. Sorted by problem."""
     by_problem: dict[str, list[TraceRecord]] = {}
     for record in records:
         if record.solved and record.edits and record.repository in repositories:

@@ -71,7 +71,7 @@ def mine_negatives(pairs: Sequence[Pair], per_query: int, seed: int) -> np.ndarr
 def train_on_code(
     embedder: Embedder, pairs: Sequence[Pair], config: ContrastiveConfig, seed: int, report: Report
 ) -> list[float]:
-    """InfoNCE both ways within batches, with hard negatives; mean loss of each epoch."""
+    """InfoNCE both ways within batches, with hard negatives. Mean loss of each epoch."""
     if len(pairs) < 2:
         return []
     queries, codes = _bags(embedder.vocabulary, pairs)
@@ -136,7 +136,7 @@ def _run_epochs(
     loss_of: Callable[[np.ndarray, _Chance], Tensor],
     report: Report,
 ) -> list[float]:
-    """Steps over all examples in a new order each epoch; mean loss of each."""
+    """Steps over all examples in a new order each epoch. Mean loss of each."""
     chance = _Chance(np.random.default_rng(seed), torch.Generator().manual_seed(seed))
     num_steps = config.epochs * steps_an_epoch
     optimizer, schedule = _optimizer(embedder, config.learning_rate, num_steps)

@@ -1,4 +1,4 @@
-"""Makes rollouts durable: rows in the ledger, payloads in the object store, one object a group.
+"""Makes rollouts durable: rows in the ledger, payloads in the object store, one object per group.
 
 A group counts from its commit on; its payload is stored before. It decides nothing.
 """

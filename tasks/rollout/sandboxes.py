@@ -19,9 +19,8 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.records import Problem
 
-STARTS_AT_A_TIME = (
-    4  # more only wait for one another's processor time, until the start limit fails them
-)
+# more only wait for one another's processor time, until the start limit fails them
+STARTS_AT_A_TIME = 4
 START_SECONDS = 180.0
 TEST_SERVER_BYTES = 2 << 30
 

@@ -14,7 +14,7 @@ class ObjectBackend(Protocol):
         ...
 
     def write_new(self, key: str, data: bytes) -> bool:
-        """Store only if the key is free; False when it is taken."""
+        """Store only if the key is free. False when it is taken."""
         ...
 
     def upload(self, key: str, path: Path) -> None:
@@ -22,7 +22,7 @@ class ObjectBackend(Protocol):
         ...
 
     def read(self, key: str) -> bytes:
-        """The whole object; FileNotFoundError if there is none."""
+        """The whole object. FileNotFoundError if there is none."""
         ...
 
     def download(self, key: str, path: Path) -> None:
@@ -38,5 +38,5 @@ class ObjectBackend(Protocol):
         ...
 
     def remove(self, key: str) -> None:
-        """Delete; no error if there is none."""
+        """Delete. No error if there is none."""
         ...

@@ -13,7 +13,7 @@ _ATTEMPTS = 2
 
 
 class S3Options(BaseModel):
-    """Connection to the bucket; None leaves the choice to the AWS client."""
+    """Connection to the bucket. None leaves the choice to the AWS client."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -27,7 +27,7 @@ class ObjectStore:
 
     @classmethod
     def from_url(cls, url: str, s3: S3Options | None = None) -> "ObjectStore":
-        """Open `file:///absolute/path`, or `s3://bucket/prefix` with options; nothing is contacted
+        """Open `file:///absolute/path`, or `s3://bucket/prefix` with options. Nothing is contacted
         yet. The store of an installation is opened by `open_object_store`.
         """
         parts = urlsplit(url)
@@ -60,7 +60,7 @@ class ObjectStore:
         return checksum
 
     def get_bytes(self, key: str, checksum: str | None = None) -> bytes:
-        """The object; with `checksum` given, bytes that differ raise StorageError."""
+        """The object. With `checksum` given, bytes that differ raise StorageError."""
         with self._operation("get", key):
             data = self._backend.read(key)
         if checksum is not None:
@@ -92,7 +92,7 @@ class ObjectStore:
             return self._backend.keys(prefix)
 
     def delete(self, key: str) -> None:
-        """Remove the object; nothing happens if there is none."""
+        """Remove the object. Nothing happens if there is none."""
         with self._operation("delete", key):
             self._backend.remove(key)
 

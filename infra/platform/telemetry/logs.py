@@ -11,7 +11,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 def fields(**values: object) -> str:
-    """`key=value` pairs in the order given; a value with blanks is quoted."""
+    """`key=value` pairs in the order given. A value with blanks is quoted."""
     parts = []
     for name, value in values.items():
         text = f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Metrics of a long computation: one JSON line a step, readable while it grows and after a kill.
+"""Metrics of a long computation: one JSON line per step, readable while it grows and after a kill.
 
 It plots nothing.
 """
@@ -26,7 +26,7 @@ class MetricsLog:
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file; a later append opens it again."""
+        """Close the file. A later append opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None

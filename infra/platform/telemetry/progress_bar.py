@@ -62,7 +62,7 @@ class StageBar:
             self._bar.stop()
 
     def update(self, done: float, total: float, message: str) -> None:
-        """Moves the bar; `done` and `total` are in any one unit."""
+        """Moves the bar. `done` and `total` are in any one unit."""
         ratio = min(1.0, done / total) if total > 0 else 0.0
         now = self._clock()
         self._bar.update(self._task, completed=ratio, description=message)

@@ -83,7 +83,7 @@ def tensor_checksum(tensor: torch.Tensor) -> str:
 def in_threads(
     function: Callable[[Item], Result], items: Iterable[Item], total_bytes: int
 ) -> list[Result]:
-    """`function` of each item, in order; side by side when there are many bytes to go through."""
+    """`function` of each item, in order. Side by side when there are many bytes to go through."""
     if total_bytes < PARALLEL_FROM_BYTES or THREADS == 1:
         return [function(item) for item in items]
     with ThreadPoolExecutor(THREADS, thread_name_prefix="codec") as pool:

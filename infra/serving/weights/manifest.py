@@ -137,7 +137,7 @@ def version_prefix(chain_id: str, version: int) -> str:
 def payload_key(
     chain_id: str, version: int, kind: str, epoch: int, shard: int | None = None
 ) -> str:
-    """Key of a delta or an anchor; `shard` is None when there is only one."""
+    """Key of a delta or an anchor. `shard` is None when there is only one."""
     stem = f"{kind}.{epoch:08d}" + ("" if shard is None else f".{shard:05d}")
     return f"{version_prefix(chain_id, version)}/{stem}.safetensors.zst"
 
@@ -173,12 +173,12 @@ def list_wanted_anchors(objects: ObjectStore, chain_id: str) -> list[int]:
 
 
 def commit_manifest(objects: ObjectStore, manifest: ChainManifest) -> bool:
-    """Commits a version; False when it is committed already. A manifest is never replaced."""
+    """Commits a version. False when it is committed already. A manifest is never replaced."""
     return objects.put_new(manifest_key(manifest.chain_id, manifest.version), seal_record(manifest))
 
 
 def read_manifest(objects: ObjectStore, chain_id: str, version: int) -> ChainManifest:
-    """The commit record of a version; StorageError when it is missing, torn or altered."""
+    """The commit record of a version. StorageError when it is missing, torn or altered."""
     key = manifest_key(chain_id, version)
     manifest = open_record(ChainManifest, key, objects.get_bytes(key))
     if (manifest.chain_id, manifest.version) != (chain_id, version):
@@ -199,7 +199,7 @@ def seal_record(record: ChainRecord) -> bytes:
 
 
 def open_record(kind: type[Sealed], key: str, data: bytes) -> Sealed:
-    """Inverse of seal_record; StorageError when the bytes are torn or altered."""
+    """Inverse of seal_record. StorageError when the bytes are torn or altered."""
     try:
         sealed = json.loads(data)
         body, seal = sealed["manifest"], sealed["seal"]

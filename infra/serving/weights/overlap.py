@@ -37,14 +37,14 @@ class OverlappedPublisher:
         weights: Mapping[str, torch.Tensor],
         parts: Mapping[str, TensorPart] | None = None,
     ) -> ChainManifest | None:
-        """Copies the weights and commits them in the background; returns what `finish` would have before."""
+        """Copies the weights and commits them in the background. Returns what `finish` would have before."""
         before = self.finish()
         staged = self._publisher.stage(weights, parts)
         self._under_way = self._thread.submit(self._commit, version, staged)
         return before
 
     def finish(self) -> ChainManifest | None:
-        """Waits for the version under way; raises why it was not committed. None when there is none."""
+        """Waits for the version under way. Raises why it was not committed. None when there is none."""
         under_way, self._under_way = self._under_way, None
         return None if under_way is None else under_way.result()
 

@@ -75,12 +75,12 @@ class ChainPublisher(Publisher):
 
     @property
     def last_version(self) -> int | None:
-        """Newest committed version this publisher knows of; None before the first."""
+        """Newest committed version this publisher knows of. None before the first."""
         return self._last_version
 
     @property
     def last_manifest(self) -> ChainManifest | None:
-        """Commit record of last_version; None when there is none or it cannot be read."""
+        """Commit record of last_version. None when there is none or it cannot be read."""
         return self._last_manifest
 
     def holds(self, weights: Mapping[str, torch.Tensor]) -> bool:
@@ -94,7 +94,7 @@ class ChainPublisher(Publisher):
         return entries == self._writer.describe(weights, {})
 
     def resume(self) -> ChainManifest | None:
-        """Claims the chain and takes up its newest version; None when the chain is new.
+        """Claims the chain and takes up its newest version. None when the chain is new.
 
         When that version cannot be rebuilt bit for bit its number still counts, and the next publish is an anchor.
         """

@@ -61,7 +61,7 @@ def collect_garbage(
 
 
 def collect_orphans(objects: ObjectStore, chain_id: str) -> list[str]:
-    """Deletes what replaced publishers wrote of versions never committed; returns the keys."""
+    """Deletes what replaced publishers wrote of versions never committed. Returns the keys."""
     epochs = list_epochs(objects, chain_id)
     newest_epoch = f".{epochs[-1]:08d}." if epochs else ""
     prefix = f"{chain_prefix(chain_id)}/"

@@ -93,7 +93,7 @@ class ShardWriter:
         has_delta: Callable[[Changes, Changes], bool],
         has_anchor: AnchorRule,
     ) -> ShardRecord:
-        """Puts the payloads that the rules ask for; they see what changed and what there is in all."""
+        """Puts the payloads that the rules ask for. They see what changed and what there is in all."""
         everything = whole(staged.tensors)
         changes = everything if self.base is None else difference(self.base, staged.tensors)
         delta = anchor = None
@@ -126,7 +126,7 @@ class ShardWriter:
 
 
 class PublisherFenced(StorageError):
-    """Another publisher owns the chain now; this one may never write again."""
+    """Another publisher owns the chain now. This one may never write again."""
 
 
 class Publisher(ABC):
@@ -169,7 +169,7 @@ class Publisher(ABC):
         weights: Mapping[str, torch.Tensor],
         parts: Mapping[str, TensorPart] | None = None,
     ) -> ChainManifest:
-        """Commits `weights` as `version`; `parts` names those that are stretches of larger tensors."""
+        """Commits `weights` as `version`. `parts` names those that are stretches of larger tensors."""
         return self.commit(version, self.stage(weights, parts))
 
     def stage(

@@ -133,7 +133,7 @@ def part_name(part: TensorPart) -> str:
 def assemble(
     tensors: Mapping[str, torch.Tensor], entries: Mapping[str, TensorEntry]
 ) -> dict[str, torch.Tensor]:
-    """Whole tensors by their own names, stretches joined; StorageError when stretches do not meet."""
+    """Whole tensors by their own names, stretches joined. StorageError when stretches do not meet."""
     whole: dict[str, torch.Tensor] = {}
     stretches: dict[str, list[tuple[TensorPart, torch.Tensor]]] = {}
     for name, tensor in tensors.items():

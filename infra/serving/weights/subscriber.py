@@ -75,7 +75,7 @@ class ChainSubscriber:
         shard: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`reader_id` is the name under which it acknowledges; None reads unseen. With `shard` it
+        """`reader_id` is the name under which it acknowledges. None reads unseen. With `shard` it
         builds the tensors of that shard alone.
         """
         self.chain_id = chain_id
@@ -89,11 +89,11 @@ class ChainSubscriber:
 
     @property
     def held_version(self) -> int | None:
-        """The version held as the start of the next delta; None before the first fetch."""
+        """The version held as the start of the next delta. None before the first fetch."""
         return None if self._held_manifest is None else self._held_manifest.version
 
     def latest_version(self) -> int | None:
-        """Newest committed version; None while the chain is empty."""
+        """Newest committed version. None while the chain is empty."""
         versions = list_versions(self._objects, self.chain_id)
         return versions[-1] if versions else None
 
@@ -238,7 +238,7 @@ class ChainSubscriber:
         return objects if self._shard is None else objects[self._shard : self._shard + 1]
 
     def _download(self, items: list[ChainObject]) -> Iterator[bytes]:
-        """Checked bytes of each object, in order; several are on their way at once."""
+        """Checked bytes of each object, in order. Several are on their way at once."""
         if len(items) < 2:
             yield from map(self._get, items)
             return
