@@ -26,13 +26,13 @@ from rich.console import Console
 
 from ostinato.flows.chat_screen import ChatScreen
 from ostinato.flows.chat_workplace import Workplace, open_workplace, recent_files
-from ostinato.infra.agent.catalogues import enabled_tools
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig, PromptFacts
-from ostinato.infra.agent.conversation import Conversation, call_reader
-from ostinato.infra.agent.full_file_tools import policy_of
-from ostinato.infra.agent.loop import open_conversation, run_conversation
-from ostinato.infra.agent.messages import MessageConversation
-from ostinato.infra.agent.prompts import write_first_message, write_system_prompt
+from ostinato.infra.agent.dialects.dialect import enabled_tools
+from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
+from ostinato.infra.agent.loop.attempt import open_conversation, run_conversation
+from ostinato.infra.agent.loop.conversation import Conversation, call_reader
+from ostinato.infra.agent.loop.messages import MessageConversation
+from ostinato.infra.agent.loop.prompts import write_first_message, write_system_prompt
 from ostinato.infra.agent.transcript import Transcript, TurnRecord
 from ostinato.infra.platform.errors import ConfigError, OstinatoError, boundary
 from ostinato.infra.platform.settings import Settings, load_settings
@@ -184,7 +184,7 @@ class ChatSession:
                 model.engine, model.renderer, environment, request, model.harness
             )
         assert model.client is not None
-        policy = policy_of(environment, model.harness)
+        policy = environment.policy_under(model.harness)
         tools = enabled_tools(model.harness, policy)
         is_full = model.harness.dialect == "full"
         return MessageConversation(
@@ -202,7 +202,7 @@ class ChatSession:
 
     async def _show(self, turn: TurnRecord) -> None:
         self.screen.show_turn(turn)
-        if not any(call.tool in ("edit_file", "write_file", "delete_file") for call in turn.calls):
+        if not any(call.tool in EDIT_TOOLS for call in turn.calls):
             return
         pending = await self.workplace.pending()
         fresh = {path: text for path, text in pending.items() if self.shown.get(path) != text}

@@ -6,7 +6,6 @@ what was copied. It asks nobody; the decision to write comes from outside.
 """
 
 import contextlib
-import difflib
 import os
 import shutil
 import subprocess
@@ -18,7 +17,8 @@ import pathspec
 
 from ostinato.infra.agent.config import RecentFile
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.test_runner import make_test_runner
+from ostinato.infra.agent.tools.testing import make_test_runner
+from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -175,7 +175,7 @@ class Workplace:
     def describe(self, changes: Files) -> str:
         """The changes as a unified diff."""
         return "".join(
-            describe_change(path, self.known(path), content) for path, content in changes.items()
+            unified_diff(path, self.known(path), content) for path, content in changes.items()
         )
 
     def _on_disk(self, path: str) -> bytes | None:
@@ -241,20 +241,6 @@ def choose_tests(collected: Sequence[str], wanted: Sequence[str]) -> tuple[str, 
             f"wanted a folder, file or test such as {collected[0]}"
         )
     return chosen
-
-
-def describe_change(path: str, before: bytes | None, after: bytes | None) -> str:
-    """One file's change as a unified diff; what is not text is only named."""
-    try:
-        old, new = (before or b"").decode(), (after or b"").decode()
-    except UnicodeDecodeError:
-        return f"Binary file {path} changed\n"
-    names = (
-        "/dev/null" if before is None else f"a/{path}",
-        "/dev/null" if after is None else f"b/{path}",
-    )
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), *names, lineterm="")
-    return "".join(f"{line}\n" for line in lines)
 
 
 def _is_plain(path: Path) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from ostinato.infra.agent.transcript import CallStatus
+from ostinato.infra.agent.transcript import MODEL_FAULTS
 from ostinato.tasks.records import Group, Trajectory
 
 ENGINE_TOTALS = (
@@ -12,9 +12,6 @@ ENGINE_TOTALS = (
     "prefill_tokens",
     "reused_tokens",
     "occupied_slot_steps",
-)
-MODEL_FAULTS = frozenset(
-    {CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.INVALID_ARGUMENTS}
 )
 
 

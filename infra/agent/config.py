@@ -16,11 +16,10 @@ from pydantic import (
     model_validator,
 )
 
-from ostinato.infra.agent.full_tools import FULL_TOOLS
+from ostinato.infra.agent.extensions import COMPACT, DIALECTS, TOOLS
 from ostinato.models.decode.protocol import Priority
 from ostinato.models.rendering.vocabulary import TOOL_NAMES
 
-Dialect = Literal["compact", "full"]
 SHORTEST_RESULT_CHARACTERS = 100
 
 
@@ -53,7 +52,10 @@ class HarnessConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tools: tuple[str, ...] = Field(default=TOOL_NAMES, description="tools the model may call")
+    tools: tuple[str, ...] = Field(
+        default=TOOL_NAMES,
+        description="tools the model may call; installed packages add some to the full dialect",
+    )
     max_turns: int = Field(default=8, ge=1, description="answers of the model in one attempt")
     max_generated_tokens: int = Field(
         default=320, ge=1, description="sampled tokens in one attempt"
@@ -83,8 +85,9 @@ class HarnessConfig(BaseModel):
         default=None, description="context length that asks for a summary; None: never"
     )
     max_summaries: int = Field(default=4, ge=0)
-    dialect: Dialect = Field(
-        default="compact", description="tools and call format the template was trained with"
+    dialect: str = Field(
+        default=COMPACT,
+        description="call format the template was trained with: compact, full or an installed one",
     )
     policy: ToolPolicy = Field(
         default=ToolPolicy(), description="rules of every environment that has none of its own"
@@ -105,25 +108,29 @@ class HarnessConfig(BaseModel):
         default=2, ge=0, description="a call that failed by our fault is made again so often"
     )
 
-    @field_validator("tools")
+    @field_validator("dialect")
     @classmethod
-    def _known_tools(cls, tools: tuple[str, ...]) -> tuple[str, ...]:
-        known = dict.fromkeys((*TOOL_NAMES, *FULL_TOOLS))
-        for tool in tools:
-            if tool not in known:
-                raise ValueError(f"tool is {tool!r}, wanted one of {', '.join(known)}")
-        return tools
+    def _known_dialect(cls, dialect: str) -> str:
+        if dialect not in DIALECTS.names:
+            raise ValueError(f"dialect is {dialect!r}, wanted one of {', '.join(DIALECTS.names)}")
+        return dialect
 
     @model_validator(mode="after")
     def _consistent(self) -> "HarnessConfig":
-        known = TOOL_NAMES if self.dialect == "compact" else tuple(FULL_TOOLS)
-        unknown = [tool for tool in self.enabled_names if tool not in known]
-        if unknown:
-            raise ValueError(
-                f"tool is {unknown[0]!r}, wanted one of the {self.dialect} dialect: "
-                f"{', '.join(known)}"
-            )
-        if self.place_tags and self.dialect != "compact":
+        is_compact = self.dialect == COMPACT
+        known = TOOL_NAMES if is_compact else TOOLS.names
+        for tool in self.enabled_names:
+            if tool not in known:
+                why = (
+                    "; its tool names are token ids, so other tools want dialect = 'full'"
+                    if is_compact
+                    else f"; packages add more through the entry point group {TOOLS.group!r}"
+                )
+                raise ValueError(
+                    f"tool is {tool!r}, wanted one of the {self.dialect} dialect: "
+                    f"{', '.join(known)}{why}"
+                )
+        if self.place_tags and not is_compact:
             raise ValueError("place_tags is true, wanted false: only the compact dialect has tags")
         shortest = SHORTEST_RESULT_CHARACTERS * self.max_calls_per_turn
         if self.turn_limit_characters is not None and self.turn_limit_characters < shortest:
@@ -141,9 +148,9 @@ class HarnessConfig(BaseModel):
 
     @property
     def enabled_names(self) -> tuple[str, ...]:
-        """The tools by name; the full dialect has all of its own unless some are named."""
-        if self.dialect == "full" and self.tools == TOOL_NAMES:
-            return tuple(FULL_TOOLS)
+        """The tools by name; unless some are named, a plain-text dialect has all built-in ones."""
+        if self.dialect != COMPACT and self.tools == TOOL_NAMES:
+            return tuple(TOOLS.built_in)
         return self.tools
 
     @model_serializer(mode="wrap")

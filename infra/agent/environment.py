@@ -1,17 +1,15 @@
-"""What an attempt works in: a sandbox, the tests, the user, and what the harness remembers of the
-attempt.
+"""What an attempt works in: a sandbox, the tests, the user, and what the harness remembers.
 
-`AgentEnvironment`, `HarnessState` and the places where an environment differs from others (policy,
-baseline, search, who speaks for the user). A caller makes one per attempt (or per user session, so
-that a later request still knows the region read last). It runs nothing itself.
+A caller makes one per attempt, or per user session, so that a later request still knows the region
+read last.
 """
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from ostinato.infra.agent.config import ToolPolicy
-from ostinato.infra.agent.regions import Region
+from ostinato.infra.agent.config import HarnessConfig, ToolPolicy
+from ostinato.infra.agent.dialects.compact.regions import Region
 from ostinato.infra.agent.search.service import CodeSearch
 from ostinato.infra.platform.errors import SandboxError, is_retryable
 from ostinato.infra.sandbox.protocol import Sandbox, TestReport
@@ -36,7 +34,7 @@ class ToolTimeout(Exception):
 
 @dataclass(slots=True)
 class HarnessState:
-    """What the harness knows from earlier calls of the attempt."""
+    """Memory of the harness about the earlier calls of an attempt."""
 
     region: Region | None = None
     places: dict[str, tuple[str, int]] = field(default_factory=dict)  # of the last search result
@@ -59,11 +57,13 @@ class AgentEnvironment:
     """Answers codebase_search; None: plain passages of the files in the sandbox."""
     state: HarnessState = field(default_factory=HarnessState)
     policy: ToolPolicy | None = None  # None: the config's
-    baseline: Mapping[str, bytes] | None = (
-        None  # files at the start, for lints; None: as first seen
-    )
+    baseline: Mapping[str, bytes] | None = None  # at the start, for lints; None: as first seen
     user_messages: UserMessages | None = None
     ask_limit_seconds: float | None = None  # how long a user may think; None: as long as a call
+
+    def policy_under(self, config: HarnessConfig) -> ToolPolicy:
+        """The environment's own policy, or the harness settings'."""
+        return self.policy if self.policy is not None else config.policy
 
     async def read_text(self, path: str) -> str:
         """A file's text; ToolFailure when there is none."""

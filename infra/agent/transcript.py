@@ -1,9 +1,5 @@
 """The record of one attempt as tokens: segments, turns, and what ended it.
 
-`Segment` (one generation chain as parallel arrays, checked on creation), `ToolCallRecord`,
-`TurnRecord` and `Transcript`, and their byte form (safetensors). It does not know problems, rewards
-or tests.
-
 Shapes: T tokens of the segment (prompt, answers and tool results together), L MoE layers, K experts
 a token.
 """
@@ -39,6 +35,12 @@ class CallStatus(StrEnum):
     MALFORMED = "malformed"
     ENVIRONMENT = "environment"
     TIMEOUT = "timeout"
+
+
+MODEL_FAULTS = frozenset(
+    {CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.INVALID_ARGUMENTS}
+)
+"""The model's own mistakes: calls that the harness could not run as written."""
 
 
 class Record(BaseModel):

@@ -1,6 +1,6 @@
 """Boxes for agents' commands and for verdicts: no network, no host files, limits on everything."""
 
-from ostinato.infra.sandbox.environment import RepositoryEnvironment, TextRegion, report_to_text
+from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.namespace import NamespaceSandbox
 from ostinato.infra.sandbox.pool import SandboxPool
 from ostinato.infra.sandbox.protocol import (
@@ -19,5 +19,4 @@ __all__ = [
     "ExecResult", "Frame", "NamespaceSandbox", "PreparedRepository", "RepositoryEnvironment",
     "Sandbox", "SandboxLimits", "SandboxPool", "TestFailure", "TestOutcome", "TestProbe",
     "TestReport", "TestServer", "TextRegion", "VerdictCache", "fingerprint_files",
-    "report_to_text",
 ]  # fmt: skip

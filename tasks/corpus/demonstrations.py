@@ -13,12 +13,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
-from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.loop import run_agent
-from ostinato.infra.agent.regions import Region, open_region
-from ostinato.infra.agent.search.service import LocalSearch, SearchService
-from ostinato.infra.agent.test_runner import make_test_runner
+from ostinato.infra.agent.dialects.compact.regions import Region, open_region
+from ostinato.infra.agent.loop.attempt import run_agent
+from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.agent.transcript import EndReason, Transcript
+from ostinato.infra.agent.workplace import open_workplace
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.pool import SandboxPool
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -162,18 +161,18 @@ async def _demonstrate(
     )
     request = AgentRequest(prompt=problem.prompt, session_id=f"{problem.problem_id}/{index}")
     test_ids = (*problem.fail_to_pass, *problem.pass_to_pass)
-    run_tests = make_test_runner(place.server, test_ids, settings.config.test_time_limit_seconds)
     async with place.pool.leased({problem.path: broken.encode()}) as sandbox:
-        environment = AgentEnvironment(
+        with open_workplace(
             sandbox,
-            run_tests,
-            code_search=_search_of(settings, place.repository, request.session_id),
-        )
-        transcript = await run_agent(
-            model, settings.renderer, environment, request, settings.harness
-        )
-        if settings.search is not None:
-            settings.search.close_session(request.session_id)
+            place.server,
+            test_ids=test_ids,
+            test_limit_seconds=settings.config.test_time_limit_seconds,
+            search=settings.search,
+            session_id=request.session_id,
+        ) as environment:
+            transcript = await run_agent(
+                model, settings.renderer, environment, request, settings.harness
+            )
     wanted = GAVE_UP if plan.course is Course.GIVE_UP else FIXED
     if transcript.end_reason is not EndReason.FINISHED or transcript.final_message != wanted:
         return _Attempt(problem, f"dropped_{transcript.end_reason}", None, "")
@@ -186,15 +185,6 @@ def _locating(problem: Problem, config: DemonstrationConfig) -> LocatingTalk | N
         return None
     description = read_description(problem.prompt)
     return locate(config.locating, description, problem.path, problem.symbol)
-
-
-def _search_of(
-    settings: DemonstrationSettings, repository: PreparedRepository, session_id: str
-) -> LocalSearch | None:
-    if settings.search is None:
-        return None
-    settings.search.add_repository(repository.fingerprint, repository.files)
-    return LocalSearch(settings.search, repository.fingerprint, session_id)
 
 
 def apply_edits(text: str, problem: Problem) -> str:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import count
 
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.infra.agent.other_tools import MAX_HITS, MAX_MATCHES, list_hits
-from ostinato.infra.agent.places import tag_places
-from ostinato.infra.agent.report import cut_middle
+from ostinato.infra.agent.dialects.compact.places import tag_places
 from ostinato.infra.agent.search.service import SearchService
+from ostinato.infra.agent.tools.limits import cut_middle
+from ostinato.infra.agent.tools.searching import MAX_HITS, MAX_MATCHES, list_hits
 from ostinato.infra.platform.syntax import parse_python
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.corpus.config import CorpusConfig

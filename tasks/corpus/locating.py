@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ostinato.infra.agent.places import find_place
+from ostinato.infra.agent.dialects.compact.places import find_place
 
 Locating = Literal["named", "search", "grep"]
 """named: the prompt names the function, nothing is located."""

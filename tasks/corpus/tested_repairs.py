@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
-from ostinato.infra.agent.regions import open_region
-from ostinato.infra.agent.report import describe_report
+from ostinato.infra.agent.dialects.compact.regions import open_region
+from ostinato.infra.agent.tools.testing import describe_report
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.corpus.documents import Bug, FunctionDraw, RepairMaker, is_repair_trained
 from ostinato.tasks.corpus.functions import CodeFunction

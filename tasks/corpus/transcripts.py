@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ostinato.infra.agent.regions import Region, show_lines
+from ostinato.infra.agent.dialects.compact.regions import Region, show_lines
 from ostinato.models.rendering import Renderer
 from ostinato.models.rendering.vocabulary import line_tag
 from ostinato.tasks.corpus.config import DemonstrationConfig

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, ValidationError
 
-from ostinato.infra.agent.places import find_place
-from ostinato.infra.agent.regions import split_argument
+from ostinato.infra.agent.dialects.compact.places import find_place
+from ostinato.infra.agent.dialects.compact.regions import split_argument
+from ostinato.infra.agent.tools.names import READ_FILE, SEARCH_TOOLS
 from ostinato.infra.agent.transcript import CallStatus, ToolCallRecord, Transcript, TurnRecord
 from ostinato.tasks.evaluation.statistics import (
     PairedDifference,
@@ -22,7 +23,6 @@ from ostinato.tasks.evaluation.statistics import (
 )
 from ostinato.tasks.records import Metric, Problem, Record, Trajectory
 
-SEARCH_TOOLS = frozenset({"codebase_search", "grep", "list_dir"})
 RATES = ("solved", "shown", "located")
 
 
@@ -100,7 +100,7 @@ def locating_row(problem: Problem, trajectory: Trajectory) -> LocatingRow:
 
 
 def _shows_bug(problem: Problem, call: ToolCallRecord) -> bool:
-    if call.tool != "read_file" or call.status is not CallStatus.OK:
+    if call.tool != READ_FILE or call.status is not CallStatus.OK:
         return False
     path, symbol, span = split_argument(call.arguments["path"])
     if path != problem.path:

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 from scipy import stats
 
-from ostinato.infra.agent.transcript import CallStatus
+from ostinato.infra.agent.transcript import MODEL_FAULTS
 from ostinato.infra.platform.errors import GradingError
 from ostinato.tasks.records import Metric, ProblemScore, Record, Scorecard, Trajectory
 
@@ -50,11 +50,6 @@ class PairedDifference(Record):
     p_value: float = Field(description="two-sided sign-flip permutation test of no difference")
 
 
-BROKEN_STATUSES = frozenset(
-    {CallStatus.INVALID_ARGUMENTS, CallStatus.UNKNOWN_TOOL, CallStatus.MALFORMED}
-)
-
-
 def attempt_row(trajectory: Trajectory, *, cluster: str = "") -> AttemptRow:
     """The row of one graded trajectory. An attempt without a verdict counts as not solved."""
     turns = trajectory.transcript.turns
@@ -66,7 +61,7 @@ def attempt_row(trajectory: Trajectory, *, cluster: str = "") -> AttemptRow:
         generated_tokens=sum(turn.generated_tokens for turn in turns),
         turns=len(turns),
         tool_calls=len(calls),
-        broken_calls=sum(call.status in BROKEN_STATUSES for call in calls),
+        broken_calls=sum(call.status in MODEL_FAULTS for call in calls),
         cluster=cluster,
     )
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from ostinato.infra.agent.transcript import CallStatus, EndReason, Transcript
+from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
+from ostinato.infra.agent.transcript import MODEL_FAULTS, CallStatus, EndReason, Transcript
 from ostinato.infra.serving.gateway.signals import Signal
 from ostinato.tasks.feedback.baseline import Baselines, Observation, advantages
 from ostinato.tasks.feedback.config import DistilConfig, FeedbackConfig
@@ -18,10 +19,6 @@ from ostinato.tasks.records import Record, Sample
 LIMIT_REASONS = frozenset(
     {EndReason.TURN_LIMIT, EndReason.TOKEN_LIMIT, EndReason.BROKEN_CALLS, EndReason.TIMED_OUT}
 )
-BROKEN_STATUSES = frozenset(
-    {CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.INVALID_ARGUMENTS}
-)
-EDIT_TOOLS = frozenset({"edit_file", "write_file", "delete_file"})
 NO_FEEDBACK = "no_feedback"
 
 
@@ -144,7 +141,7 @@ def _shown_terms(
     weights = config.weights
     calls = [call for turn in transcript.turns for call in turn.calls]
     terms: dict[str, float] = {}
-    broken = sum(call.status in BROKEN_STATUSES for call in calls)
+    broken = sum(call.status in MODEL_FAULTS for call in calls)
     if broken:
         terms["broken_calls"] = weights.broken_calls * broken / len(calls)
     edited = any(call.tool in EDIT_TOOLS and call.status is CallStatus.OK for call in calls)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
 
+from ostinato.infra.agent.transcript import Transcript
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.records import Problem
+from ostinato.tasks.records import Problem, Verdict
 
 RUNNER_FILES = frozenset(
     {
@@ -119,6 +120,15 @@ class AttemptChange:
                 else:
                     found.append(comment)
         return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedAttempt:
+    """One attempt with its change and its verdict."""
+
+    change: AttemptChange
+    verdict: Verdict
+    transcript: Transcript
 
 
 def is_runner_file(path: str) -> bool:

@@ -7,13 +7,16 @@ Pure; it weighs nothing.
 import re
 from dataclasses import dataclass
 
-from ostinato.infra.agent.transcript import CallStatus, EndReason, ToolCallRecord, Transcript
+from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
+from ostinato.infra.agent.tools.names import ASK_USER, RUN_TERMINAL, TODO_WRITE
+from ostinato.infra.agent.transcript import (
+    MODEL_FAULTS,
+    CallStatus,
+    EndReason,
+    ToolCallRecord,
+    Transcript,
+)
 
-BROKEN = frozenset({CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.INVALID_ARGUMENTS})
-EDIT_TOOLS = frozenset({"edit_file", "write_file", "delete_file", "apply_patch"})
-TERMINAL_TOOL = "run_terminal"
-TODO_TOOL = "todo_write"
-QUESTION_TOOL = "ask_user"
 _MARKED = re.compile(r"^\W*\[(?P<mark>.)\]\s*(?P<text>.*)$")
 _DONE_WORD = re.compile(r"\b(done|finished|completed?|ok)\W*$|^\W*(done|finished)\b", re.I)
 _CLAIM = re.compile(
@@ -39,13 +42,13 @@ def all_calls(transcript: Transcript) -> list[ToolCallRecord]:
 
 def count_broken_calls(transcript: Transcript) -> int:
     """Calls that the harness could not run as written."""
-    return sum(call.status in BROKEN for call in all_calls(transcript))
+    return sum(call.status in MODEL_FAULTS for call in all_calls(transcript))
 
 
 def count_questions(transcript: Transcript) -> int:
     """Questions that were put to the user, answered or not."""
     return sum(
-        call.tool == QUESTION_TOOL and call.status not in BROKEN for call in all_calls(transcript)
+        call.tool == ASK_USER and call.status not in MODEL_FAULTS for call in all_calls(transcript)
     )
 
 
@@ -55,7 +58,7 @@ def is_verified(transcript: Transcript) -> bool:
     for call in all_calls(transcript):
         if call.tool in EDIT_TOOLS and call.status is CallStatus.OK:
             verified = False
-        elif call.tool == TERMINAL_TOOL:
+        elif call.tool == RUN_TERMINAL:
             verified = True
     return verified
 
@@ -66,7 +69,7 @@ def last_todos(transcript: Transcript) -> tuple[TodoItem, ...]:
     """
     items: dict[str, TodoItem] = {}
     for call in all_calls(transcript):
-        if call.tool != TODO_TOOL or call.status is not CallStatus.OK:
+        if call.tool != TODO_WRITE or call.status is not CallStatus.OK:
             continue
         text = call.arguments.get("items") or call.arguments.get("text") or ""
         if call.arguments.get("merge", "").strip() != "true":
@@ -96,7 +99,7 @@ def find_message_faults(
     claims = _CLAIM.search(message) is not None and _DENIAL.search(message) is None
     if claims and not (passed and has_edit):
         faults.append("false_claim")
-    ran_command = any(call.tool == TERMINAL_TOOL for call in all_calls(transcript))
+    ran_command = any(call.tool == RUN_TERMINAL for call in all_calls(transcript))
     if claims and _TEST_CLAIM.search(message) and not ran_command:
         faults.append("unsupported_claim")
     return tuple(faults)

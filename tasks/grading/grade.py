@@ -4,13 +4,14 @@
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.infra.sandbox.test_server import TestServer
-from ostinato.tasks.grading.change import AttemptChange
+from ostinato.tasks.grading.change import AttemptChange, JudgedAttempt
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.monitors import scan_attempt
-from ostinato.tasks.grading.rewards import Measures, compute_reward
+from ostinato.tasks.grading.rewards import compute_reward
 from ostinato.tasks.grading.style import count_new_lints
 from ostinato.tasks.grading.verdicts import judge
 from ostinato.tasks.records import Problem, RewardReport, Verdict
@@ -38,17 +39,13 @@ async def grade(
         asks_oracle=config.asks_oracle,
     )
     change = AttemptChange.of(problem, changed_files, test_server.repository)
-    flags = scan_attempt(change, verdict, transcript, config.scan)
+    attempt = JudgedAttempt(change, verdict, transcript)
+    flags = scan_attempt(attempt, config.scan)
     verdict = void(verdict, [name for name in config.void_patterns if name in flags])
     lints = await count_new_lints(change) if config.style else 0
-    measures = Measures(
-        verdict=verdict,
-        change=change,
-        transcript=transcript,
-        new_lints=lints,
-        flags={name.value: evidence for name, evidence in flags.items()},
-    )
-    return verdict, compute_reward(measures, config)
+    found = {name.value: evidence for name, evidence in flags.items()}
+    attempt = replace(attempt, verdict=verdict)
+    return verdict, compute_reward(attempt, config, new_lints=lints, flags=found)
 
 
 def void(verdict: Verdict, patterns: list[str]) -> Verdict:

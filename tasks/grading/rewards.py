@@ -1,17 +1,15 @@
-"""From what was measured of an attempt to a reward with named terms.
+"""The reward of a judged attempt, with named terms.
 
-`measure` (verdict, change, transcript -> values) and `compute_reward` (values and weights ->
-report). A term is value times signed weight, `total` the sum of the terms in their fixed order. No
-outcome is neutral: an attempt that breaks its calls, edits nothing or runs out of turns is graded
+A term is value times signed weight, `total` the sum of the terms in their fixed order. No outcome
+is neutral: an attempt that breaks its calls, edits nothing or runs out of turns is graded
 like any other. Only correctness is ever positive, so nothing but passing tests can pay.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from ostinato.infra.agent.transcript import Transcript
 from ostinato.infra.sandbox.protocol import TestOutcome
-from ostinato.tasks.grading.change import AttemptChange
+from ostinato.tasks.grading.change import JudgedAttempt
 from ostinato.tasks.grading.conduct import (
     count_broken_calls,
     count_open_todos,
@@ -23,21 +21,18 @@ from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.length import length_penalty, measure_effort, total_effort
 from ostinato.tasks.records import Problem, RewardReport, Verdict
 
-
-@dataclass(frozen=True, slots=True)
-class Measures:
-    """Facts about one judged attempt, from which reward terms are computed."""
-
-    verdict: Verdict
-    change: AttemptChange
-    transcript: Transcript
-    new_lints: int = 0
-    flags: Mapping[str, str] = field(default_factory=dict)
+_NO_FLAGS: Mapping[str, str] = MappingProxyType({})
 
 
-def compute_reward(measures: Measures, config: GradingConfig) -> RewardReport:
+def compute_reward(
+    attempt: JudgedAttempt,
+    config: GradingConfig,
+    *,
+    new_lints: int = 0,
+    flags: Mapping[str, str] = _NO_FLAGS,
+) -> RewardReport:
     """All terms, zero ones too, in a fixed order."""
-    values = _values(measures, config)
+    values = _values(attempt, config, new_lints, len(flags))
     weights = term_weights(config)
     terms = {name: weights[name] * value for name, value in values.items()}
     return RewardReport(
@@ -45,7 +40,7 @@ def compute_reward(measures: Measures, config: GradingConfig) -> RewardReport:
         terms=terms,
         values=values,
         weights=weights,
-        flags=dict(sorted(measures.flags.items())),
+        flags=dict(sorted(flags.items())),
     )
 
 
@@ -81,9 +76,11 @@ def correctness(problem: Problem, verdict: Verdict, partial: float) -> float:
     return partial * len(passed & set(problem.fail_to_pass)) / len(set(problem.fail_to_pass))
 
 
-def _values(measures: Measures, config: GradingConfig) -> dict[str, float]:
-    """What each term measures, before its weight."""
-    verdict, change, transcript = measures.verdict, measures.change, measures.transcript
+def _values(
+    attempt: JudgedAttempt, config: GradingConfig, new_lints: int, num_flags: int
+) -> dict[str, float]:
+    """The measurement of each term, before its weight."""
+    verdict, change, transcript = attempt.verdict, attempt.change, attempt.transcript
     problem = change.problem
     effort = total_effort(measure_effort(transcript), config.effort)
     faults = find_message_faults(
@@ -102,11 +99,11 @@ def _values(measures: Measures, config: GradingConfig) -> dict[str, float]:
         "broken_calls": float(min(count_broken_calls(transcript), config.most_broken_calls)),
         "no_edit": float(not change.has_edit),
         "unverified": float(not is_verified(transcript)),
-        "style": float(min(measures.new_lints, config.most_lints)),
+        "style": float(min(new_lints, config.most_lints)),
         "comments": max(0.0, change.comment_ratio - config.scan.comment_ratio),
         "communication": float(len(faults)),
         "open_todos": float(min(count_open_todos(transcript), config.most_open_todos)),
         "needless_questions": float(min(needless, config.most_questions)),
         "missing_question": float(is_missing),
-        "flagged": float(len(measures.flags)),
+        "flagged": float(num_flags),
     }

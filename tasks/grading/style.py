@@ -5,7 +5,7 @@ is the state the attempt began with. Starts one linter process a file; nothing r
 has no weight.
 """
 
-from ostinato.infra.agent.lints import LINTED_SUFFIXES, new_lints
+from ostinato.infra.agent.tools.lints import LINTED_SUFFIXES, new_lints
 from ostinato.tasks.grading.change import AttemptChange
 
 

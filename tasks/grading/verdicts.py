@@ -9,8 +9,8 @@ travels as SandboxLost and is never a verdict.
 import time
 from collections.abc import Mapping
 
+from ostinato.infra.agent.tools.testing import describe_report
 from ostinato.infra.platform.errors import GradingError
-from ostinato.infra.sandbox.environment import report_to_text
 from ostinato.infra.sandbox.namespace import NamespaceSandbox
 from ostinato.infra.sandbox.plain_run import run_plainly
 from ostinato.infra.sandbox.protocol import SandboxLimits, TestOutcome, TestReport
@@ -70,7 +70,7 @@ async def judge(
         tests_required=len(required),
         tests_passed=len(report.passed_ids),
         outcomes={test: outcome.value for test, outcome in report.outcomes.items()},
-        detail=report.tampering or difference or report_to_text(report),
+        detail=report.tampering or difference or describe_report(report),
         wall_seconds=time.perf_counter() - started,
         tampering=(report.tampering,) if report.tampering else (),
         ignored_paths=ignored,

@@ -7,16 +7,15 @@ Failures of infrastructure are outcomes, not rewards. It opens no connections it
 grading and clock come in.
 """
 
-import difflib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
-from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.loop import run_agent
-from ostinato.infra.agent.search.service import LocalSearch, SearchService
-from ostinato.infra.agent.test_runner import make_test_runner
+from ostinato.infra.agent.loop.attempt import run_agent
+from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.agent.transcript import EndReason, Transcript
+from ostinato.infra.agent.workplace import open_workplace
+from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -108,32 +107,29 @@ class RolloutWorker:
         problem = ticket.problem
         broken = problem.break_files(boxes.repository.files)
         async with self._sandboxes.leased(boxes, broken) as sandbox:
-            run_tests = make_test_runner(
+            with open_workplace(
+                sandbox,
                 boxes.test_server,
-                problem.visible_tests,
-                self._harness.call_time_limit_seconds,
-            )
-            transcript = await run_agent(
-                self._model,
-                self._renderer,
-                AgentEnvironment(
-                    sandbox,
-                    run_tests=run_tests,
-                    code_search=self._search_of(boxes.repository, ticket.trajectory_id),
-                    baseline={**boxes.repository.files, **broken},
-                ),
-                AgentRequest(
-                    prompt=problem.prompt,
-                    session_id=ticket.trajectory_id,
-                    seed=ticket.seed,
-                    temperature=ticket.temperature,
-                    priority=ticket.priority,
-                ),
-                self._harness,
-                clock=self._clock,
-            )
-            if self._search is not None:
-                self._search.close_session(ticket.trajectory_id)
+                test_ids=problem.visible_tests,
+                test_limit_seconds=self._harness.call_time_limit_seconds,
+                search=self._search,
+                session_id=ticket.trajectory_id,
+                baseline={**boxes.repository.files, **broken},
+            ) as environment:
+                transcript = await run_agent(
+                    self._model,
+                    self._renderer,
+                    environment,
+                    AgentRequest(
+                        prompt=problem.prompt,
+                        session_id=ticket.trajectory_id,
+                        seed=ticket.seed,
+                        temperature=ticket.temperature,
+                        priority=ticket.priority,
+                    ),
+                    self._harness,
+                    clock=self._clock,
+                )
             if transcript.end_reason in (
                 EndReason.SANDBOX_FAILED,
                 EndReason.ENGINE_FAILED,
@@ -143,12 +139,6 @@ class RolloutWorker:
         verdict, reward = await self._grade(problem, changes, transcript, boxes.test_server)
         patches = describe_changes(boxes.repository, broken, changes)
         return self._record(ticket, transcript, started_at, verdict, reward, patches)
-
-    def _search_of(self, repository: PreparedRepository, session_id: str) -> LocalSearch | None:
-        if self._search is None:
-            return None
-        self._search.add_repository(repository.fingerprint, repository.files)
-        return LocalSearch(self._search, repository.fingerprint, session_id)
 
     def _record(
         self,
@@ -189,24 +179,5 @@ def describe_changes(
         before = broken.get(path, pristine)
         after = changes.get(path, pristine)
         if before != after:
-            patches[path] = describe_change(before, after)
+            patches[path] = unified_diff(path, before, after, context_lines=0)
     return patches
-
-
-def describe_change(before: bytes | None, after: bytes | None) -> str:
-    """The changed lines as a diff without context; of whole files only what differs is compared."""
-    old, new = _lines(before), _lines(after)
-    start = 0
-    while start < min(len(old), len(new)) and old[start] == new[start]:
-        start += 1
-    end = 0
-    while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
-        end += 1
-    old_part, new_part = old[start : len(old) - end], new[start : len(new) - end]
-    header = f"@@ -{start + 1},{len(old_part)} +{start + 1},{len(new_part)} @@"
-    body = [line for line in difflib.ndiff(old_part, new_part) if not line.startswith("?")]
-    return "\n".join([header, *body])
-
-
-def _lines(content: bytes | None) -> list[str]:
-    return [] if content is None else content.decode("utf-8", "replace").split("\n")

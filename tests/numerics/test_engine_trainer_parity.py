@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.infra.agent.segments import SegmentBuilder
+from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.agent.transcript import Segment
 from ostinato.infra.serving.engine.parity import measure_mismatch
 from ostinato.models.build import TrainerModel, build_trainer_model

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 
 from ostinato.infra.agent.config import AgentRequest
 from ostinato.infra.agent.environment import HarnessState
-from ostinato.infra.agent.loop import run_agent
+from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxError
 from ostinato.infra.serving.gateway.arms import ArmTable
@@ -30,7 +30,7 @@ from ostinato.infra.serving.gateway.schemas import (
     AgentSessionRequest,
     Usage,
 )
-from ostinato.infra.serving.gateway.workplaces import Workplaces, changed_files, unified_diff
+from ostinato.infra.serving.gateway.workplaces import Workplaces, changed_files, describe_changes
 from ostinato.models.decode.protocol import ModelClient, Priority
 from ostinato.models.rendering import Renderer
 
@@ -245,7 +245,7 @@ class AgentService:
             status=transcript.end_reason.value,
             detail=transcript.detail,
             final_message=transcript.final_message,
-            diff=unified_diff(pristine, session.files_at_start, changed),
+            diff=describe_changes(pristine, session.files_at_start, changed),
             changed_files={
                 path: content.decode(errors="replace") if content is not None else None
                 for path, content in changed.items()

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
-from ostinato.infra.agent.parse import ParsedAnswer
-from ostinato.infra.agent.segments import SegmentBuilder
-from ostinato.infra.agent.tools import TOOLS
+from ostinato.infra.agent.dialects.compact.tools import TOOLS
+from ostinato.infra.agent.loop.segments import SegmentBuilder
+from ostinato.infra.agent.tools.calls import ParsedAnswer
 from ostinato.infra.agent.transcript import EndReason, ToolCallRecord, Transcript, TurnRecord
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.gateway.answer_text import AnswerText

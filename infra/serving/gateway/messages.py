@@ -9,8 +9,9 @@ import json
 from collections.abc import Collection, Sequence
 from itertools import groupby
 
-from ostinato.infra.agent.parse import ParsedAnswer, parse_answer
-from ostinato.infra.agent.tools import TOOLS
+from ostinato.infra.agent.dialects.compact.calls import parse_answer
+from ostinato.infra.agent.dialects.compact.tools import TOOLS
+from ostinato.infra.agent.tools.calls import ParsedAnswer
 from ostinato.infra.agent.transcript import CallStatus
 from ostinato.infra.serving.gateway.failures import ApiError
 from ostinato.infra.serving.gateway.schemas import ChatMessage, FunctionCall, ToolCall

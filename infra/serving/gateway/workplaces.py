@@ -1,17 +1,13 @@
-"""Where a served agent works: a sandbox of a known repository with the user's files laid over it.
+"""Sandboxes of known repositories, in which served agents work on the user's files."""
 
-The `Workplaces` protocol, its real form `RepositoryWorkplaces` (a box pool and a test server a
-repository), and what changed (`changed_files`, `unified_diff`).
-"""
-
-import difflib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.search.service import LocalSearch, SearchService
-from ostinato.infra.agent.test_runner import make_test_runner
+from ostinato.infra.agent.search.service import SearchService
+from ostinato.infra.agent.workplace import open_workplace
+from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.repository import PreparedRepository
 
@@ -78,21 +74,18 @@ class RepositoryWorkplaces:
             test_ids = place.test_server.tests
         sandbox = await place.lease(files)
         self._num_leases += 1
-        session_id = f"{repository}-{self._num_leases}"
         try:
-            run_tests = make_test_runner(place.test_server, test_ids, self._test_limit_seconds)
-            code_search = self._search_of(place.repository, session_id)
-            yield AgentEnvironment(sandbox, run_tests=run_tests, code_search=code_search)
+            with open_workplace(
+                sandbox,
+                place.test_server,
+                test_ids=test_ids,
+                test_limit_seconds=self._test_limit_seconds,
+                search=self._search,
+                session_id=f"{repository}-{self._num_leases}",
+            ) as environment:
+                yield environment
         finally:
-            if self._search is not None:
-                self._search.close_session(session_id)
             await place.release(sandbox)
-
-    def _search_of(self, repository: PreparedRepository, session_id: str) -> LocalSearch | None:
-        if self._search is None:
-            return None
-        self._search.add_repository(repository.fingerprint, repository.files)
-        return LocalSearch(self._search, repository.fingerprint, session_id)
 
     async def close(self) -> None:
         """Ends every box."""
@@ -116,23 +109,9 @@ def changed_files(
     }
 
 
-def unified_diff(pristine: Mapping[str, bytes], before: Files, changed: Files) -> str:
-    """The changes as a patch; files that are not text are named only."""
-    pieces: list[str] = []
-    for path, content in changed.items():
-        old = before[path] if path in before else pristine.get(path)
-        try:
-            old_lines = (old or b"").decode().splitlines(keepends=True)
-            new_lines = (content or b"").decode().splitlines(keepends=True)
-        except UnicodeDecodeError:
-            pieces.append(f"Binary files a/{path} and b/{path} differ\n")
-            continue
-        names = (
-            "/dev/null" if old is None else f"a/{path}",
-            "/dev/null" if content is None else f"b/{path}",
-        )
-        for line in difflib.unified_diff(old_lines, new_lines, *names):
-            pieces.append(
-                line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"
-            )
-    return "".join(pieces)
+def describe_changes(pristine: Mapping[str, bytes], before: Files, changed: Files) -> str:
+    """The changes as one patch."""
+    return "".join(
+        unified_diff(path, before[path] if path in before else pristine.get(path), content)
+        for path, content in changed.items()
+    )

@@ -11,7 +11,6 @@ from ostinato.flows.chat_workplace import (
     Workplace,
     choose_tests,
     copy_repository,
-    describe_change,
     guess_layout,
     list_files,
     recent_files,
@@ -117,10 +116,6 @@ def test_only_files_changed_lately_are_recent(root: Path) -> None:
     newest = (root / "pkg/core.py").stat().st_mtime
     assert recent_files(root, files, newest + 10) == ()
     assert len(recent_files(root, files, newest - 1000)) == 3
-
-
-def test_a_change_of_bytes_is_named_only() -> None:
-    assert describe_change("a.png", b"\xff", b"\xfe") == "Binary file a.png changed\n"
 
 
 COLLECTED = ("tests/test_a.py::test_x", "tests/test_a.py::test_y[1]", "tests/more/test_b.py::T::t")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.flows.drivers.step_watch import StepWatch
-from ostinato.infra.agent.segments import SegmentBuilder
+from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.parity import ParityMonitor

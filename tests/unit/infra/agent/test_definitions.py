@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.infra.agent.catalogues import CATALOGUES, enabled_tools
 from ostinato.infra.agent.config import HarnessConfig, ToolPolicy
-from ostinato.infra.agent.definitions import normalize_path, tool_schemas
-from ostinato.infra.agent.full_calls import call_from_json
-from ostinato.infra.agent.full_tools import FULL_TOOLS
+from ostinato.infra.agent.dialects.dialect import catalogue_of, enabled_tools
+from ostinato.infra.agent.dialects.full.calls import call_from_json
+from ostinato.infra.agent.dialects.full.tools import FULL_TOOLS
+from ostinato.infra.agent.tools.definition import normalize_path, tool_schemas
 from ostinato.infra.agent.transcript import CallStatus
 
 values = (
@@ -26,7 +26,7 @@ values = (
 
 @pytest.mark.parametrize("dialect", ["compact", "full"])
 def test_schemas_are_valid_json_schemas(dialect: str) -> None:
-    tools = CATALOGUES[dialect]
+    tools = catalogue_of(HarnessConfig(dialect=dialect))
     for schema, tool in zip(tool_schemas(tools.values()), tools.values(), strict=True):
         parameters = schema["function"]["parameters"]
         jsonschema.Draft202012Validator.check_schema(parameters)

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.infra.agent.definitions import tool_schemas
+from ostinato.infra.agent.dialects.compact.calls import parse_answer
+from ostinato.infra.agent.dialects.compact.tools import TOOLS
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.execute import execute_calls
-from ostinato.infra.agent.parse import parse_answer
+from ostinato.infra.agent.loop.execute import execute_calls
 from ostinato.infra.agent.search.service import LocalSearch, SearchService
-from ostinato.infra.agent.tools import TOOLS
+from ostinato.infra.agent.tools.definition import tool_schemas
 from ostinato.infra.agent.transcript import CallStatus
 from ostinato.infra.platform.errors import SandboxLost
 from tests.fakes.memory_sandbox import MemorySandbox

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.infra.agent.full_calls import call_from_json, parse_calls, write_call
-from ostinato.infra.agent.full_tools import FULL_TOOLS
+from ostinato.infra.agent.dialects.full.calls import call_from_json, parse_calls, write_call
+from ostinato.infra.agent.dialects.full.tools import FULL_TOOLS
 from ostinato.infra.agent.transcript import CallStatus
 
 PIECES = (

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.dialects.full.calls import parse_calls, write_call
+from ostinato.infra.agent.dialects.full.tools import FULL_TOOLS
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.execute import CallResult, execute_calls
-from ostinato.infra.agent.full_calls import parse_calls, write_call
-from ostinato.infra.agent.full_tools import FULL_TOOLS
+from ostinato.infra.agent.loop.execute import CallResult, execute_calls
 from ostinato.infra.agent.transcript import CallStatus
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.repository import PreparedRepository

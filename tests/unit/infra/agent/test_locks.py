@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.dialects.full.calls import call_from_json, parse_calls, write_call
+from ostinato.infra.agent.dialects.full.tools import FULL_TOOLS
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.execute import execute_calls
-from ostinato.infra.agent.full_calls import call_from_json, parse_calls, write_call
-from ostinato.infra.agent.full_tools import FULL_TOOLS
-from ostinato.infra.agent.report import cut_lines, share_out
+from ostinato.infra.agent.loop.execute import execute_calls
+from ostinato.infra.agent.tools.limits import cut_lines, share_out
 from ostinato.infra.agent.transcript import CallStatus
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxLost
 from tests.fakes.memory_sandbox import MemorySandbox

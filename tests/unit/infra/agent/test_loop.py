@@ -6,7 +6,8 @@ import asyncio
 import numpy as np
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
-from ostinato.infra.agent.loop import SUMMARY_REQUEST, run_agent
+from ostinato.infra.agent.loop.attempt import run_agent
+from ostinato.infra.agent.loop.prompts import SUMMARY_REQUEST
 from ostinato.infra.agent.transcript import MISSING_ROUTE, CallStatus, EndReason, Transcript
 from ostinato.infra.platform.errors import EngineError
 from tests.fakes.scripted_model import ScriptedModel

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.infra.agent.matching import NoMatch, replace_text
+from ostinato.infra.agent.tools.matching import NoMatch, replace_text
 
 FILE = "def a():\n    x = 1  \n    return x\n\n\ndef b():\n    return 2\n"
 

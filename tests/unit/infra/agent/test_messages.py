@@ -6,12 +6,12 @@ import json
 import httpx
 import pytest
 
-from ostinato.infra.agent.catalogues import CATALOGUES
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.infra.agent.conversation import INTERRUPTED, call_reader
+from ostinato.infra.agent.dialects.full.tools import FULL_TOOLS
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.loop import run_conversation
-from ostinato.infra.agent.messages import MessageConversation
+from ostinato.infra.agent.loop.attempt import run_conversation
+from ostinato.infra.agent.loop.conversation import INTERRUPTED, call_reader
+from ostinato.infra.agent.loop.messages import MessageConversation
 from ostinato.infra.agent.transcript import CallStatus, EndReason, Transcript
 from ostinato.infra.platform.errors import ConfigError
 from tests.fakes.memory_sandbox import MemorySandbox
@@ -45,7 +45,7 @@ def converse(server: Server) -> tuple[Transcript, MessageConversation]:
     async def run() -> tuple[Transcript, MessageConversation]:
         transport = httpx.MockTransport(server)
         async with httpx.AsyncClient(transport=transport, base_url="http://model/v1") as client:
-            tools = dict(CATALOGUES["full"])
+            tools = dict(FULL_TOOLS)
             conversation = MessageConversation(
                 client,
                 "m",

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.infra.agent.parse import parse_answer
-from ostinato.infra.agent.tools import TOOLS
+from ostinato.infra.agent.dialects.compact.calls import parse_answer
+from ostinato.infra.agent.dialects.compact.tools import TOOLS
 from ostinato.infra.agent.transcript import CallStatus
 
 

@@ -4,7 +4,6 @@ import asyncio
 import subprocess
 import sys
 
-from ostinato.infra.agent.catalogues import enabled_tools
 from ostinato.infra.agent.config import (
     AgentRequest,
     HarnessConfig,
@@ -12,11 +11,12 @@ from ostinato.infra.agent.config import (
     RecentFile,
     ToolPolicy,
 )
+from ostinato.infra.agent.dialects.dialect import enabled_tools
+from ostinato.infra.agent.dialects.full.calls import parse_calls, write_call
+from ostinato.infra.agent.dialects.full.tools import FULL_TOOLS
 from ostinato.infra.agent.environment import AgentEnvironment, HarnessState, scripted_messages
-from ostinato.infra.agent.full_calls import parse_calls, write_call
-from ostinato.infra.agent.full_tools import FULL_TOOLS
-from ostinato.infra.agent.loop import run_agent
-from ostinato.infra.agent.prompts import (
+from ostinato.infra.agent.loop.attempt import run_agent
+from ostinato.infra.agent.loop.prompts import (
     SUMMARY_INSTRUCTION,
     budget_note,
     write_continuation,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.loop import run_agent
-from ostinato.infra.agent.test_runner import make_test_runner
+from ostinato.infra.agent.loop.attempt import run_agent
+from ostinato.infra.agent.tools.testing import make_test_runner
 from ostinato.infra.agent.transcript import CallStatus, EndReason
 from ostinato.infra.sandbox.pool import SandboxPool
 from ostinato.infra.sandbox.repository import PreparedRepository

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.infra.agent.regions import RegionError, find_symbol, name_at, open_region, show_lines
+from ostinato.infra.agent.dialects.compact.regions import (
+    RegionError,
+    find_symbol,
+    name_at,
+    open_region,
+    show_lines,
+)
 
 TEXT = """import os
 

@@ -10,7 +10,7 @@ import pytest
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.loop import run_agent
+from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.sandbox.protocol import Sandbox, TestFailure, TestOutcome, TestReport
 from ostinato.models.rendering import Renderer, train_tokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.infra.agent.places import find_place
+from ostinato.infra.agent.dialects.compact.places import find_place
 from ostinato.infra.agent.transcript import CallStatus
 from ostinato.tasks.corpus.config import (
     CodeSource,

@@ -13,11 +13,11 @@ from ostinato.infra.agent.transcript import (
     Transcript,
     TurnRecord,
 )
-from ostinato.tasks.grading.change import AttemptChange
+from ostinato.tasks.grading.change import AttemptChange, JudgedAttempt
 from ostinato.tasks.grading.config import GradingConfig, Pattern
 from ostinato.tasks.grading.grade import grade, make_grader, void
 from ostinato.tasks.grading.length import length_penalty, measure_effort, total_effort
-from ostinato.tasks.grading.rewards import Measures, compute_reward, correctness, term_weights
+from ostinato.tasks.grading.rewards import compute_reward, correctness, term_weights
 from ostinato.tasks.records import RewardReport, Verdict
 from tests.unit.tasks.grading.conftest import PATH
 
@@ -46,13 +46,9 @@ def verdict(passed: bool) -> Verdict:
     )
 
 
-def measures(problem, repository, transcript, passed=True, files=None, **more) -> Measures:
-    change = AttemptChange.of(problem, files or {}, repository)
-    return Measures(verdict=verdict(passed), change=change, transcript=transcript, **more)
-
-
 def reward(problem, repository, transcript, passed=True, files=None, config=CONFIG, **more):
-    return compute_reward(measures(problem, repository, transcript, passed, files, **more), config)
+    change = AttemptChange.of(problem, files or {}, repository)
+    return compute_reward(JudgedAttempt(change, verdict(passed), transcript), config, **more)
 
 
 def call(tool, status=OK, **arguments) -> ToolCallRecord:

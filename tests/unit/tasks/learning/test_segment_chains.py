@@ -8,7 +8,7 @@ import pytest
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.loop import run_agent
+from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.learning.advantages import make_samples, penalize_divergence

@@ -16,7 +16,6 @@ from ostinato.tasks.rollout.sandboxes import Sandboxes
 from ostinato.tasks.rollout.worker import (
     AttemptTicket,
     RolloutWorker,
-    describe_change,
 )
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.rollouts import make_problem
@@ -89,7 +88,7 @@ async def test_attempt_that_fixes_the_line_passes_the_real_tests(
     assert trajectory.reward.total > 0.9
     assert "failed" in trajectory.transcript.turns[0].results[0]
     assert trajectory.transcript.turns[1].results[1] == "passed"
-    assert "+     return 1" in trajectory.changed_files["pkg/code.py"]
+    assert "+    return 1" in trajectory.changed_files["pkg/code.py"]
     assert trajectory.transcript.segments[0].oldest_version == 4
 
 
@@ -116,8 +115,3 @@ async def test_engine_failure_is_an_outcome_without_a_verdict(
     assert trajectory.outcome is Outcome.ENGINE_FAILED
     assert trajectory.verdict is None
     assert "r0 is gone" in trajectory.reason
-
-
-def test_change_is_described_by_its_lines_alone() -> None:
-    text = describe_change(b"a\nb\nc\n", b"a\nX\nc\n")
-    assert text == "@@ -2,1 +2,1 @@\n- b\n+ X"

@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 
-from ostinato.infra.agent.conversation import INTERRUPTED, Answer, cut_to_fit
-from ostinato.infra.agent.definitions import Tool, tool_schemas
-from ostinato.infra.agent.full_calls import call_from_json
-from ostinato.infra.agent.parse import ParsedAnswer, ParsedCall
+from ostinato.infra.agent.dialects.full.calls import call_from_json
+from ostinato.infra.agent.loop.conversation import INTERRUPTED, Answer, cut_to_fit
+from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
+from ostinato.infra.agent.tools.definition import Tool, tool_schemas
 from ostinato.infra.agent.transcript import Segment
 from ostinato.infra.platform.errors import ConfigError, EngineError
 

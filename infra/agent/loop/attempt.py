@@ -1,8 +1,6 @@
 """The agent loop: one attempt from prompt to transcript.
 
-`run_agent` (over a model client, in tokens) and `run_conversation` (over any conversation). A
-model, an environment, a request and limits in; a `Transcript` out. Failures of the engine, the
-sandbox or the clock end the attempt with a reason; they do not raise. It grades nothing.
+Failures of the engine, the sandbox or the clock end the attempt with a reason; they do not raise.
 """
 
 import asyncio
@@ -10,22 +8,31 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from ostinato.infra.agent.catalogues import enabled_tools
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
-from ostinato.infra.agent.conversation import Answer, Conversation, TokenConversation, call_reader
+from ostinato.infra.agent.dialects.dialect import dialect_of, enabled_tools
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.execute import CallResult, execute_calls
-from ostinato.infra.agent.full_file_tools import policy_of
-from ostinato.infra.agent.parse import ParsedAnswer
-from ostinato.infra.agent.prompts import (
-    SUMMARY_REQUEST,
+from ostinato.infra.agent.loop.conversation import (
+    Answer,
+    Conversation,
+    TokenConversation,
+    call_reader,
+)
+from ostinato.infra.agent.loop.execute import CallResult, execute_calls
+from ostinato.infra.agent.loop.prompts import (
     budget_note,
     summary_request,
     write_continuation,
     write_first_message,
     write_system_prompt,
 )
-from ostinato.infra.agent.transcript import CallStatus, EndReason, Transcript, TurnRecord
+from ostinato.infra.agent.tools.calls import ParsedAnswer
+from ostinato.infra.agent.transcript import (
+    MODEL_FAULTS,
+    CallStatus,
+    EndReason,
+    Transcript,
+    TurnRecord,
+)
 from ostinato.infra.platform.errors import (
     AgentError,
     EngineError,
@@ -36,9 +43,6 @@ from ostinato.infra.platform.errors import (
 from ostinato.models.decode.protocol import ModelClient
 from ostinato.models.rendering import Renderer
 
-__all__ = ["MODEL_FAULTS", "SUMMARY_REQUEST", "OnTurn", "run_agent", "run_conversation"]
-
-MODEL_FAULTS = (CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.INVALID_ARGUMENTS)
 SUMMARY_MARGIN_TOKENS = 96  # the request for a summary and its header
 OnTurn = Callable[[TurnRecord], Awaitable[None]]
 Ending = tuple[EndReason, str]
@@ -72,10 +76,10 @@ def open_conversation(
     config: HarnessConfig,
 ) -> TokenConversation:
     """The attempt's conversation in tokens, opened with the dialect's prompts."""
-    policy = policy_of(environment, config)
+    policy = environment.policy_under(config)
     tools = enabled_tools(config, policy)
     system, prompt = request.system_prompt, request.prompt
-    if config.dialect == "full":
+    if dialect_of(config).is_explained:
         if system is None:
             system = write_system_prompt(tools.values(), config, policy, request.facts)
         prompt = write_first_message(prompt, request.facts)

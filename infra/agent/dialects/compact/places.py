@@ -9,13 +9,14 @@ last result that named places.
 import re
 from dataclasses import replace
 
+from ostinato.infra.agent.dialects.compact.regions import name_at
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure
-from ostinato.infra.agent.parse import ParsedCall
-from ostinato.infra.agent.regions import name_at
+from ostinato.infra.agent.tools.calls import ParsedCall
+from ostinato.infra.agent.tools.names import CODEBASE_SEARCH, GREP, READ_FILE
 from ostinato.infra.agent.transcript import CallStatus
 from ostinato.models.rendering.vocabulary import LINE_TAGS, NUM_LINE_TAGS, line_tag
 
-LISTING_TOOLS = frozenset({"grep", "codebase_search"})
+LISTING_TOOLS = frozenset({GREP, CODEBASE_SEARCH})
 Places = dict[str, tuple[str, int]]
 """Tag -> path and line of the file (1-based)."""
 _PLACE = re.compile(r"([^\s:]+):(\d+)(?=:|-\d+ )")
@@ -50,7 +51,7 @@ async def follow_place(call: ParsedCall, environment: AgentEnvironment) -> Parse
     Refuses a tag that the last result does not have.
     """
     tag = call.arguments.get("path", "")
-    if call.tool != "read_file" or call.status is not CallStatus.OK or tag not in LINE_TAGS:
+    if call.tool != READ_FILE or call.status is not CallStatus.OK or tag not in LINE_TAGS:
         return call
     place = environment.state.places.get(tag)
     if place is None:
@@ -61,4 +62,5 @@ async def follow_place(call: ParsedCall, environment: AgentEnvironment) -> Parse
         name = name_at((await environment.read_text(path)).split("\n"), number)
     except ToolFailure:
         name = ""  # gone since: read_file says so
-    return replace(call, arguments={"path": f"{path}::{name}" if name else f"{path}:{number}"})
+    named = f"{path}::{name}" if name else f"{path}:{number}"
+    return replace(call, arguments={"path": named}, values={"path": named})

@@ -1,41 +1,19 @@
 """Reads the calls of the compact dialect out of an answer.
 
-`ParsedCall` and `ParsedAnswer` (of both dialects) and the grammar of the token form:
-`<tool>ARGUMENTS</tool>`, where arguments are `<name>value</name>` and what is left over is the
-tool's primary argument. Text in; calls, each either well formed or with its error, and the prose
-around them out. Nothing is guessed and nothing raises: a call that breaks the grammar becomes a
-result the model can read.
+The grammar of the token form is `<tool>ARGUMENTS</tool>`, where arguments are `<name>value</name>`
+and what is left over is the tool's primary argument. Nothing is guessed and nothing raises: a call
+that breaks the grammar becomes a result the model can read.
 """
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
 
-from ostinato.infra.agent.definitions import Tool, Value
-from ostinato.infra.agent.tools import TOOLS
+from ostinato.infra.agent.dialects.compact.tools import TOOLS
+from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
+from ostinato.infra.agent.tools.definition import Tool
 from ostinato.infra.agent.transcript import CallStatus
 
 _OPENING = re.compile(r"<([a-z][a-z0-9_]*)>")
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedCall:
-    """One call. `status` is OK when it may run; otherwise `error` says why not."""
-
-    tool: str
-    arguments: dict[str, str] = field(default_factory=dict)
-    status: CallStatus = CallStatus.OK
-    error: str = ""
-    values: dict[str, Value] = field(default_factory=dict)  # typed; the full dialect's only
-    call_id: str = ""  # given by an API; empty: numbered by turn and place
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedAnswer:
-    """The calls in order and the text outside of them."""
-
-    calls: tuple[ParsedCall, ...]
-    prose: str
 
 
 def parse_answer(text: str, enabled_tools: Collection[str]) -> ParsedAnswer:
@@ -96,7 +74,7 @@ def _parse_call(name: str, body: str, enabled_tools: Collection[str]) -> ParsedC
     error = _take_rest(tool, arguments, rest) or _check(tool, arguments)
     if error:
         return ParsedCall(name, arguments, CallStatus.INVALID_ARGUMENTS, error)
-    return ParsedCall(name, arguments)
+    return ParsedCall(name, arguments, values={**arguments})
 
 
 def _take_rest(tool: Tool, arguments: dict[str, str], rest: str) -> str:
@@ -115,11 +93,4 @@ def _check(tool: Tool, arguments: dict[str, str]) -> str:
     for argument in tool.arguments:
         if argument.is_required and not arguments.get(argument.name, "").strip():
             return f"{argument.name} is missing"
-    if tool.name != "edit_file":
-        return ""
-    given = {name for name in ("old", "new", "lines") if name in arguments}
-    if given not in ({"old", "new"}, {"lines"}):
-        return "wanted <Ln>text lines, or path, old and new"
-    if "old" in given and not arguments.get("path"):
-        return "path is missing"
-    return ""
+    return tool.rule(arguments) if tool.rule is not None else ""

@@ -20,8 +20,8 @@ import json
 import re
 from collections.abc import Mapping
 
-from ostinato.infra.agent.definitions import Tool, check_arguments, strings_from_json
-from ostinato.infra.agent.parse import ParsedAnswer, ParsedCall
+from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
+from ostinato.infra.agent.tools.definition import Tool, check_arguments, strings_from_json
 from ostinato.infra.agent.transcript import CallStatus
 
 CALL_END = "</call>"

@@ -1,25 +1,21 @@
 """The full dialect's terminal: commands, tests, and commands that go on in the background.
 
-Typed values and the environment in, the text for the model out. A background command writes below
-/tmp in the sandbox and is asked about by its job's name. It sets no limits of its own.
+A background command writes below /tmp in the sandbox and is asked about by its job's name.
 """
 
 import re
 import shlex
-from collections.abc import Mapping
-from typing import Any
 
 from ostinato.infra.agent.config import HarnessConfig, ToolPolicy
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure, ToolRefusal, ToolTimeout
-from ostinato.infra.agent.full_file_tools import policy_of
-from ostinato.infra.agent.other_tools import OUTPUT_CAP_BYTES, is_pytest
-from ostinato.infra.sandbox.protocol import TestOutcome, TestReport
+from ostinato.infra.agent.tools import names
+from ostinato.infra.agent.tools.definition import FILES, Argument, Tool, Values
+from ostinato.infra.agent.tools.searching import OUTPUT_CAP_BYTES
+from ostinato.infra.agent.tools.testing import is_pytest, report_tests
 
-Values = Mapping[str, Any]
 JOBS_DIRECTORY = "/tmp/.jobs"
 JOB_SECONDS = 10.0
 STOP_SECONDS = 2
-MAX_NAMED_TESTS = 20
 _SHELL_SIGNS = re.compile(r"[;&|<>$`()\n\\{}]")
 _JOB = re.compile(r"job-([0-9]{1,6})")
 
@@ -31,7 +27,7 @@ async def run_terminal(environment: AgentEnvironment, values: Values, config: Ha
     command = values["command"].strip()
     if not command:
         raise ToolRefusal("command is empty")
-    _refuse_command(command, policy_of(environment, config))
+    _refuse_command(command, environment.policy_under(config))
     if values.get("background"):
         return await _start_job(environment, command)
     if environment.run_tests is not None and is_pytest(command):
@@ -47,22 +43,6 @@ async def run_terminal(environment: AgentEnvironment, values: Values, config: Ha
     if result.timed_out:
         raise ToolTimeout(f"ran longer than {limit_seconds:g} seconds and was ended\n{output}")
     return f"exit code {result.exit_code}\n{output}".rstrip("\n")
-
-
-def report_tests(report: TestReport) -> str:
-    """Counts, the tests that did not pass, and the first failure with its place."""
-    failed = [test for test, value in report.outcomes.items() if value is not TestOutcome.PASSED]
-    lines = [f"{len(report.outcomes) - len(failed)} passed, {len(failed)} not"]
-    if report.tampering:
-        lines.append(f"the test run was tampered with: {report.tampering}")
-    lines += [f"{report.outcomes[test].value} {test}" for test in failed[:MAX_NAMED_TESTS]]
-    if len(failed) > MAX_NAMED_TESTS:
-        lines.append(f"[{len(failed) - MAX_NAMED_TESTS} more]")
-    failure = report.first_failure
-    if failure is not None:
-        lines.append(f"{failure.test_id}: {failure.error_type}: {failure.message}".rstrip(": "))
-        lines += [f"  at {frame.path}:{frame.line_number}" for frame in failure.frames]
-    return "\n".join(lines)
 
 
 async def _start_job(environment: AgentEnvironment, command: str) -> str:
@@ -115,3 +95,39 @@ def _refuse_command(command: str, policy: ToolPolicy) -> None:
     if _SHELL_SIGNS.search(command) or first not in policy.allowed_commands:
         allowed = ", ".join(policy.allowed_commands) or "none"
         raise ToolRefusal(f"command is {command[:60]!r}, wanted a plain one of: {allowed}")
+
+
+def _terminal_rule(values: Values) -> str:
+    if ("command" in values) == ("job" in values):
+        return "wanted either command or job"
+    if "stop" in values and "job" not in values:
+        return "stop is for a job"
+    if values.get("background") and "job" in values:
+        return "a job is in the background already"
+    return ""
+
+
+RUN_TERMINAL = Tool(
+    name=names.RUN_TERMINAL,
+    description=(
+        "Run a shell command in the repository. With background it goes on after the "
+        "answer, which names its job; call again with job to see its output or stop it."
+    ),
+    arguments=(
+        Argument("command", "the command line", is_required=False, kind="text"),
+        Argument(
+            "timeout_seconds",
+            "longest wait; the limit is in the answer when it is reached",
+            is_required=False,
+            kind="integer",
+            minimum=1,
+            maximum=600,
+        ),
+        Argument("background", "start it and answer at once", is_required=False, kind="boolean"),
+        Argument("job", "a background job", is_required=False),
+        Argument("stop", "end the job", is_required=False, kind="boolean"),
+    ),
+    writes=(FILES, "terminal"),
+    rule=_terminal_rule,
+    run=run_terminal,
+)

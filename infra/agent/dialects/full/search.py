@@ -1,20 +1,14 @@
-"""The full dialect's tools that search or talk: glob, grep, codebase_search, todo_write, ask_user.
-
-Typed values and the environment in, the text for the model out; ToolFailure when the environment
-says no.
-"""
-
-from collections.abc import Mapping
-from typing import Any
+"""The full dialect's tools that search: glob, grep, codebase_search."""
 
 import pathspec
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.other_tools import find_text, search_texts
+from ostinato.infra.agent.tools import names
+from ostinato.infra.agent.tools.definition import FILE, FILES, Argument, Tool, Values
+from ostinato.infra.agent.tools.searching import find_text, search_texts
 from ostinato.infra.sandbox.text_search import TextMatch, TextSearch
 
-Values = Mapping[str, Any]
 MAX_WALKED_FILES = 20_000
 MAX_NAMES = 200
 MAX_MATCHES = 50
@@ -66,24 +60,6 @@ async def codebase_search(
     return await search_texts(environment, values["query"], values.get("directories", ()))
 
 
-async def todo_write(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
-    """Keeps the list and shows it."""
-    items = {item[4:]: item[:3] for item in values["items"]}
-    state = environment.state
-    state.todos = state.todos | items if values.get("merge") else items
-    state.todo = "\n".join(f"{mark} {item}" for item, mark in state.todos.items())
-    num_open = sum(mark != "[x]" for mark in state.todos.values())
-    return f"{num_open} of {len(state.todos)} open\n{state.todo}"
-
-
-async def ask_user(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
-    """The user's answer where there is a user."""
-    if environment.ask_user is None:
-        return "no user available: decide yourself and say what you assumed"
-    options = [f"{number}. {text}" for number, text in enumerate(values.get("options", ()), 1)]
-    return await environment.ask_user("\n".join([values["question"].strip(), *options]))
-
-
 async def _walk(environment: AgentEnvironment) -> list[str]:
     found: list[str] = []
     folders = [""]
@@ -95,3 +71,61 @@ async def _walk(environment: AgentEnvironment) -> list[str]:
             elif name not in HIDDEN_FOLDERS:
                 folders.append(folder + name)
     return found
+
+
+PLACE = Argument(
+    "path", "file or directory; default: the repository", is_required=False, kind="path"
+)
+
+GLOB = Tool(
+    name=names.GLOB,
+    description="Find files by name, for example src/**/*.py or test_*.py.",
+    arguments=(Argument("pattern", "as in .gitignore: without a slash it matches at any depth"),),
+    reads=(FILES,),
+    run=glob,
+)
+
+GREP = Tool(
+    name=names.GREP,
+    description="Search file contents with a regular expression.",
+    arguments=(
+        Argument("pattern", "the expression"),
+        PLACE,
+        Argument("glob", "only files whose name matches, like *.py", is_required=False),
+        Argument(
+            "mode",
+            "lines with their numbers, names of files, or matches per file; default lines",
+            is_required=False,
+            kind="choice",
+            choices=("lines", "files", "count"),
+        ),
+        Argument("ignore_case", "default false", is_required=False, kind="boolean"),
+        Argument(
+            "limit",
+            "results to show; default 50",
+            is_required=False,
+            kind="integer",
+            minimum=1,
+            maximum=500,
+        ),
+    ),
+    reads=(FILE,),
+    run=grep,
+)
+
+CODEBASE_SEARCH = Tool(
+    name=names.CODEBASE_SEARCH,
+    description="Find the code that a description speaks of; grep is better for exact names.",
+    arguments=(
+        Argument("query", "words or a sentence"),
+        Argument(
+            "directories",
+            "directories to look in, one a line; default: all",
+            is_required=False,
+            kind="list",
+            maximum=8,
+        ),
+    ),
+    reads=(FILES,),
+    run=codebase_search,
+)

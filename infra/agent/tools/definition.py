@@ -1,20 +1,28 @@
-"""What a tool is: its arguments with their kinds and bounds, and what a call of it touches.
+"""A tool as one object: its arguments with kinds and bounds, what a call touches, and what runs.
 
-`Argument` and `Tool`, the strict check of a call's arguments, and the OpenAI-style schemas.
-Schemas, system prompt (prompts.py) and checks are all made from these definitions, so they cannot
-differ. It runs nothing.
+Schemas, system prompt (loop/prompts.py) and the checks of a call's arguments are all made from
+these definitions, so they cannot differ.
 """
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.environment import AgentEnvironment
 
 FILES = "files"
 REGION = "region"
 REPOSITORY_PREFIXES = ("/repo/", "./")
 
+FILE = "files/{path}"  # the file in a call's path argument
+Values = Mapping[str, Any]
+"""Arguments by name, converted to the kinds of their definitions."""
+Output = str | Callable[[], str]
+"""What the model reads; a callable is worded once the turn's other calls have run."""
+Implementation = Callable[[AgentEnvironment, Any, HarnessConfig], Awaitable[Output]]
 Kind = Literal["line", "text", "path", "integer", "boolean", "choice", "list"]
 Value = str | int | bool | tuple[str, ...]
 _BOOLEANS = {"true": True, "false": False}
@@ -113,19 +121,27 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool. In the token form the primary argument may be written bare, after the others.
+    """One tool of the agent.
 
-    `reads` and `writes` name resources: "files/{path}" stands for the file in the path argument,
-    "files" for all. `rule` looks at all values together and says what is wrong with them.
+    `run` gets the environment, the values and the harness settings. It raises ToolFailure for what
+    the model should read and ToolRefusal for what a policy forbids. `reads` and `writes` name
+    resources: "files/{path}" stands for the file in the path argument, "files" for all; calls that
+    conflict run in order. `rule` looks at all values together and says what is wrong with them.
     """
 
     name: str
     description: str
     arguments: tuple[Argument, ...]
-    primary: str = ""
+    run: Implementation
+    primary: str = ""  # in the compact dialect: may be written bare, after the others
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     rule: Callable[[Mapping[str, Value]], str] | None = None
+
+    @property
+    def edits_files(self) -> bool:
+        """Whether a call changes the file that it names."""
+        return FILE in self.writes
 
     def argument(self, name: str) -> Argument | None:
         """The argument called `name`, or None."""
@@ -219,8 +235,7 @@ def resources(tool: Tool, arguments: Mapping[str, str]) -> tuple[frozenset[str],
     def fill(names: tuple[str, ...]) -> frozenset[str]:
         # A call without a path depends on what was read last, so it stands for all files.
         return frozenset(
-            (f"{FILES}/{path}" if path else FILES) if name == "files/{path}" else name
-            for name in names
+            (f"{FILES}/{path}" if path else FILES) if name == FILE else name for name in names
         )
 
     return fill(tool.reads), fill(tool.writes)

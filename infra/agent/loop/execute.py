@@ -8,30 +8,20 @@ after the other calls have ended: the attempt is masked, not punished. Parsed ca
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
 
-from ostinato.infra.agent import full_file_tools, full_search_tools
-from ostinato.infra.agent.catalogues import CATALOGUES
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.infra.agent.definitions import covers, resources
+from ostinato.infra.agent.dialects.compact.places import LISTING_TOOLS, follow_place, tag_places
+from ostinato.infra.agent.dialects.compact.regions import RegionError
+from ostinato.infra.agent.dialects.dialect import catalogue_of, dialect_of
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure, ToolRefusal, ToolTimeout
-from ostinato.infra.agent.file_tools import edit_file, list_dir, read_file, read_lints, write_file
-from ostinato.infra.agent.other_tools import (
-    ask_user,
-    codebase_search,
-    grep,
-    run_terminal,
-    todo_write,
-)
-from ostinato.infra.agent.parse import ParsedCall
-from ostinato.infra.agent.places import LISTING_TOOLS, follow_place, tag_places
-from ostinato.infra.agent.regions import RegionError
-from ostinato.infra.agent.report import cut_lines, cut_middle, share_out
-from ostinato.infra.agent.terminal_tools import run_terminal as run_full_terminal
+from ostinato.infra.agent.tools.calls import ParsedCall
+from ostinato.infra.agent.tools.definition import Output, Tool, covers, resources
+from ostinato.infra.agent.tools.limits import cut_lines, cut_middle, share_out
+from ostinato.infra.agent.tools.names import ASK_USER, RUN_TERMINAL
 from ostinato.infra.agent.transcript import CallStatus, ToolCallRecord
 from ostinato.infra.platform.errors import (
     AgentError,
@@ -44,37 +34,6 @@ from ostinato.infra.platform.errors import (
 )
 
 TERMINAL_MARGIN_SECONDS = 5.0
-Output = str | Callable[[], str]
-Implementation = Callable[[AgentEnvironment, Any, HarnessConfig], Awaitable[Output]]
-
-IMPLEMENTATIONS: Mapping[str, Mapping[str, Implementation]] = {
-    "compact": {
-        "read_file": read_file,
-        "edit_file": edit_file,
-        "write_file": write_file,
-        "list_dir": list_dir,
-        "grep": grep,
-        "codebase_search": codebase_search,
-        "read_lints": read_lints,
-        "run_terminal": run_terminal,
-        "todo_write": todo_write,
-        "ask_user": ask_user,
-    },
-    "full": {
-        "read_file": full_file_tools.read_file,
-        "edit_file": full_file_tools.edit_file,
-        "write_file": full_file_tools.write_file,
-        "delete_file": full_file_tools.delete_file,
-        "list_dir": full_file_tools.list_dir,
-        "read_lints": full_file_tools.read_lints,
-        "glob": full_search_tools.glob,
-        "grep": full_search_tools.grep,
-        "codebase_search": full_search_tools.codebase_search,
-        "todo_write": full_search_tools.todo_write,
-        "ask_user": full_search_tools.ask_user,
-        "run_terminal": run_full_terminal,
-    },
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +66,16 @@ async def execute_calls(
     Raises the first failure of infrastructure (SandboxLost, AgentError ...) that trying again did
     not mend.
     """
-    calls = _with_ids(calls, turn) if config.dialect == "full" else calls
+    calls = _with_ids(calls, turn) if dialect_of(config).is_explained else calls
     if config.place_tags:  # before any call runs: a tag means what the model has read
         calls = [await follow_place(call, environment) for call in calls]
-    touched = [_touched(call, config) for call in calls]
+    tools = catalogue_of(config)
+    touched = [_touched(call, tools) for call in calls]
     tasks: list[asyncio.Task[_Ran]] = []
     async with asyncio.TaskGroup() as group:
         for index, call in enumerate(calls):
             earlier = [tasks[j] for j in range(index) if _conflict(touched[j], touched[index])]
-            tasks.append(group.create_task(_run_call(call, environment, config, earlier)))
+            tasks.append(group.create_task(_run_call(call, tools, environment, config, earlier)))
     done = [task.result() for task in tasks]
     for ran in done:
         if ran.failure is not None:
@@ -158,7 +118,7 @@ def _word_results(
     if config.turn_limit_characters is not None:
         lengths = [min(len(text), config.result_limit_characters) for text in texts]
         limits = share_out(config.turn_limit_characters, lengths)
-    if config.dialect == "compact":
+    if not dialect_of(config).is_explained:
         return [cut_middle(text, limit) for text, limit in zip(texts, limits, strict=True)]
     return [
         f"[{call.call_id} {call.tool or 'call'} {ran.status}]\n{cut_lines(text, limit)}"
@@ -180,10 +140,10 @@ def _record(call: ParsedCall, ran: _Ran, text: str) -> ToolCallRecord:
 Touched = tuple[frozenset[str], frozenset[str]]
 
 
-def _touched(call: ParsedCall, config: HarnessConfig) -> Touched:
+def _touched(call: ParsedCall, tools: Mapping[str, Tool]) -> Touched:
     if call.status is not CallStatus.OK:
         return frozenset(), frozenset()
-    return resources(CATALOGUES[config.dialect][call.tool], call.arguments)
+    return resources(tools[call.tool], call.arguments)
 
 
 def _conflict(first: Touched, second: Touched) -> bool:
@@ -200,6 +160,7 @@ def _overlap(ours: frozenset[str], theirs: frozenset[str]) -> bool:
 
 async def _run_call(
     call: ParsedCall,
+    tools: Mapping[str, Tool],
     environment: AgentEnvironment,
     config: HarnessConfig,
     earlier: Sequence[asyncio.Task[_Ran]],
@@ -209,18 +170,18 @@ async def _run_call(
     if call.status is not CallStatus.OK:
         return _Ran(call.status, f"error: {call.error}")
     started = time.perf_counter()
-    ran = await _run_implementation(call, environment, config)
+    ran = await _run_tool(call, tools[call.tool], environment, config)
     return replace(ran, wall_seconds=time.perf_counter() - started)
 
 
-async def _run_implementation(
-    call: ParsedCall, environment: AgentEnvironment, config: HarnessConfig
+async def _run_tool(
+    call: ParsedCall, tool: Tool, environment: AgentEnvironment, config: HarnessConfig
 ) -> _Ran:
     """The call's outcome; whatever it raises becomes a status or a failure of ours."""
     try:
         with boundary(AgentError, f"tool {call.tool}"):
             async with asyncio.timeout(_limit_seconds(call, environment, config)):
-                return await _try_implementation(call, environment, config)
+                return await _try_tool(call, tool, environment, config)
     except SandboxTimeout as error:
         return _Ran(CallStatus.TIMEOUT, f"error: {error}")
     except OstinatoError as error:
@@ -232,19 +193,17 @@ async def _run_implementation(
         return _Ran(CallStatus.ENVIRONMENT, f"error: {error}")
 
 
-async def _try_implementation(
-    call: ParsedCall, environment: AgentEnvironment, config: HarnessConfig
+async def _try_tool(
+    call: ParsedCall, tool: Tool, environment: AgentEnvironment, config: HarnessConfig
 ) -> _Ran:
     """What the model did wrong is a status; what we did wrong is tried again, then raised."""
-    implementation = IMPLEMENTATIONS[config.dialect][call.tool]
-    given = call.arguments if config.dialect == "compact" else call.values
     retrying = AsyncRetrying(
         retry=retry_if_exception(_may_pass),
         stop=stop_after_attempt(1 + config.infrastructure_retries),
         reraise=True,
     )
     try:
-        return _Ran(CallStatus.OK, await retrying(implementation, environment, given, config))
+        return _Ran(CallStatus.OK, await retrying(tool.run, environment, call.values, config))
     except (RegionError, ToolRefusal) as error:
         return _Ran(CallStatus.INVALID_ARGUMENTS, f"error: {error}")
     except ToolFailure as error:
@@ -260,7 +219,7 @@ def _may_pass(error: BaseException) -> bool:
 
 def _limit_seconds(call: ParsedCall, environment: AgentEnvironment, config: HarnessConfig) -> float:
     """A terminal ends its own command and keeps what it printed; the harness waits a little more."""
-    if call.tool == "ask_user" and environment.ask_limit_seconds is not None:
+    if call.tool == ASK_USER and environment.ask_limit_seconds is not None:
         return environment.ask_limit_seconds
-    margin = TERMINAL_MARGIN_SECONDS if call.tool == "run_terminal" else 0.0
-    return config.call_time_limit_seconds + (margin if config.dialect == "full" else 0.0)
+    margin = TERMINAL_MARGIN_SECONDS if call.tool == RUN_TERMINAL else 0.0
+    return config.call_time_limit_seconds + (margin if dialect_of(config).is_explained else 0.0)

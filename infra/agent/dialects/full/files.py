@@ -1,13 +1,6 @@
-"""The full dialect's tools on files: read, edit, write, delete, list, lints.
+"""The full dialect's tools on files: read, edit, write, delete, list, lints."""
 
-Typed values and the environment in, the text for the model out; ToolFailure when the environment
-says no, ToolRefusal when the policy does. Parsing, locks and limits are elsewhere.
-"""
-
-import difflib
 import shlex
-from collections.abc import Mapping
-from typing import Any
 
 import pathspec
 
@@ -18,21 +11,18 @@ from ostinato.infra.agent.environment import (
     ToolRefusal,
     content_hash,
 )
-from ostinato.infra.agent.full_tools import MAX_READ_LINES
-from ostinato.infra.agent.lints import LINTED_SUFFIXES, new_lints
-from ostinato.infra.agent.matching import NoMatch, replace_text
+from ostinato.infra.agent.tools import names
+from ostinato.infra.agent.tools.definition import FILE, FILES, Argument, Tool, Values
+from ostinato.infra.agent.tools.lints import LINTED_SUFFIXES, new_lints
+from ostinato.infra.agent.tools.matching import NoMatch, replace_text
+from ostinato.infra.platform.diffs import changed_lines
 
-Values = Mapping[str, Any]
+MAX_READ_LINES = 400
 MAX_LINE_CHARACTERS = 500
 MAX_LISTED = 200
 MAX_DIFF_LINES = 40
 MAX_SHOWN_LINTS = 20
 REMOVE_SECONDS = 10.0
-
-
-def policy_of(environment: AgentEnvironment, config: HarnessConfig) -> ToolPolicy:
-    """The environment's own policy, or the config's."""
-    return environment.policy if environment.policy is not None else config.policy
 
 
 async def read_file(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
@@ -59,7 +49,7 @@ async def read_file(environment: AgentEnvironment, values: Values, config: Harne
 
 async def edit_file(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
     """Replaces one stretch (or every exact one); answers with the diff and what it broke."""
-    path, policy = values["path"], policy_of(environment, config)
+    path, policy = values["path"], environment.policy_under(config)
     _refuse_protected(path, policy)
     text = await environment.read_text(path)
     _want_seen(environment, path, text, policy)
@@ -79,13 +69,13 @@ async def edit_file(environment: AgentEnvironment, values: Values, config: Harne
     note = f" (matched but for {edited.how})" if edited.how != "exact" else ""
     head = f"{edited.replacements} replaced{note}"
     return "\n".join(
-        [head, *_changed_lines(text, edited.text), *await _lints_of(environment, path)]
+        [head, *_shown_changes(text, edited.text), *await _lints_of(environment, path)]
     )
 
 
 async def write_file(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
     """Creates or overwrites a file."""
-    path, policy = values["path"], policy_of(environment, config)
+    path, policy = values["path"], environment.policy_under(config)
     _refuse_protected(path, policy)
     try:
         text = await environment.read_text(path)
@@ -102,7 +92,7 @@ async def write_file(environment: AgentEnvironment, values: Values, config: Harn
 
 async def delete_file(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
     """Removes a file."""
-    path, policy = values["path"], policy_of(environment, config)
+    path, policy = values["path"], environment.policy_under(config)
     _refuse_protected(path, policy)
     text = await environment.read_text(path)
     environment.state.originals.setdefault(path, text)
@@ -176,11 +166,9 @@ def _want_seen(environment: AgentEnvironment, path: str, text: str, policy: Tool
         raise ToolFailure(f"{path} changed since it was read, read it again")
 
 
-def _changed_lines(before: str, after: str) -> list[str]:
+def _shown_changes(before: str, after: str) -> list[str]:
     """The changed lines as a diff without a header."""
-    lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=1))[
-        2:
-    ]
+    lines = changed_lines(before, after)
     hidden = len(lines) - MAX_DIFF_LINES
     shown = [_short(line) for line in lines[:MAX_DIFF_LINES]]
     return [*shown, f"[{hidden} more changed lines]"] if hidden > 0 else shown
@@ -190,3 +178,119 @@ def _short(line: str) -> str:
     if len(line) <= MAX_LINE_CHARACTERS:
         return line
     return f"{line[:MAX_LINE_CHARACTERS]} [{len(line) - MAX_LINE_CHARACTERS} more characters]"
+
+
+def _edit_rule(values: Values) -> str:
+    if values["old"] == "":
+        return "old is empty, wanted the exact text to replace; write_file makes new files"
+    if values["old"] == values["new"]:
+        return "old and new are the same"
+    return ""
+
+
+def _not_the_root(values: Values) -> str:
+    return "" if values["path"] else "path is the repository itself, wanted a file in it"
+
+
+PATH = Argument("path", "file, relative to the repository", kind="path")
+
+READ_FILE = Tool(
+    name=names.READ_FILE,
+    description="Show a file with numbered lines.",
+    arguments=(
+        PATH,
+        Argument(
+            "offset",
+            "first line to show; default 1",
+            is_required=False,
+            kind="integer",
+            minimum=1,
+        ),
+        Argument(
+            "limit",
+            f"lines to show; default {MAX_READ_LINES}",
+            is_required=False,
+            kind="integer",
+            minimum=1,
+            maximum=MAX_READ_LINES,
+        ),
+    ),
+    reads=(FILE,),
+    rule=_not_the_root,
+    run=read_file,
+)
+
+EDIT_FILE = Tool(
+    name=names.EDIT_FILE,
+    description=(
+        "Replace text in a file. old must occur exactly once (white space at line ends and "
+        "a shifted indentation are forgiven); more lines around it make it unique. Answers "
+        "with the changed lines and the lint findings they brought."
+    ),
+    arguments=(
+        PATH,
+        Argument("old", "text to replace", kind="text"),
+        Argument("new", "its replacement", kind="text"),
+        Argument(
+            "replace_all",
+            "replace every exact occurrence; default false",
+            is_required=False,
+            kind="boolean",
+        ),
+    ),
+    writes=(FILE,),
+    rule=_edit_rule,
+    run=edit_file,
+)
+
+WRITE_FILE = Tool(
+    name=names.WRITE_FILE,
+    description="Create a file, or overwrite a whole one.",
+    arguments=(PATH, Argument("text", "the whole content", kind="text")),
+    writes=(FILE,),
+    rule=_not_the_root,
+    run=write_file,
+)
+
+DELETE_FILE = Tool(
+    name=names.DELETE_FILE,
+    description="Delete a file.",
+    arguments=(PATH,),
+    writes=(FILE,),
+    rule=_not_the_root,
+    run=delete_file,
+)
+
+LIST_DIR = Tool(
+    name=names.LIST_DIR,
+    description="List a directory; directories end in a slash.",
+    arguments=(
+        Argument("path", "directory; default: the repository", is_required=False, kind="path"),
+        Argument(
+            "depth",
+            "levels to show; default 1",
+            is_required=False,
+            kind="integer",
+            minimum=1,
+            maximum=4,
+        ),
+    ),
+    reads=(FILE,),
+    run=list_dir,
+)
+
+READ_LINTS = Tool(
+    name=names.READ_LINTS,
+    description="Lint findings that were not there before your changes.",
+    arguments=(
+        Argument(
+            "paths",
+            "files, one a line; default: every file you changed",
+            is_required=False,
+            kind="list",
+            maximum=50,
+        ),
+    ),
+    reads=(FILES,),
+    run=read_lints,
+)

@@ -1,66 +1,19 @@
-"""The compact dialect's tools that run, search or talk: run_terminal, grep, codebase_search, todo_write,
-ask_user.
+"""Searches that the tools of every dialect share: text in the sandbox's files, and passages."""
 
-Arguments and the environment in, the text for the model out; ToolFailure when the environment says
-no. `pytest` goes to the environment's test runner, any other command to a shell in the sandbox.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure, ToolTimeout
-from ostinato.infra.agent.report import describe_report
 from ostinato.infra.agent.search import Hit, search_files
 from ostinato.infra.sandbox.text_search import TextMatch, TextSearch, read_matches, search_command
 
-MAX_MATCHES = 20
+MAX_MATCHES = 20  # of grep, in the compact dialect
 MAX_HITS = 5
 MAX_HITS_ANYWHERE = 100  # looked through when only some directories are wanted
 MAX_SEARCHED_FILES = 400
 MAX_SEARCHED_FILE_BYTES = 200_000
 SEARCHED_SUFFIXES = (".py", ".md", ".rst", ".toml", ".txt", ".cfg")
 OUTPUT_CAP_BYTES = 100_000
-PYTEST_PREFIXES = (["pytest"], ["python", "-m", "pytest"], ["python3", "-m", "pytest"])
-
-
-def is_pytest(command: str) -> bool:
-    """Whether a command line is a plain call of pytest."""
-    words = command.split()
-    return any(words[: len(prefix)] == prefix for prefix in PYTEST_PREFIXES)
-
-
-async def run_terminal(
-    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
-) -> str | Callable[[], str]:
-    """Output of a command; a test report is worded after the turn, by the region read last."""
-    command = arguments["command"]
-    if environment.run_tests is not None and is_pytest(command):
-        report = await environment.run_tests(environment.sandbox)
-        return lambda: describe_report(report, environment.state.region)
-    result = await environment.sandbox.exec(
-        command,
-        timeout_seconds=config.call_time_limit_seconds,
-        output_cap_bytes=OUTPUT_CAP_BYTES,
-    )
-    if result.timed_out:
-        raise TimeoutError
-    output = result.output.decode(errors="replace").rstrip("\n")
-    if result.exit_code == 0:
-        return output or "ok"
-    return f"exit code {result.exit_code}\n{output}".rstrip("\n")
-
-
-async def grep(
-    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
-) -> str:
-    """Matching lines as path:line:text."""
-    search = TextSearch(arguments["query"], arguments.get("path") or ".")
-    lines = [
-        f"{match.path}:{match.number}:{match.text}"
-        for match in await find_text(environment, search, config)
-    ]
-    note = [f"{len(lines) - MAX_MATCHES} more matches"] if len(lines) > MAX_MATCHES else []
-    return "\n".join([*sorted(lines[:MAX_MATCHES]), *note]) or "no matches"
 
 
 async def find_text(
@@ -78,13 +31,6 @@ async def find_text(
     if result.exit_code > 1 and not matches:
         raise ToolFailure(said or f"grep ended with exit code {result.exit_code}")
     return matches
-
-
-async def codebase_search(
-    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
-) -> str:
-    """The best passages as path:first-last and their opening line."""
-    return await search_texts(environment, arguments["query"])
 
 
 async def search_texts(
@@ -129,20 +75,3 @@ async def _walk(environment: AgentEnvironment) -> list[str]:
         folders += [folder + name for name in names if name.endswith("/")]
         found += [folder + name for name in names if name.endswith(SEARCHED_SUFFIXES)]
     return sorted(found[:MAX_SEARCHED_FILES])
-
-
-async def todo_write(
-    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
-) -> str:
-    """Keeps the list."""
-    environment.state.todo = arguments["text"]
-    return "ok"
-
-
-async def ask_user(
-    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
-) -> str:
-    """The user's answer where there is a user."""
-    if environment.ask_user is None:
-        return "no user available"
-    return await environment.ask_user(arguments["text"])

@@ -1,29 +1,26 @@
 """The words of the harness: system prompt, first message, summary request, notes.
 
-Made from tool definitions, policy and facts alone: equal inputs give equal bytes; no clock and no
-environment is read. The compact dialect has no system prompt; its models know their tools by their
-tokens.
+Made from tool definitions, policy and facts alone: equal inputs give equal bytes.
 """
 
 from collections.abc import Iterable
 
 from ostinato.infra.agent.config import HarnessConfig, PromptFacts, ToolPolicy
-from ostinato.infra.agent.definitions import Argument, Tool
+from ostinato.infra.agent.dialects.dialect import dialect_of
 from ostinato.infra.agent.environment import HarnessState
-from ostinato.infra.agent.full_calls import write_call
+from ostinato.infra.agent.tools.definition import Argument, Tool
 
 SUMMARY_REQUEST = "Summarise what was done and what remains."
 SUMMARY_INSTRUCTION = (
     "The context is nearly full. Write a summary of what you know, did and decided, and what "
     "remains; you go on from the summary alone. Call no tool in this answer."
 )
-_EXAMPLE = {"path": "src/app.py", "old": "return a\nreturn b", "new": "return b"}
 
 
 def write_system_prompt(
     tools: Iterable[Tool], config: HarnessConfig, policy: ToolPolicy, facts: PromptFacts
 ) -> str:
-    """The full dialect's system message."""
+    """The system message of a dialect that is explained."""
     parts = [
         "You are a coding agent. You work on a repository with tools until the user's request is "
         "done, then answer with a short final message and no tool call.",
@@ -53,7 +50,7 @@ def write_continuation(
     prompt: str, summary: str, state: HarnessState, num_summaries: int, config: HarnessConfig
 ) -> str:
     """The first message of the segment after a summary: request, summary, state of the work."""
-    if config.dialect == "compact":
+    if not dialect_of(config).is_explained:
         return f"{prompt}\n\n{summary}"
     parts = [prompt, f"Your summary of the work so far ({num_summaries} so far):\n{summary}"]
     if state.todo:
@@ -65,7 +62,7 @@ def write_continuation(
 
 def summary_request(config: HarnessConfig) -> str:
     """What asks for a summary."""
-    return SUMMARY_REQUEST if config.dialect == "compact" else SUMMARY_INSTRUCTION
+    return SUMMARY_INSTRUCTION if dialect_of(config).is_explained else SUMMARY_REQUEST
 
 
 def budget_note(config: HarnessConfig, turns_left: int, tokens_left: int) -> str | None:
@@ -101,10 +98,7 @@ def _describe_place(facts: PromptFacts) -> str:
 
 def _describe_calls(config: HarnessConfig) -> str:
     return (
-        "# Calls\nA call is written like this:\n"
-        f"{write_call('edit_file', _EXAMPLE)}\n"
-        "A value ends at the first closing tag of its own name; write that tag inside a value as "
-        "<\\/name>. Nothing else stands between <call> and </call>.\n"
+        f"# Calls\n{dialect_of(config).guide}\n"
         f"Up to {config.max_calls_per_turn} calls may stand in one answer. They run at the same "
         "time unless one changes what another uses; results come in the order of the calls. Put "
         "calls that do not need each other's results into one answer."

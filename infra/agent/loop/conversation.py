@@ -1,8 +1,7 @@
 """The two ways to talk with a model: in tokens, or in messages of an OpenAI-style API.
 
-The `Conversation` protocol the agent loop drives and `TokenConversation`, which keeps the exact
-tokens and makes the segments that training reads. The message form is in messages.py. Neither runs
-tools.
+`TokenConversation` keeps the exact tokens and makes the segments that training reads. The message
+form is in messages.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
-from ostinato.infra.agent.definitions import Tool
-from ostinato.infra.agent.full_calls import parse_calls
-from ostinato.infra.agent.parse import ParsedAnswer, parse_answer
-from ostinato.infra.agent.segments import SegmentBuilder
+from ostinato.infra.agent.dialects.dialect import dialect_of
+from ostinato.infra.agent.loop.segments import SegmentBuilder
+from ostinato.infra.agent.tools.calls import ParsedAnswer
+from ostinato.infra.agent.tools.definition import Tool
 from ostinato.infra.agent.transcript import Segment
 from ostinato.infra.platform.errors import EngineError
 from ostinato.models.decode.protocol import GenerateRequest, ModelClient, StopReason
@@ -195,6 +194,5 @@ def cut_to_fit(text: str, limit_characters: int) -> str:
 
 def call_reader(config: HarnessConfig, tools: dict[str, Tool]) -> Callable[[str], ParsedAnswer]:
     """The parser of a dialect over the tools an attempt may call."""
-    if config.dialect == "compact":
-        return lambda text: parse_answer(text, tuple(tools))
-    return lambda text: parse_calls(text, tools)
+    dialect = dialect_of(config)
+    return lambda text: dialect.parse(text, tools)

@@ -1,21 +1,22 @@
-"""The compact dialect's tools on files: read_file, edit_file, write_file, list_dir, read_lints.
-
-Arguments and the environment in, the text for the model out; ToolFailure when the environment says
-no. Parsing, locks and limits are elsewhere.
-"""
+"""The compact dialect's tools on files: read_file, edit_file, write_file, list_dir, read_lints."""
 
 from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.dialects.compact.regions import (
+    Region,
+    open_region,
+    show_lines,
+    split_argument,
+)
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure
-from ostinato.infra.agent.lints import new_lints
-from ostinato.infra.agent.regions import Region, open_region, show_lines, split_argument
+from ostinato.infra.agent.tools import names
+from ostinato.infra.agent.tools.definition import FILE, FILES, REGION, Argument, Tool, Values
+from ostinato.infra.agent.tools.lints import new_lints
 from ostinato.models.rendering.vocabulary import line_tag
 
 MAX_LISTED = 60
 
 
-async def read_file(
-    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
-) -> str:
+async def read_file(environment: AgentEnvironment, arguments: Values, config: HarnessConfig) -> str:
     """Shows a region with numbered lines; it becomes the region that line edits speak of."""
     path, _, _ = split_argument(arguments["path"])
     text = await environment.read_text(path)
@@ -26,9 +27,7 @@ async def read_file(
     return view
 
 
-async def edit_file(
-    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
-) -> str:
+async def edit_file(environment: AgentEnvironment, arguments: Values, config: HarnessConfig) -> str:
     """Applies line items to the region read last, or replaces one exact occurrence."""
     if "lines" in arguments:
         return await _edit_lines(environment, arguments)
@@ -45,7 +44,7 @@ async def edit_file(
     return "ok"
 
 
-async def _edit_lines(environment: AgentEnvironment, arguments: dict[str, str]) -> str:
+async def _edit_lines(environment: AgentEnvironment, arguments: Values) -> str:
     region = environment.state.region
     path = arguments.get("path", "").removeprefix("./")
     if region is None or (path and path != region.path):
@@ -70,7 +69,7 @@ def _forget_region(environment: AgentEnvironment, path: str) -> None:
 
 
 async def write_file(
-    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
+    environment: AgentEnvironment, arguments: Values, config: HarnessConfig
 ) -> str:
     """Creates or overwrites a file."""
     path = arguments["path"].removeprefix("./")
@@ -79,9 +78,7 @@ async def write_file(
     return "ok"
 
 
-async def list_dir(
-    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
-) -> str:
+async def list_dir(environment: AgentEnvironment, arguments: Values, config: HarnessConfig) -> str:
     """Names directly below a directory; directories end in a slash."""
     path = arguments.get("path") or "."
     names = await environment.list_names(path)
@@ -90,7 +87,7 @@ async def list_dir(
 
 
 async def read_lints(
-    environment: AgentEnvironment, arguments: dict[str, str], config: HarnessConfig
+    environment: AgentEnvironment, arguments: Values, config: HarnessConfig
 ) -> str:
     """Findings that the attempt's edits brought into a file."""
     region = environment.state.region
@@ -107,3 +104,68 @@ async def read_lints(
 def _place(region: Region | None, path: str, line: int) -> str:
     number = region.number_at(line) if region is not None and region.path == path else None
     return line_tag(number) if number is not None else f"{path}:{line}"
+
+
+def _edit_rule(values: Values) -> str:
+    given = {name for name in ("old", "new", "lines") if name in values}
+    if given not in ({"old", "new"}, {"lines"}):
+        return "wanted <Ln>text lines, or path, old and new"
+    return "path is missing" if "old" in given and not values.get("path") else ""
+
+
+PATH = Argument("path", "file, relative to the repository")
+
+READ_FILE = Tool(
+    name=names.READ_FILE,
+    description=("Show a file, one function or class of it (file::name), or lines (file:10-40)."),
+    arguments=(Argument("path", "file, file::name or file:first-last"),),
+    primary="path",
+    reads=(FILE,),
+    writes=(REGION,),
+    run=read_file,
+)
+
+EDIT_FILE = Tool(
+    name=names.EDIT_FILE,
+    description=(
+        "Change a file. Either lines of the region read last, each as <Ln>new text "
+        "(lines not named return to what was read), or one exact replacement of old by new."
+    ),
+    arguments=(
+        Argument("path", "file; default: the one read last", is_required=False),
+        Argument("old", "exact text that occurs once", is_required=False, kind="text"),
+        Argument("new", "its replacement", is_required=False, kind="text"),
+        Argument("lines", "<Ln>new text, repeated", is_required=False, kind="text"),
+    ),
+    primary="lines",
+    writes=(FILE, REGION),
+    run=edit_file,
+    rule=_edit_rule,
+)
+
+WRITE_FILE = Tool(
+    name=names.WRITE_FILE,
+    description="Create or overwrite a file.",
+    arguments=(PATH, Argument("text", "the whole content", kind="text")),
+    primary="text",
+    writes=(FILE,),
+    run=write_file,
+)
+
+LIST_DIR = Tool(
+    name=names.LIST_DIR,
+    description="List a directory.",
+    arguments=(Argument("path", "directory; default: the root", is_required=False),),
+    primary="path",
+    reads=(FILES,),
+    run=list_dir,
+)
+
+READ_LINTS = Tool(
+    name=names.READ_LINTS,
+    description="Lint findings in a file that were not there before your edits.",
+    arguments=(Argument("path", "file; default: the one read last", is_required=False),),
+    primary="path",
+    reads=(FILE, REGION),
+    run=read_lints,
+)

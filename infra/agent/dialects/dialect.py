@@ -1,0 +1,58 @@
+"""A dialect: the format in which a model writes calls, and the tools it may name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from ostinato.infra.agent.config import HarnessConfig, ToolPolicy
+from ostinato.infra.agent.extensions import DIALECTS, TOOLS
+from ostinato.infra.agent.tools.calls import ParsedAnswer
+from ostinato.infra.agent.tools.definition import Tool
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Call format of one family of chat templates."""
+
+    parse: Callable[[str, Mapping[str, Tool]], ParsedAnswer]
+    """Calls and prose of an answer; the mapping holds the tools that may be called."""
+    guide: str = ""
+    """How a call is written, for the system prompt. Empty: the model knows the format by its
+    tokens, so it gets no system prompt, and results carry no call ids."""
+    tools: Mapping[str, Tool] | None = None
+    """A closed set of tools; None: every tool of the group ostinato.tools."""
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether a system prompt explains tools and calls."""
+        return bool(self.guide)
+
+
+def dialect_of(config: HarnessConfig) -> Dialect:
+    """The dialect that a model is addressed in."""
+    return _load_dialect(config.dialect)
+
+
+def catalogue_of(config: HarnessConfig) -> Mapping[str, Tool]:
+    """The tools of the harness settings, in their order."""
+    return _load_tools(config.dialect, config.enabled_names)
+
+
+@cache
+def _load_dialect(name: str) -> Dialect:
+    return DIALECTS.load(name)
+
+
+@cache
+def _load_tools(dialect: str, names: tuple[str, ...]) -> Mapping[str, Tool]:
+    closed = _load_dialect(dialect).tools
+    return {name: TOOLS.load(name) if closed is None else closed[name] for name in names}
+
+
+def enabled_tools(config: HarnessConfig, policy: ToolPolicy) -> dict[str, Tool]:
+    """The tools that an attempt under this policy may call."""
+    return {
+        name: tool
+        for name, tool in catalogue_of(config).items()
+        if policy.tools is None or name in policy.tools
+    }

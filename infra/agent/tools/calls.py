@@ -1,0 +1,26 @@
+"""A call as it was read out of an answer, whatever the dialect."""
+
+from dataclasses import dataclass, field
+
+from ostinato.infra.agent.tools.definition import Value
+from ostinato.infra.agent.transcript import CallStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """One call. `status` is OK when it may run; otherwise `error` says why not."""
+
+    tool: str
+    arguments: dict[str, str] = field(default_factory=dict)
+    status: CallStatus = CallStatus.OK
+    error: str = ""
+    values: dict[str, Value] = field(default_factory=dict)  # typed arguments
+    call_id: str = ""  # given by an API; empty: numbered by turn and place
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """The calls in order and the text outside of them."""
+
+    calls: tuple[ParsedCall, ...]
+    prose: str

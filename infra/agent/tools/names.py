@@ -1,0 +1,22 @@
+"""Names of the built-in tools, spelled once.
+
+The first ten are the compact dialect's, whose names are token ids (models/rendering/vocabulary.py).
+"""
+
+from ostinato.models.rendering.vocabulary import TOOL_NAMES
+
+(
+    READ_FILE,
+    EDIT_FILE,
+    WRITE_FILE,
+    LIST_DIR,
+    GREP,
+    CODEBASE_SEARCH,
+    READ_LINTS,
+    RUN_TERMINAL,
+    TODO_WRITE,
+    ASK_USER,
+) = TOOL_NAMES
+DELETE_FILE = "delete_file"
+GLOB = "glob"
+SEARCH_TOOLS = frozenset({CODEBASE_SEARCH, GREP, LIST_DIR})

@@ -1,0 +1,68 @@
+"""Tests as an agent meets them: `pytest` as a command, the test server behind it, the report."""
+
+from collections.abc import Sequence
+
+from ostinato.infra.agent.dialects.compact.regions import Region
+from ostinato.infra.agent.environment import RunTests
+from ostinato.infra.sandbox.protocol import Sandbox, TestOutcome, TestReport
+from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.models.rendering.vocabulary import line_tag
+
+MESSAGE_LIMIT_CHARACTERS = 80
+MAX_NAMED_TESTS = 20
+PYTEST_PREFIXES = (["pytest"], ["python", "-m", "pytest"], ["python3", "-m", "pytest"])
+
+
+def is_pytest(command: str) -> bool:
+    """Whether a command line is a plain call of pytest."""
+    words = command.split()
+    return any(words[: len(prefix)] == prefix for prefix in PYTEST_PREFIXES)
+
+
+def make_test_runner(
+    server: TestServer, test_ids: Sequence[str], time_limit_seconds: float
+) -> RunTests:
+    """A function that runs named tests on a sandbox's changed files, for AgentEnvironment."""
+
+    async def run_tests(sandbox: Sandbox) -> TestReport:
+        return await server.run(await sandbox.diff(), test_ids, time_limit_seconds)
+
+    return run_tests
+
+
+def describe_report(report: TestReport, region: Region | None = None) -> str:
+    """`passed`, or `failed: Error: message` with the line of the region where it arose."""
+    failure = report.first_failure
+    if report.passed:
+        return "passed"
+    if report.tampering or failure is None:
+        statuses = sorted({status for status in report.outcomes.values() if status != "passed"})
+        return f"failed: {' '.join(statuses) or 'no tests ran'}"
+    message = " ".join(failure.message.split())
+    if len(message) > MESSAGE_LIMIT_CHARACTERS:
+        message = message[:MESSAGE_LIMIT_CHARACTERS].rstrip() + ".."
+    text = (
+        f"failed: {failure.error_type}: {message}" if message else f"failed: {failure.error_type}"
+    )
+    if region is not None:
+        for frame in reversed(failure.frames):
+            number = region.number_at(frame.line_number) if frame.path == region.path else None
+            if number is not None:
+                return f"{text} at {line_tag(number)}"
+    return text
+
+
+def report_tests(report: TestReport) -> str:
+    """Counts, the tests that did not pass, and the first failure with its place."""
+    failed = [test for test, value in report.outcomes.items() if value is not TestOutcome.PASSED]
+    lines = [f"{len(report.outcomes) - len(failed)} passed, {len(failed)} not"]
+    if report.tampering:
+        lines.append(f"the test run was tampered with: {report.tampering}")
+    lines += [f"{report.outcomes[test].value} {test}" for test in failed[:MAX_NAMED_TESTS]]
+    if len(failed) > MAX_NAMED_TESTS:
+        lines.append(f"[{len(failed) - MAX_NAMED_TESTS} more]")
+    failure = report.first_failure
+    if failure is not None:
+        lines.append(f"{failure.test_id}: {failure.error_type}: {failure.message}".rstrip(": "))
+        lines += [f"  at {frame.path}:{frame.line_number}" for frame in failure.frames]
+    return "\n".join(lines)

@@ -1,0 +1,35 @@
+"""Changes of files as unified diffs."""
+
+import difflib
+
+_NO_NEWLINE = "\\ No newline at end of file\n"
+
+
+def unified_diff(
+    path: str, before: bytes | None, after: bytes | None, context_lines: int = 3
+) -> str:
+    """One file's change as a patch (None: absent); a file that is not text is only named."""
+    try:
+        old, new = (before or b"").decode(), (after or b"").decode()
+    except UnicodeDecodeError:
+        return f"Binary files a/{path} and b/{path} differ\n"
+    names = (
+        "/dev/null" if before is None else f"a/{path}",
+        "/dev/null" if after is None else f"b/{path}",
+    )
+    lines = difflib.unified_diff(_lines(old), _lines(new), *names, n=context_lines)
+    return "".join(line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}" for line in lines)
+
+
+def changed_lines(before: str, after: str, context_lines: int = 1) -> list[str]:
+    """The hunks of a text's change without header or line ends."""
+    lines = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), lineterm="", n=context_lines
+    )
+    return list(lines)[2:]
+
+
+def _lines(text: str) -> list[str]:
+    """Lines with their ends, cut at newlines only."""
+    parts = text.split("\n")
+    return [f"{part}\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])

@@ -1,0 +1,70 @@
+"""Entry points through which installed packages add environments, tools, rewards and dialects."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from ostinato.infra.platform.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class PluginGroup:
+    """Named extensions of one kind: those of this project and those of installed packages.
+
+    Names are read from package metadata; nothing is imported before `load`.
+    """
+
+    group: str  # of entry points, such as ostinato.tools
+    noun: str
+    built_in: Mapping[str, str]  # name -> module:object
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every known name, this project's own first."""
+        return tuple(self._entries())
+
+    def check(self, name: str) -> None:
+        """ConfigError for a name that nothing provides."""
+        if name not in self._entries():
+            raise ConfigError(
+                f"{self.noun} is {name!r}, wanted one of {', '.join(self.names) or 'none'}; "
+                f"packages add more through the entry point group {self.group!r}"
+            )
+
+    def load(self, name: str) -> Any:
+        """The object behind a name."""
+        self.check(name)
+        entry = self._entries()[name]
+        try:
+            return entry.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"{self.noun} {name!r} is {entry.value!r} in group {self.group!r}, "
+                f"which cannot be imported: {error}"
+            ) from error
+
+    def _entries(self) -> dict[str, EntryPoint]:
+        installed = _installed(self.group)
+        for name in installed.keys() & self.built_in.keys():
+            raise ConfigError(
+                f"{self.noun} {name!r} of an installed package ({installed[name].value}) has the "
+                f"name of a built-in one, wanted another name"
+            )
+        own = {name: EntryPoint(name, value, self.group) for name, value in self.built_in.items()}
+        return own | installed
+
+
+@cache
+def _installed(group: str) -> dict[str, EntryPoint]:
+    """Entry points of installed packages by name, sorted; two of one name are an error."""
+    found: dict[str, EntryPoint] = {}
+    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+        other = found.setdefault(entry.name, entry)
+        if other.value != entry.value:
+            raise ConfigError(
+                f"two installed packages name a plug-in {entry.name!r} in group {group!r}: "
+                f"{other.value} and {entry.value}"
+            )
+    return found

@@ -1,0 +1,36 @@
+"""One diff writer: patches that git applies, and short changes for a model."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.infra.platform.diffs import changed_lines, unified_diff
+
+texts = st.lists(st.sampled_from(["a", "b", "  c", "", "d\r"]), max_size=8).map("\n".join)
+
+
+def test_change_without_context_names_its_lines_alone() -> None:
+    patch = unified_diff("m.py", b"a\nb\nc\n", b"a\nX\nc\n", context_lines=0)
+    assert patch == "--- a/m.py\n+++ b/m.py\n@@ -2 +2 @@\n-b\n+X\n"
+    assert changed_lines("a\nb\nc\n", "a\nX\nc\n", context_lines=0) == ["@@ -2 +2 @@", "-b", "+X"]
+
+
+def test_bytes_that_are_no_text_are_named_only() -> None:
+    assert unified_diff("a.png", b"\xff", b"\xfe") == "Binary files a/a.png and b/a.png differ\n"
+
+
+@pytest.mark.parametrize("context", [1, 3])
+@settings(deadline=None, max_examples=15)
+@given(before=texts, after=texts)
+def test_git_applies_the_patch(tmp_path_factory, context: int, before: str, after: str) -> None:
+    if before == after:
+        return
+    folder: Path = tmp_path_factory.mktemp("patch")
+    (folder / "m").write_bytes(before.encode())
+    patch = unified_diff("m", before.encode(), after.encode(), context_lines=context)
+    command = ["git", "apply", "-"]
+    subprocess.run(command, input=patch.encode(), cwd=folder, check=True, timeout=20)
+    assert (folder / "m").read_bytes() == after.encode()
