@@ -25,7 +25,7 @@ def is_usable(sentence: str, name: str) -> bool:
 
 
 def write_prompt(repository: str, description: str) -> str:
-    """What the user says."""
+    """Prompt of the user."""
     return f"This fails in {repository}: {description}"
 
 

@@ -34,7 +34,7 @@ def load_experts(experts_ptr, num_copies, BLOCK: tl.constexpr):
 
 @triton.jit
 def count_kernel(experts_ptr, counts_ptr, num_copies, BLOCK: tl.constexpr, EXPERTS: tl.constexpr):
-    """How many of a block's copies each expert takes."""
+    """Number of a block's copies per expert."""
     _, chosen = load_experts(experts_ptr, num_copies, BLOCK)
     experts = tl.arange(0, EXPERTS)
     counts = tl.sum((chosen[:, None] == experts[None, :]).to(tl.int32), 0)

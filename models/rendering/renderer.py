@@ -93,7 +93,7 @@ class Renderer:
         return b"".join([table[token_id] for token_id in token_ids]).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token adds to the text: `decode` is their sum, which may end inside a
+        """Bytes that one token adds to the text. `decode` is their sum, which may end inside a
         character.
         """
         return self._token_bytes[token_id]

@@ -29,8 +29,8 @@ from ostinato.tasks.corpus.corruptions import corrupt_function
 from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.demonstrator import Demonstrator
 from ostinato.tasks.corpus.functions import CodeFunction
-from ostinato.tasks.corpus.locating import LocatingTalk, locate
-from ostinato.tasks.corpus.reports import ReportBook
+from ostinato.tasks.corpus.locating import LocatingCalls, locate
+from ostinato.tasks.corpus.reports import FailureReports
 from ostinato.tasks.corpus.transcripts import (
     FIXED,
     GAVE_UP,
@@ -52,7 +52,7 @@ class Demonstrations:
     """Transcripts and reports of all attempts."""
 
     documents: list[Document] = field(default_factory=list)
-    reports: ReportBook = field(default_factory=ReportBook)
+    reports: FailureReports = field(default_factory=FailureReports)
     by_plan: Counter[str] = field(default_factory=Counter)
 
 
@@ -180,7 +180,7 @@ async def _demonstrate(
     return _Attempt(problem, plan.name, document, _first_report(transcript))
 
 
-def _locating(problem: Problem, config: DemonstrationConfig) -> LocatingTalk | None:
+def _locating(problem: Problem, config: DemonstrationConfig) -> LocatingCalls | None:
     if config.locating == "named":
         return None
     description = read_description(problem.prompt)

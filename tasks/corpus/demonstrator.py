@@ -12,7 +12,7 @@ import numpy as np
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
 from ostinato.models.rendering import Renderer
 from ostinato.models.rendering.vocabulary import TOOL
-from ostinato.tasks.corpus.locating import LocatingTalk
+from ostinato.tasks.corpus.locating import LocatingCalls
 from ostinato.tasks.corpus.transcripts import (
     FIXED,
     GAVE_UP,
@@ -40,7 +40,7 @@ class Demonstrator:
         symbol: str,
         right: str,
         wrong: str,
-        locating: LocatingTalk | None = None,
+        locating: LocatingCalls | None = None,
     ) -> None:
         self._renderer = renderer
         if locating is None:
@@ -79,7 +79,7 @@ def _last_result(renderer: Renderer, token_ids: tuple[int, ...]) -> str:
     return text.removesuffix("<|end|><|assistant|>")
 
 
-def _locate_first(locating: LocatingTalk, plan: Plan, right: str, wrong: str) -> Conversation:
+def _locate_first(locating: LocatingCalls, plan: Plan, right: str, wrong: str) -> Conversation:
     place = yield from locating
     if place is None:
         yield NOT_FOUND

@@ -15,7 +15,7 @@ from ostinato.tasks.corpus.config import CorpusConfig
 from ostinato.tasks.corpus.corruptions import Corruption, corrupt_function
 from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.functions import CodeFunction, FunctionLimits, extract_functions
-from ostinato.tasks.corpus.reports import ReportBook
+from ostinato.tasks.corpus.reports import FailureReports
 from ostinato.tasks.corpus.sources import SourceFile
 from ostinato.tasks.corpus.transcripts import DocumentWriter
 
@@ -119,7 +119,7 @@ class RepairMaker:
     writer: DocumentWriter
     config: CorpusConfig
     guard: Guard
-    reports: ReportBook
+    reports: FailureReports
 
     def make(
         self,

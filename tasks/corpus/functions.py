@@ -22,7 +22,7 @@ class CodeFunction:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Where it stands."""
+        """Path and qualified name."""
         return self.path, self.symbol
 
 

@@ -34,7 +34,7 @@ POOL_LIMITS = FunctionLimits(60, 3000)  # nothing is repaired: what is searched 
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class DescribedFile:
     """Functions of one file without docstrings, with the sentences that describe some."""
 
     source: str
@@ -48,11 +48,11 @@ class Pool:
     """Files of one source that are searched together."""
 
     name: str
-    shelves: Sequence[Shelf]
+    files: Sequence[DescribedFile]
 
     def texts(self) -> dict[str, str]:
         """By path."""
-        return {shelf.path: shelf.text for shelf in self.shelves}
+        return {file.path: file.text for file in self.files}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +64,18 @@ class Locator:
     renderer: Renderer
     search: SearchService
 
-    def write(self, shelf: Shelf, symbol: str, pool: Pool, rng: random.Random) -> Document | None:
+    def write(
+        self, file: DescribedFile, symbol: str, pool: Pool, rng: random.Random
+    ) -> Document | None:
         """The document of one function. None when the demonstrator does not find it."""
-        sentence = shelf.sentences[symbol]
+        sentence = file.sentences[symbol]
         texts = pool.texts()
-        talk = locate(self.config.demonstrations.locating, sentence, shelf.path, symbol)
-        located = drive(talk, lambda call: self._answer(call, pool.name, texts))
+        calls = locate(self.config.demonstrations.locating, sentence, file.path, symbol)
+        located = drive(calls, lambda call: self._answer(call, pool.name, texts))
         if located is None:
             return None
         document = Document([], [])
-        document.add(self.renderer.start(write_prompt(shelf.source, sentence)), False)
+        document.add(self.renderer.start(write_prompt(file.source, sentence)), False)
         for call, result in located.steps:
             document.add(self.renderer.encode_answer(call), True)
             document.add(self.renderer.append_results([result]), False)
@@ -94,7 +96,7 @@ class Locator:
 
 
 def grep_files(files: Mapping[str, str], pattern: str) -> str:
-    """What the grep tool says of these files."""
+    """Answer of the grep tool on these files."""
     wanted, anywhere = re.compile(pattern), re.compile(pattern, re.MULTILINE)
     lines = [
         f"{path}:{number}:{line}"
@@ -110,8 +112,8 @@ def grep_files(files: Mapping[str, str], pattern: str) -> str:
 def make_located(files: Sequence[SourceFile], locator: Locator) -> list[Document]:
     """Documents until the budget is spent: every function once, then again in other pools."""
     config = locator.config
-    shelves = [
-        _make_shelf(file)
+    files = [
+        _describe(file)
         for file in files
         if not is_held_out(f"{file.source}/{file.path}", config.held_out_share)
     ]
@@ -120,11 +122,11 @@ def make_located(files: Sequence[SourceFile], locator: Locator) -> list[Document
     room = config.budgets.located
     for number in count():
         num_before = len(documents)
-        for pool in draw_pools(shelves, number, rng):
-            for shelf, symbol in _shuffled(pool, rng):
+        for pool in draw_pools(files, number, rng):
+            for file, symbol in _shuffled(pool, rng):
                 if room <= 0:
                     return documents
-                document = locator.write(shelf, symbol, pool, rng)
+                document = locator.write(file, symbol, pool, rng)
                 if document is not None:
                     documents.append(document)
                     room -= len(document.token_ids)
@@ -133,11 +135,11 @@ def make_located(files: Sequence[SourceFile], locator: Locator) -> list[Document
     return documents
 
 
-def draw_pools(shelves: Sequence[Shelf], number: int, rng: random.Random) -> list[Pool]:
+def draw_pools(files: Sequence[DescribedFile], number: int, rng: random.Random) -> list[Pool]:
     """All files once, POOL_FILES of one source to a pool, pools in any order."""
     pools: list[Pool] = []
-    for source in sorted({shelf.source for shelf in shelves}):
-        mine = [shelf for shelf in shelves if shelf.source == source]
+    for source in sorted({file.source for file in files}):
+        mine = [file for file in files if file.source == source]
         mine = rng.sample(mine, len(mine))
         pools += [
             Pool(f"{source}/{number}/{start}", mine[start : start + POOL_FILES])
@@ -147,22 +149,22 @@ def draw_pools(shelves: Sequence[Shelf], number: int, rng: random.Random) -> lis
     return pools
 
 
-def _shuffled(pool: Pool, rng: random.Random) -> Iterator[tuple[Shelf, str]]:
-    described = [(shelf, symbol) for shelf in pool.shelves for symbol in shelf.sentences]
+def _shuffled(pool: Pool, rng: random.Random) -> Iterator[tuple[DescribedFile, str]]:
+    described = [(file, symbol) for file in pool.files for symbol in file.sentences]
     yield from rng.sample(described, len(described))
 
 
-def _make_shelf(file: SourceFile) -> Shelf:
+def _describe(file: SourceFile) -> DescribedFile:
     functions = list(extract_functions(file.text, file.path, POOL_LIMITS))
     known = {function.symbol for function in functions}
     sentences = {name: text for name, text in _sentences(file.text).items() if name in known}
     text = "\n\n\n".join("\n".join(function.lines) for function in functions)
-    return Shelf(file.source, file.path, text, sentences)
+    return DescribedFile(file.source, file.path, text, sentences)
 
 
 def _sentences(text: str) -> dict[str, str]:
-    """What the top-level functions of a file are for, where that is said. A name that is defined
-    twice is left out.
+    """First docstring sentence of a file's top-level functions, by name. Names that are defined
+    twice are left out.
     """
     try:
         tree = parse_python(text)

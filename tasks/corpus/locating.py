@@ -14,7 +14,7 @@ from ostinato.infra.agent.dialects.compact.places import find_place
 
 Locating = Literal["named", "search", "grep"]
 """named: the prompt names the function, nothing is located."""
-LocatingTalk = Generator[str, str, str | None]
+LocatingCalls = Generator[str, str, str | None]
 """Calls out, results in; at the end the place to read, None when no result showed it."""
 MAX_GREPS = 3
 _WORD = re.compile(r"[a-zA-Z]{3,}")
@@ -27,7 +27,7 @@ _DULL = frozenset(
 )
 
 
-def locate(way: Locating, description: str, path: str, symbol: str) -> LocatingTalk:
+def locate(way: Locating, description: str, path: str, symbol: str) -> LocatingCalls:
     """Yields a call, is sent its result, returns what read_file is given for the function.
 
     What is asked stands behind a space, as it does in the prompt: the same tokens, which a small
@@ -61,13 +61,13 @@ class Located:
     place: str
 
 
-def drive(talk: LocatingTalk, answer: Callable[[str], str]) -> Located | None:
-    """A whole talk. None when it did not find the function."""
+def drive(calls: LocatingCalls, answer: Callable[[str], str]) -> Located | None:
+    """Runs the calls. None when they did not find the function."""
     steps: list[tuple[str, str]] = []
     try:
-        call = next(talk)
+        call = next(calls)
         while True:
             steps.append((call, answer(call)))
-            call = talk.send(steps[-1][1])
+            call = calls.send(steps[-1][1])
     except StopIteration as end:
         return None if end.value is None else Located(steps, end.value)

@@ -19,7 +19,7 @@ PLAIN_FAILURE = "failed: AssertionError"
 _PLACE = re.compile(r" at <L\d+>$")
 
 
-class ReportBook:
+class FailureReports:
     """Words of real failures by function."""
 
     def __init__(self) -> None:

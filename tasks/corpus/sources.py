@@ -62,7 +62,7 @@ def _read_package(name: str) -> Iterator[SourceFile]:
 
 
 def package_licence(import_name: str) -> str:
-    """What an installed package's distribution declares; "unknown" when nothing."""
+    """Licence that an installed package's distribution declares, else "unknown"."""
     for distribution in metadata.packages_distributions().get(import_name, []):
         fields = metadata.metadata(distribution)
         if fields["License-Expression"]:

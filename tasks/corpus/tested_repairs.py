@@ -61,7 +61,7 @@ async def make_tested_repairs(
 
 
 def find_places(problems: Sequence[Problem]) -> dict[tuple[str, str], Place]:
-    """Where each function's tests are: the tests that most of its problems break come first."""
+    """Test place of each function. The tests that most of its problems break come first."""
     repositories: dict[tuple[str, str], str] = {}
     counts: dict[tuple[str, str], Counter[str]] = {}
     for problem in problems:
@@ -81,7 +81,7 @@ def find_places(problems: Sequence[Problem]) -> dict[tuple[str, str], Place]:
 async def _test_bug(
     bug: Bug, places: Mapping[tuple[str, str], Place], servers: Mapping[str, TestServer]
 ) -> str:
-    """What an agent would read that runs the tests on the bug after reading the function."""
+    """Test report of an agent that runs the tests on the bug after reading the function."""
     function, corruption = bug
     repository, tests = places[function.key]
     server = servers[repository]

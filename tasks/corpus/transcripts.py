@@ -58,7 +58,7 @@ def draw_plan(style: DemonstrationConfig, rng: random.Random) -> Plan:
 
 
 def place_of(path: str, symbol: str) -> str:
-    """What read_file is given for a function whose name is known."""
+    """Argument of read_file for a function whose name is known."""
     return f"{path}::{symbol}"
 
 

@@ -272,5 +272,5 @@ def _last_answer(state: RetryCallState) -> httpx.Response:
 
 
 def _wait_seconds(state: RetryCallState) -> float:
-    """What the last answer's Retry-After header asks for."""
+    """Wait that the last answer's Retry-After header asks for."""
     return float(_last_answer(state).headers.get("retry-after", "1"))

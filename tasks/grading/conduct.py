@@ -89,7 +89,7 @@ def count_open_todos(transcript: Transcript) -> int:
 def find_message_faults(
     transcript: Transcript, *, passed: bool, has_edit: bool, limit_characters: int
 ) -> tuple[str, ...]:
-    """What is wrong with the closing message, by name."""
+    """Faults of the closing message, by name."""
     message = transcript.final_message.strip()
     if transcript.end_reason is not EndReason.FINISHED or not message:
         return ("no_message",)

@@ -82,7 +82,9 @@ async def _find_difference(
     changed_files: Mapping[str, bytes | None],
     oracle: FunctionOracle,
 ) -> str:
-    """Where the change and the original part on calls that no test makes. Empty where they agree."""
+    """First difference between change and original on calls that no test makes. Empty where they
+    agree.
+    """
     sandbox = await NamespaceSandbox.open(repository, SandboxLimits(memory_bytes=2 << 30))
     try:
         await sandbox.reset(repository.keep_editable(changed_files))

@@ -32,7 +32,7 @@ class Publication(Record):
 
     @classmethod
     def of(cls, manifest: ChainManifest) -> "Publication":
-        """What a caller needs to know of a manifest."""
+        """The publication that a manifest describes."""
         return cls(
             version=manifest.version,
             kind=manifest.kind,
@@ -68,7 +68,7 @@ class TrainerActor:
         self._trainer = RLTrainer(request, objects)
 
     def status(self) -> TrainerStatus:
-        """Where the trainer is. Right after the start: where it was taken up."""
+        """Step and version of the trainer. Right after the start: those it resumed from."""
         return TrainerStatus(
             step=self._trainer.step,
             weight_version=self._trainer.weight_version,

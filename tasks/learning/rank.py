@@ -72,7 +72,7 @@ class TrainerRank:
         self._restore()
 
     def state(self, _: None = None) -> RankState:
-        """Where it was taken up."""
+        """State it resumed from."""
         return RankState(step=self.step_taken_up, weights_checksum=checksum_weights(self.model))
 
     def begin_step(self, steps_taken: int) -> None:

@@ -165,7 +165,7 @@ class RankGroup:
             raise
 
     def _last_words(self) -> str:
-        """Which rank broke a pipe or a collective, and why."""
+        """The rank that broke a pipe or a collective, and its reason."""
         sentinels = [process.sentinel for process in self._processes]
         wait([*self._pipes, *sentinels], LAST_WORDS_SECONDS)
         seen = []

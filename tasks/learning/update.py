@@ -152,7 +152,9 @@ class PolicyUpdate:
     def _mismatch_without_replay(
         self, microbatches: Sequence[Microbatch], weight_version: int
     ) -> Mismatch | None:
-        """What replay is worth: the same weights' log-probs on their own routes, over the first microbatches."""
+        """Mismatch of the same weights' log-probs on their own routes, over the first microbatches:
+        the worth of replay.
+        """
         wanted_tokens = self._config.router_replay.compared_tokens
         if not wanted_tokens:
             return None
@@ -198,7 +200,7 @@ def gather_k1(
 
 
 def in_order(places: Sequence[Sequence[int]], parts: Sequence[Sequence[Part]]) -> list[Part]:
-    """What the ranks made of their microbatches, in the microbatches' own order."""
+    """Results of the ranks in the microbatches' own order."""
     pairs = [
         pair
         for place, part in zip(places, parts, strict=True)

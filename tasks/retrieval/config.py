@@ -34,7 +34,7 @@ class CodePackage(Config):
 
     @property
     def archive(self) -> SourceArchive:
-        """Where it comes from."""
+        """Source archive of the package."""
         return SourceArchive(name=self.name, version=self.version, sha256=self.sha256)
 
 
@@ -42,7 +42,7 @@ Package = str | CodePackage  # a name alone is that of an installed package
 
 
 def name_of(package: Package) -> str:
-    """How a package is called in reports and splits."""
+    """Name of a package in reports and splits."""
     return package if isinstance(package, str) else package.name
 
 

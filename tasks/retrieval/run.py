@@ -118,7 +118,7 @@ def _train(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
 
 
 def archives_directory(settings: Settings) -> Path:
-    """Where source archives are kept, those of the problem stage among them."""
+    """Directory of source archives, those of the problem stage among them."""
     return settings.cache_directory / "archives"
 
 

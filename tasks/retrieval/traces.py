@@ -91,7 +91,7 @@ class ChunkedRepository:
         return cls(name, tuple(chunks), tests)
 
     def describe_tests(self, test_ids: Iterable[str]) -> str:
-        """What failing tests say about the code they want. Ids without source speak by name."""
+        """Words of failing tests about the code they want. Ids without source speak by name."""
         said = []
         for test_id in test_ids:
             base = test_id.partition("[")[0]

@@ -66,7 +66,7 @@ class Curriculum:
         self._weights: dict[str, float] = {}  # of problems whose statistics did not change since
 
     def weight(self, problem_id: str) -> float:
-        """How much a group on this problem is expected to teach, in floor_weight..1."""
+        """Expected worth of a group on this problem, in floor_weight..1."""
         if problem_id not in self._weights:
             self._weights[problem_id] = self._compute_weight(problem_id)
         return self._weights[problem_id]

@@ -70,7 +70,7 @@ class RolloutJournal:
         self._rows.mark_trained(group_ids, step)
 
     def restore(self, checkpoint_step: int) -> list[OwedGroup]:
-        """What is owed after a restart from the checkpoint of a step. Attempts in flight are
+        """Groups owed after a restart from the checkpoint of a step. Attempts in flight are
         forgotten.
         """
         self._rows.release_reserved(self._run_id)

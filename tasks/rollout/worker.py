@@ -170,7 +170,7 @@ class RolloutWorker:
 def describe_changes(
     repository: PreparedRepository, broken: Mapping[str, bytes], changes: Changes
 ) -> dict[str, str]:
-    """What the agent changed, by path. `changes` is against the pristine repository, where a
+    """Files the agent changed, by path. `changes` is against the pristine repository, where a
     repaired file is absent.
     """
     patches: dict[str, str] = {}

@@ -126,7 +126,7 @@ def whole(tensors: Mapping[str, torch.Tensor]) -> Changes:
 
 
 def difference(base: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> Changes:
-    """What changed from base. A tensor travels whole where that is smaller than its changes."""
+    """Changes from base. A tensor travels whole where that is smaller than its changes."""
     found = in_threads(
         lambda name: _tensor_difference(name, base.get(name), tensors[name]),
         tensors,

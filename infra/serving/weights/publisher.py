@@ -286,7 +286,7 @@ class ChainPublisher(Publisher):
                 return epoch
 
     def _tidy(self, manifest: ChainManifest) -> None:
-        """What may wait: answered wishes for an anchor, and versions nobody needs."""
+        """Work that may wait: answered requests for an anchor, and versions nobody needs."""
         self._commits += 1
         try:
             if manifest.kind == "anchor":

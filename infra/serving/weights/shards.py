@@ -68,7 +68,7 @@ class Waiting:
     check: Callable[[], None] = lambda: None
 
     def pause(self) -> None:
-        """What passes between two looks."""
+        """Time between two polls."""
         self.check()
         self.sleep(self.poll_seconds)
 

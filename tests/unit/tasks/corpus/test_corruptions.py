@@ -9,7 +9,7 @@ from ostinato.tasks.corpus.config import DemonstrationConfig
 from ostinato.tasks.corpus.corruptions import corrupt_function
 from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.functions import FunctionLimits, extract_functions, read_function
-from ostinato.tasks.corpus.reports import ReportBook
+from ostinato.tasks.corpus.reports import FailureReports
 from ostinato.tasks.corpus.transcripts import Course, draw_plan
 from tests.unit.tasks.corpus.conftest import BUGS, MODULE, make_problem
 
@@ -82,7 +82,7 @@ def test_reserved_bugs_are_never_made() -> None:
 
 def test_invented_reports_name_undefined_names_and_borrow_real_words() -> None:
     rng = random.Random(0)
-    book = ReportBook()
+    book = FailureReports()
     made = [corrupt_function(FUNCTION, random.Random(seed)) for seed in range(100)]
     named = next(item for item in made if item is not None and item.undefined_name)
     other = next(item for item in made if item is not None and not item.undefined_name)

@@ -23,7 +23,7 @@ from ostinato.tasks.corpus.demonstrator import Demonstrator
 from ostinato.tasks.corpus.documents import FunctionDraw, RepairMaker
 from ostinato.tasks.corpus.functions import read_function
 from ostinato.tasks.corpus.problem_sources import ProblemSource, load_problems
-from ostinato.tasks.corpus.reports import ReportBook
+from ostinato.tasks.corpus.reports import FailureReports
 from ostinato.tasks.corpus.sources import package_licence, read_source
 from ostinato.tasks.corpus.transcripts import Course, DocumentWriter, Plan, edit_call
 from tests.fakes.memory_sandbox import MemorySandbox
@@ -131,7 +131,7 @@ def test_problems_of_other_files_are_refused(problems_directory: Path) -> None:
 def test_a_rare_kind_of_bug_still_fills_its_budget() -> None:
     calls = itertools.count(1)
     config = CorpusConfig()
-    maker = RepairMaker("repair", WRITER, config, Guard([]), ReportBook())
+    maker = RepairMaker("repair", WRITER, config, Guard([]), FailureReports())
     documents = maker.make(FunctionDraw([FUNCTION]), 300, lambda bug: next(calls) % 300 == 0)
     assert sum(map(len, documents)) >= 300
 

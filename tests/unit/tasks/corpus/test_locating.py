@@ -16,7 +16,7 @@ from ostinato.tasks.corpus.config import (
     DemonstrationConfig,
     TokenBudgets,
 )
-from ostinato.tasks.corpus.located import Shelf, draw_pools, grep_files
+from ostinato.tasks.corpus.located import DescribedFile, draw_pools, grep_files
 from ostinato.tasks.corpus.locating import Locating, choose_words, drive, locate
 from ostinato.tasks.corpus.problem_sources import PROBLEMS_FILE
 from ostinato.tasks.descriptions import write_prompt
@@ -109,18 +109,19 @@ def test_a_line_with_a_tag_is_read_by_its_tag() -> None:
 
 
 def test_pools_hold_every_file_once_and_other_neighbours_each_time() -> None:
-    shelves = [
-        Shelf(source, f"{number}.py", "", {}) for source in ("a", "b") for number in range(90)
+    files = [
+        DescribedFile(source, f"{number}.py", "", {})
+        for source in ("a", "b")
+        for number in range(90)
     ]
     rng = random.Random(0)
-    first, second = draw_pools(shelves, 0, rng), draw_pools(shelves, 1, rng)
+    first, second = draw_pools(files, 0, rng), draw_pools(files, 1, rng)
     for pools in (first, second):
-        drawn = sorted((item.source, item.path) for pool in pools for item in pool.shelves)
-        assert drawn == sorted((item.source, item.path) for item in shelves)
-        assert all(len({item.source for item in pool.shelves}) == 1 for pool in pools)
+        drawn = sorted((item.source, item.path) for pool in pools for item in pool.files)
+        assert drawn == sorted((item.source, item.path) for item in files)
+        assert all(len({item.source for item in pool.files}) == 1 for pool in pools)
     together = [
-        {frozenset(item.path for item in pool.shelves) for pool in pools}
-        for pools in (first, second)
+        {frozenset(item.path for item in pool.files) for pool in pools} for pools in (first, second)
     ]
     assert not together[0] & together[1]
     assert not {pool.name for pool in first} & {pool.name for pool in second}
