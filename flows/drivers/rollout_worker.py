@@ -14,7 +14,7 @@ from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.platform.cluster.actors import find_actor
 from ostinato.infra.platform.errors import ClusterError
 from ostinato.infra.platform.telemetry import configure_logging
-from ostinato.infra.sandbox.fleet.repositories import FleetLender
+from ostinato.infra.sandbox.fleet.client import FleetClient
 from ostinato.infra.serving.engine.fleet import EngineFleet
 from ostinato.models.decode.protocol import ModelClient
 from ostinato.models.rendering import Renderer
@@ -60,7 +60,7 @@ def build_worker(setup: WorkerSetup, model: ModelClient) -> RolloutWorker:
     sandboxes = Sandboxes(
         load_repositories(directory, names),
         concurrent_trajectories=setup.concurrent_trajectories,
-        lender=None if setup.fleet_name is None else FleetLender(setup.fleet_name),
+        lender=None if setup.fleet_name is None else FleetClient(setup.fleet_name),
     )
     return RolloutWorker(
         model=model,

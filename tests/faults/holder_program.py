@@ -3,15 +3,12 @@
 import asyncio
 import sys
 
-from ostinato.infra.platform.cluster.actors import find_actor
 from ostinato.infra.platform.cluster.ray_start import start_ray
 from ostinato.infra.sandbox.fleet.client import FleetClient
 
 
 async def hold(fleet_name: str, num_boxes: int) -> None:
-    fleet = find_actor(fleet_name)
-    assert fleet is not None
-    client = FleetClient(fleet, "holder-to-die", lease_seconds=6.0)
+    client = FleetClient(fleet_name, lease_seconds=6.0)
     boxes = [await client.acquire("wordkit") for _ in range(num_boxes)]
     results = [await box.exec("sleep 600 & echo held", 20) for box in boxes]
     print(*(result.output.decode().strip() for result in results), flush=True)  # noqa: T201

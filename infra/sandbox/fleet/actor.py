@@ -1,4 +1,4 @@
-"""The fleet on Ray: one actor a node with its boxes, and one that schedules.
+"""The fleet on Ray: an actor per node with its boxes, and one that schedules.
 
 Calls on boxes go from the holder to the node, past the fleet.
 """
@@ -14,7 +14,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from ostinato.infra.platform.cluster.actors import get_or_create_actor
 from ostinato.infra.platform.errors import ClusterError, OstinatoError
-from ostinato.infra.sandbox.fleet.boxes import BoxMaker, SavedState
+from ostinato.infra.sandbox.fleet.boxes import BoxMaker
 from ostinato.infra.sandbox.fleet.node import NodeDaemon
 from ostinato.infra.sandbox.fleet.policy import FleetPolicy
 from ostinato.infra.sandbox.fleet.pressure import read_pressure
@@ -24,7 +24,6 @@ from ostinato.infra.sandbox.fleet.records import (
     NodeReport,
     NodeSpec,
     Order,
-    StartBox,
     Template,
 )
 from ostinato.infra.sandbox.fleet.service import FleetService
@@ -33,48 +32,22 @@ _MAX_CONCURRENCY = 10_000  # coroutines of one actor: who waits costs nothing
 _FENCE_SECONDS = 30.0
 
 
-class SandboxNodeActor:
+class SandboxNodeActor(NodeDaemon):
     """A node's boxes in a process of their own: when it dies, they die with it."""
 
     def __init__(self, spec: NodeSpec, make_boxes: Callable[[], BoxMaker], writable: Path) -> None:
-        self._daemon = NodeDaemon(spec, make_boxes(), lambda: read_pressure(writable))
+        super().__init__(spec, make_boxes(), lambda: read_pressure(writable))
         self._fence: asyncio.Task[None] | None = None
-
-    async def obey(self, order: Order, state: SavedState | None = None) -> bool:
-        """As NodeDaemon.obey; a state to be copied comes with the order."""
-        if isinstance(order, StartBox) and order.state_id is not None and state is not None:
-            self._daemon.take_state(order.state_id, state)
-        return await self._daemon.obey(order)
 
     async def report(self, counted_at_seconds: float) -> NodeReport:
         """As NodeDaemon.report. From the first one on the fleet must not fall silent."""
         if self._fence is None:
-            self._fence = asyncio.create_task(self._daemon.fence(_FENCE_SECONDS))
-        return await self._daemon.report(counted_at_seconds)
-
-    async def save_state(self, box_id: str, state_id: str) -> None:
-        """As NodeDaemon.save_state."""
-        await self._daemon.save_state(box_id, state_id)
-
-    async def give_state(self, state_id: str) -> SavedState:
-        """As NodeDaemon.give_state."""
-        return await self._daemon.give_state(state_id)
-
-    async def drop_state(self, state_id: str) -> None:
-        """As NodeDaemon.drop_state."""
-        await self._daemon.drop_state(state_id)
-
-    async def call(self, box_id: str, operation: str, *arguments: Any, **named: Any) -> Any:
-        """As NodeDaemon.call."""
-        return await self._daemon.call(box_id, operation, *arguments, **named)
+            self._fence = asyncio.create_task(self.fence(_FENCE_SECONDS))
+        return await super().report(counted_at_seconds)
 
     async def process_id(self) -> int:
         """The process whose end is the end of its boxes."""
         return os.getpid()
-
-    async def close(self) -> None:
-        """End every box."""
-        await self._daemon.close()
 
 
 class RemoteNode:
@@ -83,21 +56,11 @@ class RemoteNode:
     def __init__(self, handle: ActorHandle) -> None:
         self.handle = handle
 
-    async def obey(self, order: Order, source: "RemoteNode | None" = None) -> bool:
-        # a reference, not the state: the bytes go from node to node
-        state = None
-        if isinstance(order, StartBox) and source is not None:
-            state = source.handle.give_state.remote(order.state_id)
-        return await ask(self.handle.obey.remote(order, state), f"order to {order.node_id}")
+    async def obey(self, order: Order) -> bool:
+        return await ask(self.handle.obey.remote(order), f"order to {order.node_id}")
 
     async def report(self, counted_at_seconds: float) -> NodeReport:
         return await ask(self.handle.report.remote(counted_at_seconds), "report of a node")
-
-    async def save_state(self, box_id: str, state_id: str) -> None:
-        await ask(self.handle.save_state.remote(box_id, state_id), f"state {state_id}")
-
-    async def drop_state(self, state_id: str) -> None:
-        await ask(self.handle.drop_state.remote(state_id), f"end of state {state_id}")
 
     async def call(self, box_id: str, operation: str, *arguments: Any, **named: Any) -> Any:
         reference = self.handle.call.remote(box_id, operation, *arguments, **named)
@@ -132,11 +95,6 @@ class FleetActor:
         grant = await self._service.acquire(request)
         return grant, self._nodes[grant.node_id][1]
 
-    async def where(self, request_id: str) -> tuple[Granted, ActorHandle]:
-        """The box a lease has now. See FleetService.where."""
-        grant = self._service.where(request_id)
-        return grant, self._nodes[grant.node_id][1]
-
     async def renew(self, request_ids: list[str]) -> list[str]:
         """Ids of those that are over."""
         return self._service.renew(request_ids)
@@ -144,10 +102,6 @@ class FleetActor:
     async def release(self, request_id: str) -> None:
         """Give a box back."""
         self._service.release(request_id)
-
-    async def save_state(self, request_id: str, state_id: str) -> None:
-        """See FleetService.save_state."""
-        await self._service.save_state(request_id, state_id)
 
     async def count(self) -> dict[str, int]:
         """Live leases, waiting requests, boxes and nodes."""

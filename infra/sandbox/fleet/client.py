@@ -1,7 +1,6 @@
 """A holder's side of a fleet on Ray.
 
-`FleetClient` (asks for boxes and keeps its leases alive) and `LeasedBox` (a `Sandbox` whose
-operations run on its node). A holder that dies stops renewing, and its boxes go back by themselves.
+A holder that dies stops renewing its leases, and its boxes go back by themselves.
 """
 
 import asyncio
@@ -11,13 +10,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import ray
 from ray.actor import ActorHandle
 
-from ostinato.infra.platform.errors import CapacityExhausted, ClusterError, SandboxLost
+from ostinato.infra.platform.cluster.actors import find_actor
+from ostinato.infra.platform.errors import ClusterError, SandboxLost
 from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.sandbox.fleet.actor import RemoteNode, ask
-from ostinato.infra.sandbox.fleet.records import BoxRequest, Priority
+from ostinato.infra.sandbox.fleet.records import BoxRequest, Granted, Priority
 from ostinato.infra.sandbox.protocol import ExecResult
+from ostinato.infra.sandbox.repository import PreparedRepository
 
 _logger = logging.getLogger(__name__)
 
@@ -25,19 +27,18 @@ _RENEWALS_PER_LEASE = 3
 
 
 class LeasedBox:
-    """A box on some node. After SandboxLost it is over; a movable lease gets another, empty one,
-    with `FleetClient.again`.
-    """
+    """A box on some node. After SandboxLost it is over."""
 
     def __init__(
         self,
         request_id: str,
-        box_id: str,
+        grant: Granted,
         node: RemoteNode,
         give_back: Callable[["LeasedBox"], Awaitable[None]],
     ) -> None:
         self.request_id = request_id
-        self.box_id = box_id
+        self.box_id = grant.box_id
+        self.node_id = grant.node_id
         self.is_lost = False
         self._node = node
         self._give_back = give_back
@@ -72,10 +73,6 @@ class LeasedBox:
         """Give the box back."""
         await self._give_back(self)
 
-    async def call(self, operation: str, *arguments: Any, **named: Any) -> Any:
-        """Any operation of the node's kind of box, such as `run_in_session` or `write_files`."""
-        return await self._call(operation, *arguments, **named)
-
     async def _call(self, operation: str, *arguments: Any, **named: Any) -> Any:
         try:
             return await self._node.call(self.box_id, operation, *arguments, **named)
@@ -88,76 +85,71 @@ class LeasedBox:
 
 
 class FleetClient:
-    """Asks one fleet for boxes on behalf of one holder. Belongs to one event loop."""
+    """Leases of one process on the boxes of one fleet, which is found by name when first asked.
+    Belongs to one event loop.
+    """
 
-    def __init__(self, fleet: ActorHandle, holder_id: str, *, lease_seconds: float = 60.0) -> None:
-        self._fleet = fleet
-        self._holder_id = holder_id
+    def __init__(
+        self,
+        fleet_name: str,
+        *,
+        priority: Priority = Priority.TRAINING,
+        lease_seconds: float = 60.0,
+        wait_seconds: float = 120.0,
+    ) -> None:
+        self._fleet_name = fleet_name
+        self._priority = priority
         self._lease_seconds = lease_seconds
+        self._wait_seconds = wait_seconds
         self._live: dict[str, LeasedBox] = {}
         self._numbers = itertools.count(1)
         self._renewing: asyncio.Task[None] | None = None
 
-    async def acquire(
-        self,
-        template: str,
-        priority: Priority = Priority.TRAINING,
-        *,
-        wait_seconds: float = 120.0,
-        fork_of: str | None = None,
-        is_movable: bool = True,
-    ) -> LeasedBox:
-        """A box of a template, or one that continues a saved state. CapacityExhausted when none
-        could be had in time; ask again later.
-        """
-        request = BoxRequest(
-            request_id=f"{self._holder_id}/{next(self._numbers)}",
-            template=template,
-            holder_id=self._holder_id,
-            priority=priority,
-            lease_seconds=self._lease_seconds,
-            wait_seconds=wait_seconds,
-            fork_of=fork_of,
-            is_movable=is_movable,
-        )
-        if self._renewing is None:
-            self._renewing = asyncio.create_task(self._renew())
-        what = f"request {request.request_id}"
-        grant, handle = await ask(self._fleet.acquire.remote(request), what)
-        box = LeasedBox(request.request_id, grant.box_id, RemoteNode(handle), self.release)
-        self._live[request.request_id] = box
-        return box
-
-    async def again(self, box: LeasedBox) -> LeasedBox:
-        """The box that a lease got in place of a lost one. CapacityExhausted while it starts, or
-        while the fleet has not seen the loss; SandboxLost when the lease is over.
-        """
-        what = f"lease {box.request_id}"
-        grant, handle = await ask(self._fleet.where.remote(box.request_id), what)
-        newest = self._live.get(box.request_id, box)
-        if newest.is_lost and newest.box_id == grant.box_id:
-            raise CapacityExhausted(f"{what}: box {grant.box_id} was lost and is not replaced yet")
-        new_box = LeasedBox(box.request_id, grant.box_id, RemoteNode(handle), self.release)
-        self._live[box.request_id] = new_box
-        return new_box
-
-    async def save_state(self, box: LeasedBox, state_id: str) -> None:
-        """Save what a box holds under an id that `acquire` can fork."""
-        await ask(self._fleet.save_state.remote(box.request_id, state_id), f"state {state_id}")
-
-    async def release(self, box: LeasedBox) -> None:
-        """Give a box back."""
-        self._live.pop(box.request_id, None)
-        await ask(self._fleet.release.remote(box.request_id), f"lease {box.request_id}")
-
     @asynccontextmanager
-    async def leased(self, template: str, **options: Any) -> AsyncIterator[LeasedBox]:
-        """A box for the length of a block."""
-        box = await self.acquire(template, **options)
+    async def leased(
+        self, repository: PreparedRepository, files: Mapping[str, bytes | None]
+    ) -> AsyncIterator[LeasedBox]:
+        """A clean box with `files` laid over the repository, for the length of a block.
+        CapacityExhausted when none came free in time, SandboxLost when the fleet is gone.
+        """
+        box = await self.acquire(repository.name)
         try:
+            await box.reset(files)
             yield box
         finally:
             await self.release(box)
+
+    async def acquire(self, template: str) -> LeasedBox:
+        """A box of a template, to be given back with `release`."""
+        # of this process alone: one started again must not be given the boxes of the one before
+        holder_id = ray.get_runtime_context().get_worker_id()
+        request = BoxRequest(
+            request_id=f"{holder_id}/{next(self._numbers)}",
+            template=template,
+            holder_id=holder_id,
+            priority=self._priority,
+            lease_seconds=self._lease_seconds,
+            wait_seconds=self._wait_seconds,
+        )
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew())
+        try:
+            reference = self._find().acquire.remote(request)
+            grant, handle = await ask(reference, f"request {request.request_id}")
+        except ClusterError as error:
+            raise SandboxLost(f"fleet {self._fleet_name} gives no box: {error}") from error
+        box = LeasedBox(request.request_id, grant, RemoteNode(handle), self.release)
+        self._live[request.request_id] = box
+        return box
+
+    async def release(self, box: LeasedBox) -> None:
+        """Give a box back; where the fleet is gone the lease ends by itself."""
+        self._live.pop(box.request_id, None)
+        try:
+            reference = self._find().release.remote(box.request_id)
+            await ask(reference, f"lease {box.request_id}")
+        except (ClusterError, SandboxLost) as error:
+            _logger.info("box not given back %s", fields(box=box.box_id, error=str(error)))
 
     async def close(self) -> None:
         """Give everything back."""
@@ -167,13 +159,22 @@ class FleetClient:
         for box in list(self._live.values()):
             await self.release(box)
 
+    def _find(self) -> ActorHandle:
+        fleet = find_actor(self._fleet_name)
+        if fleet is None:
+            raise SandboxLost(f"fleet {self._fleet_name} is not registered, wanted a live one")
+        return fleet
+
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(self._lease_seconds / _RENEWALS_PER_LEASE)
             try:
-                over = await ask(self._fleet.renew.remote(list(self._live)), "renewal of leases")
-            except ClusterError as error:  # the fleet restarts or is slow: try again in time
-                _logger.info("no renewal %s", fields(holder=self._holder_id, error=str(error)))
+                reference = self._find().renew.remote(list(self._live))
+                over = await ask(reference, "renewal of leases")
+            except (ClusterError, SandboxLost) as error:  # it restarts or is slow: try again
+                _logger.info("no renewal %s", fields(fleet=self._fleet_name, error=str(error)))
                 continue
             for request_id in over:
-                self._live.pop(request_id).is_lost = True
+                box = self._live.pop(request_id, None)
+                if box is not None:
+                    box.is_lost = True

@@ -1,17 +1,13 @@
-"""What the scheduler knows of nodes and boxes.
-
-`NodeState`, `BoxState` and `ClusterView`, which keeps sums of declared resources right as boxes
-come and go. It places nothing and gives no orders.
-"""
+"""What the scheduler knows of nodes and boxes; it places nothing and gives no orders."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ostinato.infra.platform.admission import TokenBucket
 from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.sandbox.fleet.records import NodeReport, NodeSpec, Resources, Template
-from ostinato.infra.sandbox.fleet.start_rate import TokenBucket
 
-_IDLE = Resources(cpus=0, memory_bytes=0, disk_bytes=0)
+_NOTHING = Resources()
 
 
 class BoxPhase(StrEnum):
@@ -20,7 +16,6 @@ class BoxPhase(StrEnum):
     STARTING = "starting"
     WARM = "warm"  # up and waiting for a lease
     LEASED = "leased"
-    CLEANING = "cleaning"  # returned; being brought back to its template's state
     STOPPING = "stopping"  # ordered to end, not yet confirmed
 
 
@@ -34,7 +29,6 @@ class BoxState:
     phase: BoxPhase
     phase_since_seconds: float
     request_id: str | None = None  # who it starts for or is lent to; None: nobody
-    was_forked: bool = False  # it does not hold its template's state, so it is not lent again
 
 
 @dataclass(slots=True)
@@ -45,22 +39,16 @@ class NodeState:
     bucket: TokenBucket
     heard_at_seconds: float
     limit: Resources
-    used: Resources = _IDLE  # as reported
+    used: Resources = _NOTHING  # as reported
     stall_ratio: float = 0.0  # the worst of the reported ones
     memory_stall_ratio: float = 0.0
     load_per_cpu: float = 0.0
-    promised_cpus: float = 0.0  # sums over all boxes here
-    promised_memory_bytes: int = 0
-    promised_disk_bytes: int = 0
-    unseen_cpus: float = 0.0  # the part of it that the last report cannot have shown
-    unseen_memory_bytes: int = 0
-    unseen_disk_bytes: int = 0
-    is_draining: bool = False
+    promised: Resources = _NOTHING  # sum over all boxes here
+    unseen: Resources = _NOTHING  # the part of it that the last report cannot have shown
     # dictionaries are used as ordered sets: the order of a set of strings changes from run to run
     boxes: dict[str, None] = field(default_factory=dict)
     starting: dict[str, None] = field(default_factory=dict)
     warm: dict[str, dict[str, None]] = field(default_factory=dict)  # template -> box ids
-    states: dict[str, None] = field(default_factory=dict)  # saved states that can be forked here
     templates_seen: dict[str, None] = field(default_factory=dict)
 
 
@@ -70,37 +58,27 @@ class ClusterView:
     def __init__(self) -> None:
         self.nodes: dict[str, NodeState] = {}
         self.boxes: dict[str, BoxState] = {}
-        self.by_class: dict[tuple[str, str], list[NodeState]] = {}
-        self.state_nodes: dict[str, dict[str, None]] = {}  # saved state -> nodes that hold it
-        self.warm_nodes: dict[str, dict[str, None]] = {}  # template -> nodes with a warm box
+        self._warm_nodes: dict[str, dict[str, None]] = {}  # template -> nodes with a warm box
         self._idle: dict[str, dict[str, None]] = {}  # template -> boxes that serve nobody yet
 
-    def join(self, spec: NodeSpec, now_seconds: float) -> NodeState:
+    def join(self, spec: NodeSpec, now_seconds: float) -> None:
         """A node that declares itself; it must not be there already."""
         if spec.node_id in self.nodes:
             raise SandboxError(f"node {spec.node_id} joined twice; wanted once until it is lost")
         bucket = TokenBucket(spec.starts_per_second, spec.start_burst, now_seconds)
-        node = NodeState(spec, bucket, now_seconds, spec.limit)
-        self.nodes[spec.node_id] = node
-        for backend in spec.backends:
-            self.by_class.setdefault((spec.architecture, backend), []).append(node)
-        return node
+        self.nodes[spec.node_id] = NodeState(spec, bucket, now_seconds, spec.limit)
 
     def leave(self, node_id: str) -> list[BoxState]:
         """Forget a node; the boxes that were on it."""
         node = self.nodes.pop(node_id)
-        for backend in node.spec.backends:
-            self.by_class[node.spec.architecture, backend].remove(node)
-        for state_id in node.states:
-            self.state_nodes[state_id].pop(node_id, None)
         for template_name in node.warm:
-            self.warm_nodes[template_name].pop(node_id, None)
+            self._warm_nodes[template_name].pop(node_id, None)
         lost = [self.boxes.pop(box_id) for box_id in node.boxes]
         for box in lost:
             self._idle.get(box.template.name, {}).pop(box.box_id, None)
         return lost
 
-    def heard(self, report: NodeReport, now_seconds: float) -> NodeState:
+    def heard(self, report: NodeReport, now_seconds: float) -> None:
         """Take a report in."""
         node = self.nodes[report.node_id]
         pressure = report.pressure
@@ -110,41 +88,32 @@ class ClusterView:
         node.memory_stall_ratio = pressure.memory_stall_ratio or 0.0
         stalls = (pressure.cpu_stall_ratio, pressure.memory_stall_ratio, pressure.disk_stall_ratio)
         node.stall_ratio = max(stall or 0.0 for stall in stalls)
-        starting = [self.boxes[box_id].template.declared for box_id in node.starting]
-        node.unseen_cpus = sum(declared.cpus for declared in starting)
-        node.unseen_memory_bytes = sum(declared.memory_bytes for declared in starting)
-        node.unseen_disk_bytes = sum(declared.disk_bytes for declared in starting)
-        return node
+        node.unseen = _NOTHING
+        for box_id in node.starting:
+            node.unseen = node.unseen.plus(self.boxes[box_id].template.declared)
 
     def add(self, box: BoxState) -> None:
         """A box that is about to start on its node; its phase is STARTING."""
         node = self.nodes[box.node_id]
-        declared = box.template.declared
         self.boxes[box.box_id] = box
         node.boxes[box.box_id] = None
         node.starting[box.box_id] = None
         node.templates_seen[box.template.name] = None
-        node.promised_cpus += declared.cpus
-        node.promised_memory_bytes += declared.memory_bytes
-        node.promised_disk_bytes += declared.disk_bytes
-        node.unseen_cpus += declared.cpus
-        node.unseen_memory_bytes += declared.memory_bytes
-        node.unseen_disk_bytes += declared.disk_bytes
+        node.promised = node.promised.plus(box.template.declared)
+        node.unseen = node.unseen.plus(box.template.declared)
         self._note_idle(box)
 
     def remove(self, box_id: str) -> BoxState:
         """A box that has ended."""
         box = self.boxes.pop(box_id)
         node = self.nodes[box.node_id]
-        declared = box.template.declared
         del node.boxes[box_id]
         node.starting.pop(box_id, None)
         self._note_warm(node, box, is_warm=False)
         self._idle.get(box.template.name, {}).pop(box_id, None)
-        node.promised_memory_bytes -= declared.memory_bytes
-        node.promised_disk_bytes -= declared.disk_bytes
         # sums of floats drift; an empty node promises exactly nothing
-        node.promised_cpus = node.promised_cpus - declared.cpus if node.boxes else 0.0
+        left = node.promised.plus(box.template.declared, sign=-1)
+        node.promised = left if node.boxes else _NOTHING
         return box
 
     def set_phase(self, box: BoxState, phase: BoxPhase, now_seconds: float) -> None:
@@ -165,19 +134,13 @@ class ClusterView:
         """Boxes of a template that are warm or on their way to it."""
         return len(self._idle.get(template.name, {}))
 
-    def save_state(self, state_id: str, node_id: str) -> None:
-        """Note that a node holds a saved state."""
-        self.state_nodes.setdefault(state_id, {})[node_id] = None
-        self.nodes[node_id].states[state_id] = None
-
-    def drop_state(self, state_id: str) -> None:
-        """Forget a saved state everywhere."""
-        for node_id in self.state_nodes.pop(state_id, {}):
-            self.nodes[node_id].states.pop(state_id, None)
+    def warm_nodes(self, template: Template) -> list[NodeState]:
+        """Nodes with a warm box of a template."""
+        return [self.nodes[node_id] for node_id in self._warm_nodes.get(template.name, {})]
 
     def _note_warm(self, node: NodeState, box: BoxState, *, is_warm: bool) -> None:
         warm = node.warm.setdefault(box.template.name, {})
-        nodes = self.warm_nodes.setdefault(box.template.name, {})
+        nodes = self._warm_nodes.setdefault(box.template.name, {})
         if is_warm:
             warm[box.box_id] = None
         else:
@@ -189,9 +152,8 @@ class ClusterView:
 
     def _note_idle(self, box: BoxState) -> None:
         idle = self._idle.setdefault(box.template.name, {})
-        if box.phase in (BoxPhase.WARM, BoxPhase.CLEANING) or (
-            box.phase is BoxPhase.STARTING and box.request_id is None
-        ):
+        is_unclaimed = box.phase is BoxPhase.STARTING and box.request_id is None
+        if box.phase is BoxPhase.WARM or is_unclaimed:
             idle[box.box_id] = None
         else:
             idle.pop(box.box_id, None)

@@ -78,11 +78,3 @@ class LeaseTable:
                 continue
             reaped.append(self._live.pop(lease_id))
         return reaped
-
-    def expiry(self, lease_id: str) -> float:
-        """When a live lease ends if it is not renewed."""
-        return self._live[lease_id].expires_at_seconds
-
-    def held_by(self, holder_id: str) -> list[str]:
-        """Ids of the leases of one holder, oldest first."""
-        return [lease.lease_id for lease in self._live.values() if lease.holder_id == holder_id]

@@ -33,24 +33,11 @@ class PlacementPolicy(SandboxRecord):
         default=0.05, ge=0, description="added where the template was never started before"
     )
     uses_observations: bool = Field(
-        default=True, description="False: by promises alone, for comparison in the simulator"
+        default=True, description="False: by promises alone, whatever nodes report"
     )
     headroom: Mapping[Priority, float] = Field(
         default={Priority.TRAINING: 0.90, Priority.EVALUATION: 0.95, Priority.VERIFIER: 1.0},
         description="share of a node's limit that boxes may fill before this priority is kept out",
-    )
-    fork_home_ceiling: float = Field(
-        default=0.85, ge=0, description="above this score a fork leaves the node of its state"
-    )
-
-
-def can_ever_hold(node: NodeState, template: Template, share: float) -> bool:
-    """Whether the node could take the box when empty."""
-    declared, limit = template.declared, node.limit
-    return (
-        declared.cpus <= limit.cpus * share
-        and declared.memory_bytes <= limit.memory_bytes * share
-        and declared.disk_bytes <= limit.disk_bytes * share
     )
 
 
@@ -58,23 +45,16 @@ def has_room(
     node: NodeState, template: Template, priority: Priority, policy: PlacementPolicy
 ) -> bool:
     """Whether another box of the template fits: promises within the limit, pressure in bounds."""
-    declared, limit, capacity = template.declared, node.limit, node.spec.capacity
-    share = policy.headroom[priority]
-    if node.is_draining or (
-        node.promised_memory_bytes + declared.memory_bytes > limit.memory_bytes * share
-        or node.promised_cpus + declared.cpus > limit.cpus * share
-        or node.promised_disk_bytes + declared.disk_bytes > limit.disk_bytes * share
-    ):
+    promised = node.promised.plus(template.declared)
+    if not promised.fits(node.limit, policy.headroom[priority]):
         return False
     if not policy.uses_observations:
         return True
-    used = node.used
+    used, capacity = node.used.plus(node.unseen), node.spec.capacity
     return (
         node.memory_stall_ratio <= policy.memory_stall_ceiling_ratio
-        and used.memory_bytes + node.unseen_memory_bytes
-        <= capacity.memory_bytes * policy.memory_ceiling_ratio
-        and used.disk_bytes + node.unseen_disk_bytes
-        <= capacity.disk_bytes * policy.disk_ceiling_ratio
+        and used.memory_bytes <= capacity.memory_bytes * policy.memory_ceiling_ratio
+        and used.disk_bytes <= capacity.disk_bytes * policy.disk_ceiling_ratio
     )
 
 
@@ -84,25 +64,17 @@ def score(node: NodeState, template: Template, policy: PlacementPolicy) -> float
     The tightest resource counts, each as the larger of what is promised and what is observed plus
     what no report can have shown yet.
     """
-    declared, limit, capacity = template.declared, node.limit, node.spec.capacity
-    loads = [
-        (node.promised_cpus + declared.cpus) / limit.cpus,
-        (node.promised_memory_bytes + declared.memory_bytes) / limit.memory_bytes,
-        (node.promised_disk_bytes + declared.disk_bytes) / limit.disk_bytes,
-    ]
-    total = max(loads)
+    limit, capacity, used, unseen = node.limit, node.spec.capacity, node.used, node.unseen
+    total = node.promised.plus(template.declared).ratio(limit)
     if policy.uses_observations:
-        used = node.used
         # unseen boxes are taken at the price that seen ones turned out to have: their declared share
         # of the limit, not of the bare capacity
-        loads += [
-            used.cpus / capacity.cpus + node.unseen_cpus / limit.cpus,
-            node.load_per_cpu + node.unseen_cpus / limit.cpus,
-            used.memory_bytes / capacity.memory_bytes
-            + node.unseen_memory_bytes / limit.memory_bytes,
-            used.disk_bytes / capacity.disk_bytes + node.unseen_disk_bytes / limit.disk_bytes,
-        ]
-        total = max(loads) + policy.stall_weight * node.stall_ratio
+        observed = max(
+            max(used.cpus / capacity.cpus, node.load_per_cpu) + unseen.cpus / limit.cpus,
+            used.memory_bytes / capacity.memory_bytes + unseen.memory_bytes / limit.memory_bytes,
+            used.disk_bytes / capacity.disk_bytes + unseen.disk_bytes / limit.disk_bytes,
+        )
+        total = max(total, observed) + policy.stall_weight * node.stall_ratio
     if template.name not in node.templates_seen:
         total += policy.new_template_score
     return total
@@ -124,7 +96,7 @@ def choose_start_node(
             node
             for node in candidates
             if len(node.starting) < node.spec.most_starting
-            and node.bucket.has_token(now_seconds)
+            and node.bucket.seconds_until_token(now_seconds) == 0
             and has_room(node, template, priority, policy)
         ]
         return min(able, key=lambda node: score(node, template, policy), default=None)
@@ -141,7 +113,6 @@ def choose_warm_node(
     nodes: Sequence[NodeState], template: Template, policy: PlacementPolicy, *, rng: random.Random
 ) -> NodeState | None:
     """The least loaded of a few nodes; each of `nodes` has a warm box of the template."""
-    able = [node for node in nodes if not node.is_draining]
-    if len(able) > policy.num_candidates:
-        able = rng.sample(able, policy.num_candidates)
-    return min(able, key=lambda node: score(node, template, policy), default=None)
+    if len(nodes) > policy.num_candidates:
+        nodes = rng.sample(nodes, policy.num_candidates)
+    return min(nodes, key=lambda node: score(node, template, policy), default=None)

@@ -1,8 +1,4 @@
-"""What holders, the scheduler and the nodes say to one another.
-
-The records of the fleet: templates, requests, nodes with their reports, the orders that the
-scheduler gives to nodes and the notices that it gives to holders. Nothing here decides or acts.
-"""
+"""What holders, the scheduler and the nodes say to one another."""
 
 from enum import IntEnum, StrEnum
 
@@ -12,7 +8,7 @@ from ostinato.infra.sandbox.protocol import SandboxRecord
 
 
 class Priority(IntEnum):
-    """Who is served first; a lower value never passes a higher one."""
+    """Order of service; a lower value never passes a higher one."""
 
     TRAINING = 0
     EVALUATION = 1
@@ -22,9 +18,33 @@ class Priority(IntEnum):
 class Resources(SandboxRecord):
     """Amounts of what boxes use up on a node."""
 
-    cpus: float = Field(ge=0)
-    memory_bytes: int = Field(ge=0)
-    disk_bytes: int = Field(ge=0)
+    cpus: float = 0.0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+
+    def plus(self, other: "Resources", *, sign: int = 1) -> "Resources":
+        """The sum; with `sign` -1 the difference."""
+        return Resources.model_construct(
+            cpus=self.cpus + sign * other.cpus,
+            memory_bytes=self.memory_bytes + sign * other.memory_bytes,
+            disk_bytes=self.disk_bytes + sign * other.disk_bytes,
+        )
+
+    def fits(self, limit: "Resources", share: float) -> bool:
+        """Whether no amount is over its share of a limit."""
+        return (
+            self.cpus <= limit.cpus * share
+            and self.memory_bytes <= limit.memory_bytes * share
+            and self.disk_bytes <= limit.disk_bytes * share
+        )
+
+    def ratio(self, limit: "Resources") -> float:
+        """The largest of the amounts over their limits."""
+        return max(
+            self.cpus / limit.cpus,
+            self.memory_bytes / limit.memory_bytes,
+            self.disk_bytes / limit.disk_bytes,
+        )
 
 
 class Template(SandboxRecord):
@@ -32,18 +52,7 @@ class Template(SandboxRecord):
 
     name: str
     declared: Resources = Field(description="what one box may use; the sum on a node is bounded")
-    backend: str = Field(default="namespace", description="how the box is isolated")
-    architecture: str = "x86_64"
-    warm_minimum: int = Field(default=0, description="warm boxes kept in the fleet without demand")
     warm_maximum: int = Field(default=0, description="warm boxes kept in the fleet at most")
-    is_reusable: bool = Field(
-        default=True, description="whether a returned box is cleaned and lent again"
-    )
-
-    @property
-    def place_class(self) -> tuple[str, str]:
-        """Requests of one class compete for the same nodes; priority is strict within it."""
-        return self.architecture, self.backend
 
 
 class BoxRequest(SandboxRecord):
@@ -59,13 +68,11 @@ class BoxRequest(SandboxRecord):
         default=1800.0, gt=0, description="not renewed for so long: reaped"
     )
     wait_seconds: float = Field(default=120.0, gt=0, description="refused when still in line then")
-    fork_of: str | None = Field(
-        default=None, description="id of a saved state the box continues; None: the template"
-    )
-    is_movable: bool = Field(
-        default=True,
-        description="whether a box lost with its node is started again elsewhere, under the same lease",
-    )
+
+    @property
+    def rank(self) -> int:
+        """Place among all requests; the lowest is served first."""
+        return -self.priority
 
 
 class NodeSpec(SandboxRecord):
@@ -73,16 +80,12 @@ class NodeSpec(SandboxRecord):
 
     node_id: str
     capacity: Resources = Field(description="every amount above zero")
-    architecture: str = "x86_64"
-    backends: tuple[str, ...] = ("namespace",)
     starts_per_second: float = Field(default=50.0, gt=0, description="steady rate of box starts")
     start_burst: int = Field(default=50, ge=1, description="starts allowed at once after a pause")
     most_starting: int = Field(
         default=64, ge=1, description="boxes that may be starting at once: a slow node gets fewer"
     )
     cpu_overcommit_ratio: float = Field(default=4.0, ge=1, description="declared cpus over cores")
-    memory_overcommit_ratio: float = Field(default=1.0, ge=1)
-    disk_overcommit_ratio: float = Field(default=1.0, ge=1)
 
     @field_validator("capacity")
     @classmethod
@@ -94,31 +97,26 @@ class NodeSpec(SandboxRecord):
     @property
     def limit(self) -> Resources:
         """What the boxes of this node may declare together."""
-        return Resources(
-            cpus=self.capacity.cpus * self.cpu_overcommit_ratio,
-            memory_bytes=int(self.capacity.memory_bytes * self.memory_overcommit_ratio),
-            disk_bytes=int(self.capacity.disk_bytes * self.disk_overcommit_ratio),
-        )
+        cpus = self.capacity.cpus * self.cpu_overcommit_ratio
+        return self.capacity.model_copy(update={"cpus": cpus})
 
 
 class Pressure(SandboxRecord):
-    """What a node feels now; stall ratios are None where the kernel does not report them."""
+    """Load of a node now; stall ratios are None where the kernel does not report them."""
 
     cpu_stall_ratio: float | None = Field(default=None, description="share of time tasks waited")
     memory_stall_ratio: float | None = None
     disk_stall_ratio: float | None = None
     load_per_cpu: float = 0.0
-    used: Resources = Resources(cpus=0, memory_bytes=0, disk_bytes=0)
+    used: Resources = Resources()
 
 
 class NodeReport(SandboxRecord):
-    """A node's heartbeat: what it feels and which boxes it has."""
+    """Heartbeat of a node."""
 
     node_id: str
     pressure: Pressure
-    boxes: frozenset[str] | None = Field(
-        default=None, description="every box seen; None: this heartbeat did not count them"
-    )
+    boxes: frozenset[str] = frozenset()
     counted_at_seconds: float = Field(
         default=0.0, description="scheduler's time at which the count was asked for"
     )
@@ -127,12 +125,11 @@ class NodeReport(SandboxRecord):
 class StopReason(StrEnum):
     """Why the scheduler ends a box."""
 
-    RELEASED = "released"  # the holder gave it back and it is not kept
+    RELEASED = "released"  # the holder gave it back
     LEASE_EXPIRED = "lease_expired"  # the holder was silent for the length of its lease
     STRAY = "stray"  # a node has it, the scheduler does not want it
     SURPLUS = "surplus"  # warm, and no longer needed or in the way of a request
     START_TIMEOUT = "start_timeout"  # was not up in time
-    WITHDRAWN = "withdrawn"  # the request ended while the box was starting
 
 
 class StartBox(SandboxRecord):
@@ -141,17 +138,6 @@ class StartBox(SandboxRecord):
     box_id: str
     node_id: str
     template: str
-    state_id: str | None = Field(default=None, description="saved state to continue; None: fresh")
-    copy_from: str | None = Field(
-        default=None, description="node to fetch that state from; None: it is here"
-    )
-
-
-class CleanBox(SandboxRecord):
-    """Order to a node: bring a returned box back to its template's state."""
-
-    box_id: str
-    node_id: str
 
 
 class StopBox(SandboxRecord):
@@ -163,20 +149,17 @@ class StopBox(SandboxRecord):
 
 
 class Granted(SandboxRecord):
-    """Notice: the request has its box. Comes again with another box when the first was lost."""
+    """Notice: the request has its box."""
 
     request_id: str
     box_id: str
     node_id: str
-    expires_at_seconds: float
-    num_moves: int = Field(default=0, description="how often the lease changed its box")
 
 
 class RefusalReason(StrEnum):
     """Why a request got no box."""
 
     NO_CAPACITY = "no_capacity"  # waited as long as it wanted to
-    STATE_LOST = "state_lost"  # no node has the state to fork
     START_FAILED = "start_failed"  # every try failed
 
 
@@ -191,9 +174,8 @@ class LeaseEnded(SandboxRecord):
     """Notice: a lease ended and not by its holder's wish."""
 
     request_id: str
-    holder_id: str
     was_expired: bool = Field(description="True: not renewed in time. False: its box was lost")
 
 
-Order = StartBox | CleanBox | StopBox
+Order = StartBox | StopBox
 Notice = Granted | Refused | LeaseEnded

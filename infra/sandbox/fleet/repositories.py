@@ -1,14 +1,12 @@
 """A fleet whose boxes are repositories to work in, over all machines of the Ray cluster.
 
-`RepositoryFleet` (starts a node on every machine, ends them all) and `FleetLender` (a holder that
-lends an attempt a box of a repository). An attempt's box is not movable: what was done in it is
-gone with it, so the attempt is told and tried again. Tests are not run here.
+What was done in a lost box is gone with it, so the attempt that had it is told and tried again.
+Tests are not run here.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -18,13 +16,12 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ostinato.infra.platform.cluster.actors import end_actor, find_actor
-from ostinato.infra.platform.errors import ClusterError, SandboxLost
+from ostinato.infra.platform.errors import ClusterError
 from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.sandbox.fleet.actor import ask, start_fleet
 from ostinato.infra.sandbox.fleet.boxes import RepositoryBoxes
-from ostinato.infra.sandbox.fleet.client import FleetClient, LeasedBox
 from ostinato.infra.sandbox.fleet.policy import FleetPolicy
-from ostinato.infra.sandbox.fleet.records import NodeSpec, Priority, Resources, Template
+from ostinato.infra.sandbox.fleet.records import NodeSpec, Resources, Template
 from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 
@@ -57,7 +54,7 @@ class RepositoryFleet:
         policy: FleetPolicy | None = None,
     ) -> "RepositoryFleet":
         """A node on every machine of the cluster. Nothing is started before it is asked for; up to
-        `warm_boxes` a repository are then kept and lent again.
+        `warm_boxes` per repository are then kept ready.
         """
         by_name = {repository.name: repository for repository in repositories}
         machines = {
@@ -99,65 +96,6 @@ class RepositoryFleet:
             except (ClusterError, TimeoutError) as error:  # its boxes end with its process
                 _logger.info("node did not end %s", fields(node=node_id, error=repr(error)))
             end_actor(node)
-
-
-class FleetLender:
-    """Lends the boxes of a fleet, found by name when first asked. Belongs to one event loop."""
-
-    def __init__(
-        self, fleet_name: str, *, priority: Priority = Priority.TRAINING, wait_seconds: float = 120
-    ) -> None:
-        self._fleet_name = fleet_name
-        self._priority = priority
-        self._wait_seconds = wait_seconds
-        self._client: FleetClient | None = None
-
-    @asynccontextmanager
-    async def leased(
-        self, repository: PreparedRepository, files: Mapping[str, bytes | None]
-    ) -> AsyncIterator[LeasedBox]:
-        """A clean box with `files` laid over the repository, for the length of a block.
-        CapacityExhausted when none came free in time, SandboxLost when the fleet is gone.
-        """
-        client = self._open()
-        try:
-            box = await client.acquire(
-                repository.name,
-                self._priority,
-                wait_seconds=self._wait_seconds,
-                is_movable=False,
-            )
-        except ClusterError as error:
-            raise SandboxLost(f"fleet {self._fleet_name} gives no box: {error}") from error
-        try:
-            await box.reset(files)
-            yield box
-        finally:
-            await self._release(client, box)
-
-    async def close(self) -> None:
-        """Give everything back."""
-        if self._client is not None:
-            try:
-                await self._client.close()
-            except ClusterError as error:  # leases end by themselves
-                _logger.info("fleet is gone %s", fields(fleet=self._fleet_name, error=str(error)))
-
-    def _open(self) -> FleetClient:
-        if self._client is None:
-            fleet = find_actor(self._fleet_name)
-            if fleet is None:
-                raise SandboxLost(f"fleet {self._fleet_name} is not registered, wanted a live one")
-            # of this process alone: one started again must not be given the boxes of the one before
-            holder_id = ray.get_runtime_context().get_worker_id()
-            self._client = FleetClient(fleet, holder_id)
-        return self._client
-
-    async def _release(self, client: FleetClient, box: LeasedBox) -> None:
-        try:
-            await client.release(box)
-        except ClusterError as error:  # the lease ends by itself
-            _logger.info("box not given back %s", fields(box=box.box_id, error=str(error)))
 
 
 def _machines_of_the_cluster() -> list[str]:

@@ -10,7 +10,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from ostinato.infra.platform.errors import (
     CapacityExhausted,
@@ -23,13 +22,11 @@ from ostinato.infra.sandbox.fleet.node import Node
 from ostinato.infra.sandbox.fleet.policy import FleetPolicy
 from ostinato.infra.sandbox.fleet.records import (
     BoxRequest,
-    CleanBox,
     Granted,
     NodeSpec,
     Notice,
     Order,
     Refused,
-    StartBox,
     StopBox,
     Template,
 )
@@ -37,7 +34,6 @@ from ostinato.infra.sandbox.fleet.scheduler import FleetScheduler
 
 _logger = logging.getLogger(__name__)
 
-_MOST_ENDED = 10_000
 _FAILURES = (SandboxError, ClusterError)
 
 
@@ -61,8 +57,7 @@ class FleetService:
         self._rng = rng or random.Random(0)
         self._nodes: dict[str, Node] = {}
         self._waiting: dict[str, asyncio.Future[Granted]] = {}
-        self._grants: dict[str, Granted] = {}  # by request id, the newest
-        self._ended: dict[str, str] = {}  # leases that ended against their holder's wish, and why
+        self._grants: dict[str, Granted] = {}  # of live leases, by request id
         self._tasks: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
 
@@ -103,61 +98,20 @@ class FleetService:
                 self.release(request_id)
             raise
 
-    def where(self, request_id: str) -> Granted:
-        """The box a lease has now. SandboxLost when the lease is over; CapacityExhausted while a
-        lost box is being replaced.
-        """
-        if request_id in self._ended:
-            raise SandboxLost(f"lease {request_id}: {self._ended[request_id]}")
-        grant = self._grants.get(request_id)
-        box = self.scheduler.box_of(request_id)
-        if grant is None:
-            raise SandboxLost(f"lease {request_id} is not live: given back, or never granted")
-        if box is None or box.box_id != grant.box_id:
-            raise CapacityExhausted(f"lease {request_id}: its box was lost, another is starting")
-        return grant
-
     def renew(self, request_ids: Iterable[str]) -> list[str]:
         """Keep leases alive; the ids of those that are over."""
         now_seconds = self._clock()
-        return [
-            request_id
-            for request_id in request_ids
-            if self.scheduler.renew(request_id, now_seconds) is None
-        ]
+        return [name for name in request_ids if not self.scheduler.renew(name, now_seconds)]
 
     def release(self, request_id: str) -> None:
         """Give a box back; nothing happens when the lease is over."""
         self.scheduler.release(request_id, self._clock())
         self._grants.pop(request_id, None)
-        self._ended.pop(request_id, None)
         future = self._waiting.pop(request_id, None)
         if future is not None and not future.done():
             future.set_exception(SandboxLost(f"request {request_id} was withdrawn"))
             future.exception()  # it may be that nobody waits
         self._collect()
-
-    async def save_state(self, request_id: str, state_id: str) -> None:
-        """Save what a lease's box holds, so that requests may fork it."""
-        grant = self.where(request_id)
-        await self._nodes[grant.node_id].save_state(grant.box_id, state_id)
-        self.scheduler.save_state(state_id, request_id)
-
-    async def drop_state(self, state_id: str) -> None:
-        """Free a saved state on every node."""
-        node_ids = list(self.scheduler.view.state_nodes.get(state_id, ()))
-        self.scheduler.drop_state(state_id)
-        for node_id in node_ids:
-            await self._nodes[node_id].drop_state(state_id)
-
-    def node_of(self, request_id: str) -> Node:
-        """The node that has a lease's box."""
-        return self._nodes[self.where(request_id).node_id]
-
-    async def call(self, request_id: str, operation: str, *arguments: Any, **named: Any) -> Any:
-        """An operation on a lease's box."""
-        grant = self.where(request_id)
-        return await self._nodes[grant.node_id].call(grant.box_id, operation, *arguments, **named)
 
     async def close(self) -> None:
         """Stop deciding. Boxes are the nodes' to end."""
@@ -202,20 +156,18 @@ class FleetService:
         node = self._nodes.get(order.node_id)
         if node is None:
             return
-        source = None
-        if isinstance(order, StartBox) and order.copy_from is not None:
-            source = self._nodes.get(order.copy_from)
         try:
-            is_done = await node.obey(order, source)
+            is_done = await node.obey(order)
         except _FAILURES as error:
             # the box may be there or not: the next report tells, or the start's deadline
             _logger.info("order unanswered %s", fields(order=str(order), error=str(error)))
             return
         if isinstance(order, StopBox):
             self.scheduler.box_stopped(order.box_id)
-        elif isinstance(order, StartBox | CleanBox):
-            report = self.scheduler.box_up if is_done else self.scheduler.box_failed
-            report(order.box_id, self._clock())
+        elif is_done:
+            self.scheduler.box_up(order.box_id, self._clock())
+        else:
+            self.scheduler.box_failed(order.box_id)
         self._collect()
 
     def _tell(self, notice: Notice) -> None:
@@ -238,7 +190,4 @@ class FleetService:
         else:
             self._grants.pop(request_id, None)
             why = "not renewed in time" if notice.was_expired else "its box was lost"
-            self._ended[request_id] = why
-            while len(self._ended) > _MOST_ENDED:  # holders that never came back to ask
-                del self._ended[next(iter(self._ended))]
             _logger.info("lease ended %s", fields(lease=request_id, why=why))

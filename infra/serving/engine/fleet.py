@@ -18,11 +18,12 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
+from ostinato.infra.platform.admission import AdmissionQueue
 from ostinato.infra.platform.cluster.actors import get_or_create_actor
 from ostinato.infra.platform.errors import EngineError, OstinatoError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.telemetry import fields
-from ostinato.infra.serving.engine.admission import AdmissionQueue, Ticket
+from ostinato.infra.serving.engine.admission import RANKS, Ticket
 from ostinato.infra.serving.engine.health import HealthEvent, ReplicaHealth, hear, observe
 from ostinato.infra.serving.engine.local import SwapReport
 from ostinato.infra.serving.engine.mailbox import Mailbox, MailboxReplica
@@ -95,7 +96,7 @@ class EngineFleet:
         self._refreshing: asyncio.Task[dict[str, ReplicaState]] | None = None
         self._replicas = dict(replicas)
         self._router = RequestRouter(list(replicas), state=ReplicaState.STARTING, limits=limits)
-        self._admission = AdmissionQueue()
+        self._admission: AdmissionQueue[Ticket] = AdmissionQueue()
         self._health = {name: ReplicaHealth(since=clock()) for name in replicas}
         self._mailboxes = {name: self._open_mailbox(name) for name in replicas}
 
@@ -122,13 +123,10 @@ class EngineFleet:
         deadline = loop.time() + self._patience_seconds
         self._refresh_beside()
         is_placed = asyncio.Event()
-        ticket = self._admission.push(
-            request.session_id,
-            tokens,
-            context_tokens=len(request.token_ids),
-            priority=request.priority,
-            on_placed=is_placed.set,
+        ticket = Ticket(
+            request.session_id, tokens, len(request.token_ids), request.priority, is_placed.set
         )
+        self._admission.push(ticket, ticket, rank=RANKS[request.priority])
         try:
             while True:
                 self._admit()
@@ -147,7 +145,7 @@ class EngineFleet:
                 except TimeoutError:
                     self._refresh_beside()
         except BaseException:
-            self._admission.withdraw(ticket)
+            self._admission.remove(ticket)
             if ticket.replica_id is not None:  # cancelled just when it was placed
                 self._router.finish(ticket.replica_id, tokens)
                 self._admit()
@@ -158,12 +156,14 @@ class EngineFleet:
         if len(self._admission) and self._router.is_serving():
             self._admission.place(self._place)
 
-    def _place(self, ticket: Ticket) -> str | None:
-        return self._router.try_choose(
-            ticket.session_id,
-            ticket.tokens,
-            priority=ticket.priority,
-            context_tokens=ticket.context_tokens,
+    def _place(self, ticket: Ticket) -> bool:
+        return ticket.place_on(
+            self._router.try_choose(
+                ticket.session_id,
+                ticket.tokens,
+                priority=ticket.priority,
+                context_tokens=ticket.context_tokens,
+            )
         )
 
     def _open_mailbox(self, name: str) -> Mailbox:
@@ -240,7 +240,9 @@ class EngineFleet:
 
     def waiting(self) -> dict[str, int]:
         """Requests that wait for room, by priority."""
-        return {priority.value: count for priority, count in self._admission.waiting().items()}
+        return {
+            priority.value: self._admission.num_waiting(rank) for priority, rank in RANKS.items()
+        }
 
     async def close(self) -> None:
         """Stops listening to the replicas; they live on."""

@@ -5,30 +5,10 @@ HTTP.
 """
 
 import hashlib
-from dataclasses import dataclass
 
+from ostinato.infra.platform.admission import TokenBucket
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.serving.gateway.config import RateLimitConfig, TenantConfig
-
-
-@dataclass(slots=True)
-class TokenBucket:
-    """Allows a burst, then a steady rate."""
-
-    config: RateLimitConfig
-    tokens: float
-    updated_at: float
-
-    def take(self, now: float) -> float:
-        """Takes one request: 0 when allowed, else the seconds until the next would be."""
-        per_second = self.config.requests_per_minute / 60
-        elapsed = max(0.0, now - self.updated_at)
-        self.tokens = min(float(self.config.burst_requests), self.tokens + elapsed * per_second)
-        self.updated_at = now
-        if self.tokens >= 1:
-            self.tokens -= 1
-            return 0.0
-        return (1 - self.tokens) / per_second
+from ostinato.infra.serving.gateway.config import TenantConfig
 
 
 class Tenants:
@@ -41,7 +21,9 @@ class Tenants:
             if config.name in self._buckets:
                 raise ConfigError(f"tenant {config.name!r} is named twice, wanted unique names")
             limit = config.rate_limit
-            self._buckets[config.name] = TokenBucket(limit, float(limit.burst_requests), 0.0)
+            self._buckets[config.name] = TokenBucket(
+                limit.requests_per_minute / 60, limit.burst_requests, 0.0
+            )
             for key in config.api_keys:
                 digest = _digest(key.get_secret_value())
                 if digest in self._by_digest:
@@ -58,7 +40,8 @@ class Tenants:
 
     def admit(self, tenant: TenantConfig, now: float) -> float:
         """Counts one request against the tenant: 0 when admitted, else seconds to wait."""
-        return self._buckets[tenant.name].take(now)
+        bucket = self._buckets[tenant.name]
+        return 0.0 if bucket.take(now) else bucket.seconds_until_token(now)
 
 
 def _digest(api_key: str) -> str:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.sandbox.fleet.client import FleetClient
 from ostinato.infra.sandbox.fleet.placement import PlacementPolicy
 from ostinato.infra.sandbox.fleet.policy import FleetPolicy
-from ostinato.infra.sandbox.fleet.repositories import FleetLender, RepositoryFleet
+from ostinato.infra.sandbox.fleet.repositories import RepositoryFleet
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import make_grader
@@ -61,7 +62,7 @@ def problem(repository: PreparedRepository) -> Problem:
     )
 
 
-def worker_of(repository: PreparedRepository, lender: FleetLender | None) -> RolloutWorker:
+def worker_of(repository: PreparedRepository, lender: FleetClient | None) -> RolloutWorker:
     renderer = make_renderer()
     return RolloutWorker(
         model=AnsweringModel(
@@ -98,7 +99,7 @@ def test_attempts_in_the_fleets_boxes_are_those_in_the_workers_own(
             policy=POLICY,
         )
         lent, own = (
-            worker_of(repository, FleetLender(fleet.name)),
+            worker_of(repository, FleetClient(fleet.name)),
             worker_of(repository, None),
         )
         in_fleet = await attempts(lent, problem, 4)
@@ -107,7 +108,7 @@ def test_attempts_in_the_fleets_boxes_are_those_in_the_workers_own(
         await own.close()
         await lent.close()
         await fleet.close()
-        gone = worker_of(repository, FleetLender(fleet.name))
+        gone = worker_of(repository, FleetClient(fleet.name))
         (lost,) = await attempts(gone, problem, 1)
         await gone.close()
         return in_fleet, [*in_own, lost], after

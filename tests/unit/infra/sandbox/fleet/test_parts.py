@@ -1,4 +1,4 @@
-"""Laws of the scheduler's parts: rate of starts, leases, the waiting line, warm pools, placement."""
+"""Laws of the scheduler's parts: leases, full queues, warm pools, placement."""
 
 import random
 
@@ -6,11 +6,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from ostinato.infra.platform.errors import CapacityExhausted, SandboxError
-from ostinato.infra.sandbox.fleet.admission import AdmissionQueue, Waiting
+from ostinato.infra.platform.errors import CapacityExhausted
 from ostinato.infra.sandbox.fleet.cluster_view import BoxPhase, BoxState, ClusterView
 from ostinato.infra.sandbox.fleet.leases import LeaseTable
 from ostinato.infra.sandbox.fleet.placement import PlacementPolicy, choose_start_node
+from ostinato.infra.sandbox.fleet.policy import FleetPolicy
 from ostinato.infra.sandbox.fleet.records import (
     BoxRequest,
     NodeReport,
@@ -18,38 +18,11 @@ from ostinato.infra.sandbox.fleet.records import (
     Priority,
     Resources,
 )
-from ostinato.infra.sandbox.fleet.start_rate import TokenBucket
+from ostinato.infra.sandbox.fleet.scheduler import FleetScheduler
 from ostinato.infra.sandbox.fleet.warm_pools import DemandMeter, warm_boxes_wanted
 from tests.unit.infra.sandbox.fleet.toy_fleet import GIB, SMALL, node_spec
 
 quick = settings(max_examples=50, deadline=None)
-
-
-@quick
-@given(
-    per_second=st.floats(0.1, 50),
-    burst=st.integers(1, 20),
-    steps=st.lists(st.floats(0, 2), max_size=60),
-)
-def test_bucket_lets_no_span_through_faster_than_its_bound(per_second, burst, steps):
-    bucket, now, taken = TokenBucket(per_second, burst, 0.0), 0.0, []
-    for step in steps:
-        now += step
-        while bucket.take(now):
-            taken.append(now)
-
-    for first in range(len(taken)):
-        for last in range(first, len(taken)):
-            assert last - first + 1 <= burst + per_second * (taken[last] - taken[first]) + 1e-6
-
-
-def test_bucket_refills_to_its_burst_and_no_further():
-    bucket = TokenBucket(2.0, 3, 0.0)
-    at_once = sum(bucket.take(0.0) for _ in range(10))
-    after_an_hour = sum(bucket.take(3600.0) for _ in range(10))
-    half_a_second_later = sum(bucket.take(3600.5) for _ in range(10))
-
-    assert (at_once, after_an_hour, half_a_second_later) == (3, 3, 1)
 
 
 @quick
@@ -92,56 +65,19 @@ def test_lease_ends_exactly_once_and_not_before_its_time(actions):
     assert len(ends) == len(set(ends)) == granted - len(table)
 
 
-def _waiting(name: str, priority: Priority, give_up: float = 100.0) -> Waiting:
-    request = BoxRequest(request_id=name, template="small", holder_id="h", priority=priority)
-    return Waiting(request, ("x86_64", "namespace"), give_up)
+def test_full_queue_refuses_its_own_priority_only():
+    policy = FleetPolicy(most_waiting=dict.fromkeys(Priority, 1))
+    scheduler = FleetScheduler([SMALL], policy)
 
+    def ask(name: str, priority: Priority) -> None:
+        request = BoxRequest(request_id=name, template="small", holder_id="h", priority=priority)
+        scheduler.ask(request, 0.0)
 
-@quick
-@given(priorities=st.lists(st.sampled_from(Priority), max_size=30))
-def test_line_is_served_by_priority_then_arrival(priorities):
-    queue = AdmissionQueue(dict.fromkeys(Priority, 100))
-    for number, priority in enumerate(priorities):
-        queue.push(_waiting(f"{number:02}", priority))
-    served = []
-    while (head := queue.head(("x86_64", "namespace"))) is not None:
-        queue.remove(head.request.request_id)
-        served.append((-head.request.priority, head.request.request_id))
-
-    assert served == sorted(served)
-    assert len(served) == len(priorities)
-
-
-def test_full_line_refuses_its_own_priority_only():
-    queue = AdmissionQueue({Priority.TRAINING: 1, Priority.EVALUATION: 1, Priority.VERIFIER: 1})
-    queue.push(_waiting("first", Priority.TRAINING))
-    queue.push(_waiting("urgent", Priority.VERIFIER))
-
+    ask("first", Priority.TRAINING)
+    ask("urgent", Priority.VERIFIER)
     with pytest.raises(CapacityExhausted, match="1 requests of priority training wait"):
-        queue.push(_waiting("second", Priority.TRAINING))
-    with pytest.raises(SandboxError, match="waits already"):
-        queue.push_front(_waiting("first", Priority.TRAINING))
-
-
-def test_request_that_left_and_came_back_queues_at_the_end():
-    queue = AdmissionQueue(dict.fromkeys(Priority, 10))
-    for name in ("left", "stayed"):
-        queue.push(_waiting(name, Priority.TRAINING))
-    queue.remove("left")
-    queue.push(_waiting("left", Priority.TRAINING))
-    head = queue.head(("x86_64", "namespace"))
-
-    assert head is not None
-    assert head.request.request_id == "stayed"
-
-
-def test_those_whose_patience_is_over_leave_in_that_order():
-    queue = AdmissionQueue(dict.fromkeys(Priority, 10))
-    for name, give_up in (("late", 9.0), ("early", 3.0), ("never", 50.0)):
-        queue.push(_waiting(name, Priority.TRAINING, give_up))
-    left = [waiting.request.request_id for waiting in queue.give_up(10.0)]
-
-    assert (left, len(queue)) == (["early", "late"], 1)
+        ask("second", Priority.TRAINING)
+    assert len(scheduler.queue) == 2
 
 
 def test_warm_boxes_follow_demand_within_their_bounds():
@@ -149,13 +85,13 @@ def test_warm_boxes_follow_demand_within_their_bounds():
     for number in range(400):
         meter.count(number * 0.05)  # 20 a second for 20 seconds
     meter.note_start(0.04)
-    template = SMALL.model_copy(update={"warm_minimum": 1, "warm_maximum": 100})
+    template = SMALL.model_copy(update={"warm_maximum": 100})
     few = template.model_copy(update={"warm_maximum": 1})
 
     assert meter.per_second(20.0) == pytest.approx(20.0, rel=0.1)
     assert warm_boxes_wanted(template, meter, 20.0) == 2  # what arrives in two starts of 40 ms
     assert warm_boxes_wanted(few, meter, 20.0) == 1
-    assert warm_boxes_wanted(template, meter, 2000.0) == 1
+    assert warm_boxes_wanted(template, meter, 2000.0) == 0
     assert warm_boxes_wanted(SMALL.model_copy(update={"warm_maximum": 0}), None, 0.0) == 0
 
 

@@ -34,10 +34,9 @@ class FleetMachine(RuleBasedStateMachine):
         template=st.sampled_from(["small", "large"]),
         priority=st.sampled_from(PRIORITIES),
         lease_seconds=st.sampled_from([3.0, 30.0]),
-        is_movable=st.booleans(),
         amount=st.integers(1, 4),
     )
-    def ask(self, template, priority, lease_seconds, is_movable, amount) -> None:
+    def ask(self, template, priority, lease_seconds, amount) -> None:
         for _ in range(amount):
             refused_before = self.fleet.refused_at_once
             request_id = self.fleet.ask(
@@ -45,7 +44,6 @@ class FleetMachine(RuleBasedStateMachine):
                 priority=priority,
                 lease_seconds=lease_seconds,
                 wait_seconds=20.0,
-                is_movable=is_movable,
             )
             if self.fleet.refused_at_once == refused_before:
                 self.requests[request_id] = priority
@@ -72,7 +70,7 @@ class FleetMachine(RuleBasedStateMachine):
         lowest = min((self.requests[key] for key in served if key is not None), default=None)
         for priority in PRIORITIES:
             if lowest is not None and priority > lowest:
-                assert fleet.scheduler.queue.num_waiting(priority) == 0
+                assert fleet.scheduler.queue.num_waiting(-priority) == 0
 
     @rule(share=st.sampled_from([0.5, 1.0]), drop=st.sampled_from([0.0, 0.2]))
     def deliver(self, share: float, drop: float) -> None:

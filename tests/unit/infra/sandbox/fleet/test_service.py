@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from ostinato.infra.sandbox.fleet.policy import FleetPolicy
 from ostinato.infra.sandbox.fleet.pressure import read_pressure
 from ostinato.infra.sandbox.fleet.records import (
     BoxRequest,
+    Granted,
     NodeSpec,
     Resources,
     StopBox,
@@ -46,6 +48,10 @@ class Fleet:
         self.daemons.append(daemon)
         await self.service.add_node(spec, daemon)
         return daemon
+
+    async def call(self, grant: Granted, operation: str, *arguments: object) -> Any:
+        (daemon,) = [daemon for daemon in self.daemons if daemon.spec.node_id == grant.node_id]
+        return await daemon.call(grant.box_id, operation, *arguments)
 
     @property
     def num_boxes(self) -> int:
@@ -82,32 +88,33 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_granted_box_works_and_returns_clean(make_fleet, wordkit):
+async def test_granted_box_works_and_the_next_one_is_new(make_fleet, wordkit):
     fleet = make_fleet()
     await fleet.add("node", wordkit)
     await fleet.service.start()
     grant = await fleet.service.acquire(wanted("first"))
-    result = await fleet.service.call("first", "exec", "echo dirt > dirt && echo ok", 20)
+    result = await fleet.call(grant, "exec", "echo dirt > dirt && echo ok", 20)
     again = await fleet.service.acquire(wanted("first"))
     fleet.service.release("first")
-    await fleet.service.acquire(wanted("second"))
-    diff = await fleet.service.call("second", "diff")
+    second = await fleet.service.acquire(wanted("second"))
+    diff = await fleet.call(second, "diff")
 
     assert (result.output, again, diff) == (b"ok\n", grant, {})
+    assert second.box_id != grant.box_id
 
 
 async def test_silent_holder_loses_its_box_and_a_renewing_one_keeps_it(make_fleet, wordkit):
     fleet = make_fleet()
     await fleet.add("node", wordkit)
     await fleet.service.start()
-    await fleet.service.acquire(wanted("silent", lease_seconds=0.5))
-    await fleet.service.acquire(wanted("alive", lease_seconds=60.0))
-    await until(lambda: "silent" not in fleet.service.scheduler.leases)
+    silent = await fleet.service.acquire(wanted("silent", lease_seconds=0.5))
+    alive = await fleet.service.acquire(wanted("alive", lease_seconds=60.0))
+    await until(lambda: fleet.num_boxes == 1)
 
-    with pytest.raises(SandboxLost, match="not renewed"):
-        await fleet.service.call("silent", "list")
+    with pytest.raises(SandboxLost, match="is not on node"):
+        await fleet.call(silent, "list")
     assert fleet.service.renew(["silent", "alive"]) == ["silent"]
-    assert "counting.py" in await fleet.service.call("alive", "list", "wordkit")
+    assert "counting.py" in await fleet.call(alive, "list", "wordkit")
 
 
 async def test_full_fleet_refuses_after_the_wait_and_serves_after_a_release(make_fleet, wordkit):
@@ -124,35 +131,18 @@ async def test_full_fleet_refuses_after_the_wait_and_serves_after_a_release(make
     assert (await waiting).request_id == "third"
 
 
-async def test_lost_box_is_replaced_under_the_same_lease(make_fleet, wordkit):
+async def test_lost_box_ends_its_lease(make_fleet, wordkit):
     fleet = make_fleet()
     daemon = await fleet.add("node", wordkit)
     await fleet.service.start()
-    first = await fleet.service.acquire(wanted("moved"))
-    await daemon.obey(StopBox(box_id=first.box_id, node_id="node", reason=StopReason.STRAY))
-    await until(lambda: fleet.service.scheduler.box_of("moved") is None)
-    await until(lambda: fleet.service.scheduler.box_of("moved") is not None)
-    second = fleet.service.where("moved")
+    lost = await fleet.service.acquire(wanted("lost"))
+    await fleet.service.acquire(wanted("kept"))
+    await daemon.obey(StopBox(box_id=lost.box_id, node_id="node", reason=StopReason.STRAY))
+    await until(lambda: "lost" not in fleet.service.scheduler.leases)
 
-    assert (second.num_moves, second.box_id != first.box_id) == (1, True)
-    assert "counting.py" in await fleet.service.call("moved", "list", "wordkit")
-
-
-async def test_fork_goes_on_from_the_saved_state_on_another_node(make_fleet, wordkit):
-    fleet = make_fleet()
-    half = GIB // 2 * 10 // 9 + 1  # room for one box
-    await fleet.add("home", wordkit, memory_bytes=half)
-    await fleet.service.start()
-    await fleet.service.acquire(wanted("parent"))
-    await fleet.service.call("parent", "write", "wordkit/new.py", b"x = 1\n")
-    await fleet.service.save_state("parent", "saved")
-    await fleet.add("away", wordkit, memory_bytes=half)
-    fork = await fleet.service.acquire(wanted("child", fork_of="saved"))
-    await fleet.service.call("child", "write", "wordkit/new.py", b"x = 2\n")
-
-    assert fork.node_id == "away"
-    assert await fleet.service.call("child", "diff") == {"wordkit/new.py": b"x = 2\n"}
-    assert await fleet.service.call("parent", "read", "wordkit/new.py") == b"x = 1\n"
+    assert fleet.service.renew(["lost", "kept"]) == ["lost"]
+    anew = await fleet.service.acquire(wanted("lost"))
+    assert "counting.py" in await fleet.call(anew, "list", "wordkit")
 
 
 async def test_silent_fleet_leaves_no_boxes_behind(make_fleet, wordkit):

@@ -10,7 +10,6 @@ from ostinato.infra.sandbox.fleet.cluster_view import BoxPhase
 from ostinato.infra.sandbox.fleet.policy import FleetPolicy
 from ostinato.infra.sandbox.fleet.records import (
     BoxRequest,
-    CleanBox,
     Granted,
     LeaseEnded,
     NodeReport,
@@ -119,9 +118,8 @@ class ToyFleet:
         if isinstance(order, StopBox):
             here.discard(order.box_id)
             self.scheduler.box_stopped(order.box_id)
-        elif fails or (isinstance(order, CleanBox) and order.box_id not in here):
-            here.discard(order.box_id)
-            self.scheduler.box_failed(order.box_id, self.now)
+        elif fails:
+            self.scheduler.box_failed(order.box_id)
         else:
             here.add(order.box_id)
             self.scheduler.box_up(order.box_id, self.now)
@@ -166,8 +164,8 @@ class ToyFleet:
             boxes = [view.boxes[box_id] for box_id in node.boxes]
             memory = sum(box.template.declared.memory_bytes for box in boxes)
             cpus = sum(box.template.declared.cpus for box in boxes)
-            assert memory == node.promised_memory_bytes <= node.limit.memory_bytes
-            assert abs(cpus - node.promised_cpus) < 1e-6
+            assert memory == node.promised.memory_bytes <= node.limit.memory_bytes
+            assert abs(cpus - node.promised.cpus) < 1e-6
             assert cpus <= node.limit.cpus + 1e-6
             warm = [box.box_id for box in boxes if box.phase is BoxPhase.WARM]
             assert sorted(warm) == sorted(box for kind in node.warm.values() for box in kind)

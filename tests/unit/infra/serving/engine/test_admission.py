@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.infra.serving.engine.admission import AdmissionQueue, Ticket
+from ostinato.infra.platform.admission import AdmissionQueue
+from ostinato.infra.serving.engine.admission import RANKS, Ticket
 from ostinato.infra.serving.engine.router import RequestRouter, RouterLimits
 from ostinato.models.decode.protocol import Priority
 
@@ -16,27 +17,31 @@ class Door:
             [f"r{index}" for index in range(replicas)],
             limits=RouterLimits(max_outstanding_tokens=limit),
         )
-        self.queue = AdmissionQueue()
+        self.queue: AdmissionQueue[Ticket] = AdmissionQueue()
         self.entered: list[Ticket] = []
+        self.left: list[Ticket] = []
 
     def come(self, name: str, tokens: int, priority: Priority) -> Ticket:
-        ticket = self.queue.push(
-            name, tokens, context_tokens=0, priority=priority, on_placed=lambda: None
-        )
+        ticket = Ticket(name, tokens, 0, priority, lambda: None)
+        self.queue.push(ticket, ticket, rank=RANKS[priority])
         self.open()
         return ticket
 
     def open(self) -> None:
         self.queue.place(self._place)
 
-    def _place(self, ticket: Ticket) -> str | None:
+    def _place(self, ticket: Ticket) -> bool:
         found = self.router.try_choose(ticket.session_id, ticket.tokens, priority=ticket.priority)
         if found is not None:
             self.entered.append(ticket)
-        return found
+        return ticket.place_on(found)
+
+    def inside(self) -> list[Ticket]:
+        return [ticket for ticket in self.entered if ticket not in self.left]
 
     def leave(self, ticket: Ticket) -> None:
         assert ticket.replica_id is not None
+        self.left.append(ticket)
         self.router.finish(ticket.replica_id, ticket.tokens)
         self.open()
 
@@ -46,7 +51,7 @@ def test_users_come_before_evaluation_before_training() -> None:
     first = door.come("first", 100, Priority.USER)
     for priority in (Priority.TRAINING, Priority.EVALUATION, Priority.USER):
         door.come(priority.value, 100, priority)
-    assert door.queue.waiting() == dict.fromkeys(Priority, 1)
+    assert [door.queue.num_waiting(rank) for rank in RANKS.values()] == [1, 1, 1]
     door.leave(first)
     for _ in range(2):
         door.leave(door.entered[-1])
@@ -72,8 +77,8 @@ def test_a_caller_that_gives_up_does_not_hold_the_line() -> None:
     first = door.come("first", 100, Priority.USER)
     second = door.come("second", 100, Priority.USER)
     third = door.come("third", 100, Priority.USER)
-    door.queue.withdraw(second)
-    door.queue.withdraw(second)
+    door.queue.remove(second)
+    door.queue.remove(second)
     door.leave(first)
     assert third.replica_id == "r0"
     assert second.replica_id is None
@@ -91,17 +96,15 @@ def test_everyone_enters_once_in_order_and_the_bound_holds(history, replicas: in
     tickets = []
     for index, (tokens, priority, leaves) in enumerate(history):
         tickets.append(door.come(f"s{index}", tokens, priority))
-        inside = [t for t in door.entered if not t.is_withdrawn]
-        if leaves and inside:
-            inside[0].is_withdrawn = True
+        if leaves and (inside := door.inside()):
             door.leave(inside[0])
         _check_bound(door)
-    while inside := [t for t in door.entered if not t.is_withdrawn]:
-        inside[0].is_withdrawn = True
+    while inside := door.inside():
         door.leave(inside[0])
-    assert sorted(t.number for t in door.entered) == [t.number for t in tickets]
+    order = [tickets.index(ticket) for ticket in door.entered]
+    assert sorted(order) == list(range(len(tickets)))
     for priority in Priority:
-        numbers = [t.number for t in door.entered if t.priority is priority]
+        numbers = [number for number in order if tickets[number].priority is priority]
         assert numbers == sorted(numbers)
 
 
