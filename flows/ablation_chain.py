@@ -94,12 +94,12 @@ def compare(context: StageContext, rows: Mapping[str, ArtifactRef]) -> ArtifactR
 
 
 def read_comparison(context: StageContext, ref: ArtifactRef) -> ArmComparison:
-    """What `compare` published."""
+    """The comparison that `compare` published."""
     return ArmComparison.model_validate(chain.summary_of(context, ref))
 
 
 def newest_comparison(context: StageContext) -> ArtifactRef | None:
-    """What was published last under the recipe's name; None before there is anything."""
+    """Newest comparison published under the recipe's name. None before the first."""
     rows = context.ledger.artifacts.list(KIND, context.recipe.name)
     newest = max(rows, key=lambda row: row.version, default=None)
     if newest is None:

@@ -34,12 +34,12 @@ YIELD = "yield_table"  # key of a problem set's metadata: a row a package and ki
 
 
 def base_directory(recipe: Recipe) -> Path | None:
-    """Where the base checkpoint of a recipe lies; None: random weights."""
+    """Directory of the recipe's base checkpoint. None: random weights."""
     return (REPOSITORY / recipe.base_checkpoint).resolve() if recipe.base_checkpoint else None
 
 
 def base_identity(recipe: Recipe) -> str:
-    """What a base checkpoint is, wherever it lies: the checksum of its weights; empty without one."""
+    """Checksum of the base checkpoint's weights, wherever it lies. Empty without one."""
     base = base_directory(recipe)
     if base is None:
         return ""
@@ -260,7 +260,7 @@ def evaluate(
 
 
 def evaluation_identity(recipe: Recipe, split: Split) -> dict:
-    """What of a recipe decides how attempts of an evaluation go."""
+    """The part of a recipe that decides how attempts of an evaluation go."""
     return {
         "evaluation": recipe.evaluation,
         "harness": recipe.harness,
@@ -300,7 +300,7 @@ def evaluate_both(
 
 
 def summary_of(context: StageContext, ref: ArtifactRef) -> dict:
-    """What a stage said about itself when its artifact was published."""
+    """Summary that a stage published with its artifact."""
     return context.artifacts.metadata(ref)[SUMMARY]
 
 

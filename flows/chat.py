@@ -70,7 +70,7 @@ HELP = (
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Who answers: a name to show, the harness it was trained with, and how to talk to it."""
+    """The model that answers: its name, its harness, and the client that talks to it."""
 
     name: str
     harness: HarnessConfig
@@ -86,7 +86,7 @@ OpenLocal = Callable[[str, str], AbstractAsyncContextManager[ServedModel]]
 
 @dataclass(slots=True)
 class Interrupt:
-    """What Ctrl-C does: ends the agent's work while there is some, else what the person types."""
+    """Handler of Ctrl-C: ends the agent's work while there is some, else the line being typed."""
 
     task: asyncio.Task[Any] | None = None
 
@@ -135,7 +135,7 @@ class ChatSession:
         return transcript
 
     async def ask_user(self, question: str) -> str:
-        """Puts a question of the agent to the person; Ctrl-C ends the agent's work."""
+        """Puts a question of the agent to the person. Ctrl-C ends the agent's work."""
         self.screen.say(f"the agent asks: {question}", "bold")
         task, self.interrupt.task = self.interrupt.task, None
         try:
@@ -243,7 +243,7 @@ async def _obey(session: ChatSession, line: str, apply: Apply) -> None:
 
 
 async def work_on(session: ChatSession, message: str) -> None:
-    """One message; Ctrl-C ends the work on it and nothing else."""
+    """One message. Ctrl-C ends the work on it and nothing else."""
     task = asyncio.create_task(session.send(message))
     session.interrupt.task = task
     try:
@@ -306,7 +306,7 @@ async def revert_edits(session: ChatSession) -> None:
 
 @contextlib.asynccontextmanager
 async def connect_gateway(url: str, api_key: str) -> AsyncIterator[ServedModel]:
-    """The model behind an OpenAI-style server; our gateway also says how it was trained."""
+    """The model behind an OpenAI-style server. Our gateway also says how it was trained."""
     base = url.rstrip("/")
     base = base if base.endswith("/v1") else f"{base}/v1"
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -343,7 +343,7 @@ def _key_of(settings: Settings, api_key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """What was asked on the command line."""
+    """Options of the command line."""
 
     repo: Path
     gateway: str
@@ -437,7 +437,7 @@ def build_command(open_local: OpenLocal | None) -> Callable[..., None]:
             list[str] | None, typer.Option(help="what `pytest` runs; default: all; may be repeated")
         ] = None,
     ) -> None:
-        """A terminal agent on a repository; its edits reach your files only when you agree."""
+        """A terminal agent on a repository. Its edits reach your files only when you agree."""
         if apply not in ("ask", "always", "never"):
             raise typer.BadParameter(f"--apply is {apply!r}, wanted ask, always or never")
         if bool(gateway) == (open_local is not None) or (gateway and checkpoint):

@@ -35,7 +35,7 @@ class ChatScreen:
         self.console = console
 
     def show_opening(self, root: str, model: str, dialect: str, num_files: int, tests: str) -> None:
-        """What was opened."""
+        """Prints the opened repository, model and tools."""
         self.say(f"model       {model}")
         self.say(f"repository  {root} ({num_files} files, copied into a sandbox)")
         self.say(f"tools       {dialect} dialect; tests: {tests}")
@@ -90,7 +90,7 @@ class ChatScreen:
         self.console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
 
     def ask(self, question: str) -> str:
-        """A line from the person; EOFError at the end of the input."""
+        """A line from the person. EOFError at the end of the input."""
         return self.console.input(Text(question, style="bold cyan")).strip()
 
     def _show_result(self, call: ToolCallRecord, result: str) -> None:

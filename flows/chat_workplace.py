@@ -39,7 +39,7 @@ Files = Mapping[str, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which paths hold product code and which hold tests."""
+    """Product and test paths of the repository."""
 
     package_paths: tuple[str, ...]
     test_paths: tuple[str, ...]
@@ -61,7 +61,7 @@ def list_files(root: Path) -> list[str]:
 
 
 def copy_repository(root: Path, target: Path) -> dict[str, bytes]:
-    """Copies the repository's files below `target`; their content by path. ConfigError when there is
+    """Copies the repository's files below `target`. Their content by path. ConfigError when there is
     too much of it. Files of more than 4 MiB stay behind.
     """
     names = list_files(root)
@@ -86,7 +86,7 @@ def copy_repository(root: Path, target: Path) -> dict[str, bytes]:
 
 
 def guess_layout(paths: Iterable[str]) -> Layout:
-    """Tests are folders named tests or test and files named test_*.py; code is the other Python."""
+    """Tests are folders named tests or test and files named test_*.py. Code is the other Python."""
     tests: set[str] = set()
     packages: set[str] = set()
     for path in paths:
@@ -133,7 +133,7 @@ class Workplace:
     kept: dict[str, bytes | None] = field(default_factory=dict)  # already in the repository
 
     async def pending(self) -> dict[str, bytes | None]:
-        """What the agent changed and the repository does not have yet."""
+        """Files the agent changed that the repository does not have yet."""
         changed = await self.environment.sandbox.diff()
         everything = {**dict.fromkeys(self.kept), **changed}
         now = {path: changed.get(path, self.files.get(path)) for path in everything}
@@ -225,7 +225,7 @@ async def open_workplace(
 
 
 def choose_tests(collected: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
-    """Collected tests below the wanted folders, files, classes or names; all without any."""
+    """Collected tests below the wanted folders, files, classes or names. All without any."""
     chosen = tuple(
         test
         for test in collected

@@ -71,7 +71,7 @@ def train_encoder(
 
 
 def encoder_result(context: StageContext, encoder: ArtifactRef) -> RetrievalResult:
-    """What the stage measured when it made the encoder."""
+    """Measurements of the stage that made the encoder."""
     return RetrievalResult.model_validate(summary_of(context, encoder))
 
 

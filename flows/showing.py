@@ -348,7 +348,7 @@ def _interval(metric: Metric) -> str:
 
 
 def _hack_row(run: ReinforcementResult) -> report.ReportRow:
-    """What the hack monitors saw in the newest trajectories."""
+    """Report row of the hack monitors over the newest trajectories."""
     common = sorted(run.hack_rates.items(), key=lambda item: -item[1])[:4]
     seen = ", ".join(f"{name} {rate:.1%}" for name, rate in common) or "no pattern"
     alarms = "; ".join(run.alarms) or "no alarm"

@@ -24,8 +24,8 @@ SHORTEST_RESULT_CHARACTERS = 100
 
 
 class ToolPolicy(BaseModel):
-    """What an environment allows: fewer tools, or the same ones under stricter rules. A refused call
-    is an InvalidArguments result like any other mistake.
+    """Restrictions of an environment: fewer tools, or stricter rules. A refused call is an
+    InvalidArguments result.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,7 +48,7 @@ class ToolPolicy(BaseModel):
 
 
 class HarnessConfig(BaseModel):
-    """Limits and tool set; training, evaluation and users share one."""
+    """Limits and tool set. Training, evaluation and users share one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -148,7 +148,7 @@ class HarnessConfig(BaseModel):
 
     @property
     def enabled_names(self) -> tuple[str, ...]:
-        """The tools by name; unless some are named, a plain-text dialect has all built-in ones."""
+        """The tools by name. Unless some are named, a plain-text dialect has all built-in ones."""
         if self.dialect != COMPACT and self.tools == TOOL_NAMES:
             return tuple(TOOLS.built_in)
         return self.tools
@@ -188,8 +188,8 @@ class RecentFile(BaseModel):
 
 
 class PromptFacts(BaseModel):
-    """What the system prompt and the first message say besides the tools and the task. Equal facts
-    give byte-equal prompts; the date comes in, no clock is read.
+    """Facts for the system prompt and first message beside tools and task. Equal facts give byte-
+    equal prompts; the date comes in.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -25,11 +25,11 @@ class ToolFailure(Exception):
 
 
 class ToolRefusal(Exception):
-    """The policy forbids a call; it counts as the model's mistake."""
+    """The policy forbids a call. It counts as the model's mistake."""
 
 
 class ToolTimeout(Exception):
-    """A command was ended for its time; the message says what it had printed."""
+    """A command was ended for its time. The message says what it had printed."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class AgentEnvironment:
         return self.policy if self.policy is not None else config.policy
 
     async def read_text(self, path: str) -> str:
-        """A file's text; ToolFailure when there is none."""
+        """A file's text. ToolFailure when there is none."""
         try:
             data = await self.sandbox.read(path)
         except SandboxError as error:
@@ -79,7 +79,7 @@ class AgentEnvironment:
             raise ToolFailure(f"{path} is not text") from error
 
     async def list_names(self, path: str) -> tuple[str, ...]:
-        """Sorted names in a directory, directories with a slash; ToolFailure when there is none."""
+        """Sorted names in a directory, directories with a slash. ToolFailure when there is none."""
         try:
             return await self.sandbox.list(path)
         except SandboxError as error:
@@ -102,7 +102,7 @@ class AgentEnvironment:
             raise ToolFailure(f"cannot write {path}") from error
 
     async def read_original(self, path: str) -> str | None:
-        """A file as it was when the attempt began; None when it was not there."""
+        """A file as it was when the attempt began. None when it was not there."""
         if path in self.state.originals:
             return self.state.originals[path]
         if self.baseline is None:

@@ -27,7 +27,7 @@ class EndReason(StrEnum):
 
 
 class CallStatus(StrEnum):
-    """Outcome of one tool call; all but OK are the error taxonomy of the harness."""
+    """Outcome of one tool call. All but OK are the error taxonomy of the harness."""
 
     OK = "ok"
     INVALID_ARGUMENTS = "invalid_arguments"
@@ -44,7 +44,7 @@ MODEL_FAULTS = frozenset(
 
 
 class Record(BaseModel):
-    """Frozen record; arrays are allowed as fields."""
+    """Frozen record. Arrays are allowed as fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -88,7 +88,7 @@ class Segment(Record):
             rows = len(getattr(self, name))
             if rows != total:
                 raise ValueError(
-                    f"segment array {name} has {rows} rows, wanted {total} (one a token)"
+                    f"segment array {name} has {rows} rows, wanted {total} (one per token)"
                 )
         if self.routed_experts_TLK.ndim != 3:
             raise ValueError(
@@ -103,7 +103,7 @@ class Segment(Record):
 
     @property
     def oldest_version(self) -> int:
-        """Oldest weight version that made a token here; -1 when nothing was sampled."""
+        """Oldest weight version that made a token here. -1 when nothing was sampled."""
         versions = self.weight_versions_T[self.loss_mask_T]
         return int(versions.min()) if len(versions) else -1
 

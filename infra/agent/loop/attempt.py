@@ -143,7 +143,7 @@ class _Attempt:
     num_summaries: int = 0
 
     async def run(self) -> Ending:
-        """Takes turns until something ends the attempt; the reason and its detail."""
+        """Takes turns until something ends the attempt. The reason and its detail."""
         while True:
             answer = await self._answer()
             if answer is None:
@@ -166,7 +166,7 @@ class _Attempt:
                 return ending
 
     async def _answer(self, limit_tokens: int | None = None) -> Answer | None:
-        """The next answer; None when no token may be sampled any more."""
+        """The next answer. None when no token may be sampled any more."""
         context_left = self.config.context_tokens - self.conversation.num_tokens
         if limit_tokens is None:
             context_left -= self._reserve_tokens()
@@ -187,7 +187,7 @@ class _Attempt:
         return config.summary_limit_tokens + SUMMARY_MARGIN_TOKENS
 
     def _user_message(self) -> str | None:
-        """What the user says after the turn under way."""
+        """Message of the user after the turn under way."""
         ask = self.environment.user_messages
         return ask(len(self.turns) + 1) if ask is not None else None
 
@@ -287,7 +287,7 @@ class _Attempt:
 
 
 def _same_results(turn: TurnRecord, previous: TurnRecord) -> bool:
-    """Whether two turns read the same; the ids in front of results do not count."""
+    """Whether two turns read the same. The ids in front of results do not count."""
 
     def bodies(record: TurnRecord) -> list[str]:
         return [

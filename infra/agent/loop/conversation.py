@@ -24,7 +24,7 @@ INTERRUPTED = "error: stopped by the user before it ended"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model said. An answer that was cut has no calls to run."""
+    """One answer of the model. An answer that was cut has no calls to run."""
 
     text: str
     parsed: ParsedAnswer
@@ -51,13 +51,13 @@ class Conversation(Protocol):
     def append_results(
         self, results: Sequence[str], note: str | None, room_tokens: int | None
     ) -> None:
-        """Tool results in call order; cut further where they take more than `room_tokens`."""
+        """Tool results in call order. Cut further where they take more than `room_tokens`."""
         ...
 
     def append_user(self, text: str) -> None: ...
 
     async def restart(self, prompt: str) -> None:
-        """Ends the segment; the next one begins with `prompt`."""
+        """Ends the segment. The next one begins with `prompt`."""
         ...
 
     def segments(self) -> tuple[Segment, ...]: ...
@@ -105,7 +105,7 @@ class TokenConversation:
         return self.request.session_id + suffix
 
     async def answer(self, max_new_tokens: int) -> Answer:
-        """Samples the next answer; EngineError when it was cancelled."""
+        """Samples the next answer. EngineError when it was cancelled."""
         request = self.request
         generation = await self.model.generate(
             GenerateRequest(
@@ -144,7 +144,7 @@ class TokenConversation:
     def append_results(
         self, results: Sequence[str], note: str | None, room_tokens: int | None
     ) -> None:
-        """Adds the results; halves the longest until they fit into `room_tokens`."""
+        """Adds the results. Halves the longest until they fit into `room_tokens`."""
         texts = list(results)
         tokens = self.renderer.append_results(texts, note)
         while room_tokens is not None and len(tokens) > room_tokens:

@@ -38,7 +38,7 @@ TERMINAL_MARGIN_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What the model reads and what is recorded of a call."""
+    """Text for the model and record of one call."""
 
     text: str
     record: ToolCallRecord
@@ -46,7 +46,7 @@ class CallResult:
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """How one call went; `failure` when it was our fault."""
+    """Outcome of one executed call. `failure` is set for an infrastructure fault."""
 
     status: CallStatus
     output: Output
@@ -88,7 +88,7 @@ async def execute_calls(
 
 
 def _with_ids(calls: Sequence[ParsedCall], turn: int) -> list[ParsedCall]:
-    """Every call under an id of its own; a second use of one is the caller's mistake."""
+    """Every call under an id of its own. A second use of one is the caller's mistake."""
     given: set[str] = set()
     named: list[ParsedCall] = []
     for index, call in enumerate(calls, start=1):
@@ -177,7 +177,7 @@ async def _run_call(
 async def _run_tool(
     call: ParsedCall, tool: Tool, environment: AgentEnvironment, config: HarnessConfig
 ) -> _Ran:
-    """The call's outcome; whatever it raises becomes a status or a failure of ours."""
+    """The call's outcome. Whatever it raises becomes a status or a failure of ours."""
     try:
         with boundary(AgentError, f"tool {call.tool}"):
             async with asyncio.timeout(_limit_seconds(call, environment, config)):
@@ -196,7 +196,9 @@ async def _run_tool(
 async def _try_tool(
     call: ParsedCall, tool: Tool, environment: AgentEnvironment, config: HarnessConfig
 ) -> _Ran:
-    """What the model did wrong is a status; what we did wrong is tried again, then raised."""
+    """Runs the tool. A mistake of the model is a status, an infrastructure fault is tried again and
+    then raised.
+    """
     retrying = AsyncRetrying(
         retry=retry_if_exception(_may_pass),
         stop=stop_after_attempt(1 + config.infrastructure_retries),
@@ -213,12 +215,12 @@ async def _try_tool(
 
 
 def _may_pass(error: BaseException) -> bool:
-    """A lost sandbox does not come back; other faults of ours may be gone the next time."""
+    """A lost sandbox does not come back. Other faults of ours may be gone the next time."""
     return is_retryable(error) and not isinstance(error, SandboxLost)
 
 
 def _limit_seconds(call: ParsedCall, environment: AgentEnvironment, config: HarnessConfig) -> float:
-    """A terminal ends its own command and keeps what it printed; the harness waits a little more."""
+    """A terminal ends its own command and keeps what it printed. The harness waits a little more."""
     if call.tool == ASK_USER and environment.ask_limit_seconds is not None:
         return environment.ask_limit_seconds
     margin = TERMINAL_MARGIN_SECONDS if call.tool == RUN_TERMINAL else 0.0

@@ -49,7 +49,7 @@ class MessageConversation:
 
     @property
     def num_tokens(self) -> int:
-        """What the server counted, and an estimate of what it has not seen yet."""
+        """Tokens that the server counted, plus an estimate of those it has not seen yet."""
         return self._counted_tokens + int(self._uncounted_characters / CHARACTERS_PER_TOKEN)
 
     @property
@@ -96,7 +96,7 @@ class MessageConversation:
     def append_results(
         self, results: Sequence[str], note: str | None, room_tokens: int | None
     ) -> None:
-        """One tool message a call, in call order; the note ends the last."""
+        """One tool message per call, in call order. The note ends the last."""
         texts = list(results)
         if room_tokens is not None:
             each = int(max(0, room_tokens) * CHARACTERS_PER_TOKEN / max(1, len(texts)))
@@ -108,13 +108,13 @@ class MessageConversation:
         self._pending_ids = []
 
     def append_user(self, text: str) -> None:
-        """A further message of the user; calls that were interrupted are answered first."""
+        """A further message of the user. Calls that were interrupted are answered first."""
         if self._pending_ids:
             self.append_results([INTERRUPTED] * len(self._pending_ids), None, None)
         self._append({"role": "user", "content": text})
 
     async def restart(self, prompt: str) -> None:
-        """Forgets the messages; the next conversation begins with `prompt`."""
+        """Forgets the messages. The next conversation begins with `prompt`."""
         self.num_restarts += 1
         self._open(prompt)
 
@@ -148,7 +148,7 @@ class MessageConversation:
         )
 
     async def _post(self, body: dict[str, Any]) -> dict[str, Any] | None:
-        """The reply; None when the messages are longer than the server's context."""
+        """The reply. None when the messages are longer than the server's context."""
         headers = {SESSION_HEADER: self.session_id} if self.session_id else {}
         try:
             response = await self.client.post("/chat/completions", json=body, headers=headers)

@@ -61,12 +61,12 @@ def write_continuation(
 
 
 def summary_request(config: HarnessConfig) -> str:
-    """What asks for a summary."""
+    """Message that asks for a summary."""
     return SUMMARY_INSTRUCTION if dialect_of(config).is_explained else SUMMARY_REQUEST
 
 
 def budget_note(config: HarnessConfig, turns_left: int, tokens_left: int) -> str | None:
-    """What is left, once little is; None before."""
+    """Note of the budget left, once little is. None before."""
     few_turns = 0 < turns_left <= config.announce_turns
     few_tokens = 0 < tokens_left <= config.announce_tokens
     if not few_turns and not few_tokens:

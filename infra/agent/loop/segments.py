@@ -1,7 +1,7 @@
 """Builds the token record of one conversation while it grows.
 
 `SegmentBuilder`: prompt and result tokens and `Generation`s in, one `Segment` with its parallel
-arrays out. Nothing is ever encoded again here. Shapes: T tokens, L MoE layers, K experts a token.
+arrays out. Nothing is ever encoded again here. Shapes: T tokens, L MoE layers, K experts per token.
 """
 
 from collections.abc import Sequence

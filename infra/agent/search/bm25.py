@@ -27,7 +27,7 @@ class Hit:
 
 
 def search_files(files: Mapping[str, str], query: str, limit: int) -> list[Hit]:
-    """The `limit` best passages, best first; equal scores by path and line."""
+    """The `limit` best passages, best first. Equal scores by path and line."""
     passages = [(path, passage) for path in files for passage in split_passages(files[path])]
     if not passages:
         return []

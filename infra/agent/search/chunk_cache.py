@@ -50,7 +50,7 @@ class ChunkCache:
 
     @property
     def width(self) -> int:
-        """Length of a vector; 0 without an encoder."""
+        """Length of a vector. 0 without an encoder."""
         return 0 if self.encoder is None else self.encoder.width
 
     def key(self, chunk: Chunk) -> str:
@@ -63,7 +63,7 @@ class ChunkCache:
         return digest.hexdigest()
 
     def features(self, chunks: Sequence[Chunk]) -> list[ChunkFeatures]:
-        """Features of chunks in their order; only unseen texts are encoded."""
+        """Features of chunks in their order. Only unseen texts are encoded."""
         keys = [self.key(chunk) for chunk in chunks]
         missing = {
             key: chunk for key, chunk in zip(keys, chunks, strict=True) if key not in self._features
@@ -102,7 +102,7 @@ class ChunkCache:
         partial.replace(path)
 
     def load(self, path: Path) -> None:
-        """Takes up vectors that an earlier process saved; those of another model never match."""
+        """Takes up vectors that an earlier process saved. Those of another model never match."""
         tensors = load_file(path)
         keys = (row.tobytes().hex() for row in tensors["keys"])
         if tensors["vectors"].shape[1] == self.width:

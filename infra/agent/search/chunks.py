@@ -69,7 +69,7 @@ def cut_chunks(path: str, text: str) -> list[Chunk]:
 
 
 def _definitions(node: tree_sitter.Node, language: Language, scope: str) -> Iterator[_Definition]:
-    """Functions and classes below a node, outer before inner; functions inside functions belong to
+    """Functions and classes below a node, outer before inner. Functions inside functions belong to
     the outer one.
     """
     for child in node.named_children:
@@ -93,7 +93,7 @@ def _definitions(node: tree_sitter.Node, language: Language, scope: str) -> Iter
 
 
 def _pieces(lines: list[str], owners: list[int], *, is_cut: bool) -> Iterator[tuple[int, int, int]]:
-    """Runs of lines with one owner as (start, end, owner); blank runs join the run before, long
+    """Runs of lines with one owner as (start, end, owner). Blank runs join the run before, long
     ones are cut into windows.
     """
     runs: list[list[int]] = []

@@ -34,7 +34,7 @@ class TextEncoder(Protocol):
 
     @property
     def dense_weight(self) -> float:
-        """What its standardised score counts beside BM25's."""
+        """Weight of its standardised score beside BM25's."""
         ...
 
     def encode_query(self, text: str) -> np.ndarray:

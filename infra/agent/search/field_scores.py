@@ -13,7 +13,7 @@ from ostinato.infra.agent.search.segment import Segment, WordStatistics
 
 
 class FieldRule(NamedTuple):
-    """How one field is scored."""
+    """BM25 parameters of one field."""
 
     weight: float
     saturation: float
@@ -73,7 +73,7 @@ def score_words(
 
 
 def _covered_shares(segment: Segment, column: int, words: Iterable[str]) -> np.ndarray:
-    """How much of each row's field is in the question, 0..1."""
+    """Share of each row's field that the question covers, 0..1."""
     covered = np.zeros(segment.num_rows)
     for word in words:
         posting = segment.posting(column, word)

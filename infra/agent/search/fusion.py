@@ -9,12 +9,12 @@ RANK_SMOOTHING = 60.0
 
 
 def fuse_standardised(lexical: np.ndarray, dense: np.ndarray, dense_weight: float) -> np.ndarray:
-    """Sum of z-scores, the second times `dense_weight`; scores that are all equal count nothing."""
+    """Sum of z-scores, the second times `dense_weight`. Scores that are all equal count nothing."""
     return _standardised(lexical) + dense_weight * _standardised(dense)
 
 
 def fuse_ranks(lexical: np.ndarray, dense: np.ndarray, dense_weight: float) -> np.ndarray:
-    """Sum of 1 / (60 + rank), the second times `dense_weight`; equal scores share their best rank."""
+    """Sum of 1 / (60 + rank), the second times `dense_weight`. Equal scores share their best rank."""
     return 1 / (RANK_SMOOTHING + _ranks(lexical)) + dense_weight / (RANK_SMOOTHING + _ranks(dense))
 
 
@@ -28,6 +28,6 @@ def _standardised(scores: np.ndarray) -> np.ndarray:
 
 
 def _ranks(scores: np.ndarray) -> np.ndarray:
-    """1 for the best; the number of strictly better rows plus 1."""
+    """1 for the best. The number of strictly better rows plus 1."""
     ordered = np.sort(scores)
     return len(scores) - np.searchsorted(ordered, scores, side="right") + 1.0

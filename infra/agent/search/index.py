@@ -78,7 +78,7 @@ class CodeIndex:
         )
 
     def update(self, changes: Mapping[str, bytes | None]) -> int:
-        """Sets files, or removes them where the content is None; returns how many differed."""
+        """Sets files, or removes them where the content is None. Returns how many differed."""
         hashes = {
             path: None if content is None else hash_content(content)
             for path, content in changes.items()
@@ -100,7 +100,7 @@ class CodeIndex:
         return len(changed)
 
     def fork(self) -> "CodeIndex":
-        """An index of the same state that goes its own way; chunks and vectors are shared."""
+        """An index of the same state that goes its own way. Chunks and vectors are shared."""
         if self._own.num_alive:
             self._layers.append(_Layer.over(self._own))
             if len(self._layers) > MOST_LAYERS:
@@ -118,7 +118,7 @@ class CodeIndex:
         return segment
 
     def search(self, query: str, limit: int, fusion: Fusion = "standardised") -> list[Hit]:
-        """The best chunks, best first; equal scores by path and line. Nothing when no word of the
+        """The best chunks, best first. Equal scores by path and line. Nothing when no word of the
         query and no vector says anything.
         """
         layers = [*self._layers, _Layer.over(self._own)]
@@ -147,7 +147,7 @@ class CodeIndex:
         )
 
     def _dense(self, query: str, layers: list[_Layer], masks: np.ndarray) -> np.ndarray | None:
-        """Products of the query's vector with every visible one; None when it has no vector."""
+        """Products of the query's vector with every visible one. None when it has no vector."""
         if self._cache.encoder is None:
             return None
         vector = self._cache.encoder.encode_query(query)

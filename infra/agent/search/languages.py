@@ -29,7 +29,7 @@ class Language:
     name_field: str = "name"
 
     def parse(self, source: bytes) -> tree_sitter.Tree:
-        """The syntax tree; broken code gives a tree with error nodes, never an exception."""
+        """The syntax tree. Broken code gives a tree with error nodes, never an exception."""
         return _parser(self.grammar).parse(source)
 
 
@@ -49,5 +49,5 @@ LANGUAGES: dict[str, Language] = {".py": PYTHON, ".pyi": PYTHON}
 
 
 def language_of(path: str) -> Language | None:
-    """The language of a file by its name; None: cut into windows."""
+    """The language of a file by its name. None: cut into windows."""
     return LANGUAGES.get(PurePosixPath(path).suffix)

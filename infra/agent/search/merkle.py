@@ -51,7 +51,7 @@ class MerkleTree:
         return MerkleTree(_digest(files, folders), files, folders)
 
     def changed_paths(self, other: "MerkleTree") -> Iterator[str]:
-        """Paths whose file is another, or is in one tree only; sorted."""
+        """Paths whose file is another, or is in one tree only. Sorted."""
         return iter(sorted(self._changes(other, "")))
 
     def _changes(self, other: "MerkleTree", prefix: str) -> Iterator[str]:

@@ -41,7 +41,7 @@ def split_terms(text: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def split_passages(text: str) -> tuple[Passage, ...]:
-    """Top-level definitions of a file; long ones and the rest in windows of WINDOW_LINES."""
+    """Top-level definitions of a file. Long ones and the rest in windows of WINDOW_LINES."""
     lines = text.split("\n")
     passages: list[Passage] = []
     start = 0

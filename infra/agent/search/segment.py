@@ -19,7 +19,7 @@ _FIRST_CAPACITY_ROWS = 64
 
 @dataclass(slots=True)
 class WordStatistics:
-    """What BM25 needs to know of many chunks, by field."""
+    """BM25 document statistics of many chunks, by field."""
 
     documents: tuple[Counter[str], ...] = field(
         default_factory=lambda: tuple(Counter() for _ in FIELDS)
@@ -77,22 +77,22 @@ class Segment:
 
     @property
     def alive(self) -> np.ndarray:
-        """Mask over rows; not to be written."""
+        """Mask over rows. Not to be written."""
         return self._alive[: self.num_rows]
 
     @property
     def vectors(self) -> np.ndarray:
-        """Vectors by row; not to be written."""
+        """Vectors by row. Not to be written."""
         return self._vectors[: self.num_rows]
 
     def lengths(self, column: int) -> np.ndarray:
-        """Words of a field by row; not to be written."""
+        """Words of a field by row. Not to be written."""
         return self._lengths[: self.num_rows, column]
 
     def add_file(
         self, path: str, chunks: Sequence[Chunk], features: Sequence[ChunkFeatures]
     ) -> None:
-        """Appends a file's chunks; what the path held before becomes tombstones."""
+        """Appends a file's chunks. What the path held before becomes tombstones."""
         self.remove_file(path)
         first = self.num_rows
         self._reserve(first + len(chunks))
@@ -116,7 +116,7 @@ class Segment:
             arrays.pop(word, None)
 
     def remove_file(self, path: str) -> None:
-        """Buries a file's rows; nothing when there are none."""
+        """Buries a file's rows. Nothing when there are none."""
         for row in self.rows_of_path.pop(path, range(0)):
             self._alive[row] = False
             self.statistics.remove(self.features[row])
@@ -132,7 +132,7 @@ class Segment:
         return arrays[word]
 
     def copy_files(self, paths: Iterable[str], target: "Segment") -> None:
-        """Adds files of this segment to another; nothing is cut or encoded again."""
+        """Adds files of this segment to another. Nothing is cut or encoded again."""
         for path in paths:
             rows = self.rows_of_path[path]
             chunks, features = self.chunks[rows.start : rows.stop], self.features

@@ -1,6 +1,6 @@
 """The search service as a process of its own on a node, behind a unix socket.
 
-One JSON object a line, each way: a request names a repository (with the directory to index it
+One JSON object per line, each way: a request names a repository (with the directory to index it
 from), a session, what changed in its sandbox, a query. An error answers its request and ends
 nothing. It ranks nothing itself.
 
@@ -37,7 +37,7 @@ def read_directory(directory: Path) -> dict[str, bytes]:
 
 
 async def serve(socket_path: Path, service: SearchService, stop: asyncio.Event) -> None:
-    """Answers until `stop` is set; the socket exists only while it listens."""
+    """Answers until `stop` is set. The socket exists only while it listens."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
@@ -82,7 +82,7 @@ def _ensure_repository(service: SearchService, request: dict[str, Any]) -> None:
 
 
 class RemoteSearch:
-    """One sandbox's view of the node's service; see CodeSearch. Connects at the first search."""
+    """One sandbox's view of the node's service. See CodeSearch. Connects at the first search."""
 
     def __init__(
         self, socket_path: Path, repository_id: str, directory: Path, session_id: str
@@ -97,7 +97,7 @@ class RemoteSearch:
         self._turn = asyncio.Lock()
 
     async def search(self, changes: Files, query: str, limit: int) -> list[Hit]:
-        """Hits in the sandbox's present files; StorageError when the service cannot answer."""
+        """Hits in the sandbox's present files. StorageError when the service cannot answer."""
         said = {"do": "search", "changes": _encoded(changes), "query": query, "limit": limit}
         answered = await self._ask({**self._request, **said})
         return [Hit(**hit) for hit in answered["hits"]]

@@ -68,12 +68,12 @@ class SearchService:
     def load(
         cls, encoder_directory: Path | None, vectors_path: Path | None = None
     ) -> "SearchService":
-        """With a trained encoder's files; None: BM25 by field alone."""
+        """With a trained encoder's files. None: BM25 by field alone."""
         encoder = None if encoder_directory is None else BagEncoder(encoder_directory)
         return cls(encoder, vectors_path=vectors_path)
 
     def add_repository(self, repository_id: str, files: Mapping[str, bytes]) -> None:
-        """Indexes a pristine repository; a known id is not indexed again."""
+        """Indexes a pristine repository. A known id is not indexed again."""
         if repository_id in self._repositories:
             return
         kept = {path: content for path, content in files.items() if is_searched(path, content)}
@@ -90,7 +90,7 @@ class SearchService:
     def search(
         self, session_id: str, repository_id: str, changes: Files, query: str, limit: int
     ) -> list[Hit]:
-        """Hits for a session; its overlay is brought to `changes` first, at the cost of what
+        """Hits for a session. Its overlay is brought to `changes` first, at the cost of what
         changed since its last search.
         """
         repository = self._repositories.get(repository_id)
@@ -113,7 +113,7 @@ class SearchService:
         return session.index.search(query, limit)
 
     def close_session(self, session_id: str) -> None:
-        """Forgets an overlay; an unknown one is nothing to forget."""
+        """Forgets an overlay. An unknown one is nothing to forget."""
         self._sessions.pop(session_id, None)
 
     def _session(self, session_id: str, repository_id: str, repository: _Repository) -> _Session:

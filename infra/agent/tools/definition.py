@@ -53,7 +53,7 @@ class Argument:
 
     @property
     def wanted(self) -> str:
-        """What a value must be, in words."""
+        """Description of a valid value."""
         if self.kind == "integer":
             return f"an integer {_bounds(self.minimum, self.maximum)}"
         if self.kind == "boolean":
@@ -67,7 +67,7 @@ class Argument:
         return "text"
 
     def convert(self, raw: str) -> Value:
-        """The typed value of what was written; ValueError says what was wanted."""
+        """The typed value of what was written. ValueError says what was wanted."""
         raw = raw if self.is_text else raw.strip()
         if self.kind == "integer":
             return self._integer(raw)
@@ -178,7 +178,7 @@ def check_arguments(tool: Tool, arguments: Mapping[str, str]) -> Checked:
 
 
 def strings_from_json(tool: Tool, arguments: Mapping[str, Any]) -> tuple[dict[str, str], str]:
-    """JSON arguments as the strings a model would write; the error when a type is not the schema's."""
+    """JSON arguments as the strings a model would write. The error when a type is not the schema's."""
     strings: dict[str, str] = {}
     for name, value in arguments.items():
         argument = tool.argument(name)
@@ -213,7 +213,7 @@ def tool_schemas(tools: Iterable[Tool]) -> list[dict[str, Any]]:
 
 
 def normalize_path(path: str) -> str:
-    """A path below the repository in its one spelling, "" for the root; ValueError outside."""
+    """A path below the repository in its one spelling, "" for the root. ValueError outside."""
     path = path.strip()
     for prefix in REPOSITORY_PREFIXES:
         path = path.removeprefix(prefix)
@@ -226,7 +226,7 @@ def normalize_path(path: str) -> str:
 
 
 def resources(tool: Tool, arguments: Mapping[str, str]) -> tuple[frozenset[str], frozenset[str]]:
-    """What a call reads and what it writes. Every spelling of a path is the same resource."""
+    """Resources that a call reads and writes. Every spelling of a path is the same resource."""
     try:
         path = normalize_path(arguments.get("path", "").split(":", 1)[0])
     except ValueError:

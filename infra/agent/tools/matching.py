@@ -14,7 +14,7 @@ CONTEXT_LINES = 2
 
 
 class NoMatch(Exception):
-    """There is no stretch to edit, or more than one; the message is shown to the model."""
+    """There is no stretch to edit, or more than one. The message is shown to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Edited:
 
 
 def replace_text(text: str, old: str, new: str, *, all_of_them: bool, exact: bool) -> Edited:
-    """`text` with `old` replaced by `new`; NoMatch when it is not clear what is meant."""
+    """`text` with `old` replaced by `new`. NoMatch when it is not clear what is meant."""
     if not old:
         raise NoMatch("old is empty, wanted the text to replace; write_file makes a whole file")
     count = text.count(old)
@@ -81,7 +81,7 @@ def _match_lines(text: str, old: str, normal) -> list[int]:  # noqa: ANN001
 
 
 def _splice(text: str, old: str, new: str, start: int, how: str) -> str | None:
-    """The file with the matched lines replaced; None when the indentation shifts unevenly."""
+    """The file with the matched lines replaced. None when the indentation shifts unevenly."""
     lines = text.split("\n")
     replaced = lines[start : start + len(_old_lines(old))]
     fresh = _old_lines(new) if new else []
@@ -99,7 +99,7 @@ def _splice(text: str, old: str, new: str, start: int, how: str) -> str | None:
 
 
 def _shift(old: list[str], found: list[str]) -> tuple[str, str] | None:
-    """What every line lost and gained at its start: (removed, added); None when lines differ."""
+    """Indentation removed and added at every line. None when lines differ."""
     shifts: set[tuple[str, str]] = set()
     for before, after in zip(old, found, strict=True):
         if not before.strip():

@@ -66,7 +66,7 @@ def list_hits(hits: Sequence[Hit]) -> str:
 
 
 async def _walk(environment: AgentEnvironment) -> list[str]:
-    """Files that are searched, sorted; hidden ones are left out."""
+    """Files that are searched, sorted. Hidden ones are left out."""
     found: list[str] = []
     folders = [""]
     while folders and len(found) < MAX_SEARCHED_FILES:

@@ -292,5 +292,5 @@ def _log_tail(directory: Path) -> str:
 
 
 def metrics_path(directory: Path) -> Path:
-    """Where a child of this directory writes its metrics."""
+    """Metrics file of a child of this directory."""
     return directory / METRICS

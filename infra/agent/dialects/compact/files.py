@@ -17,7 +17,7 @@ MAX_LISTED = 60
 
 
 async def read_file(environment: AgentEnvironment, arguments: Values, config: HarnessConfig) -> str:
-    """Shows a region with numbered lines; it becomes the region that line edits speak of."""
+    """Shows a region with numbered lines. It becomes the region that line edits speak of."""
     path, _, _ = split_argument(arguments["path"])
     text = await environment.read_text(path)
     region = open_region(text, arguments["path"])
@@ -79,7 +79,7 @@ async def write_file(
 
 
 async def list_dir(environment: AgentEnvironment, arguments: Values, config: HarnessConfig) -> str:
-    """Names directly below a directory; directories end in a slash."""
+    """Names directly below a directory. Directories end in a slash."""
     path = arguments.get("path") or "."
     names = await environment.list_names(path)
     note = [f"{len(names) - MAX_LISTED} more"] if len(names) > MAX_LISTED else []

@@ -23,7 +23,7 @@ _PLACE = re.compile(r"([^\s:]+):(\d+)(?=:|-\d+ )")
 
 
 def tag_places(text: str) -> tuple[str, Places]:
-    """The result with tags, and their meaning; lines that name no place have none."""
+    """The result with tags, and their meaning. Lines that name no place have none."""
     places: Places = {}
     lines = text.split("\n")
     for index, line in enumerate(lines):
@@ -36,7 +36,7 @@ def tag_places(text: str) -> tuple[str, Places]:
 
 
 def find_place(result: str, path: str, symbol: str) -> str | None:
-    """What read_file is given for the line of a result where a function begins: the line's tag, or
+    """Argument of read_file for the line of a result where a function begins: the line's tag, or
     file and name where lines have no tags. None when no line shows it.
     """
     name = re.escape(symbol.rpartition(".")[2])
@@ -46,7 +46,7 @@ def find_place(result: str, path: str, symbol: str) -> str | None:
 
 
 async def follow_place(call: ParsedCall, environment: AgentEnvironment) -> ParsedCall:
-    """A read_file that points at a place, as the one that names what is there; others as they are.
+    """A read_file that points at a place, as the one that names what is there. Others as they are.
 
     Refuses a tag that the last result does not have.
     """

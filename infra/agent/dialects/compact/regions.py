@@ -17,7 +17,7 @@ _OPENING = re.compile(r"\s*(?:async\s+def|def|class)\s+(\w+)")
 
 
 class RegionError(Exception):
-    """What the model asked for does not exist; the message is shown to it."""
+    """A region that does not exist was named. The message is shown to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Region:
         return "\n".join([*self.before, *middle, *self.after])
 
     def number_at(self, file_line: int) -> int | None:
-        """The region's line number for a line of the edited file; None outside."""
+        """The region's line number for a line of the edited file. None outside."""
         index = file_line - self.first_line
         current = self.current_lines()
         return current[index][0] if 0 <= index < len(current) else None
@@ -61,7 +61,7 @@ class Region:
 
 
 def parse_line_items(items: str, num_lines: int) -> dict[int, str | None]:
-    """`<L2>text<L5>text` as {2: text, 5: text}; a line end before the next item is dropped.
+    """`<L2>text<L5>text` as {2: text, 5: text}. A line end before the next item is dropped.
 
     An item with no text at all deletes its line.
     """
@@ -127,7 +127,7 @@ def find_symbol(lines: list[str], symbol: str) -> tuple[int, int]:
 
 
 def name_at(lines: Sequence[str], number: int) -> str:
-    """The function or class around line `number` (1-based), as find_symbol knows it; its decorators
+    """The function or class around line `number` (1-based), as find_symbol knows it. Its decorators
     count as its own. Empty outside of any.
     """
     index = min(number, len(lines)) - 1

@@ -11,7 +11,7 @@ from ostinato.infra.agent.tools.testing import describe_report, is_pytest
 async def run_terminal(
     environment: AgentEnvironment, arguments: Values, config: HarnessConfig
 ) -> Output:
-    """Output of a command; a test report is worded after the turn, by the region read last."""
+    """Output of a command. A test report is worded after the turn, by the region read last."""
     command = arguments["command"]
     if environment.run_tests is not None and is_pytest(command):
         report = await environment.run_tests(environment.sandbox)

@@ -32,7 +32,7 @@ _CLOSING = r"<(\\*)/{}>"
 
 
 def write_call(tool: str, arguments: Mapping[str, str]) -> str:
-    """A call as a model writes it; `parse_calls` gives back the same arguments."""
+    """A call as a model writes it. `parse_calls` gives back the same arguments."""
     lines = [f'<call tool="{tool}">']
     for name, value in arguments.items():
         escaped = re.sub(_CLOSING.format(name), rf"<\1\\/{name}>", value)
@@ -82,7 +82,7 @@ def call_from_json(
 
 
 class _Broken(Exception):
-    """Where and why a call stopped making sense."""
+    """Malformed call, with place and reason."""
 
     def __init__(self, position: int, reason: str) -> None:
         super().__init__(reason)

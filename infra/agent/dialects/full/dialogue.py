@@ -32,7 +32,7 @@ TODO_WRITE = Tool(
     arguments=(
         Argument(
             "items",
-            "one a line, each with its mark, for example: [ ] run the tests",
+            "one per line, each with its mark, for example: [ ] run the tests",
             kind="list",
             minimum=1,
             maximum=50,
@@ -56,7 +56,7 @@ ASK_USER = Tool(
         Argument("question", "the question", kind="text"),
         Argument(
             "options",
-            "answers to choose from, one a line",
+            "answers to choose from, one per line",
             is_required=False,
             kind="list",
             maximum=9,

@@ -48,7 +48,7 @@ async def read_file(environment: AgentEnvironment, values: Values, config: Harne
 
 
 async def edit_file(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
-    """Replaces one stretch (or every exact one); answers with the diff and what it broke."""
+    """Replaces one stretch (or every exact one). Answers with the diff and what it broke."""
     path, policy = values["path"], environment.policy_under(config)
     _refuse_protected(path, policy)
     text = await environment.read_text(path)
@@ -285,7 +285,7 @@ READ_LINTS = Tool(
     arguments=(
         Argument(
             "paths",
-            "files, one a line; default: every file you changed",
+            "files, one per line; default: every file you changed",
             is_required=False,
             kind="list",
             maximum=50,

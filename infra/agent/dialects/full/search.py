@@ -25,7 +25,7 @@ async def glob(environment: AgentEnvironment, values: Values, config: HarnessCon
 
 
 async def grep(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
-    """Matching lines as path:line:text, or names, or counts; sorted by path."""
+    """Matching lines as path:line:text, or names, or counts. Sorted by path."""
     mode = values.get("mode", "lines")
     search = TextSearch(
         pattern=values["pattern"],
@@ -120,7 +120,7 @@ CODEBASE_SEARCH = Tool(
         Argument("query", "words or a sentence"),
         Argument(
             "directories",
-            "directories to look in, one a line; default: all",
+            "directories to look in, one per line; default: all",
             is_required=False,
             kind="list",
             maximum=8,

@@ -21,7 +21,7 @@ _JOB = re.compile(r"job-([0-9]{1,6})")
 
 
 async def run_terminal(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
-    """Output of a command; or starts, shows or stops a job."""
+    """Output of a command. Or starts, shows or stops a job."""
     if "job" in values:
         return await _ask_job(environment, values["job"], stop=values.get("stop", False))
     command = values["command"].strip()
