@@ -181,6 +181,7 @@ def measure_speculation(
     def build(directory: Path) -> tuple[Path, dict]:
         request = SpeculationRequest(
             config=config,
+            decoding=context.recipe.decoding,
             checkpoint_directory=str(context.directory_of(checkpoint)),
             corpus_directory=str(context.directory_of(corpus)),
         )

@@ -18,7 +18,7 @@ from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.errors import StorageError, boundary
 from ostinato.infra.serving.engine.local import LocalEngine
 from ostinato.models.checkpoint import load_checkpoint
-from ostinato.models.decode.engine import CachePolicy, EngineConfig
+from ostinato.models.decode.config import CachePolicy, configure_engine
 from ostinato.models.rendering import Renderer
 
 
@@ -34,7 +34,9 @@ async def load_local(reference: str, recipe: str) -> AsyncIterator[ServedModel]:
     with boundary(StorageError, f"checkpoint {name} in {directory}"):
         checkpoint = load_checkpoint(directory)
         renderer = Renderer.load(directory)
-    config = EngineConfig(slots=4, cache_policy=CachePolicy.EXACT)
+    config = configure_engine(
+        context.recipe.decoding, slots=4, cache_policy=CachePolicy.EXACT, lookup_entries=0
+    )
     engine = LocalEngine(checkpoint.spec, checkpoint.weights, 0, config, name)
     try:
         harness = context.recipe.harness

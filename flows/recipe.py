@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ostinato.flows.drivers.speculation_config import SpeculationConfig
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.serving.engine.decoding import DecodingConfig
+from ostinato.models.decode.config import DecodingConfig
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.corpus.config import CorpusConfig
 from ostinato.tasks.evaluation.config import EvaluationConfig, GateConfig

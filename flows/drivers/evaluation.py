@@ -22,8 +22,9 @@ from ostinato.flows.drivers.rollout_worker import WorkerSetup, build_worker
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import Progress, Workspace
 from ostinato.infra.platform.telemetry import configure_logging, fields
-from ostinato.infra.serving.engine.local import LocalEngine, configure_engine
+from ostinato.infra.serving.engine.local import LocalEngine
 from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.decode.config import configure_engine
 from ostinato.models.decode.engine import CachePolicy
 from ostinato.models.decode.protocol import Priority
 from ostinato.tasks.evaluation.attempts import (
@@ -105,7 +106,6 @@ async def _run_attempts(
             evaluation.decoding,
             slots=evaluation.engine_slots,
             cache_policy=CachePolicy.EXACT,
-            speculation_depth=evaluation.speculation_depth,
             max_context_tokens=evaluation.context_tokens,
         ),
         name=f"evaluation{request.index}",

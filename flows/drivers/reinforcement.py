@@ -40,9 +40,9 @@ from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.telemetry import configure_logging, fields, read_metrics
 from ostinato.infra.sandbox.fleet.repositories import RepositoryFleet
 from ostinato.infra.serving.engine.fleet import EngineFleet, start_replicas
-from ostinato.infra.serving.engine.local import configure_engine
 from ostinato.infra.serving.engine.parity import ParityMonitor
 from ostinato.models.checkpoint import load_spec
+from ostinato.models.decode.config import configure_engine
 from ostinato.tasks.grading.alarms import HackMonitor
 from ostinato.tasks.learning.actor import TrainedStep, TrainerActor, TrainerStatus
 from ostinato.tasks.learning.advantages import make_samples
@@ -121,11 +121,7 @@ class ReinforcementRun:
         )
         replicas = start_replicas(
             spec,
-            configure_engine(
-                request.decoding,
-                slots=request.engine_slots,
-                speculation_depth=request.speculation_depth,
-            ),
+            configure_engine(request.decoding, slots=request.engine_slots),
             [f"{request.run_id}.engine{index}" for index in range(request.engine_replicas)],
             num_cpus=0.0,
             chain=(self._objects, self._chain_id),

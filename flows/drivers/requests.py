@@ -6,7 +6,7 @@ Torch-free: flows compose them.
 from pydantic import BaseModel, ConfigDict, Field
 
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.infra.serving.engine.decoding import DecodingConfig
+from ostinato.models.decode.config import DecodingConfig
 from ostinato.tasks.evaluation.run import EvaluationRequest
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.learning.config import LearningConfig
@@ -45,9 +45,6 @@ class ReinforcementRequest(Frozen):
     engine_replicas: int = Field(default=1, ge=1, description="decode engines, one process each")
     engine_slots: int = Field(
         default=64, ge=1, description="requests that one engine decodes together"
-    )
-    speculation_depth: int = Field(
-        default=0, ge=0, description="draft tokens a decode step; 0: none"
     )
     decoding: DecodingConfig = DecodingConfig()
     rollout_workers: int = Field(default=1, ge=1, description="processes that drive the harness")

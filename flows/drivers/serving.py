@@ -11,8 +11,6 @@ from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
-from ostinato.infra.serving.engine.decoding import DecodingConfig
-from ostinato.infra.serving.engine.local import configure_engine
 from ostinato.infra.serving.gateway.config import GatewayConfig, TenantConfig
 from ostinato.infra.serving.gateway.keys import local_tenants
 from ostinato.infra.serving.gateway.serving import (
@@ -21,6 +19,7 @@ from ostinato.infra.serving.gateway.serving import (
     ServingPlan,
     open_gateway,
 )
+from ostinato.models.decode.config import DecodingConfig, configure_engine
 from ostinato.models.decode.engine import CachePolicy
 
 
@@ -38,7 +37,6 @@ class ServedModel(BaseModel):
     harness: HarnessConfig
     engine_slots: int = Field(default=16, ge=1)
     boxes_per_repository: int = Field(default=8, ge=1)
-    speculation_depth: int = Field(default=0, ge=0)
     decoding: DecodingConfig = DecodingConfig()
 
     @property
@@ -69,7 +67,6 @@ async def open_local_gateway(
             served.decoding,
             slots=served.engine_slots,
             cache_policy=CachePolicy.EXACT,
-            speculation_depth=served.speculation_depth,
             lookup_entries=0,  # an answer's speed must not tell what other users were told
         ),
         boxes_per_repository=served.boxes_per_repository,

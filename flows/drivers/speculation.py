@@ -6,7 +6,6 @@ the answers to the prompts before.
 """
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,10 @@ from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.platform.telemetry import configure_logging
 from ostinato.models.checkpoint import load_checkpoint
-from ostinato.models.decode.engine import DecodeEngine, EngineConfig
+from ostinato.models.decode.config import EngineConfig, configure_engine
+from ostinato.models.decode.engine import DecodeEngine
 from ostinato.models.decode.protocol import GenerateRequest, Generation
+from ostinato.models.decode.statistics import EngineStatistics
 from ostinato.models.decode.weights import prepare_weights
 from ostinato.models.rendering import Renderer
 
@@ -29,14 +30,19 @@ def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult
     configure_logging()
     checkpoint = load_checkpoint(Path(request.checkpoint_directory))
     renderer = Renderer.load(Path(request.checkpoint_directory))
-    weights = prepare_weights(checkpoint.spec, checkpoint.weights, 0)
-    config = EngineConfig(slots=1, share_prefixes=False)
-    layers = replace(config, speculation_depth=request.config.depth)
-    lookup = replace(layers, lookup_tokens=request.config.lookup_tokens)
-    plain, drafted, looking = (
-        DecodeEngine(checkpoint.spec, weights, way) for way in (config, layers, lookup)
+    ways = configure_ways(request)
+    weights = prepare_weights(
+        checkpoint.spec,
+        checkpoint.weights,
+        0,
+        ways[0].precision,
+        native=ways[0].native,
     )
+    plain, drafted, looking = (DecodeEngine(checkpoint.spec, weights, way) for way in ways)
     prompts = answer_prompts(Path(request.corpus_directory), request.config.prompts)
+    for engine in (plain, drafted, looking):  # code is compiled and loaded before anything is timed
+        _generate(engine, GenerateRequest("warm-up", "warm-up", tuple(prompts[0]), 32, ()))
+        engine.statistics = EngineStatistics()
     for index, prompt in enumerate(prompts):
         ask: dict[str, Any] = {
             "session_id": f"s{index}",
@@ -71,6 +77,21 @@ def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult
         lookup_speed_up=lookup_rate / plain_rate,
         answers=len(prompts),
     )
+
+
+def configure_ways(request: SpeculationRequest) -> list[EngineConfig]:
+    """The recipe's engine without drafts, with draft layers, and with the lookup beside them."""
+    config = request.config
+    no_drafts: dict[str, int] = {"draft_layers": 0, "lookup_tokens": 0}
+    drafts = (
+        {},
+        {"draft_layers": config.depth},
+        {"draft_layers": config.depth, "lookup_tokens": config.lookup_tokens},
+    )
+    return [
+        configure_engine(request.decoding, slots=1, share_prefixes=False, **no_drafts | chosen)
+        for chosen in drafts
+    ]
 
 
 def answer_prompts(corpus_directory: Path, count: int) -> list[list[int]]:

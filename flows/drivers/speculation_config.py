@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ostinato.models.decode.config import DecodingConfig
+
 
 class SpeculationConfig(BaseModel):
     """How much is decoded."""
@@ -22,6 +24,9 @@ class SpeculationRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     config: SpeculationConfig
+    decoding: DecodingConfig = Field(
+        default=DecodingConfig(), description="the engine that is measured; its drafts are ignored"
+    )
     checkpoint_directory: str
     corpus_directory: str
 

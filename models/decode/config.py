@@ -1,49 +1,85 @@
-"""How one decode engine batches, stores and computes.
+"""Settings of a decode engine: how tokens are computed (from the recipe), and what one engine holds.
 
-Plain values; no behaviour beyond refusing what contradicts itself.
+Imports without torch, so that flows can read recipes.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
-from ostinato.models.decode.weights import Precision
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class CachePolicy(StrEnum):
-    """What a weight swap does to keys and values made by older weights."""
+    """Effect of a weight swap on keys and values made by older weights."""
 
     KEEP = "keep"  # stay in use: training, where each token carries its version
     EXACT = "exact"  # never used: idle sessions are dropped, running requests are computed again
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """How one engine batches."""
+class Precision(StrEnum):
+    """Number format of stored and multiplied weights and caches."""
 
-    slots: int = 64  # sessions whose keys and values fit; also the largest decode batch
-    max_context_tokens: int = 0  # 0: the model's max_sequence_tokens
-    prefill_tokens_per_step: int = (
-        384  # prompt tokens fed beside each decode step, so that decoding never starves
-    )
-    cache_policy: CachePolicy = CachePolicy.KEEP
-    share_prefixes: bool = (
-        True  # copy the cache of another session that starts with the same tokens
-    )
-    speculation_depth: int = 0  # draft tokens a step at most; 0 never drafts
-    speculation_max_batch: int = 8  # decoding slots above which drafting is not tried
-    # Draft tokens a step, at most, from what followed the last tokens before; 0 never.
-    lookup_tokens: int = 0
-    # Places of earlier answers remembered for that, for each of four lengths (16 bytes each); 0:
-    # drafts come from the request's own context only.
-    lookup_entries: int = 65_536
-    precision: Precision = Precision.FP32  # of weights and caches; sums, norms and softmax are fp32
-    # Decode steps by loops that numba compiles at the first start (seconds, then kept
-    # on disk) instead of eager torch. Samples equal the eager ones up to rounding.
-    native: bool = False
+    FP32 = "fp32"
+    BF16 = "bf16"
 
-    def __post_init__(self) -> None:
+
+class DecodingConfig(BaseModel):
+    """Computation of tokens: alike in rollouts, in evaluation and before users."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    native: bool = Field(
+        default=False,
+        description="decode steps as loops that numba compiles at the first start, in fp32 on a CPU; off: eager torch",
+    )
+    precision: Precision = Field(
+        default=Precision.FP32,
+        description="of weights and caches; sums, norms and softmax are fp32",
+    )
+    draft_layers: int = Field(
+        default=0,
+        ge=0,
+        description="draft (multi-token prediction) layers used for speculative decoding, at most those "
+        "that the model has; used where measured to pay, and no sample changes; 0: none",
+    )
+    lookup_tokens: int = Field(
+        default=0,
+        ge=0,
+        description="draft tokens per step, at most, copied from what followed the same tokens before, "
+        "in the context or in earlier answers; where it pays, and no sample changes; 0: none",
+    )
+    lookup_entries: int = Field(
+        default=65_536,
+        ge=0,
+        description="places of earlier answers remembered for that, a power of two (64 bytes each); 0: none, "
+        "as always before users, of whom none should learn from an answer's speed what others were told",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.lookup_entries & (self.lookup_entries - 1):
+            raise ValueError(
+                f"lookup_entries is {self.lookup_entries}, wanted 0 or a power of two such as 65536"
+            )
         if self.native and self.precision is not Precision.FP32:
             raise ValueError(
-                f"precision is {self.precision} with native=True, wanted {Precision.FP32}: the "
-                "compiled loops are float32 only"
+                f"native is true with precision {self.precision.value!r}, wanted native = false "
+                "there: the compiled loops are fp32 only"
             )
+        return self
+
+
+class EngineConfig(DecodingConfig):
+    """Settings of one engine."""
+
+    slots: int = 64  # sessions whose KV cache fits; also the largest decode batch
+    max_context_tokens: int = 0  # 0: the model's max_sequence_tokens
+    prefill_tokens_per_step: int = 384  # fed beside each decode step: decoding never starves
+    cache_policy: CachePolicy = CachePolicy.KEEP
+    share_prefixes: bool = True  # copy the KV cache of a session that starts with the same tokens
+    speculation_max_batch: int = 8  # decoding slots above which drafting is not tried
+
+
+def configure_engine(decoding: DecodingConfig, **fields: object) -> EngineConfig:
+    """An engine's settings from a recipe's; `fields` are others of EngineConfig, or override."""
+    return EngineConfig.model_validate(decoding.model_dump() | fields)

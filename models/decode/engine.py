@@ -15,21 +15,21 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from ostinato.models.decode import native_slots
 from ostinato.models.decode.batch import PrefillSpan
 from ostinato.models.decode.cache import SlotCache
+from ostinato.models.decode.compiled import slots as compiled_slots
+from ostinato.models.decode.compiled.loader import load_native_trunk
+from ostinato.models.decode.compiled.packed import whole_vectors
 from ostinato.models.decode.config import CachePolicy, EngineConfig
+from ostinato.models.decode.drafts.speculation import Drafted, Speculator
 from ostinato.models.decode.forward import Trunk
-from ostinato.models.decode.native import load_native_trunk
-from ostinato.models.decode.packed import whole_vectors
 from ostinato.models.decode.passes import DecodePasses, Sampled
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
 from ostinato.models.decode.requests import RequestQueue, RunningRequest, check_request
 from ostinato.models.decode.sampling import NoiseSource
 from ostinato.models.decode.slots import SlotTable, Taken
-from ostinato.models.decode.speculation import Drafted, Speculator
 from ostinato.models.decode.statistics import EngineStatistics
-from ostinato.models.decode.weights import DecodeWeights
+from ostinato.models.decode.weights import DecodeWeights, dtype_of
 from ostinato.models.spec import ModelSpec
 
 __all__ = ["CachePolicy", "DecodeEngine", "EngineConfig"]
@@ -54,7 +54,7 @@ class DecodeEngine:
         self.config = config
         self.statistics = EngineStatistics()
         self.max_context_tokens = config.max_context_tokens or spec.max_sequence_tokens
-        depth = min(config.speculation_depth, spec.mtp_depth)
+        depth = min(config.draft_layers, spec.mtp_depth)
         drafts = depth + config.lookup_tokens  # copies may stand behind those of draft layers
         positions = self.max_context_tokens + drafts
         positions = whole_vectors(positions) if config.native else positions
@@ -66,7 +66,7 @@ class DecodeEngine:
         self._running: dict[int, RunningRequest] = {}
         self._settled_slots_B: np.ndarray | None = None  # those that decode while all do
         self._drafts_with_layers = depth > 0
-        self._cache = SlotCache(spec, config.slots, positions, config.precision.dtype)
+        self._cache = SlotCache(spec, config.slots, positions, dtype_of(config.precision))
         native = None
         if config.native:
             rows = config.slots * (drafts + 1) + config.prefill_tokens_per_step
@@ -107,7 +107,7 @@ class DecodeEngine:
 
     def draft_acceptance(self) -> list[float]:
         """Share of draft tokens accepted, a depth; empty when the engine never drafts."""
-        return [] if self._speculator is None else self._speculator.gate.acceptance()
+        return [] if self._speculator is None else self._speculator.policy.acceptance()
 
     def submit(self, request: GenerateRequest) -> None:
         """Takes a request; ValueError names what is wrong with it."""
@@ -154,11 +154,6 @@ class DecodeEngine:
     def switch_speculation(self, *, on: bool) -> None:
         """Off: drafts nothing and learns nothing from answers until switched on again."""
         self._is_speculating = on
-
-    def reset_speculation(self) -> None:
-        """Forgets what the speculation gate measured."""
-        if self._speculator is not None:
-            self._speculator.reset()
 
     @torch.inference_mode()
     def step(self) -> list[Generation]:
@@ -309,7 +304,7 @@ class DecodeEngine:
         if drafted is not None and width > 1:
             self.statistics.accepted_tokens += taken.drafts_used
             if drafted.layered:
-                speculator.gate.count_accepted(taken.accepted_B, drafted.layered)
+                speculator.policy.count_accepted(taken.accepted_B, drafted.layered)
         if sampled.hidden_RD is not None:
             speculator.remember(slots_B, sampled.hidden_RD, taken.gained_B)
         return taken
@@ -322,9 +317,9 @@ class DecodeEngine:
             slot, end = int(slots_B[index]), int(taken.ends_B[index])
             running = self._running[slot]
             made = int(self._slots.context_S[slot]) - running.prompt_tokens
-            if end == native_slots.STOP_TOKEN:
+            if end == compiled_slots.STOP_TOKEN:
                 reason = StopReason.STOP_TOKEN
-            elif end == native_slots.STOP_SEQUENCE:
+            elif end == compiled_slots.STOP_SEQUENCE:
                 reason = StopReason.STOP_SEQUENCE
             elif made >= running.request.max_new_tokens:
                 reason = StopReason.LENGTH

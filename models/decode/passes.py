@@ -17,14 +17,14 @@ from torch import Tensor
 from ostinato.models.decode.batch import PrefillSpan, place_rows, plan_batch
 from ostinato.models.decode.cache import RouteTable, SlotCache
 from ostinato.models.decode.config import CachePolicy
+from ostinato.models.decode.drafts.speculation import Drafted
 from ostinato.models.decode.forward import Trunk, linear
 from ostinato.models.decode.sampling import NoiseSource, SamplingRules, sample_rows
 from ostinato.models.decode.slots import SlotTable
-from ostinato.models.decode.speculation import Drafted
 from ostinato.models.decode.weights import DecodeWeights
 
 if TYPE_CHECKING:
-    from ostinato.models.decode.native_trunk import NativeTrunk
+    from ostinato.models.decode.compiled.trunk import NativeTrunk
 
 
 @dataclass(frozen=True, slots=True)

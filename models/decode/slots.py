@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from ostinato.models.decode.native_slots import pack_stop_runs, take_samples
+from ostinato.models.decode.compiled.slots import pack_stop_runs, take_samples
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.decode.sampling import seed_key
 

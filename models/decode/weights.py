@@ -13,35 +13,28 @@ expert width, M draft width, I = E*D and J = E*F rows.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ostinato.models.decode.packed import (
+from ostinato.models.decode.compiled.packed import (
     PackedDraft,
     PackedWeights,
     join_flat,
     join_packed,
     pack_matrix,
 )
+from ostinato.models.decode.config import Precision
 from ostinato.models.spec import ModelSpec
 
 _ALWAYS_FP32 = ("gate_ED", "qk_scale_Hd")
 _GROUPED_ALIGNMENT_ELEMENTS = 4  # grouped_mm wants strides of 16 bytes
 
 
-class Precision(StrEnum):
-    """What weights and caches are stored and multiplied in."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The same as torch names it."""
-        return torch.float32 if self is Precision.FP32 else torch.bfloat16
+def dtype_of(precision: Precision) -> torch.dtype:
+    """The precision as torch names it."""
+    return torch.float32 if precision is Precision.FP32 else torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +108,7 @@ def prepare_weights(
         layers=tuple(_stored(layer, precision) for layer in layers),
         drafts=tuple(_stored(draft, precision) for draft in drafts),
     )
-    prepared = replace(prepared, embedding_VD=prepared.embedding_VD.to(precision.dtype))
+    prepared = replace(prepared, embedding_VD=prepared.embedding_VD.to(dtype_of(precision)))
     if native:
         return replace(prepared, packed=_pack(prepared))
     if precision is not Precision.FP32:
@@ -130,7 +123,7 @@ def _stored(part: Any, precision: Precision) -> Any:
     if precision is Precision.FP32:
         return part
     matrices = {
-        field.name: getattr(part, field.name).to(precision.dtype)
+        field.name: getattr(part, field.name).to(dtype_of(precision))
         for field in fields(part)
         if getattr(part, field.name).dim() > 1 and field.name not in _ALWAYS_FP32
     }

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pydantic import BaseModel, ConfigDict, Field
 
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.infra.serving.engine.decoding import DecodingConfig
+from ostinato.models.decode.config import DecodingConfig
 from ostinato.tasks.evaluation.attempts import PlannedAttempt, draw_problems, plan_attempts
 from ostinato.tasks.evaluation.config import EvaluationConfig
 from ostinato.tasks.evaluation.locating import LocatingRow
@@ -38,9 +38,6 @@ class EvaluationRequest(Frozen):
     harness: HarnessConfig = HarnessConfig()
     engine_slots: int = Field(
         default=32, ge=1, description="attempts decoded together in one process"
-    )
-    speculation_depth: int = Field(
-        default=0, ge=0, description="draft tokens a decode step; 0: none"
     )
     decoding: DecodingConfig = DecodingConfig()
     processes: int = Field(default=2, ge=1, description="shards that run at the same time")

@@ -143,7 +143,7 @@ def compare(case: Case, batch: int, temperature: float, *, is_native: bool) -> R
         slots=16,
         share_prefixes=False,
         native=is_native,
-        speculation_depth=DEPTH,
+        draft_layers=DEPTH,
         lookup_tokens=LOOKUP_TOKENS,
         speculation_max_batch=16,
     )

@@ -90,7 +90,7 @@ def compare(
 @pytest.mark.parametrize("with_routes", [False, True])
 @pytest.mark.parametrize(
     ("depth", "kind"),
-    [(0, "eager"), (2, "eager"), (2, "native"), (0, "fixed_shapes"), (2, "fixed_shapes")],
+    [(0, "eager"), (2, "eager"), (2, "native")],
 )
 def test_sampled_tokens_have_the_trainers_logprobs(
     trainer: TrainerModel, depth: int, kind: str, with_routes: bool
@@ -99,9 +99,8 @@ def test_sampled_tokens_have_the_trainers_logprobs(
     config = EngineConfig(
         slots=8,
         prefill_tokens_per_step=48,
-        speculation_depth=depth,
+        draft_layers=depth,
         native=kind == "native",
-        fixed_shapes=kind == "fixed_shapes",
     )
     segments = sample_segments(DecodeEngine(SPEC, weights, config), attempts=12, turns=3)
     mismatch = measure_mismatch(*compare(segments, trainer, with_routes=with_routes))

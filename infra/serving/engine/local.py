@@ -16,17 +16,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ostinato.infra.platform.errors import EngineError
-from ostinato.infra.serving.engine.decoding import DecodingConfig
 from ostinato.infra.serving.engine.stream import EngineStream
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
-from ostinato.models.decode.weights import DecodeWeights, Precision, prepare_weights
+from ostinato.models.decode.weights import DecodeWeights, prepare_weights
 from ostinato.models.spec import ModelSpec
 
 _logger = logging.getLogger(__name__)
@@ -201,10 +199,3 @@ class LocalEngine:
     def _check_open(self) -> None:
         if self._end_reason:
             raise EngineError(f"engine {self.name} {self._end_reason}, wanted an open one")
-
-
-def configure_engine(decoding: DecodingConfig, **fields: Any) -> EngineConfig:
-    """An engine's configuration from a recipe's; `fields` are the other ones of EngineConfig."""
-    said: dict[str, Any] = decoding.model_dump() | fields
-    said["precision"] = Precision(said["precision"])
-    return EngineConfig(**said)

@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from ostinato.models.decode.cache import SlotCache
-from ostinato.models.decode.engine import CachePolicy, DecodeEngine, EngineConfig
-from ostinato.models.decode.forward import Trunk
-from ostinato.models.decode.native import drop_stale_code, load_native_trunk
-from ostinato.models.decode.native_kernels import (
+from ostinato.models.decode.compiled.kernels import (
     exponential,
     multiply_packed,
     normalize_row,
     soften,
 )
-from ostinato.models.decode.native_sampling import race_drafts, race_rows
-from ostinato.models.decode.native_vectors import largest_of
-from ostinato.models.decode.packed import pack_matrix, whole_vectors
+from ostinato.models.decode.compiled.loader import drop_stale_code, load_native_trunk
+from ostinato.models.decode.compiled.packed import pack_matrix, whole_vectors
+from ostinato.models.decode.compiled.sampling import race_drafts, race_rows
+from ostinato.models.decode.compiled.vectors import largest_of
+from ostinato.models.decode.engine import CachePolicy, DecodeEngine, EngineConfig
+from ostinato.models.decode.forward import Trunk
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.decode.sampling import NoiseSource, SamplingRules, sample_rows, seed_key
 from ostinato.models.decode.weights import Precision, prepare_weights
@@ -191,7 +191,7 @@ def test_drafts_are_drawn_up_to_the_first_that_fails(held: int) -> None:
 @pytest.mark.parametrize("depth", [0, 2])
 def test_native_decoding_samples_what_eager_decoding_samples(depth: int) -> None:
     wanted = requests(12)
-    changes: dict[str, Any] = {"prefill_tokens_per_step": 16, "speculation_depth": depth}
+    changes: dict[str, Any] = {"prefill_tokens_per_step": 16, "draft_layers": depth}
     eager = run(make_engine(native=False, **changes), wanted)
     native = run(make_engine(**changes), wanted)
     for expected, generation in zip(eager, native, strict=True):
@@ -258,7 +258,7 @@ def test_the_process_that_compiles_has_the_bits_of_those_that_find_it_compiled(
 ) -> None:
     program = """if True:
         from tests.unit.models.decode.test_native import make_engine, requests, run
-        for made in run(make_engine(speculation_depth=2), requests(4, 90)):
+        for made in run(make_engine(draft_layers=2), requests(4, 90)):
             print(made.token_ids, made.logprobs_T.tobytes().hex())
         """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}

@@ -95,7 +95,7 @@ async def test_trap_4_every_converted_weight_is_of_the_new_version(tmp_path: Pat
 
 async def test_trap_5_the_draft_head_moves_with_the_trunk(tmp_path: Path) -> None:
     """With speculation on, stale draft weights would show as another share of accepted drafts."""
-    config = {"speculation_depth": 2}
+    config = {"draft_layers": 2}
     rig = Rig(tmp_path, **config)
     await rig.replica.follow(rig.objects, "c")
     await rig.update(1)

@@ -13,8 +13,9 @@ experts, C positions.
 import numba
 import numpy as np
 
-from ostinato.models.decode.native_tiles import accumulate
-from ostinato.models.decode.native_vectors import (
+from ostinato.models.decode.compiled.packed import PANEL
+from ostinato.models.decode.compiled.tiles import accumulate
+from ostinato.models.decode.compiled.vectors import (
     BARE,
     address_of,
     float_of_bits,
@@ -23,7 +24,6 @@ from ostinato.models.decode.native_vectors import (
     squares_at,
     sum_at,
 )
-from ostinato.models.decode.packed import PANEL
 
 _LOG2_E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693359375)

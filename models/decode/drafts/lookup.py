@@ -17,7 +17,7 @@ table, K kinds of guess.
 
 import numpy as np
 
-from ostinato.models.decode.native_lookup import KINDS, ORDERS, learn_answer, propose_drafts
+from ostinato.models.decode.compiled.lookup import KINDS, ORDERS, learn_answer, propose_drafts
 from ostinato.models.decode.slots import SlotTable
 
 

@@ -19,7 +19,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ostinato.models.decode.native_vectors import (
+from ostinato.models.decode.compiled.packed import LANES, PANEL
+from ostinato.models.decode.compiled.vectors import (
     BARE,
     FLOAT,
     JIT,
@@ -29,7 +30,6 @@ from ostinato.models.decode.native_vectors import (
     vector_at,
     vector_function,
 )
-from ostinato.models.decode.packed import LANES, PANEL
 
 __all__ = ["JIT", "accumulate"]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ostinato.models.decode.cache import SlotCache
-from ostinato.models.decode.native_kernels import (
+from ostinato.models.decode.compiled.kernels import (
     attend_rows,
     choose_experts,
     copy_floats,
@@ -23,9 +23,14 @@ from ostinato.models.decode.native_kernels import (
     normalize_row,
     rotate_heads,
 )
-from ostinato.models.decode.native_sampling import race_rows, run_draft
-from ostinato.models.decode.native_vectors import BARE, floats_at, integers_at
-from ostinato.models.decode.packed import LANES, PackedWeights, aligned_floats, whole_vectors
+from ostinato.models.decode.compiled.packed import (
+    LANES,
+    PackedWeights,
+    aligned_floats,
+    whole_vectors,
+)
+from ostinato.models.decode.compiled.sampling import race_rows, run_draft
+from ostinato.models.decode.compiled.vectors import BARE, floats_at, integers_at
 from ostinato.models.decode.weights import DecodeWeights
 from ostinato.models.spec import ModelSpec
 
@@ -362,7 +367,7 @@ class NativeTrunk:
         top-p). `table` is what `native_step` names so. Behind a slot's first sample that differs
         from the draft fed after it nothing is drawn: zeros stand there.
         """
-        from ostinato.models.decode.native_step import run_decode_step  # noqa: PLC0415 - imports this module
+        from ostinato.models.decode.compiled.step import run_decode_step  # noqa: PLC0415 - imports this module
 
         rows = len(slots_B) * width
         self._make_room(rows)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from ostinato.models.decode.drafts.policy import DraftPolicy
+from ostinato.models.decode.drafts.speculation import draft_logits
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.forward import Trunk
-from ostinato.models.decode.gate import SpeculationGate
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
-from ostinato.models.decode.speculation import draft_logits
 from ostinato.models.decode.weights import DecodeWeights, prepare_weights
 from tests.fakes.tiny_model import TINY, random_weights
 from tests.numerics.plain_model import plain_draft, plain_logits
@@ -22,17 +22,23 @@ CANONICAL = random_weights(TINY)
 WEIGHTS = prepare_weights(TINY, CANONICAL, 0)
 
 
-class AlwaysDraft(SpeculationGate):
-    """A gate that never measures."""
+class AlwaysDraft(DraftPolicy):
+    """A policy that uses all layers in every step."""
 
-    def choose(self, batch: int) -> int:
-        return self.max_depth
+    def should_measure(self, batch: int) -> bool:
+        return True
+
+    def should_draft(self, batch: int) -> bool:
+        return True
+
+    def choose_layers(self, batch: int, lookup_rate: float) -> int:
+        return self.max_layers
 
 
 def make_engine(depth: int, weights: DecodeWeights = WEIGHTS, slots: int = 4) -> DecodeEngine:
-    engine = DecodeEngine(TINY, weights, EngineConfig(slots=slots, speculation_depth=depth))
+    engine = DecodeEngine(TINY, weights, EngineConfig(slots=slots, draft_layers=depth))
     if engine._speculator is not None:
-        engine._speculator.gate = AlwaysDraft(depth, max_batch=slots)
+        engine._speculator.policy = AlwaysDraft(depth, max_batch=slots, max_copies=0)
     return engine
 
 
@@ -139,79 +145,3 @@ def test_a_perfect_draft_is_always_accepted() -> None:
     generation = run(engine, [GenerateRequest("r", "s", (5,), 61, (), seed=1)])[0]
     assert generation.draft_tokens_accepted == generation.draft_tokens_proposed == 40
     assert dataclasses.asdict(engine.statistics)["steps"] == 1 + 20  # the prompt, then drafts
-
-
-def play(
-    gate: SpeculationGate, seconds: dict[int, float], tokens: dict[int, float], steps: int
-) -> list[int]:
-    chosen = []
-    for _ in range(steps):
-        depth = gate.choose(1)
-        chosen.append(depth)
-        gate.record(1, depth, seconds[depth], tokens[depth])  # type: ignore[arg-type]
-    return chosen
-
-
-def test_the_gate_drafts_when_it_pays() -> None:
-    chosen = play(SpeculationGate(2, 8), {0: 1.0, 1: 1.2, 2: 1.5}, {0: 1.0, 1: 1.6, 2: 2.2}, 2000)
-    assert chosen.count(2) > 1900
-
-
-def test_the_gate_stops_drafting_that_does_not_pay_and_probes_ever_less() -> None:
-    seconds, tokens = {0: 1.0, 1: 1.4, 2: 1.9}, {0: 1.0, 1: 1.3, 2: 1.4}
-    chosen = play(SpeculationGate(2, 8), seconds, tokens, 8000)
-    time_spent = sum(seconds[depth] / tokens[depth] for depth in chosen)
-    assert len(chosen) / time_spent > 0.97
-    assert set(chosen[-500:]) == {0}
-
-
-def test_the_gate_follows_a_draft_that_got_better() -> None:
-    gate = SpeculationGate(1, 8)
-    play(gate, {0: 1.0, 1: 1.5}, {0: 1.0, 1: 1.2}, 500)
-    assert gate.preferred(1) == 0
-    gate.reset()  # what a weight swap that changed the draft layers asks for
-    play(gate, {0: 1.0, 1: 1.2}, {0: 1.0, 1: 1.8}, 100)
-    assert gate.preferred(1) == 1
-
-
-def test_a_draft_that_slows_the_steps_behind_it_is_charged_for_them() -> None:
-    """Each draft step looks cheap; the plain ones that follow pay."""
-    gate, before, chosen = SpeculationGate(1, 8), 0, []
-    for _ in range(4000):
-        choice = gate.choose(1)
-        seconds = 1.25 if choice else 1.0 + 0.4 * before
-        gate.record(1, choice, seconds, 1 + (choice and 0.2))  # type: ignore[arg-type]
-        before = choice
-        chosen.append(choice)
-    assert set(chosen[-500:]) == {0}
-
-
-def test_one_interrupted_step_decides_nothing() -> None:
-    gate = SpeculationGate(1, 8)
-    for step in range(200):
-        choice = gate.choose(1)
-        slow = 100.0 if step in (5, 12) else 1.0
-        gate.record(1, choice, slow * (1.5 if choice else 1.0), 2 if choice else 1)
-    assert gate.preferred(1) == 1
-
-
-def test_with_a_lookup_drafting_is_chosen_unless_plain_decoding_is_faster() -> None:
-    seconds, tokens = {0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0}
-    chosen = play(SpeculationGate(1, 8, has_lookup=True), seconds, tokens, 8000)
-    assert chosen[2000:].count(1) > 5800
-    chosen = play(SpeculationGate(1, 8, has_lookup=True), seconds | {1: 1.2}, tokens, 8000)
-    assert chosen[2000:].count(0) > 5900
-    chosen = play(SpeculationGate(1, 8, has_lookup=True), seconds, tokens | {1: 1.5}, 8000)
-    assert chosen[2000:].count(1) > 5800
-
-
-def test_plain_steps_may_idle_once_choices_are_compared() -> None:
-    gate = SpeculationGate(1, 8)
-    assert gate.idle_steps(1) == 0
-    play(gate, {0: 1.0, 1: 2.0}, {0: 1.0, 1: 1.1}, 200)
-    assert gate.idle_steps(1) > 0
-    assert gate.idle_steps(9) > 0  # never drafts
-
-
-def test_large_batches_never_draft() -> None:
-    assert SpeculationGate(2, 8).choose(9) == 0

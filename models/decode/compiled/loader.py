@@ -11,7 +11,7 @@ from ostinato.models.decode.cache import SlotCache
 from ostinato.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from ostinato.models.decode.native_trunk import NativeTrunk
+    from ostinato.models.decode.compiled.trunk import NativeTrunk
 
 
 def load_native_trunk(
@@ -19,25 +19,25 @@ def load_native_trunk(
 ) -> "NativeTrunk":
     """Compiled loops for a shape; `rows` is the most that one step feeds."""
     drop_stale_code(Path(__file__).parent)
-    from ostinato.models.decode.native_trunk import NativeTrunk  # noqa: PLC0415 - importing it compiles
+    from ostinato.models.decode.compiled.trunk import NativeTrunk  # noqa: PLC0415 - importing it compiles
 
     return NativeTrunk(spec, rotation_C1d, cache, rows)
 
 
 def drop_stale_code(folder: Path) -> None:
-    """Deletes what numba compiled from `native_*.py` before any of these files changed.
+    """Deletes what numba compiled from this folder before any of these files changed.
 
     numba compares a function's own file only, so a change in a function that it calls, in another
     file, would go unseen: https://numba.readthedocs.io/en/stable/developer/caching.html
     """
-    sources = sorted(folder.glob("native_*.py"))
+    sources = sorted(folder.glob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     cache = folder / "__pycache__"
-    stamp = cache / "native_sources.sha256"
+    stamp = cache / "sources.sha256"
     with contextlib.suppress(OSError):  # a folder that cannot be written to holds no code either
         if stamp.exists() and stamp.read_text() == digest:
             return
-        for compiled in cache.glob("native_*.nb[ci]"):
+        for compiled in cache.glob("*.nb[ci]"):
             compiled.unlink(missing_ok=True)
         cache.mkdir(exist_ok=True)
         stamp.write_text(digest)

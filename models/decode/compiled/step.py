@@ -9,9 +9,9 @@ experts a token.
 import numba
 import numpy as np
 
-from ostinato.models.decode.native_sampling import race_drafts
-from ostinato.models.decode.native_trunk import run_head, run_trunk
-from ostinato.models.decode.native_vectors import JIT, floats_at, integers_at
+from ostinato.models.decode.compiled.sampling import race_drafts
+from ostinato.models.decode.compiled.trunk import run_head, run_trunk
+from ostinato.models.decode.compiled.vectors import JIT, floats_at, integers_at
 
 
 @numba.njit(**JIT)

@@ -6,10 +6,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from ostinato.infra.serving.engine.decoding import DecodingConfig
-from ostinato.infra.serving.engine.local import configure_engine
-from ostinato.models.decode.engine import EngineConfig
-from ostinato.models.decode.weights import Precision
+from ostinato.models.decode.config import DecodingConfig, EngineConfig, Precision, configure_engine
 
 
 def test_a_recipes_defaults_are_the_engines() -> None:
@@ -20,6 +17,7 @@ def test_every_field_reaches_the_engine() -> None:
     said = {
         "native": True,
         "precision": "bf16",
+        "draft_layers": 1,
         "lookup_tokens": 7,
         "lookup_entries": 1024,
     }
@@ -46,5 +44,5 @@ def test_compiled_loops_in_bf16_are_refused() -> None:
 
 
 def test_flows_read_it_without_torch() -> None:
-    code = "import ostinato.infra.serving.engine.decoding, sys; sys.exit('torch' in sys.modules)"
+    code = "import ostinato.models.decode.config, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,13 +10,13 @@ Shapes: R rows, m rows of a slot, V vocabulary, B slots, D model width, M draft 
 import numba
 import numpy as np
 
-from ostinato.models.decode.native_kernels import (
+from ostinato.models.decode.compiled.kernels import (
     exponential,
     gate_row,
     multiply_packed,
     normalize_row,
 )
-from ostinato.models.decode.native_vectors import (
+from ostinato.models.decode.compiled.vectors import (
     BARE,
     address_of,
     bits_of_float,

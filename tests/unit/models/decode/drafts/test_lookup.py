@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.models.decode.drafts.lookup import Lookup
+from ostinato.models.decode.drafts.policy import DraftPolicy
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
-from ostinato.models.decode.gate import SpeculationGate
-from ostinato.models.decode.lookup import Lookup
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.decode.slots import SlotTable
 from ostinato.models.decode.weights import prepare_weights
@@ -20,11 +20,24 @@ WIDE = TINY.model_copy(update={"head_dim": 16, "expert_hidden_size": 16})  # who
 FREE = np.ones(4, dtype=np.float32)  # costs of steps with 0 to 3 drafts: drafts cost nothing
 
 
-class AlwaysDraft(SpeculationGate):
-    """A gate that lets the speculator draft as it sees fit."""
+class AlwaysDraft(DraftPolicy):
+    """A policy that never pauses, rests or compares."""
 
-    def choose(self, batch: int) -> int:
-        return 1
+    def should_measure(self, batch: int) -> bool:
+        return True
+
+    def should_draft(self, batch: int) -> bool:
+        return True
+
+
+class LayersNowAndThen(AlwaysDraft):
+    """Draft layers in one step of four."""
+
+    _asked = 0
+
+    def choose_layers(self, batch: int, lookup_rate: float) -> int:
+        self._asked += 1
+        return self.max_layers if self._asked % 4 == 0 else 0
 
 
 def table_of(*contexts: tuple[int, ...], room: int = 40, stops: tuple[int, ...] = ()) -> SlotTable:
@@ -174,10 +187,10 @@ def test_drafts_change_no_token(temperature: float, depth: int) -> None:
         for i in range(14)
     ]
     plain = DecodeEngine(TINY, WEIGHTS, EngineConfig(slots=4))
-    config = EngineConfig(slots=4, lookup_tokens=4, speculation_depth=depth)
+    config = EngineConfig(slots=4, lookup_tokens=4, draft_layers=depth)
     copying = DecodeEngine(TINY, WEIGHTS, config)
     assert copying._speculator is not None
-    copying._speculator.gate = AlwaysDraft(depth, max_batch=4, has_lookup=True)
+    copying._speculator.policy = LayersNowAndThen(depth, max_batch=4, max_copies=4)
     expected, generations = run(plain, requests), run(copying, requests)
     for one in requests:
         mine, theirs = generations[one.request_id], expected[one.request_id]
@@ -207,10 +220,10 @@ def test_compiled_drafts_change_no_bit() -> None:
         for i in range(30)
     ]
     plain = DecodeEngine(WIDE, weights, EngineConfig(slots=4, native=True))
-    config = EngineConfig(slots=4, native=True, lookup_tokens=4, speculation_depth=2)
+    config = EngineConfig(slots=4, native=True, lookup_tokens=4, draft_layers=2)
     copying = DecodeEngine(WIDE, weights, config)
     assert copying._speculator is not None
-    copying._speculator.gate = AlwaysDraft(2, max_batch=4, has_lookup=True)
+    copying._speculator.policy = LayersNowAndThen(2, max_batch=4, max_copies=4)
     expected, generations = run(plain, requests), run(copying, requests)
     for one in requests:
         mine, theirs = generations[one.request_id], expected[one.request_id]
@@ -238,23 +251,25 @@ def test_speculation_can_be_switched_off_and_on() -> None:
 
 
 def test_copies_stand_behind_the_context_or_behind_drafts() -> None:
-    config = EngineConfig(slots=1, lookup_tokens=4, speculation_depth=2)
+    config = EngineConfig(slots=1, lookup_tokens=4, draft_layers=2)
     engine = DecodeEngine(TINY, WEIGHTS, config)
     engine.submit(GenerateRequest("r", "s", (1, 2, 3), 9, ()))
     engine.step()  # leaves the hidden state that draft layers begin with
     speculator = engine._speculator
     assert speculator is not None
-    speculator.gate = AlwaysDraft(2, max_batch=1, has_lookup=True)
+    policy = speculator.policy = AlwaysDraft(2, max_batch=1, max_copies=4)
     slots_B, repeats = np.array([0]), (*range(8, 24), 8, 9)
-    speculator._costs_of(1, 2).record(0, 9.0)  # draft layers are dear
-    speculator._costs_of(1, 0).record(0, 1.0)
+    policy.record(1, 0, 0, 1.0, 1)
+    for layers in (1, 2):  # draft layers are dear
+        policy.record(1, layers, 0, 9.0, 1 + layers)
     table = table_of(repeats)
     drafted = speculator.propose(WEIGHTS, table, slots_B)
     assert (drafted.layered, drafted.width) == (0, 1 + 2)  # untried guesses are even chances
     assert table.tokens_SC[0, 18:20].tolist() == [10, 11]
+    speculator.policy = AlwaysDraft(2, max_batch=1, max_copies=4)
     table = table_of((*repeats[:-1], 3))  # no pair of its last tokens: layers are tried
     drafted = speculator.propose(WEIGHTS, table, slots_B)
-    assert drafted.layered == 1  # tried first
+    assert drafted.layered == 2
 
 
 def run(engine: DecodeEngine, requests: list[GenerateRequest]) -> dict[str, Generation]:

@@ -1,0 +1,225 @@
+"""The policy of drafting: whether a decode step drafts, and with how many draft layers.
+
+Two questions, measured apart for each batch size (rounded up to a power of two):
+
+- With how many layers? The number with the most expected tokens for the measured cost of such a
+  step (`StepCosts`), by the share of each layer's drafts that held. What was never measured looks
+  cheap and certain, so it is tried; a verdict against layers is forgotten after ever longer times.
+- Does drafting beat plain decoding at all? Stretches of plain steps are compared with the drafting
+  between them, not step by step: a draft drives the trunk's weights out of the processor's caches,
+  and the plain step behind it pays for that. While drafting is surely slower it pauses.
+"""
+
+from collections import deque
+
+import numpy as np
+
+from ostinato.models.decode.drafts.costs import StepCosts
+
+_STRETCH_STEPS = 8  # consecutive plain steps that drafting is compared with
+_SETTLING_STEPS = 2  # first steps of a stretch, which pay for the drafts before
+_FIRST_WATCHED_STEPS = 64  # of drafting, until the first plain stretch
+_WATCHED_STEPS = 512  # between plain stretches
+_FIRST_PAUSE_STEPS = 512  # without drafts, and until layers judged too slow are tried again
+_LAST_PAUSE_STEPS = 16_384
+_PAUSE_GROWTH = 4
+_FIRST_REST_STEPS = 4  # after as many steps in a row without a draft; doubles
+_LAST_REST_STEPS = 64
+_WINDOW_STEPS = 192  # measurements that a comparison looks back on
+_STEPS_PER_WEIGHING = 32
+_PRIOR_DRAFTS = 8  # of each layer, taken to have held before any was made
+_GAIN_RATIO = 1.05  # by which layers must promise more than what they replace
+_OUTLIER_RATIO = 3.0  # a step that took longer than so many medians was interrupted
+
+
+class DraftPolicy:
+    """Decisions of one engine, from the costs and acceptance that it measured."""
+
+    def __init__(self, max_layers: int, max_batch: int, max_copies: int) -> None:
+        self.max_layers, self.max_batch = max_layers, max_batch
+        self._max_copies = max_copies
+        self._batches: dict[int, _BatchPolicy] = {}
+        self._verified_L = np.zeros(max_layers, dtype=np.int64)
+        self._held_L = np.zeros(max_layers, dtype=np.int64)
+
+    def should_measure(self, batch: int) -> bool:
+        """False: the next step is plain and need not be recorded."""
+        if batch > self.max_batch:
+            return False
+        at = self._at(batch)
+        if at.is_retry_due():
+            at.forget_layers()
+            self._verified_L[:] = self._held_L[:] = 0
+        return not at.is_resting()
+
+    def should_draft(self, batch: int) -> bool:
+        """Whether the next step drafts, if there is anything to draft."""
+        return self._at(batch).is_drafting
+
+    def choose_layers(self, batch: int, lookup_rate: float) -> int:
+        """Draft layers of the next step; 0 where no number of them promises more tokens per plain
+        step's time than `lookup_rate`, which the lookup promises without layers.
+        """
+        at = self._at(batch)
+        return at.best_layers if at.best_rate > _GAIN_RATIO * max(1.0, lookup_rate) else 0
+
+    def count_proposal(self, batch: int, *, has_drafts: bool) -> None:
+        """Counts whether there was anything to draft: the less there is, the less it is asked."""
+        self._at(batch).count_proposal(has_drafts=has_drafts)
+
+    def costs(self, batch: int, layers: int) -> StepCosts:
+        """Costs of steps with so many draft layers, by the copies behind them."""
+        return self._at(batch).costs[layers]
+
+    def record(self, batch: int, layers: int, copies: int, seconds: float, tokens: int) -> None:
+        """Adds one measured decode-only step; all of it counts per slot."""
+        at = self._at(batch)
+        at.costs[layers].record(copies, seconds / batch)
+        at.compare(seconds / batch, tokens / batch)
+        if layers or at.is_weighing_due():
+            at.weigh_layers((self._held_L + _PRIOR_DRAFTS) / (self._verified_L + _PRIOR_DRAFTS))
+
+    def count_accepted(self, accepted_B: np.ndarray, layers: int) -> None:
+        """Counts, for each draft layer, how often its draft was looked at (all before it held) and
+        how often it held.
+        """
+        for depth in range(layers):
+            self._verified_L[depth] += int((accepted_B >= depth).sum())
+            self._held_L[depth] += int((accepted_B > depth).sum())
+
+    def acceptance(self) -> list[float]:
+        """Share of each layer's drafts that held, given that those before did."""
+        pairs = zip(self._held_L, self._verified_L, strict=True)
+        return [float(held / seen) if seen else 0.0 for held, seen in pairs]
+
+    def _at(self, batch: int) -> "_BatchPolicy":
+        size = (batch - 1).bit_length()
+        if size not in self._batches:
+            self._batches[size] = _BatchPolicy(self.max_layers, self._max_copies)
+        return self._batches[size]
+
+
+class _BatchPolicy:
+    """Measurements and decisions for one batch size."""
+
+    def __init__(self, max_layers: int, max_copies: int) -> None:
+        self.max_layers, self._max_copies, self._records = max_layers, max_copies, 0
+        self.costs = [StepCosts(max_copies) for _ in range(max_layers + 1)]  # by layers
+        self.best_layers = max_layers
+        self.best_rate = float("inf") if max_layers else 0.0  # tokens per plain step's time
+        self._retry_steps = self._next_retry_steps = _FIRST_PAUSE_STEPS
+        self._misses, self._rest_steps, self._next_rest_steps = 0, 0, _FIRST_REST_STEPS
+        self._plain, self._drafting = _RateWindow(), _RateWindow()
+        self._is_paused = False
+        self._steps_left = _FIRST_WATCHED_STEPS  # until a plain stretch, or of a pause
+        self._stretch_steps_left = _SETTLING_STEPS + _STRETCH_STEPS  # first what plain steps cost
+        self._next_pause_steps = _FIRST_PAUSE_STEPS
+
+    @property
+    def is_drafting(self) -> bool:
+        """False in a pause and in a plain stretch."""
+        return not self._is_paused and not self._stretch_steps_left
+
+    def is_resting(self) -> bool:
+        """Whether the next step is plain and unmeasured; to be asked once per step."""
+        if self._is_paused and self._steps_left > 1:
+            self._steps_left -= 1
+            return True
+        if not self._rest_steps:
+            return False
+        self._rest_steps -= 1
+        self._retry_steps -= 1
+        return True
+
+    def count_proposal(self, *, has_drafts: bool) -> None:
+        if has_drafts:
+            self._misses, self._next_rest_steps = 0, _FIRST_REST_STEPS
+            return
+        self._retry_steps -= 1
+        self._misses += 1
+        if self._misses == _FIRST_REST_STEPS:
+            self._misses, self._rest_steps = 0, self._next_rest_steps
+            self._next_rest_steps = min(2 * self._next_rest_steps, _LAST_REST_STEPS)
+
+    def is_retry_due(self) -> bool:
+        """Whether layers were judged too slow so long ago that they should be tried again."""
+        return self._retry_steps <= 0
+
+    def forget_layers(self) -> None:
+        """Takes layers as untried; the next time comes later."""
+        self._next_retry_steps = min(_PAUSE_GROWTH * self._next_retry_steps, _LAST_PAUSE_STEPS)
+        self._retry_steps = self._next_retry_steps
+        self.costs[1:] = [StepCosts(self._max_copies) for _ in range(self.max_layers)]
+        self.best_layers = self.max_layers
+        self.best_rate = float("inf") if self.max_layers else 0.0
+
+    def is_weighing_due(self) -> bool:
+        """Now and then, since the cost of plain steps changes too."""
+        self._records += 1
+        return self.max_layers > 0 and self._records % _STEPS_PER_WEIGHING == 0
+
+    def weigh_layers(self, acceptance_L: np.ndarray) -> None:
+        """Finds the number of layers with the most expected tokens per plain step's time."""
+        plain = self.costs[0].plain_seconds
+        if not plain:
+            return
+        self.best_layers, self.best_rate, held = 0, 0.0, 1.0
+        tokens = 1.0
+        for layers, share in enumerate(acceptance_L.tolist(), start=1):
+            held *= share
+            tokens += held
+            seconds = self.costs[layers].plain_seconds or plain
+            if tokens * plain / seconds > self.best_rate:
+                self.best_layers, self.best_rate = layers, tokens * plain / seconds
+
+    def compare(self, seconds: float, tokens: float) -> None:
+        """Adds one step to the comparison of drafting with plain decoding."""
+        if self.is_drafting:
+            self._drafting.add(seconds, tokens)
+        elif 0 < self._stretch_steps_left <= _STRETCH_STEPS:
+            self._plain.add(seconds, tokens)
+        if self._stretch_steps_left:
+            self._stretch_steps_left -= 1
+            if not self._stretch_steps_left:
+                self._decide()
+            return
+        self._steps_left -= 1
+        if self._steps_left > 0:
+            return
+        if self._is_paused:
+            self._is_paused = False
+            self._drafting.clear()
+            self._steps_left = _FIRST_WATCHED_STEPS
+        else:
+            self._stretch_steps_left = _SETTLING_STEPS + _STRETCH_STEPS
+
+    def _decide(self) -> None:
+        if 0 < self._drafting.rate(-2.0) < self._plain.rate(0.0):
+            self._is_paused, self._steps_left = True, self._next_pause_steps
+            self._next_pause_steps = min(_PAUSE_GROWTH * self._next_pause_steps, _LAST_PAUSE_STEPS)
+            return
+        self._steps_left = _WATCHED_STEPS
+        if self._drafting.rate(0.0) > self._plain.rate(0.0):
+            self._next_pause_steps = _FIRST_PAUSE_STEPS
+
+
+class _RateWindow:
+    """Tokens per second of the latest steps of one kind."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, float]] = deque(maxlen=_WINDOW_STEPS)
+
+    def add(self, seconds: float, tokens: float) -> None:
+        self._steps.append((seconds, tokens))
+
+    def clear(self) -> None:
+        self._steps.clear()
+
+    def rate(self, caution: float) -> float:
+        """Tokens per second, `caution` standard errors taken off the tokens; 0 without steps."""
+        if not self._steps:
+            return 0.0
+        seconds, tokens = np.array(self._steps).T
+        gained = tokens.mean() - caution * tokens.std() * len(tokens) ** -0.5
+        spent = np.minimum(seconds, _OUTLIER_RATIO * np.median(seconds)).mean()
+        return float(gained / spent) if spent else 0.0
