@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from ostinato.flows import chain, search_chain
+from ostinato.flows import chain
 from ostinato.flows.child_task import run_stage
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stage import StageContext
@@ -32,11 +32,6 @@ def open_arm(context: StageContext, recipe: str, arm: str) -> StageContext:
     stem = recipe.removesuffix(".toml")
     name = f"{stem}_{arm}" + recipe.removeprefix(stem)
     return StageContext.open(load_recipe(name, seed=context.recipe.seed))
-
-
-def train_encoder(context: StageContext) -> ArtifactRef:
-    """The encoder of the search service, from code alone: no trajectory teaches it."""
-    return search_chain.train_encoder(context, None, None)
 
 
 def train_arm(

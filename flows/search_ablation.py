@@ -2,7 +2,7 @@
 
 from prefect import flow
 
-from ostinato.flows import ablation_chain, showing
+from ostinato.flows import ablation_chain, search_chain, showing
 from ostinato.flows.continued_pretraining import continued_pretraining
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.recipe import load_recipe
@@ -21,7 +21,7 @@ def search_ablation(recipe: str = "nano_search", seed: int | None = None) -> Art
     context = StageContext.open(load_recipe(recipe, seed=seed))
     problems = problem_building(recipe, seed)
     start = continued_pretraining(recipe, seed, problems)
-    encoder = ablation_chain.train_encoder(context)
+    encoder = search_chain.train_encoder(context)
     rows: dict[str, ArtifactRef] = {}
     for name in ablation_chain.ARMS:
         arm = ablation_chain.open_arm(context, recipe, name)

@@ -1,10 +1,9 @@
-"""Flow: installed code and agents' trajectories in, a measured code-search encoder out."""
+"""Flow: the code of packages in, a measured code-search encoder out."""
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
 
 from ostinato.flows import search_chain
-from ostinato.flows.problem_building import problem_building
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
@@ -15,30 +14,21 @@ from ostinato.tasks.retrieval.config import RankingScores
 def search_training(
     recipe: str = "nano",
     seed: int | None = None,
-    run_ids: tuple[str, ...] = (),
-    problems: ArtifactRef | None = None,
 ) -> ArtifactRef:
-    """Trains the encoder on code, then on what helped agents, and publishes it with its table.
+    """Trains the encoder on code and publishes it with the table of its measurements.
 
     Args:
         recipe: name of a shipped recipe or path of a TOML file.
         seed: overrides the recipe's seed.
-        run_ids: runs whose trajectories teach; without any the newest reinforcement run of the recipe.
-        problems: the problem set of those runs; built when absent. Without runs none is needed.
     """
     context = StageContext.open(load_recipe(recipe, seed=seed))
-    run_ids = run_ids or search_chain.newest_runs(context)
-    if run_ids and problems is None:
-        problems = problem_building(recipe, seed)
-    traces = search_chain.collect_traces(context, problems, run_ids)
-    encoder = search_chain.train_encoder(context, problems, traces)
+    encoder = search_chain.train_encoder(context)
     result = search_chain.encoder_result(context, encoder)
-    for key, scores in (("search", result.held_out), ("localisation", result.localisation)):
-        create_table_artifact(
-            [_row(name, found) for name, found in scores.items()],
-            key=f"{key}-before-and-after",
-            description=f"{encoder}, weight of the vectors {result.dense_weight}",
-        )
+    create_table_artifact(
+        [_row(name, found) for name, found in result.held_out.items()],
+        key="search-before-and-after",
+        description=f"{encoder}, weight of the vectors {result.dense_weight}",
+    )
     return encoder
 
 

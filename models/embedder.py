@@ -139,14 +139,6 @@ def contrastive_loss(query_BD: Tensor, code_CD: Tensor, temperature: Tensor) -> 
     return (forward + backward) / 2
 
 
-def listwise_loss(scores_C: Tensor, helpfulness_C: Tensor) -> Tensor:
-    """KL from the softmax of how much candidates helped to the softmax of their scores, in nats."""
-    teacher_C = helpfulness_C.log_softmax(dim=0)
-    return functional.kl_div(
-        scores_C.log_softmax(dim=0), teacher_C, reduction="sum", log_target=True
-    )
-
-
 def save_embedder(embedder: Embedder, directory: Path, metadata: dict[str, object]) -> None:
     """Writes the two files of an encoder. `metadata` is kept beside the words."""
     directory.mkdir(parents=True, exist_ok=True)

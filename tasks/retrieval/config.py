@@ -91,26 +91,6 @@ class ContrastiveConfig(Config):
     learning_rate: float = Field(default=2e-3, gt=0)
 
 
-class TraceConfig(Config):
-    """Training on agent trajectories."""
-
-    epochs: int = Field(default=3, ge=0)
-    batch_traces: int = Field(default=32, ge=1)
-    candidates: int = Field(
-        default=48, ge=2, description="chunks a trace is ranked over; what helped is always in"
-    )
-    edited: float = Field(default=4.0, description="helpfulness of a chunk that was edited")
-    read: float = Field(default=2.0, description="of a chunk that was read")
-    retrieved: float = Field(default=-1.0, description="of a chunk that was shown and ignored")
-    contrastive_weight: float = Field(default=0.5, ge=0, description="InfoNCE beside the KL")
-    replay_pairs: int = Field(
-        default=256,
-        ge=0,
-        description="pairs of the first stage in each batch: nothing is forgotten",
-    )
-    learning_rate: float = Field(default=5e-4, gt=0)
-
-
 class RetrievalConfig(Config):
     """Everything that decides what the encoder becomes."""
 
@@ -131,10 +111,6 @@ class RetrievalConfig(Config):
     tower: TowerConfig = TowerConfig()
     pairs: PairsConfig = PairsConfig()
     contrastive: ContrastiveConfig = ContrastiveConfig()
-    traces: TraceConfig = TraceConfig()
-    held_out_trace_repositories: tuple[str, ...] = Field(
-        default=("more-itertools",), description="traces of these measure localisation"
-    )
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
@@ -148,31 +124,10 @@ class RetrievalConfig(Config):
         return self
 
 
-class TraceRequest(Config):
-    """Source of trajectories."""
-
-    run_ids: tuple[str, ...] = Field(description="runs whose committed trajectories are looked at")
-    problems_directory: str
-    most_groups: int = Field(default=2_000, ge=1)
-
-
-class TraceResult(Config):
-    """Result of the trace stage: traces.jsonl in `directory`."""
-
-    directory: str
-    num_groups: int
-    num_traces: int
-    by_repository: dict[str, int]
-
-
 class RetrievalRequest(Config):
     """Request of the retrieval stage."""
 
     config: RetrievalConfig
-    traces_directory: str | None = Field(default=None, description="None: code only")
-    problems_directory: str | None = Field(
-        default=None, description="repositories of the traces; None: no traces"
-    )
 
 
 class RankingScores(Config):
@@ -190,15 +145,11 @@ class RetrievalResult(Config):
 
     directory: str
     num_pairs: int
-    num_traces: int
     num_parameters: int
     dense_weight: float
     held_out: dict[str, RankingScores] = Field(
-        description="bm25, and dense and fused: untrained, after code, after traces"
+        description="bm25, and dense and fused: untrained and trained"
     )
     by_package: dict[str, dict[str, float]] = Field(description="package -> system -> MRR")
-    localisation: dict[str, RankingScores] = Field(
-        description="gold function from the failing test's text, on repositories without traces"
-    )
     loss_nats: tuple[float, ...] = Field(description="mean contrastive loss of each epoch")
     seconds: float

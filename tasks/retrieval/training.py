@@ -18,12 +18,10 @@ from ostinato.models.embedder import (
     Embedder,
     EmbedderConfig,
     contrastive_loss,
-    listwise_loss,
 )
-from ostinato.tasks.retrieval.config import ContrastiveConfig, RetrievalConfig, TraceConfig
+from ostinato.tasks.retrieval.config import ContrastiveConfig, RetrievalConfig
 from ostinato.tasks.retrieval.measure import index_codes
 from ostinato.tasks.retrieval.pairs import Pair
-from ostinato.tasks.retrieval.traces import TraceExample
 
 Report = Callable[[int, int, float], None]
 """Steps done, steps in all, loss in nats."""
@@ -89,37 +87,6 @@ def train_on_code(
     return _run_epochs(embedder, len(pairs), steps_an_epoch, config, seed, loss_of, report)
 
 
-def train_on_traces(
-    embedder: Embedder,
-    examples: Sequence[TraceExample],
-    pairs: Sequence[Pair],
-    config: TraceConfig,
-    seed: int,
-    report: Report,
-) -> list[float]:
-    """KL to the order of what helped, InfoNCE on what helped most, and replay of code pairs."""
-    if not examples or not config.epochs:
-        return []
-    queries, codes = _bags(embedder.vocabulary, pairs)
-    cache: dict[CodeText, WordBag] = {}
-    num_replayed = min(config.replay_pairs, len(pairs)) if len(pairs) >= 2 else 0
-
-    def loss_of(rows: np.ndarray, chance: _Chance) -> Tensor:
-        batch = [examples[row] for row in rows]
-        loss = _trace_loss(embedder, batch, config, cache, chance.numpy, chance.torch)
-        if not num_replayed:
-            return loss
-        replayed = chance.numpy.choice(len(pairs), num_replayed, replace=False)
-        return loss + contrastive_loss(
-            embedder.encode_queries([queries[row] for row in replayed], chance.torch),
-            embedder.encode_code([codes[row] for row in replayed], chance.torch),
-            embedder.log_temperature.exp(),
-        )
-
-    steps_an_epoch = math.ceil(len(examples) / config.batch_traces)
-    return _run_epochs(embedder, len(examples), steps_an_epoch, config, seed, loss_of, report)
-
-
 class _Chance(NamedTuple):
     """Random generators of a run: for orders and choices, and for dropped words."""
 
@@ -131,7 +98,7 @@ def _run_epochs(
     embedder: Embedder,
     num_examples: int,
     steps_an_epoch: int,
-    config: ContrastiveConfig | TraceConfig,
+    config: ContrastiveConfig,
     seed: int,
     loss_of: Callable[[np.ndarray, _Chance], Tensor],
     report: Report,
@@ -152,33 +119,6 @@ def _run_epochs(
             report(epoch * steps_an_epoch + step + 1, num_steps, loss.item())
         losses.append(total / steps_an_epoch)
     return losses
-
-
-def _trace_loss(
-    embedder: Embedder,
-    batch: Sequence[TraceExample],
-    config: TraceConfig,
-    cache: dict[CodeText, WordBag],
-    random: np.random.Generator,
-    generator: torch.Generator,
-) -> Tensor:
-    queries = [embedder.vocabulary.bag_of_query(example.query) for example in batch]
-    query_BD = embedder.encode_queries(queries, generator)
-    temperature = embedder.log_temperature.exp()
-    total = torch.zeros(())
-    for row, example in enumerate(batch):
-        chosen = example.draw_candidates(config.candidates, random)
-        for code in (example.codes[index] for index in chosen):
-            if code not in cache:
-                cache[code] = embedder.vocabulary.bag_of_code(code)
-        code_CD = embedder.encode_code([cache[example.codes[index]] for index in chosen], generator)
-        scores_C = code_CD @ query_BD[row] / temperature
-        helpfulness_C = torch.tensor([example.helpfulness[index] for index in chosen])
-        best = int(helpfulness_C.argmax())
-        contrast = torch.nn.functional.cross_entropy(scores_C[None], torch.tensor([best]))
-        total = total + listwise_loss(scores_C, helpfulness_C)
-        total = total + config.contrastive_weight * contrast
-    return total / len(batch)
 
 
 def _bags(vocabulary: Vocabulary, pairs: Sequence[Pair]) -> tuple[list[WordBag], list[WordBag]]:

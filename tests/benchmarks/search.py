@@ -1,15 +1,10 @@
-"""Code search: ranking on held-out packages, speed, and what it is worth to an agent.
+"""Code search: ranking on held-out packages, and speed.
 
-    python -m tests.benchmarks.search [--quick] [--whole] [--encoder DIRECTORY]
-                                      [--minilm DIRECTORY] [--problems DIRECTORY] [--traces DIRECTORY]
+    python -m tests.benchmarks.search [--quick] [--whole] [--encoder DIRECTORY] [--minilm DIRECTORY]
 
 Without --encoder the encoder is trained here (minutes on one core; --quick: less of it). --minilm
-names the weights of the peer (tests/benchmarks/search_minilm.py says how to get them). --problems
-and --traces are fetched artifacts (kinds problems and search-traces): with them the share of gold
-functions among the first five chunks read, from the failing test's text, is measured with search and
-without (identifiers of the test, grepped). The agent's own solve rate with and without the tool is
-only worth measuring where attempts search at all, so the share that did is measured first. What has
-no input is not measured, is null in the JSON and is listed there.
+names the weights of the peer (tests/benchmarks/search_minilm.py says how to get them); without it
+the peer is not measured.
 """
 
 import argparse
@@ -47,13 +42,11 @@ from ostinato.tasks.retrieval.measure import (
     Scorer,
     make_scorers,
     measure,
-    measure_systems,
     reciprocal_ranks,
 )
 from ostinato.tasks.retrieval.pairs import read_files, read_package
-from ostinato.tasks.retrieval.run import archives_directory, read_pools, read_trace_examples
+from ostinato.tasks.retrieval.run import archives_directory, read_pools
 from ostinato.tasks.retrieval.run import main as train_encoder
-from ostinato.tasks.retrieval.traces import TraceExample, pool_of_examples, read_traces
 from tests.benchmarks.search_minilm import MiniLm
 
 TARGETS = {
@@ -64,7 +57,6 @@ TARGETS = {
     "query_p50_ms": 5.0,
     "update_one_file_p50_ms": 50.0,
 }
-READ_BUDGET = 5
 PEER = "all-MiniLM-L6-v2"
 PEER_KEYS = {"bm25": "bm25", "bm25 by field": "bm25_by_field", PEER: "minilm"}
 QUICK_PACKAGES = ("sqlalchemy", "click", "flask", "jinja2", "starlette")
@@ -192,47 +184,6 @@ def measure_speed(
     }
 
 
-def without_search(pool: Pool, examples: Sequence[TraceExample]) -> np.ndarray:
-    """What an agent has that can only grep: chunks that hold most of the question's identifiers of
-    four letters or more, in the order of the files.
-    """
-    scores = np.zeros((len(examples), len(pool.codes)))
-    for row, example in enumerate(examples):
-        names = {name for name in example.query.replace("(", " ").split() if len(name) > 3}
-        for column, code in enumerate(pool.codes):
-            held = sum(name in code.body for name in names)
-            scores[row, column] = held - column * 1e-6
-    return scores
-
-
-def measure_localisation(encoder: Path, problems: Path | None, traces: Path | None) -> Figures:
-    """Share of gold functions among the first five chunks read, with search and without."""
-    figures: Figures = dict.fromkeys(
-        ("found_with_search", "found_with_bm25", "found_without", "attempts_that_searched_ratio")
-    )
-    if problems is None or traces is None:
-        return figures
-    request = RetrievalRequest(
-        config=RetrievalConfig(),
-        traces_directory=str(traces),
-        problems_directory=str(problems),
-    )
-    _, examples = read_trace_examples(request)
-    pool = pool_of_examples(examples)
-    weight = BagEncoder(encoder).dense_weight
-    systems = measure_systems(load_embedder(encoder), [pool], weight)
-    plain = measure([pool], lambda wanted: without_search(wanted, examples))[0]
-    return {
-        "localisation_questions": float(len(examples)),
-        "found_with_search": systems["fused"][0].recall_5,
-        "found_with_bm25": systems["bm25"][0].recall_5,
-        "found_without": plain.recall_5,
-        "attempts_that_searched_ratio": statistics.mean(
-            bool(record.shown) for record in read_traces(traces)
-        ),
-    }
-
-
 def show(title: str, rows: dict[str, Sequence[str]], columns: Sequence[str]) -> None:
     """One table."""
     table = Table(title=title)
@@ -248,7 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small training, few repeats")
     parser.add_argument("--whole", action="store_true", help="pools as large as the packages")
-    for name in ("encoder", "minilm", "problems", "traces"):
+    for name in ("encoder", "minilm"):
         parser.add_argument(f"--{name}", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -266,7 +217,6 @@ def main() -> None:
         systems = {name: measure(pools, scorer) for name, scorer in scorers.items()}
         differences = [compare(pools, scorers, peer) for peer in PEER_KEYS]
         speed = measure_speed(encoder, asked, archives, pools, 40 if options.quick else 200)
-        found = measure_localisation(encoder, options.problems, options.traces)
     mrr = {name: scores.mrr for name, (scores, _) in systems.items()}
     peer = mrr.get(PEER)
     figures: Figures = {
@@ -280,7 +230,6 @@ def main() -> None:
         "questions": float(sum(len(pool.queries) for pool in pools)),
         **{name: value for part in differences for name, value in part.items()},
         **speed,
-        **found,
     }
     show(
         "ranking, held-out packages",

@@ -1,17 +1,11 @@
-"""What is computed once for a text and kept: its words and its vector.
-
-The vectors can be written to one file and read back, so that a restart embeds nothing again. It
-knows neither files nor repositories.
-"""
+"""Words and vectors of pieces of code, computed once per text."""
 
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
 
 from ostinato.infra.agent.search.chunks import Chunk
 from ostinato.infra.agent.search.encoder import TextEncoder
@@ -46,7 +40,6 @@ class ChunkCache:
         self.num_encoded = 0
         self._max_entries = max_entries
         self._features: OrderedDict[str, ChunkFeatures] = OrderedDict()
-        self._vectors: dict[str, np.ndarray] = {}  # read from a file, not yet asked for
 
     @property
     def width(self) -> int:
@@ -78,32 +71,13 @@ class ChunkCache:
         return [found[key] for key in keys]
 
     def _make(self, missing: Mapping[str, Chunk]) -> dict[str, ChunkFeatures]:
-        unknown = [key for key in missing if key not in self._vectors]
-        vectors = {key: self._vectors[key] for key in missing if key in self._vectors}
-        if self.encoder is not None and unknown:
-            encoded = self.encoder.encode_code([missing[key].code_text for key in unknown])
-            vectors.update(zip(unknown, encoded, strict=True))
-            self.num_encoded += len(unknown)
+        vectors: dict[str, np.ndarray] = {}
+        if self.encoder is not None and missing:
+            encoded = self.encoder.encode_code([chunk.code_text for chunk in missing.values()])
+            vectors.update(zip(missing, encoded, strict=True))
+            self.num_encoded += len(missing)
         empty = np.zeros(0, dtype=np.float32)
         return {
             key: describe_text(chunk.code_text, vectors.get(key, empty))
             for key, chunk in missing.items()
         }
-
-    def save(self, path: Path) -> None:
-        """Writes the vectors, replacing the file at once."""
-        keys = sorted(self._features)
-        vectors = np.zeros((len(keys), self.width), dtype=np.float32)
-        for row, key in enumerate(keys):
-            vectors[row] = self._features[key].vector
-        digests = np.frombuffer(bytes.fromhex("".join(keys)), dtype=np.uint8).reshape(-1, 32)
-        partial = path.with_suffix(".partial")
-        save_file({"keys": digests, "vectors": vectors}, partial)
-        partial.replace(path)
-
-    def load(self, path: Path) -> None:
-        """Takes up vectors that an earlier process saved. Those of another model never match."""
-        tensors = load_file(path)
-        keys = (row.tobytes().hex() for row in tensors["keys"])
-        if tensors["vectors"].shape[1] == self.width:
-            self._vectors.update(zip(keys, tensors["vectors"], strict=True))

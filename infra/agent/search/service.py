@@ -1,8 +1,4 @@
-"""Code search for every sandbox of a node: one base index a repository, one overlay a session.
-
-Training, evaluation and users go through this same code, in this process or through
-infra/agent/search/server.py. Which files count stands here; ranking does not.
-"""
+"""Code search for all sandboxes of a process: an index per repository, an overlay per session."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -46,31 +42,18 @@ class _Repository:
 
 
 class SearchService:
-    """Indexes of a node. Belongs to one event loop or thread."""
+    """Indexes of a process. Belongs to one event loop or thread."""
 
-    def __init__(
-        self,
-        encoder: TextEncoder | None,
-        *,
-        most_sessions: int = MOST_SESSIONS,
-        vectors_path: Path | None = None,
-    ) -> None:
-        """`vectors_path` keeps the vectors of pristine repositories across restarts."""
+    def __init__(self, encoder: TextEncoder | None, *, most_sessions: int = MOST_SESSIONS) -> None:
         self.cache = ChunkCache(encoder)
-        self._vectors_path = vectors_path
-        if vectors_path is not None and vectors_path.is_file():
-            self.cache.load(vectors_path)
         self._repositories: dict[str, _Repository] = {}
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._most_sessions = most_sessions
 
     @classmethod
-    def load(
-        cls, encoder_directory: Path | None, vectors_path: Path | None = None
-    ) -> "SearchService":
-        """With a trained encoder's files. None: BM25 by field alone."""
-        encoder = None if encoder_directory is None else BagEncoder(encoder_directory)
-        return cls(encoder, vectors_path=vectors_path)
+    def load(cls, encoder_directory: Path) -> "SearchService":
+        """A service with a trained encoder's files."""
+        return cls(BagEncoder(encoder_directory))
 
     def add_repository(self, repository_id: str, files: Mapping[str, bytes]) -> None:
         """Indexes a pristine repository. A known id is not indexed again."""
@@ -80,12 +63,6 @@ class SearchService:
         index = CodeIndex.build(self.cache, kept)
         # the whole index is made before anyone can see it
         self._repositories[repository_id] = _Repository(kept, index)
-        if self._vectors_path is not None:
-            self.cache.save(self._vectors_path)
-
-    def knows(self, repository_id: str) -> bool:
-        """Whether the repository is indexed."""
-        return repository_id in self._repositories
 
     def search(
         self, session_id: str, repository_id: str, changes: Files, query: str, limit: int

@@ -12,7 +12,6 @@ from ostinato.models.embedder import (
     Embedder,
     EmbedderConfig,
     contrastive_loss,
-    listwise_loss,
     load_embedder,
     save_embedder,
 )
@@ -95,10 +94,3 @@ def test_contrastive_loss_is_zero_for_sure_answers_and_log_of_the_pool_for_no_id
     assert contrastive_loss(sure, sure, torch.tensor(0.01)) == pytest.approx(0, abs=1e-6)
     same = torch.ones(4, 2)
     assert contrastive_loss(same, same, torch.tensor(0.1)) == pytest.approx(np.log(4))
-
-
-def test_listwise_loss_is_least_where_scores_follow_what_helped() -> None:
-    helped = torch.tensor([4.0, 2.0, 0.0])
-
-    assert listwise_loss(helped + 1, helped) == pytest.approx(0, abs=1e-6)
-    assert listwise_loss(helped.flip(0), helped) > 1

@@ -97,11 +97,8 @@ def test_the_stage_leaves_an_encoder_that_serves_and_a_report(
     workspace = Workspace.open(tmp_path, Settings(home=tmp_path))
     result = main(RetrievalRequest(config=tiny_config), workspace)
 
-    assert {"bm25", "bm25 by field", "fused, untrained", "fused, after code"} <= set(
-        result.held_out
-    )
-    assert result.held_out["fused, after code"].queries == 20
+    assert {"bm25", "bm25 by field", "fused, untrained", "fused, trained"} <= set(result.held_out)
+    assert result.held_out["fused, trained"].queries == 20
     assert set(result.by_package) == {"sortedcontainers"}
-    assert result.num_traces == 0
     assert BagEncoder(Path(result.directory)).dense_weight == result.dense_weight
     assert (Path(result.directory) / "report.json").is_file()

@@ -1,4 +1,4 @@
-"""Training: a tiny run finds answers it could not find before, on code and on traces."""
+"""Training: a tiny run finds answers it could not find before, on code."""
 
 from collections.abc import Sequence
 
@@ -11,16 +11,13 @@ from ostinato.tasks.retrieval.config import (
     ContrastiveConfig,
     RetrievalConfig,
     TowerConfig,
-    TraceConfig,
 )
 from ostinato.tasks.retrieval.measure import Pool, measure, score_densely
 from ostinato.tasks.retrieval.pairs import Pair
-from ostinato.tasks.retrieval.traces import TraceExample
 from ostinato.tasks.retrieval.training import (
     build_embedder,
     mine_negatives,
     train_on_code,
-    train_on_traces,
 )
 
 # what people say and what code says, with no word in common
@@ -86,28 +83,6 @@ def test_the_same_seed_gives_the_same_encoder() -> None:
     assert losses[0] == losses[1]
 
 
-def test_traces_teach_what_helped() -> None:
-    pairs = make_pairs(60, seed=1)
-    codes = tuple(pair.code for pair in pairs[:20])
-    examples = [
-        TraceExample(
-            problem_id=str(index),
-            repository="repo",
-            query=pairs[index].query,
-            codes=codes,
-            helpfulness=tuple(4.0 if other == index else 0.0 for other in range(20)),
-        )
-        for index in range(20)
-    ]
-    embedder = build(pairs)
-    pool = Pool("repo", codes, tuple(pair.query for pair in pairs[:20]), tuple(range(20)))
-    before = mrr(embedder, pool)
-    config = TraceConfig(epochs=8, batch_traces=10, candidates=20, learning_rate=0.02)
-    train_on_traces(embedder, examples, pairs, config, seed=0, report=silent)
-
-    assert mrr(embedder, pool) > before + 0.2
-
-
 def test_mined_negatives_are_never_the_answer_and_share_words_with_the_question() -> None:
     pairs = [
         Pair("merge path", describe_code("", "", "merge path")),
@@ -134,4 +109,3 @@ def test_too_little_to_learn_from_changes_nothing(pairs: list[Pair]) -> None:
     embedder = build(make_pairs(4, seed=0))
 
     assert train_on_code(embedder, pairs, ContrastiveConfig(), 0, silent) == []
-    assert train_on_traces(embedder, [], pairs, TraceConfig(), 0, silent) == []
