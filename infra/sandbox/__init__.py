@@ -1,8 +1,7 @@
 """Boxes for agents' commands and for verdicts: no network, no host files, limits on everything."""
 
-from ostinato.infra.sandbox.environment import RepositoryEnvironment
-from ostinato.infra.sandbox.namespace import NamespaceSandbox
-from ostinato.infra.sandbox.pool import SandboxPool
+from ostinato.infra.sandbox.backends import SandboxKind, open_backend
+from ostinato.infra.sandbox.environment import RepositoryEnvironment, open_box
 from ostinato.infra.sandbox.protocol import (
     ExecResult,
     Frame,
@@ -16,7 +15,7 @@ from ostinato.infra.sandbox.repository import PreparedRepository, fingerprint_fi
 from ostinato.infra.sandbox.test_server import TestProbe, TestServer, VerdictCache
 
 __all__ = [
-    "ExecResult", "Frame", "NamespaceSandbox", "PreparedRepository", "RepositoryEnvironment",
-    "Sandbox", "SandboxLimits", "SandboxPool", "TestFailure", "TestOutcome", "TestProbe",
-    "TestReport", "TestServer", "TextRegion", "VerdictCache", "fingerprint_files",
+    "ExecResult", "Frame", "PreparedRepository", "RepositoryEnvironment", "Sandbox", "SandboxKind",
+    "SandboxLimits", "TestFailure", "TestOutcome", "TestProbe", "TestReport", "TestServer",
+    "VerdictCache", "fingerprint_files", "open_backend", "open_box",
 ]  # fmt: skip

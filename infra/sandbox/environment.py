@@ -1,47 +1,171 @@
-"""A repository as a place for attempts: boxes to work in and a warm test run, side by side.
+"""A repository as a place for attempts: boxes to work in, and a warm test run beside them."""
 
-It knows no problems and gives no rewards.
-"""
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
-from collections.abc import Mapping, Sequence
-
-from ostinato.infra.sandbox.namespace import NamespaceSandbox
-from ostinato.infra.sandbox.pool import SandboxPool
-from ostinato.infra.sandbox.protocol import Sandbox, TestReport
-from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxNotFound
+from ostinato.infra.sandbox.backends import SandboxKind, open_backend
+from ostinato.infra.sandbox.protocol import (
+    Sandbox,
+    SandboxBackend,
+    SandboxLimits,
+    SandboxSpec,
+    Snapshot,
+    SnapshotKind,
+)
+from ostinato.infra.sandbox.repository import PreparedRepository, fingerprint_files
 from ostinato.infra.sandbox.test_server import TestServer
+
+_KEPT_STARTS = 8
+_WAIT_SECONDS = 120.0
 
 
 class RepositoryEnvironment:
-    """Sandboxes and the test server of one repository. Belongs to one event loop."""
+    """Sandboxes and the test server of one repository. Belongs to one event loop.
 
-    def __init__(self, pool: SandboxPool, test_server: TestServer) -> None:
-        self.pool = pool
-        self.test_server = test_server
+    Every lease is a new box, so nothing of an attempt is left for the next. Those that begin with the
+    same files (attempts of a group) are forks of one snapshot.
+    """
+
+    def __init__(
+        self,
+        repository: PreparedRepository,
+        backend: SandboxBackend,
+        boxes: int,
+        *,
+        limits: SandboxLimits | None = None,
+        test_limits: SandboxLimits | None = None,
+        owns_backend: bool = False,
+    ) -> None:
+        """At most `boxes` are leased at a time; nothing starts before it is needed.
+
+        Boxes of several repositories may come from one backend, which is then its opener's to close.
+        """
+        self.repository = repository
+        self.test_server = TestServer(repository, test_limits)
+        self._backend = backend
+        self._owns_backend = owns_backend
+        self._limits = limits or SandboxLimits()
+        self._num_boxes = boxes
+        self._slots = asyncio.Semaphore(boxes)
+        self._leased: set[str] = set()
+        self._starts: OrderedDict[str, asyncio.Task[Snapshot]] = OrderedDict()
+        self._starting: Counter[str] = Counter()
 
     @classmethod
-    def create(cls, repository: PreparedRepository, boxes: int) -> "RepositoryEnvironment":
-        """An environment with at most `boxes` sandboxes; nothing starts before it is needed."""
-        return cls(SandboxPool(repository, boxes), TestServer(repository))
+    def create(
+        cls, repository: PreparedRepository, boxes: int, kind: SandboxKind = SandboxKind.NAMESPACE
+    ) -> "RepositoryEnvironment":
+        """An environment with a backend of its own."""
+        return cls(repository, open_backend(kind), boxes, owns_backend=True)
 
-    @property
-    def repository(self) -> PreparedRepository:
-        """The pristine repository."""
-        return self.pool.repository
+    async def lease(
+        self,
+        files: Mapping[str, bytes | None] | None = None,
+        wait_seconds: float = _WAIT_SECONDS,
+    ) -> Sandbox:
+        """A new box with `files` laid over the pristine repository (None: removed).
 
-    async def lease(self, files: Mapping[str, bytes | None] | None = None) -> NamespaceSandbox:
-        """A clean sandbox with `files` laid over the pristine repository."""
-        return await self.pool.lease(files)
+        CapacityExhausted when no other was given back in time.
+        """
+        try:
+            async with asyncio.timeout(wait_seconds):
+                await self._slots.acquire()
+        except TimeoutError as error:
+            raise CapacityExhausted(
+                f"repository {self.repository.name}: none of {self._num_boxes} boxes came free "
+                f"in {wait_seconds} s"
+            ) from error
+        try:
+            sandbox = await self._start(files or {})
+        except BaseException:
+            self._slots.release()
+            raise
+        self._leased.add(sandbox.sandbox_id)
+        return sandbox
 
-    async def release(self, sandbox: NamespaceSandbox) -> None:
-        """Give a sandbox back."""
-        await self.pool.release(sandbox)
+    async def release(self, sandbox: Sandbox) -> None:
+        """End a leased box."""
+        if sandbox.sandbox_id not in self._leased:
+            raise SandboxNotFound(
+                f"repository {self.repository.name}: box {sandbox.sandbox_id} is not leased, "
+                "or was given back before"
+            )
+        self._leased.discard(sandbox.sandbox_id)
+        self._slots.release()
+        await sandbox.close()
 
-    async def run_visible_tests(self, sandbox: Sandbox, test_ids: Sequence[str]) -> TestReport:
-        """Run tests on what the sandbox holds now."""
-        return await self.test_server.run(await sandbox.diff(), test_ids)
+    @asynccontextmanager
+    async def leased(
+        self, files: Mapping[str, bytes | None] | None = None
+    ) -> AsyncIterator[Sandbox]:
+        """A new box for the length of a block."""
+        sandbox = await self.lease(files)
+        try:
+            yield sandbox
+        finally:
+            await self.release(sandbox)
 
     async def close(self) -> None:
-        """End everything."""
-        await self.pool.close()
+        """End the test server, and all boxes where the backend is this environment's own."""
+        for start in self._starts.values():
+            start.cancel()
         await self.test_server.close()
+        if self._owns_backend:
+            await self._backend.close()
+
+    async def _start(self, files: Mapping[str, bytes | None]) -> Sandbox:
+        key = fingerprint_files(files)
+        self._starting[key] += 1
+        try:
+            if key not in self._starts:
+                self._starts[key] = asyncio.create_task(self._prepare(files))
+            self._starts.move_to_end(key)
+            snapshot = await asyncio.shield(self._starts[key])
+            (sandbox,) = await self._backend.fork(snapshot)
+        except SandboxError:
+            self._starts.pop(key, None)
+            raise
+        finally:
+            self._starting[key] -= 1
+        await self._drop_old_starts()
+        return sandbox
+
+    async def _prepare(self, files: Mapping[str, bytes | None]) -> Snapshot:
+        """The state of a box with these files, its processes included where the backend keeps them."""
+        has_memory = self._backend.capabilities.memory_snapshot
+        sandbox = await self._backend.create(
+            SandboxSpec(repository=self.repository.directory, files=files, limits=self._limits)
+        )
+        try:
+            return await sandbox.snapshot(SnapshotKind.MEMORY if has_memory else SnapshotKind.FILES)
+        finally:
+            await sandbox.close()
+
+    async def _drop_old_starts(self) -> None:
+        unused = [key for key in self._starts if not self._starting[key]]
+        for key in unused[: max(0, len(self._starts) - _KEPT_STARTS)]:
+            start = self._starts.pop(key)
+            del self._starting[key]
+            await self._backend.remove_snapshot(start.result())
+
+
+@asynccontextmanager
+async def open_box(
+    repository: PreparedRepository,
+    files: Mapping[str, bytes | None] | None = None,
+    limits: SandboxLimits | None = None,
+    kind: SandboxKind = SandboxKind.NAMESPACE,
+) -> AsyncIterator[Sandbox]:
+    """One box with `files` laid over a repository, for the length of a block."""
+    backend = open_backend(kind)
+    try:
+        yield await backend.create(
+            SandboxSpec(
+                repository=repository.directory, files=files or {}, limits=limits or SandboxLimits()
+            )
+        )
+    finally:
+        await backend.close()

@@ -13,7 +13,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 
-from ostinato.infra.sandbox.namespace import NamespaceSandbox
+from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.protocol import SandboxLimits, TestOutcome, TestReport
 from ostinato.infra.sandbox.repository import PreparedRepository
 
@@ -54,9 +54,8 @@ async def run_plainly(
     chance = chance or random.SystemRandom()
     outcomes = dict.fromkeys(test_ids, TestOutcome.MISSING)
     violations: list[str] = []
-    sandbox = await NamespaceSandbox.open(repository, limits or SandboxLimits(memory_bytes=2 << 30))
-    try:
-        await sandbox.reset(repository.keep_editable(files))
+    limits = limits or SandboxLimits(memory_bytes=2 << 30)
+    async with open_box(repository, repository.keep_editable(files), limits) as sandbox:
         for path in dict.fromkeys(test.partition("::")[0] for test in test_ids):
             await sandbox.exec(f"mkdir -p {_FOLDER}", 10.0)
             await sandbox.write(f"{_FOLDER}/pytest.ini", _SETTINGS)
@@ -76,8 +75,6 @@ async def run_plainly(
             violations += _check_canaries(wanted, seen)
             for test in mine:
                 outcomes[test] = seen.get(test, TestOutcome.MISSING)
-    finally:
-        await sandbox.close()
     return TestReport(
         outcomes=outcomes,
         tampering=", ".join(violations[:20]),

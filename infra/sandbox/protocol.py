@@ -1,10 +1,7 @@
-"""What callers and sandboxes say to one another: the records, and the protocols of a backend and of
-one sandbox.
+"""Records and protocols of sandboxes: `Sandbox` is one box to work in, `SandboxBackend` makes them.
 
-Three protocols: `Sandbox` is the little an attempt needs, `LiveSandbox` adds sessions, jobs, batched
-files, snapshots and forks, `SandboxBackend` makes sandboxes. What a backend cannot do it declares
-in `Capabilities`. A command that fails is a result; an exception is typed (infra/platform/errors.py), and its
-`retryable_infrastructure` says whether we or the agent are to blame. Nothing here starts a process.
+A command that fails is a result. An exception is typed (infra/platform/errors.py), and its
+`retryable_infrastructure` says whether we or the agent are to blame.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,12 +66,9 @@ class ExecResult(SandboxRecord):
 
 
 class Capabilities(SandboxRecord):
-    """What a backend can do beyond commands and files; asking for the rest is InvalidArgument."""
+    """What a backend can do beyond files, file snapshots and forks, which all have."""
 
-    file_snapshot: bool = Field(default=False, description="snapshot(FILES), restore")
     memory_snapshot: bool = Field(default=False, description="snapshot(MEMORY): processes too")
-    fork: bool = Field(default=False, description="new sandboxes from a snapshot")
-    live_fork: bool = Field(default=False, description="new sandboxes from one that runs")
     own_kernel: bool = Field(default=False, description="a virtual machine, not a namespace")
     hard_limits: bool = Field(
         default=False, description="memory and processes of the whole box are limited, not of each"
@@ -91,12 +85,10 @@ class SnapshotKind(StrEnum):
 class Snapshot(SandboxRecord):
     """A state to start sandboxes from. Immutable; equal content gives an equal id."""
 
-    snapshot_id: str = Field(description="hash of the content and of the parent's id")
+    snapshot_id: str = Field(description="hash of the content")
     kind: SnapshotKind
-    parent_id: str | None = Field(description="snapshot it builds on; None: the spec's repository")
-    num_files: int = Field(description="files written or removed since the parent")
-    num_bytes: int = Field(description="what this snapshot adds on disk")
-    num_layers: int = Field(default=1, description="layers below a sandbox started from it")
+    num_files: int = Field(description="files written or removed since the repository")
+    num_bytes: int = Field(description="what this snapshot holds beside the repository")
 
 
 class SandboxSpec(SandboxRecord):
@@ -129,38 +121,6 @@ class SandboxStats(SandboxRecord):
     num_processes: int
     written_bytes: int = Field(description="in /repo, since it was made")
     expires_in_seconds: float
-
-
-class JobLogs(SandboxRecord):
-    """Part of what a background job printed, by its place in all it printed."""
-
-    data: bytes
-    offset_bytes: int = Field(description="place of `data`; later than asked when that was dropped")
-    next_offset_bytes: int
-    is_running: bool
-    exit_code: int | None = Field(description="None while it runs; negative: ended by that signal")
-
-
-class ReadRequest(SandboxRecord):
-    """Bytes of a file."""
-
-    path: str
-    offset_bytes: int = Field(default=0, ge=0)
-    max_bytes: int | None = Field(
-        default=None, description="None: the whole file, OutputLimit when it is over 8 MiB"
-    )
-
-
-class WriteRequest(SandboxRecord):
-    """A file to replace atomically; folders are made."""
-
-    path: str
-    content: bytes
-    expected_sha256: str | None = Field(
-        default=None,
-        description="hex of the content it must have now; empty: must not exist; None: any",
-    )
-    is_executable: bool = False
 
 
 class FileKind(StrEnum):
@@ -246,34 +206,19 @@ class TestReport(SandboxRecord):
 
 
 class Sandbox(Protocol):
-    """A place where an agent's commands run.
+    """One box with a repository at /repo. Belongs to the event loop that made it.
 
-    Paths are relative to the repository unless they begin with /tmp/.
+    Paths are relative to /repo unless they begin with /tmp/ or /dev/shm/, and no tool leaves these
+    three folders, whatever links say.
     """
 
-    async def exec(
-        self, command: str, timeout_seconds: float, output_cap_bytes: int = 16_384
-    ) -> ExecResult: ...
+    @property
+    def sandbox_id(self) -> str: ...
 
-    async def read(self, path: str) -> bytes: ...
-
-    async def write(self, path: str, content: bytes) -> None: ...
-
-    async def list(self, path: str = ".") -> tuple[str, ...]: ...
-
-    async def diff(self) -> dict[str, bytes | None]: ...
-
-    async def reset(self, files: Mapping[str, bytes | None] | None = None) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-class Commands(Protocol):
-    """Commands, sessions and jobs of one sandbox.
-
-    A command has its own process group; at its time limit the group gets TERM, then KILL, and what
-    it printed is kept. Its stdin is empty unless given.
-    """
+    @property
+    def is_lost(self) -> bool:
+        """Whether the box is gone; every operation then raises SandboxLost."""
+        ...
 
     async def exec(
         self,
@@ -286,113 +231,54 @@ class Commands(Protocol):
         stdin: bytes = b"",
         separate_stderr: bool = False,
     ) -> ExecResult:
-        """Run a shell command (str) or a program with arguments (anything else)."""
-        ...
+        """Run a shell command (str) or a program with arguments (anything else).
 
-    async def open_session(
-        self, *, directory: str = ".", environment: Mapping[str, str] | None = None
-    ) -> str:
-        """Start a shell that keeps its folder and variables; its id."""
-        ...
-
-    async def run_in_session(
-        self, session_id: str, command: str, timeout_seconds: float, output_cap_bytes: int = 16_384
-    ) -> ExecResult:
-        """Run in a session, one command at a time (SandboxBusy).
-
-        A command over its time is interrupted; a shell that ignores that, or exits, is gone, and
-        the next run in it is SandboxNotFound.
+        It has its own process group, which gets TERM and then KILL at the time limit; what it
+        printed is kept.
         """
         ...
 
-    async def signal_session(self, session_id: str, signal_number: int) -> None: ...
-
-    async def close_session(self, session_id: str) -> None: ...
-
-    async def start_job(
-        self,
-        command: str | Sequence[str],
-        *,
-        directory: str = ".",
-        environment: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-    ) -> str:
-        """Start a background job; its id. It runs until it ends, is killed, or the box closes."""
+    async def read(self, path: str) -> bytes:
+        """Content of a file; OutputLimit over 8 MiB."""
         ...
 
-    async def read_job_logs(
-        self, job_id: str, offset_bytes: int = 0, max_bytes: int = 65_536
-    ) -> JobLogs: ...
-
-    async def wait_job(self, job_id: str, timeout_seconds: float) -> JobLogs:
-        """The end of a job's output and its exit code; SandboxTimeout while it still runs."""
+    async def write(self, path: str, content: bytes) -> None:
+        """Replace a file atomically; folders are made, an executable bit stays."""
         ...
 
-    async def kill_job(self, job_id: str, signal_number: int = 9) -> None: ...
+    async def list(self, path: str = ".") -> tuple[str, ...]:
+        """Sorted names in a folder; folders end with a slash."""
+        ...
 
-
-class Files(Protocol):
-    """Files of one sandbox, below /repo, /tmp and /dev/shm only, whatever links say."""
-
-    async def read(self, path: str) -> bytes: ...
-
-    async def write(self, path: str, content: bytes) -> None: ...
-
-    async def list(self, path: str = ".") -> tuple[str, ...]: ...
-
-    async def read_files(self, requests: Sequence[ReadRequest]) -> tuple[bytes | SandboxError, ...]:
+    async def read_files(self, paths: Sequence[str]) -> tuple[bytes | SandboxError, ...]:
         """Many reads in one round trip, answered in their order; a failed one is its error."""
         ...
 
-    async def write_files(
-        self, requests: Sequence[WriteRequest]
-    ) -> tuple[SandboxError | None, ...]:
-        """Many writes in one round trip; each alone is atomic, they are not so together."""
+    async def write_files(self, files: Mapping[str, bytes | None]) -> dict[str, SandboxError]:
+        """Write and remove (None) files in one round trip; the errors by path.
+
+        Each write alone is atomic, they are not so together.
+        """
         ...
 
     async def list_files(self, path: str = ".", *, max_depth: int = 1) -> tuple[FileStatus, ...]:
         """What is below a folder, by path; OutputLimit over 20,000 entries."""
         ...
 
-    async def stat(self, paths: Sequence[str]) -> tuple[FileStatus | None, ...]:
-        """None: nothing there."""
+    async def diff(self, base: Snapshot | None = None) -> dict[str, bytes | None]:
+        """Regular files of /repo that differ from `base`; None as content: removed.
+
+        Without a base: from the repository itself, so files that the spec laid over it differ too.
+        """
         ...
-
-    async def remove(self, paths: Sequence[str]) -> tuple[SandboxError | None, ...]:
-        """Remove files, links, and folders with all below them."""
-        ...
-
-
-class LiveSandbox(Commands, Files, Protocol):
-    """One running sandbox of any backend. Belongs to the event loop that made it."""
-
-    @property
-    def sandbox_id(self) -> str: ...
-
-    @property
-    def spec(self) -> SandboxSpec: ...
-
-    @property
-    def capabilities(self) -> Capabilities: ...
-
-    @property
-    def is_lost(self) -> bool: ...
 
     async def snapshot(self, kind: SnapshotKind = SnapshotKind.FILES) -> Snapshot:
         """Freeze what is there now; the sandbox goes on."""
         ...
 
-    async def diff(self, base: Snapshot | None = None) -> dict[str, bytes | None]:
-        """Regular files of /repo that differ from `base` (None: as created); None: removed."""
+    async def close(self) -> None:
+        """End the box and everything in it. A second close does nothing."""
         ...
-
-    async def stats(self) -> SandboxStats: ...
-
-    async def renew(self, ttl_seconds: float | None = None) -> None:
-        """Count the time to live from now; None: as long as the spec said."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 class SandboxBackend(Protocol):
@@ -404,32 +290,21 @@ class SandboxBackend(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
-    async def create(self, spec: SandboxSpec) -> LiveSandbox:
-        """A sandbox whose server answers; CapacityExhausted or SandboxLost when it does not."""
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """A new sandbox that answers; CapacityExhausted or SandboxLost when it does not."""
         ...
 
-    async def fork(self, source: Snapshot | LiveSandbox, count: int = 1) -> Sequence[LiveSandbox]:
+    async def fork(self, source: Snapshot | Sandbox, count: int = 1) -> Sequence[Sandbox]:
         """New sandboxes in the state of `source`; a running source goes on undisturbed."""
         ...
 
-    async def restore(self, snapshot: Snapshot) -> LiveSandbox:
-        """One new sandbox in that state."""
-        ...
-
-    async def list_sandboxes(
-        self, labels: Mapping[str, str] | None = None
-    ) -> Sequence[LiveSandbox]:
-        """Running sandboxes that carry all these labels."""
-        ...
-
-    async def reap(self) -> tuple[str, ...]:
-        """Close those past their time to live and those lost; their ids."""
-        ...
-
     async def remove_snapshot(self, snapshot: Snapshot) -> None:
-        """Free its space; SandboxBusy while a sandbox or another snapshot stands on it."""
+        """Forget it; sandboxes that were started from it go on. SandboxNotFound a second time."""
         ...
 
     async def close(self) -> None:
         """End every sandbox and free every snapshot."""
         ...
+
+
+LiveSandbox = Sandbox

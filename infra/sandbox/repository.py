@@ -123,7 +123,8 @@ def fingerprint_files(files: Mapping[str, bytes | None]) -> str:
     digest = hashlib.sha256()
     for path in sorted(files):
         content = files[path]
-        digest.update(f"{len(path)}:{path}:{-1 if content is None else len(content)}:".encode())
+        head = f"{len(path)}:{path}:{-1 if content is None else len(content)}:"
+        digest.update(head.encode(errors="surrogateescape"))
         digest.update(content or b"")
     return digest.hexdigest()[:16]
 

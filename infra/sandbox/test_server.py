@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.infra.platform.errors import ProblemError, SandboxLost
-from ostinato.infra.sandbox.box import REPOSITORY_PATH, BoxProcess
-from ostinato.infra.sandbox.channel import BoxChannel
+from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess
+from ostinato.infra.sandbox.host.channel import BoxChannel
 from ostinato.infra.sandbox.protocol import (
     Frame,
     SandboxLimits,
@@ -38,12 +38,10 @@ class TestProbe(SandboxRecord):
     outcome: TestOutcome
     seconds: float
     idle_seconds: float  # of these, how long it slept or waited for others
-    num_calls: (
-        int  # of Python and built-in functions, the runner's own included; 0 when not profiled
-    )
-    called: frozenset[
-        tuple[str, int, str]
-    ]  # (path, first line, qualified name) of functions of the repository
+    # of Python and built-in functions, the runner's own included; 0 when not profiled
+    num_calls: int
+    # (path, first line, qualified name) of functions of the repository
+    called: frozenset[tuple[str, int, str]]
 
 
 class VerdictCache:
@@ -126,8 +124,7 @@ class TestServer:
             return cached
         running = self._running.get(key)
         if running is None:
-            # A task of its own: attempts that make the same edit share it, and one that is
-            # cancelled
+            # A task of its own: attempts that make the same edit share it, and one that is cancelled
             # does not take it from the others.
             running = asyncio.create_task(
                 self._run_uncached(key, changed, test_ids, time_limit_seconds)
@@ -271,7 +268,10 @@ class TestServer:
         sources = {
             path: text for path, text in merged.items() if text is not None and path.endswith(".py")
         }
-        channel = BoxChannel(BoxProcess("fork_server", self._limits, self._mounts()))
+        # proofs look at a second order of sets; the box's own seed is 0
+        variables = {"PYTHONHASHSEED": str(self._hash_seed)}
+        box = BoxProcess(self._limits, self._mounts(), server="fork_server", environment=variables)
+        channel = BoxChannel(box)
         try:
             reply, _ = await channel.request(
                 "open",
@@ -293,8 +293,6 @@ class TestServer:
         """
         blank = str(Path(__file__).parent / "inside" / _BLANK_FILE)
         mounts = ["--ro-bind", str(self.repository.directory.resolve()), REPOSITORY_PATH]
-        if self._hash_seed:  # proofs look at a second order of sets; the box's own seed is 0
-            mounts += ["--setenv", "PYTHONHASHSEED", str(self._hash_seed)]
         for path in self.repository.files:
             if self.repository.is_editable(path):
                 mounts += ["--ro-bind", blank, f"{REPOSITORY_PATH}/{path}"]

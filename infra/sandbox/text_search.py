@@ -1,7 +1,7 @@
-"""Regular expressions over the files of a box: ripgrep where the box has it, else Python.
+"""Regular expressions over the files of a box, by the ripgrep that every box has.
 
-Both programs find the same lines: all regular files but those below caches and git's own, none with
-zero bytes, links not followed. It runs nothing; inside/text_search.py is the second program.
+All regular files are searched but those below caches and git's own and those with zero bytes; links
+are not followed.
 """
 
 import re
@@ -9,9 +9,8 @@ import shlex
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ostinato.infra.sandbox.inside.text_search import HIDDEN_FOLDERS, PROBED_BYTES
-from ostinato.infra.sandbox.system import LIBRARY, PYTHON
-
+_HIDDEN_FOLDERS = (".git", "__pycache__", ".venv", "node_modules")
+_PROBED_BYTES = 1 << 16
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _MOST_GLOBS = 64
 
@@ -36,38 +35,25 @@ class TextMatch(NamedTuple):
 
 
 def search_command(search: TextSearch) -> str:
-    """The search by the better program that the box has. Exit code 0: found, 1: nothing, 2: error."""
-    ripgrep, python = ripgrep_command(search), python_command(search)
-    return f"if command -v rg >/dev/null; then {ripgrep}; else {python}; fi"
+    """A shell command for the search. Exit code 0: found, 1: nothing, 2: error.
 
-
-def ripgrep_command(search: TextSearch) -> str:
-    """The search by ripgrep; a zero byte stands behind each path.
-
-    A file that is asked for by name ripgrep searches even where it is not text, so that is looked
-    at before.
+    A zero byte stands behind each path. A file that is asked for by name ripgrep searches even where
+    it is not text, so that is looked at before.
     """
+    path = shlex.quote(search.path or ".")
     flags = "--no-config --no-ignore --hidden --encoding none --color never --no-heading"
     globs = [f"-g {shlex.quote(glob)}" for glob in expand_braces(search.glob)]
-    globs += [f"-g {shlex.quote(f'!{name}')}" for name in HIDDEN_FOLDERS]
+    globs += [f"-g {shlex.quote(f'!{name}')}" for name in _HIDDEN_FOLDERS]
     command = " ".join(
-        [
+        (
             f"rg {flags} --with-filename --null --sort path {'-c' if search.counts_only else '-n'}",
             *globs,
-            _common_arguments(search),
-        ]
+            *(("-i",) if search.ignores_case else ()),
+            f"-e {shlex.quote(search.pattern)} -- {path}",
+        )
     )
-    path = shlex.quote(search.path or ".")
-    zeros = f"$(head -c {PROBED_BYTES} -- {path} | tr -dc '\\000' | wc -c)"
+    zeros = f"$(head -c {_PROBED_BYTES} -- {path} | tr -dc '\\000' | wc -c)"
     return f'if [ -f {path} ] && [ "{zeros}" -gt 0 ]; then (exit 1); else {command}; fi'
-
-
-def python_command(search: TextSearch) -> str:
-    """The same by our own program and the interpreter of the box."""
-    globs = [f"-g {shlex.quote(glob)}" for glob in expand_braces(search.glob)]
-    program = f"{PYTHON}/bin/python3 -S -E {LIBRARY}/infra/sandbox/inside/text_search.py"
-    counts = ["-c"] if search.counts_only else []
-    return " ".join([program, *counts, *globs, _common_arguments(search)])
 
 
 def read_matches(output: bytes) -> tuple[list[TextMatch], str]:
@@ -97,8 +83,3 @@ def expand_braces(glob: str) -> tuple[str, ...]:
             before, after = text[: braces.start()], text[braces.end() :]
             waiting += [before + part + after for part in braces[1].split(",")]
     return (*done, *waiting)
-
-
-def _common_arguments(search: TextSearch) -> str:
-    case = "-i " if search.ignores_case else ""
-    return f"{case}-e {shlex.quote(search.pattern)} -- {shlex.quote(search.path or '.')}"

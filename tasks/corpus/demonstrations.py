@@ -19,9 +19,8 @@ from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.agent.workplace import open_workplace
 from ostinato.infra.platform.errors import ProblemError
-from ostinato.infra.sandbox.pool import SandboxPool
+from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.models.rendering import Renderer
 from ostinato.models.rendering.vocabulary import SPECIAL_IDS
 from ostinato.tasks.corpus.config import DemonstrationConfig
@@ -67,15 +66,6 @@ class _Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Pool and test server of one repository."""
-
-    repository: PreparedRepository
-    pool: SandboxPool
-    server: TestServer
-
-
-@dataclass(frozen=True, slots=True)
 class DemonstrationSettings:
     """Settings shared by all attempts."""
 
@@ -105,11 +95,9 @@ async def make_demonstrations(
     async with AsyncExitStack() as stack:
         places = {}
         for name in sorted({problem.repository for problem in order}):
-            pool = SandboxPool(repositories[name], settings.config.boxes_per_repository)
-            stack.push_async_callback(pool.close)
-            server = TestServer(repositories[name])
-            stack.push_async_callback(server.close)
-            places[name] = _Place(repositories[name], pool, server)
+            boxes = settings.config.boxes_per_repository
+            places[name] = RepositoryEnvironment.create(repositories[name], boxes)
+            stack.push_async_callback(places[name].close)
         waiting = iter(jobs)
         num_done = 0
 
@@ -135,7 +123,7 @@ async def make_demonstrations(
 
 async def _demonstrate(
     problem: Problem,
-    place: _Place,
+    place: RepositoryEnvironment,
     settings: DemonstrationSettings,
     index: int,
 ) -> _Attempt:
@@ -161,10 +149,10 @@ async def _demonstrate(
     )
     request = AgentRequest(prompt=problem.prompt, session_id=f"{problem.problem_id}/{index}")
     test_ids = (*problem.fail_to_pass, *problem.pass_to_pass)
-    async with place.pool.leased({problem.path: broken.encode()}) as sandbox:
+    async with place.leased({problem.path: broken.encode()}) as sandbox:
         with open_workplace(
             sandbox,
-            place.server,
+            place.test_server,
             test_ids=test_ids,
             test_limit_seconds=settings.config.test_time_limit_seconds,
             search=settings.search,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from ostinato.infra.agent.tools.testing import describe_report
 from ostinato.infra.platform.errors import GradingError
-from ostinato.infra.sandbox.namespace import NamespaceSandbox
+from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.plain_run import run_plainly
 from ostinato.infra.sandbox.protocol import SandboxLimits, TestOutcome, TestReport
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -85,12 +85,9 @@ async def _find_difference(
     """First difference between change and original on calls that no test makes. Empty where they
     agree.
     """
-    sandbox = await NamespaceSandbox.open(repository, SandboxLimits(memory_bytes=2 << 30))
-    try:
-        await sandbox.reset(repository.keep_editable(changed_files))
+    changed = repository.keep_editable(changed_files)
+    async with open_box(repository, changed, SandboxLimits(memory_bytes=2 << 30)) as sandbox:
         found = await judge_by_oracle(sandbox, oracle)
-    finally:
-        await sandbox.close()
     if found.passed:
         return ""
     agreeing = f"{found.num_agreeing} of {found.num_calls} held-out calls agree"

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from ostinato.infra.sandbox.namespace import NamespaceSandbox
+from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer, VerdictCache
@@ -65,12 +65,9 @@ class Prover:
             for definition in found
         ]
         tests = baseline.telling(definitions, _TELLING_TESTS)
-        sandbox = await NamespaceSandbox.open(repository, _LIMITS)
-        try:
+        async with open_box(repository, limits=_LIMITS) as sandbox:
             recorded = await record_calls(sandbox, definitions, tests, config)
             return await build_oracles(sandbox, recorded, config, self._seed)
-        finally:
-            await sandbox.close()
 
     async def close(self) -> None:
         """End all boxes."""

@@ -12,11 +12,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox.backends import SandboxKind, open_backend
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
-from ostinato.infra.sandbox.pool import SandboxPool
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.records import Problem
 
 # more only wait for one another's processor time, until the start limit fails them
@@ -48,14 +47,19 @@ class Sandboxes:
         repositories: Iterable[PreparedRepository],
         *,
         concurrent_trajectories: int,
+        kind: SandboxKind = SandboxKind.NAMESPACE,
         lender: BoxLender | None = None,
     ) -> None:
-        """`lender`: where agents' boxes come from; None: pools of this process."""
+        """`lender`: where agents' boxes come from; None: this process makes them, of this kind."""
         server = SandboxLimits(start_seconds=START_SECONDS, memory_bytes=TEST_SERVER_BYTES)
+        self._backend = open_backend(kind)
         self._environments = {
             repository.name: RepositoryEnvironment(
-                SandboxPool(repository, concurrent_trajectories, BOX_LIMITS),
-                TestServer(repository, server),
+                repository,
+                self._backend,
+                concurrent_trajectories,
+                limits=BOX_LIMITS,
+                test_limits=server,
             )
             for repository in repositories
         }
@@ -101,3 +105,4 @@ class Sandboxes:
             await self._lender.close()
         for environment in self._environments.values():
             await environment.close()
+        await self._backend.close()

@@ -16,20 +16,16 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from ostinato.infra.sandbox import NamespaceSandbox, TestServer
-from ostinato.infra.sandbox.box import STATIC_SERVER
-from ostinato.infra.sandbox.layered import LayeredSandbox, NamespaceBackend
+from ostinato.infra.sandbox import RepositoryEnvironment, TestServer, open_backend
 from ostinato.infra.sandbox.protocol import SandboxSpec
-from ostinato.infra.sandbox.system import has_static_agent
 from tests.fakes.repositories import WORDKIT, open_repository
 
 TARGETS_MS = {
-    "static_create": 10.0,
-    "python_create": 30.0,
-    "static_exec": 1.5,
-    "static_snapshot_200": 10.0,
-    "static_fork": 30.0,
-    "reset": 3.0,
+    "create": 10.0,
+    "exec": 1.5,
+    "snapshot_200": 10.0,
+    "fork": 30.0,
+    "lease_of_group": 20.0,
     "hot_wall": 20.0,
     "cold_wall": 60.0,
 }
@@ -49,11 +45,11 @@ async def time_ms(action: Callable[[int], Awaitable[object]], repeats: int) -> f
     return statistics.median(times)
 
 
-async def measure_layers(server: str, repeats: int) -> dict[str, float]:
-    """Create, exec, snapshot and fork of the namespace backend with one of its servers."""
-    backend = NamespaceBackend(server=server)
+async def measure_boxes(repeats: int) -> dict[str, float]:
+    """Create, exec, snapshot and fork of the namespace backend."""
+    backend = open_backend()
     spec = SandboxSpec(repository=open_repository(WORDKIT).directory)
-    boxes: list[LayeredSandbox] = [await backend.create(spec)]
+    boxes = [await backend.create(spec)]
 
     async def create(_: int) -> None:
         boxes.append(await backend.create(spec))
@@ -65,6 +61,7 @@ async def measure_layers(server: str, repeats: int) -> dict[str, float]:
     figures["exec"] = await time_ms(lambda _: box.exec(["true"], 30), repeats)
     figures["read"] = await time_ms(lambda _: box.read(_PATH), repeats)
     figures["write"] = await time_ms(lambda _: box.write(_PATH, b"x = 1\n"), repeats)
+    figures["diff"] = await time_ms(lambda _: box.diff(), repeats)
     await box.exec(_EDIT, 120)
 
     async def edit_and_snapshot(number: int) -> float:
@@ -86,15 +83,31 @@ async def measure_layers(server: str, repeats: int) -> dict[str, float]:
     return figures
 
 
+async def measure_leases(repeats: int) -> dict[str, float]:
+    """A new box per lease: with files that were never used before, and as one more of a group."""
+    environment = RepositoryEnvironment.create(open_repository(WORDKIT), 1)
+
+    async def lease(number: int) -> None:
+        async with environment.leased({_PATH: b"broken = %d\n" % number}):
+            pass
+
+    figures = {
+        "lease_first": await time_ms(lease, repeats),
+        "lease_of_group": await time_ms(lambda _: lease(repeats - 1), repeats),
+    }
+    await environment.close()
+    return figures
+
+
 def processor_ms() -> float:
     """Of this process and the children it has waited for."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return 1e3 * sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-async def measure_throughput(server: str, num_boxes: int) -> dict[str, float]:
+async def measure_throughput(num_boxes: int) -> dict[str, float]:
     """Boxes a second when they are asked for side by side and kept, and what each costs."""
-    backend = NamespaceBackend(server=server)
+    backend = open_backend()
     spec = SandboxSpec(repository=open_repository(WORDKIT).directory)
     await backend.create(spec)
     limit = asyncio.Semaphore(_STARTS_AT_A_TIME)
@@ -134,17 +147,6 @@ def measure_baseline(repeats: int) -> dict[str, float]:
     return figures
 
 
-async def measure_reset(repeats: int) -> dict[str, float]:
-    """The box of attempts, which is put back instead of made anew."""
-    box = await NamespaceSandbox.open(open_repository(WORDKIT))
-    figures = {
-        "reset": await time_ms(lambda _: box.reset({_PATH: b"broken = True\n"}), repeats),
-        "diff": await time_ms(lambda _: box.diff(), repeats),
-    }
-    await box.close()
-    return figures
-
-
 async def measure_verdicts(repeats: int) -> dict[str, float]:
     """Start of a test server, and uncached runs by both routes."""
     server = TestServer(open_repository(WORDKIT))
@@ -170,15 +172,9 @@ async def measure_verdicts(repeats: int) -> dict[str, float]:
 async def measure(repeats: int) -> dict[str, float]:
     """All figures: milliseconds, but rates a second and the machine's load."""
     figures = {"load_before": os.getloadavg()[0], **measure_baseline(repeats)}
-    servers = {"python": "file_server"}
-    if has_static_agent():
-        servers["static"] = STATIC_SERVER
-    for name, server in servers.items():
-        found = await measure_layers(server, repeats)
-        figures.update({f"{name}_{key}": value for key, value in found.items()})
-    fastest = list(servers.values())[-1]
-    figures.update(await measure_throughput(fastest, repeats * 4))
-    figures.update(await measure_reset(repeats))
+    figures.update(await measure_boxes(repeats))
+    figures.update(await measure_throughput(repeats * 4))
+    figures.update(await measure_leases(repeats))
     figures.update(await measure_verdicts(repeats))
     figures["load_after"] = os.getloadavg()[0]
     return figures

@@ -24,8 +24,8 @@ from ostinato.infra.sandbox.fleet.policy import FleetPolicy
 from ostinato.infra.sandbox.fleet.pressure import read_pressure
 from ostinato.infra.sandbox.fleet.records import BoxRequest, NodeSpec, Resources, Template
 from ostinato.infra.sandbox.fleet.service import FleetService
-from ostinato.infra.sandbox.layered import NamespaceBackend
-from ostinato.infra.sandbox.protocol import LiveSandbox, SandboxLimits, SandboxSpec
+from ostinato.infra.sandbox.host.backend import NamespaceBackend
+from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits, SandboxSpec
 from tests.fakes.repositories import WORDKIT, open_repository
 from tests.unit.infra.sandbox.fleet.toy_fleet import ToyFleet
 
@@ -74,7 +74,7 @@ class Burst:
         self.service = FleetService([_TEMPLATE], policy, tick_seconds=0.01, heartbeat_seconds=5.0)
         self._children_before = set(psutil.Process().children(recursive=True))
 
-    async def make(self, template: str) -> LiveSandbox:
+    async def make(self, template: str) -> Sandbox:
         """A box of the backend: this is the node's maker too."""
         return await self.backend.create(self.spec)
 

@@ -10,21 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.infra.platform.settings import load_settings
-from ostinato.infra.sandbox.box import STATIC_SERVER
-from ostinato.infra.sandbox.layered import NamespaceBackend
-from ostinato.infra.sandbox.microvm import MicroVmBackend
-from ostinato.infra.sandbox.protocol import LiveSandbox, SandboxBackend, SandboxLimits, SandboxSpec
-from ostinato.infra.sandbox.system import has_static_agent
+from ostinato.infra.sandbox.backends import SandboxKind, open_backend
+from ostinato.infra.sandbox.protocol import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
 from tests.fakes.repositories import WORDKIT, open_repository
 
 BACKENDS: dict[str, Callable[[], SandboxBackend]] = {
-    "namespace": lambda: NamespaceBackend(server="file_server")
+    kind.value: lambda kind=kind: open_backend(kind) for kind in SandboxKind
 }
-if has_static_agent():
-    BACKENDS["namespace-static"] = lambda: NamespaceBackend(server=STATIC_SERVER)
-# Images and booted machines are kept beside other downloads, so only the first run pays for them.
-BACKENDS["microvm"] = lambda: MicroVmBackend(load_settings().cache_directory / "microvm")
 MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
     "microvm": (pytest.mark.microvm, pytest.mark.timeout(600))
 }
@@ -72,15 +64,15 @@ class Bench:
         self.run = runner.run
         self.backend = backend
 
-    def create(self, files: Mapping[str, bytes | None] | None = None) -> LiveSandbox:
+    def create(self, files: Mapping[str, bytes | None] | None = None) -> Sandbox:
         """A fresh sandbox of the tiny repository."""
         return self.run(self.backend.create(wordkit_spec(files)))
 
-    def shell(self, sandbox: LiveSandbox, command: str, seconds: float = COMMAND_SECONDS) -> bytes:
+    def shell(self, sandbox: Sandbox, command: str, seconds: float = COMMAND_SECONDS) -> bytes:
         """Output of a shell command."""
         return self.run(sandbox.exec(command, seconds)).output
 
-    def is_usable(self, sandbox: LiveSandbox, seconds: float = COMMAND_SECONDS) -> bool:
+    def is_usable(self, sandbox: Sandbox, seconds: float = COMMAND_SECONDS) -> bool:
         """Whether a command still runs and a file is still written."""
         self.run(sandbox.write("/tmp/probe", b"ok"))
         return self.shell(sandbox, "cat /tmp/probe", seconds) == b"ok"

@@ -55,13 +55,13 @@ class MemorySandbox:
         changed.update({path: None for path in self.pristine if path not in self.files})
         return changed
 
-    async def reset(self, files: Mapping[str, bytes | None] | None = None) -> None:
-        self.files = dict(self.pristine)
-        for path, content in (files or {}).items():
+    async def write_files(self, files: Mapping[str, bytes | None]) -> dict[str, SandboxError]:
+        for path, content in files.items():
             if content is None:
                 self.files.pop(path, None)
             else:
                 self.files[path] = content
+        return {}
 
     async def close(self) -> None:
         self.is_lost = True

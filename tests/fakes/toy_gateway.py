@@ -56,7 +56,7 @@ class MemoryWorkplaces:
     ) -> AsyncIterator[AgentEnvironment]:
         self.leases.append(test_ids)
         sandbox = MemorySandbox(PRISTINE)
-        await sandbox.reset(files)
+        await sandbox.write_files(files)
         yield AgentEnvironment(sandbox=sandbox, run_tests=run_tests)
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from ostinato.infra.platform.errors import SandboxError
-from ostinato.infra.sandbox.namespace import NamespaceSandbox
-from ostinato.infra.sandbox.protocol import SandboxLimits
+from ostinato.infra.sandbox.backends import SandboxKind, open_backend
+from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits, SandboxSpec
 from ostinato.infra.sandbox.repository import PreparedRepository
 
 
@@ -30,14 +30,20 @@ class RepositoryBoxes:
     """A `BoxMaker` whose templates are repositories."""
 
     def __init__(
-        self, repositories: Mapping[str, PreparedRepository], limits: SandboxLimits | None = None
+        self,
+        repositories: Mapping[str, PreparedRepository],
+        limits: SandboxLimits | None = None,
+        kind: SandboxKind = SandboxKind.NAMESPACE,
     ) -> None:
         self._repositories = dict(repositories)
         self._limits = limits or SandboxLimits()
+        self._backend = open_backend(kind)
 
-    async def make(self, template: str) -> NamespaceSandbox:
+    async def make(self, template: str) -> Sandbox:
         repository = self._repositories.get(template)
         if repository is None:
             names = ", ".join(sorted(self._repositories)) or "none"
             raise SandboxError(f"template {template} is not on this node; wanted one of: {names}")
-        return await NamespaceSandbox.open(repository, self._limits)
+        return await self._backend.create(
+            SandboxSpec(repository=repository.directory, limits=self._limits)
+        )

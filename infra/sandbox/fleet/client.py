@@ -14,7 +14,7 @@ import ray
 from ray.actor import ActorHandle
 
 from ostinato.infra.platform.cluster.actors import find_actor
-from ostinato.infra.platform.errors import ClusterError, SandboxLost
+from ostinato.infra.platform.errors import ClusterError, SandboxError, SandboxLost
 from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.sandbox.fleet.actor import RemoteNode, ask
 from ostinato.infra.sandbox.fleet.records import BoxRequest, Granted, Priority
@@ -65,9 +65,9 @@ class LeasedBox:
         """Files that differ from the template; None: removed."""
         return await self._call("diff")
 
-    async def reset(self, files: Mapping[str, bytes | None] | None = None) -> None:
-        """Back to the template with `files` laid over it; every process in the box ends."""
-        await self._call("reset", files)
+    async def write_files(self, files: Mapping[str, bytes | None]) -> dict[str, SandboxError]:
+        """Write and remove (None) files; the errors by path."""
+        return await self._call("write_files", files)
 
     async def close(self) -> None:
         """Give the box back."""
@@ -114,7 +114,7 @@ class FleetClient:
         """
         box = await self.acquire(repository.name)
         try:
-            await box.reset(files)
+            await box.write_files(files)
             yield box
         finally:
             await self.release(box)

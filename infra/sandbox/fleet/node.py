@@ -25,12 +25,7 @@ _logger = logging.getLogger(__name__)
 
 # what a holder may call on its box: all that a sandbox offers, but its end
 BOX_OPERATIONS = frozenset(
-    (
-        *("exec", "read", "write", "list", "diff", "reset", "stats"),
-        *("open_session", "run_in_session", "signal_session", "close_session"),
-        *("start_job", "read_job_logs", "wait_job", "kill_job"),
-        *("read_files", "write_files", "list_files", "stat", "remove"),
-    )
+    (*("exec", "read", "write", "list", "diff", "read_files", "write_files", "list_files"),)
 )
 
 

@@ -20,22 +20,6 @@ def protect_server() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
-def reap_children() -> dict[int, int]:
-    """Exit codes of all children that ended, adopted ones included.
-
-    Negative: ended by that signal.
-    """
-    ended: dict[int, int] = {}
-    while True:
-        try:
-            process_id, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended
-        if process_id == 0:
-            return ended
-        ended[process_id] = os.waitstatus_to_exitcode(status)
-
-
 def read_waited_seconds(process_id: int) -> float:
     """How long a process was ready to run while others had the CPUs.
 

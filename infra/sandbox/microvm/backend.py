@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ostinato.infra.platform.errors import InvalidArgument, SandboxBusy, SandboxNotFound
+from ostinato.infra.sandbox.host.roster import Roster, check_count, start_all
 from ostinato.infra.sandbox.microvm.changes import (
     Changes,
     changes_of_files,
@@ -32,7 +33,6 @@ from ostinato.infra.sandbox.protocol import (
     Snapshot,
     SnapshotKind,
 )
-from ostinato.infra.sandbox.roster import Roster, check_count, start_all
 
 
 @dataclass(slots=True)
@@ -75,14 +75,7 @@ class MicroVmBackend:
     @property
     def capabilities(self) -> Capabilities:
         """Everything: a machine's memory can be copied while it runs."""
-        return Capabilities(
-            file_snapshot=True,
-            memory_snapshot=True,
-            fork=True,
-            live_fork=True,
-            own_kernel=True,
-            hard_limits=True,
-        )
+        return Capabilities(memory_snapshot=True, own_kernel=True, hard_limits=True)
 
     async def create(self, spec: SandboxSpec) -> MicroVmSandbox:
         """A machine over the spec's repository and files, ready to be asked."""

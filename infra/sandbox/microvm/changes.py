@@ -12,7 +12,7 @@ from typing import Any
 
 from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.sandbox.inside.wire import FrameDecoder, encode_frame
-from ostinato.infra.sandbox.layer_store import SKIPPED_NAMES, is_hidden
+from ostinato.infra.sandbox.snapshots.store import SKIPPED_NAMES, is_hidden
 
 
 @dataclass(frozen=True, slots=True)

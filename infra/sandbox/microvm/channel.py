@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from ostinato.infra.platform.errors import SandboxError
-from ostinato.infra.sandbox.channel import BoxChannel
+from ostinato.infra.sandbox.host.channel import BoxChannel
 from ostinato.infra.sandbox.microvm.machine import Machine
 
 _HOLD_SECONDS = 60.0

@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from ostinato.infra.platform.errors import InvalidArgument, SandboxError
-from ostinato.infra.sandbox.system import find_ripgrep
+from ostinato.infra.sandbox.host.system import find_ripgrep
 
 _GUEST = Path(__file__).parent / "guest"
 _TICK_RATE = Path(__file__).parent / "host" / "tick_rate.c"

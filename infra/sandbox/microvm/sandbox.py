@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.sandbox.host.roster import Lifetime
+from ostinato.infra.sandbox.host.tools import FILE_SECONDS, BoxTools
 from ostinato.infra.sandbox.microvm.changes import Changes, changes_of_files, changes_of_reply
 from ostinato.infra.sandbox.microvm.channel import MachineChannel
 from ostinato.infra.sandbox.microvm.machine import Machine, MachineState
@@ -24,8 +26,6 @@ from ostinato.infra.sandbox.protocol import (
     Snapshot,
     SnapshotKind,
 )
-from ostinato.infra.sandbox.roster import Lifetime
-from ostinato.infra.sandbox.tools import FILE_SECONDS, BoxTools
 
 _ENVIRONMENT = {
     "HOME": "/tmp",

@@ -97,12 +97,16 @@ async def test_a_file_that_somebody_else_changed_is_a_conflict(root: Path, tmp_p
 
 async def test_what_is_undone_goes_back_to_what_was_kept(root: Path, tmp_path: Path) -> None:
     work = open_workplace(root, tmp_path / "copy")
-    sandbox = work.environment.sandbox
-    await sandbox.write("pkg/core.py", b"x = 2\n")
+    work.environment.sandbox = await work.place.lease()
+    await work.environment.sandbox.write("pkg/core.py", b"x = 2\n")
     work.keep(await work.pending())
-    await sandbox.write("pkg/core.py", b"x = 9\n")
+    await work.environment.sandbox.write("pkg/core.py", b"x = 9\n")
+    await work.environment.sandbox.write("/tmp/left", b"")
     await work.revert()
-    assert await sandbox.read("pkg/core.py") == b"x = 2\n"
+    assert await work.environment.sandbox.read("pkg/core.py") == b"x = 2\n"
+    assert await work.environment.sandbox.list("/tmp") == ()
+    assert await work.pending() == {}
+    await work.place.close()
 
 
 def test_nothing_outside_the_repository_is_written(root: Path, tmp_path: Path) -> None:

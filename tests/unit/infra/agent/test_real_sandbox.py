@@ -8,9 +8,8 @@ from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.tools.testing import make_test_runner
 from ostinato.infra.agent.transcript import CallStatus, EndReason
-from ostinato.infra.sandbox.pool import SandboxPool
+from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.infra.sandbox.test_server import TestServer
 from tests.fakes.scripted_model import ScriptedModel
 
 GOOD = "def double(value):\n    result = value * 2\n    return result\n"
@@ -34,19 +33,18 @@ ANSWERS = [LOOK, SEARCH, WORK, REPAIR, "Fixed."]
 
 async def attempt(directory: Path, renderer):
     repository = PreparedRepository.from_directory("pkg", directory, ("pkg",), ("tests",))
-    pool, server = SandboxPool(repository, 1), TestServer(repository)
-    run_tests = make_test_runner(server, ["tests/test_core.py::test_double"], 10.0)
+    place = RepositoryEnvironment.create(repository, boxes=1)
+    run_tests = make_test_runner(place.test_server, ["tests/test_core.py::test_double"], 10.0)
     broken = GOOD.replace("value * 2", "valu * 2").encode()
     try:
-        async with pool.leased({"pkg/core.py": broken}) as sandbox:
+        async with place.leased({"pkg/core.py": broken}) as sandbox:
             model = ScriptedModel(renderer, ANSWERS)
             environment = AgentEnvironment(sandbox, run_tests)
             request = AgentRequest(prompt="Fix double", session_id="s")
             transcript = await run_agent(model, renderer, environment, request, CONFIG)
             return transcript, await sandbox.diff()
     finally:
-        await server.close()
-        await pool.close()
+        await place.close()
 
 
 def test_every_tool_works_in_a_real_box(tmp_path: Path, renderer) -> None:

@@ -1,19 +1,111 @@
-from ostinato.infra.sandbox import RepositoryEnvironment
+import asyncio
+
+import pytest
+
+from ostinato.infra.platform.errors import CapacityExhausted, InvalidArgument, SandboxNotFound
+from ostinato.infra.sandbox import (
+    RepositoryEnvironment,
+    SandboxLimits,
+    open_backend,
+)
+
+COUNTING = "wordkit/counting.py"
 
 
-def test_visible_tests_run_on_what_the_box_holds(runner, wordkit):
-    async def repair():
+async def use(environment, box):
+    """What a box shows of an earlier lease, and what it differs in."""
+    seen = await box.exec("ls /tmp /run /dev/shm; ls dirt; pgrep sleep", 30)
+    return b"dirt" in seen.output.replace(b"'dirt'", b""), await box.diff()
+
+
+def test_every_lease_is_a_clean_box_with_its_files(runner, wordkit):
+    async def lease_twice():
         environment = RepositoryEnvironment.create(wordkit, boxes=1)
         try:
-            text = wordkit.files["wordkit/counting.py"]
-            box = await environment.lease(
-                {"wordkit/counting.py": text.replace(b"total += 1", b"total += 2")}
-            )
-            tests = ("tests/test_counting.py::test_count_words",)
-            before = await environment.run_visible_tests(box, tests)
+            first = await environment.lease({COUNTING: b"broken\n"})
+            dirty = "for d in . /tmp /run /dev/shm; do echo x > $d/dirt; done; setsid sleep 60 &"
+            await first.exec(dirty, 30)
+            await environment.release(first)
+            assert first.is_lost
+            async with environment.leased({COUNTING: b"broken\n"}) as second:
+                again = await use(environment, second)
+            async with environment.leased({COUNTING: None}) as third:
+                return again, await use(environment, third)
+        finally:
+            await environment.close()
+
+    assert runner.run(lease_twice()) == (
+        (False, {COUNTING: b"broken\n"}),
+        (False, {COUNTING: None}),
+    )
+
+
+def test_lease_waits_for_a_release(runner, wordkit):
+    async def wait():
+        environment = RepositoryEnvironment.create(wordkit, boxes=1)
+        try:
+            first = await environment.lease()
+            with pytest.raises(CapacityExhausted, match="none of 1 boxes"):
+                await environment.lease(wait_seconds=0.05)
+            waiting = asyncio.create_task(environment.lease())
+            await asyncio.sleep(0)
+            await environment.release(first)
+            await environment.release(await waiting)
+            with pytest.raises(SandboxNotFound, match="given back"):
+                await environment.release(first)
+        finally:
+            await environment.close()
+
+    runner.run(wait())
+
+
+def test_failed_start_gives_its_place_back_and_is_tried_again(runner, wordkit):
+    async def fail_twice():
+        environment = RepositoryEnvironment.create(wordkit, boxes=1)
+        try:
+            for _ in range(2):
+                with pytest.raises(InvalidArgument):
+                    await environment.lease({"../outside": b""}, wait_seconds=5)
+            async with environment.leased() as box:
+                return await box.diff()
+        finally:
+            await environment.close()
+
+    assert runner.run(fail_twice()) == {}
+
+
+def test_many_groups_side_by_side_get_their_own_files(runner, wordkit):
+    async def lease_all():
+        backend = open_backend()
+        environment = RepositoryEnvironment(wordkit, backend, 4, limits=SandboxLimits())
+
+        async def attempt(group):
+            async with environment.leased({COUNTING: b"%d" % group}) as box:
+                return await box.read(COUNTING)
+
+        try:
+            groups = [group for group in range(12) for _ in range(2)]
+            seen = await asyncio.gather(*(attempt(group) for group in groups))
+            return seen == [b"%d" % group for group in groups], backend.store.directory
+        finally:
+            await environment.close()
+            await backend.close()
+
+    right, state = runner.run(lease_all())
+    assert right
+    assert not state.exists()
+
+
+def test_tests_run_on_what_the_box_holds(runner, wordkit):
+    async def repair():
+        environment = RepositoryEnvironment.create(wordkit, boxes=1)
+        tests = ("tests/test_counting.py::test_count_words",)
+        try:
+            text = wordkit.files[COUNTING]
+            box = await environment.lease({COUNTING: text.replace(b"total += 1", b"total += 2")})
+            before = await environment.test_server.run(await box.diff(), tests)
             await box.exec("sed -i 's/total += 2/total += 1/' wordkit/counting.py", 5)
-            after = await environment.run_visible_tests(box, tests)
-            await environment.release(box)
+            after = await environment.test_server.run(await box.diff(), tests)
             return before, after
         finally:
             await environment.close()

@@ -1,28 +1,27 @@
-"""Layers as data: packing, folding, reading and writing folders."""
+"""Layers as data: identity, folding, reading and writing folders."""
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ostinato.infra.platform.errors import InvalidArgument, SandboxError
-from ostinato.infra.sandbox.layer_store import SQUASH_LAYERS, LayerStore, Stack
-from ostinato.infra.sandbox.layers import (
+from ostinato.infra.platform.errors import InvalidArgument
+from ostinato.infra.sandbox.snapshots.layers import (
     Entry,
     EntryKind,
     entries_of_files,
     fold_entries,
     identify_entries,
     measure_folder,
-    pack_entries,
     read_entries,
     remove_folder,
-    unpack_entries,
     write_entries,
 )
+from ostinato.infra.sandbox.snapshots.store import LayerStore, State
 
 # The machine may be loaded: how long an example takes says nothing.
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -85,26 +84,6 @@ def _look_up_name(layers, path):
 
 
 @PATIENT
-@given(LAYERS)
-def test_packing_is_undone_by_unpacking(entries):
-    assert unpack_entries(pack_entries(entries)) == entries
-
-
-@PATIENT
-@given(LAYERS, st.data())
-def test_cut_packs_are_refused(entries, data):
-    packed = pack_entries(entries)
-    if not packed:
-        return
-    size = data.draw(st.integers(0, len(packed) - 1))
-    try:
-        part = unpack_entries(packed[:size])
-    except (SandboxError, ValueError):
-        return
-    assert len(part) < len(entries)
-
-
-@PATIENT
 @given(LAYERS, LAYERS)
 def test_identity_forgets_times_only(first, second):
     later = {
@@ -112,7 +91,11 @@ def test_identity_forgets_times_only(first, second):
         for path, e in first.items()
     }
     assert identify_entries(first) == identify_entries(later)
-    same = pack_entries(first, with_times=False) == pack_entries(second, with_times=False)
+    timeless = [
+        {path: replace(entry, modified_ns=0) for path, entry in entries.items()}
+        for entries in (first, second)
+    ]
+    same = timeless[0] == timeless[1]
     assert (identify_entries(first) == identify_entries(second)) == same
 
 
@@ -158,35 +141,47 @@ def test_files_outside_are_no_layer(path):
         entries_of_files({path: b""}, lambda folder: None)
 
 
-def test_long_chains_are_squashed_to_the_same_files(tmp_path):
+def test_states_fold_into_one_layer_and_compare_by_content(tmp_path):
     store = LayerStore(tmp_path)
-    stack = Stack(None)
-    for number in range(SQUASH_LAYERS + 1):
-        stack = store.lay_over(stack, {"same": b"%d" % number, f"d/{number}": b"x"})
-    short = store.squash(stack)
-    assert len(short.layer_ids) == 1
-    assert store.compare(stack, short) == {}
-    assert store.compare(Stack(None), short)["same"] == b"%d" % SQUASH_LAYERS
+    state = State(None)
+    for number in range(5):
+        state = store.lay_over(state, {"same": b"%d" % number, f"d/{number}": b"x"})
+    again = store.lay_over(State(None), {"same": b"4", **{f"d/{n}": b"x" for n in range(5)}})
+    assert state == again
+    assert store.compare(State(None), state)["same"] == b"4"
+    assert store.compare(again, store.lay_over(state, {"d/0": None})) == {"d/0": None}
     store.close()
 
 
-def test_layers_live_as_long_as_they_are_held_and_move_between_stores(tmp_path):
-    store, other = LayerStore(tmp_path), LayerStore(tmp_path)
-    stack = store.lay_over(Stack(None), {"a/b": b"content"})
-    (layer_id,) = stack.layer_ids
-    assert other.add_packed(store.packed(layer_id)) == layer_id
-    store.hold(stack)
-    store.hold(stack)
-    store.let_go(stack)
-    (_, folder) = store.lower_folders(stack)
+def test_layers_live_as_long_as_they_are_held(tmp_path):
+    store = LayerStore(tmp_path)
+    state = store.lay_over(State(None), {"a/b": b"content"})
+    store.hold(state)
+    store.hold(state)
+    store.let_go(state)
+    (_, folder) = store.folders(state)
     assert (folder / "a" / "b").read_bytes() == b"content"
-    store.let_go(stack)
+    store.let_go(state)
     assert not folder.exists()
-    with pytest.raises(SandboxError, match="no layer"):
-        store.packed(layer_id)
     store.close()
-    assert not store.directory.exists()
-    other.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_of_any_depth_are_removed_and_not_measured(tmp_path):
+    top = tmp_path / "top"
+    top.mkdir()
+    inner = os.open(top, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d" * 9, dir_fd=inner)
+        deeper = os.open("d" * 9, os.O_RDONLY, dir_fd=inner)
+        os.close(inner)
+        inner = deeper
+    os.close(inner)
+    for read in (measure_folder, read_entries):
+        with pytest.raises(InvalidArgument, match=r"levels|deeper"):
+            read(top)
+    remove_folder(top)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_measuring_counts_what_is_below(tmp_path):

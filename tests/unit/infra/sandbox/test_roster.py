@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from ostinato.infra.platform.errors import CapacityExhausted, InvalidArgument, SandboxNotFound
+from ostinato.infra.sandbox.host.roster import Lifetime, Roster, check_count, start_all
 from ostinato.infra.sandbox.protocol import SandboxSpec
-from ostinato.infra.sandbox.roster import Lifetime, Roster, check_count, start_all
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ostinato.infra.platform.errors import GradingError
-from ostinato.infra.sandbox import NamespaceSandbox
+from ostinato.infra.sandbox import open_box
 from ostinato.infra.sandbox.function_calls import FunctionCall, make_calls
 from ostinato.tasks.grading.attacks import find_forbidden
 from ostinato.tasks.grading.verdicts import judge
@@ -159,11 +159,8 @@ def problem_with_oracle(runner, problem, repository):
     ]
 
     async def ask():
-        sandbox = await NamespaceSandbox.open(repository)
-        try:
+        async with open_box(repository) as sandbox:
             return await make_calls(sandbox, calls, 0.5)
-        finally:
-            await sandbox.close()
 
     held_out = tuple(
         OracleCall(arguments=call.arguments, result=result)

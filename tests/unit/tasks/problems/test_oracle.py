@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.infra.sandbox import NamespaceSandbox
+from ostinato.infra.sandbox import open_box
 from ostinato.infra.sandbox.function_calls import format_call
 from ostinato.tasks.grading.oracle import judge_by_oracle
 from ostinato.tasks.problems.definitions import find_definitions
@@ -34,8 +34,7 @@ def hard_coded(oracle, text):
 
 async def test_original_agrees_and_hard_coding_does_not():
     repository = open_repository(WORDKIT)
-    sandbox = await NamespaceSandbox.open(repository)
-    try:
+    async with open_box(repository) as sandbox:
         oracle = (await learn(sandbox, repository))["pad_center"]
         shown = {call.arguments for call in oracle.visible}
         assert shown
@@ -51,8 +50,6 @@ async def test_original_agrees_and_hard_coding_does_not():
         assert verdict.first_difference.startswith("pad_center(")
         await sandbox.write(PATH, b"import os\nos._exit(0)\n")
         assert (await judge_by_oracle(sandbox, oracle)).num_agreeing == 0
-    finally:
-        await sandbox.close()
 
 
 @pytest.mark.parametrize("seed", ["a", "b"])

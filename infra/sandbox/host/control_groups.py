@@ -1,8 +1,6 @@
-"""Limits on memory and processes of a whole box through control groups, where this process may make
-them.
+"""Control groups: limits on memory and processes of a whole box, where this process may make them.
 
-Finding a writable hierarchy (version 2, else version 1), one child group a box, and what the kernel
-counts there. Where nothing is writable there is no group, and the box keeps its rlimits alone.
+Version 2 of the hierarchy, else version 1. Where nothing is writable a box keeps its rlimits alone.
 """
 
 import functools
@@ -14,13 +12,12 @@ from ostinato.infra.sandbox.protocol import SandboxLimits
 _ROOT = Path("/sys/fs/cgroup")
 _GROUP = "ostinato"
 _PERIOD_MICROSECONDS = 100_000
-_closing: set[str] = (
-    set()
-)  # groups whose last processes had not quite ended when their box was closed
+# groups whose last processes had not quite ended when their box was closed
+_closing: set[str] = set()
 
 
 class ControlGroup:
-    """The groups of one box; none where control groups are not available."""
+    """Control groups of one box; none where they are not available."""
 
     def __init__(self, name: str, limits: SandboxLimits) -> None:
         """`name` must begin with this process's id and a dash: groups of dead processes are swept
@@ -43,16 +40,6 @@ class ControlGroup:
         """Take a process in; what it starts from now on belongs to the group too."""
         for directory in self._directories:
             _write(f"{directory}/cgroup.procs", str(process_id))
-
-    def usage(self) -> tuple[int, float, int]:
-        """Memory in bytes, CPU seconds and processes now; zeros where no group says."""
-        memory = cpu = processes = 0
-        for directory in self._directories:
-            memory = memory or _read_number(directory, "memory.current", "memory.usage_in_bytes")
-            processes = processes or _read_number(directory, "pids.current")
-            cpu = cpu or 1000 * _read_field(f"{directory}/cpu.stat", "usage_usec")
-            cpu = cpu or _read_number(directory, "cpuacct.usage")
-        return memory, cpu / 1e9, processes
 
     def count_memory_kills(self) -> int:
         """How often the kernel ended a process of the group for memory."""
@@ -103,7 +90,7 @@ def _sweep_dead() -> None:
     """Once a process: drop groups whose maker was killed before it could."""
     for parent in (
         _ROOT / _GROUP,
-        *(_ROOT / name / _GROUP for name in ("memory", "pids", "cpuacct", "cpu")),
+        *(_ROOT / name / _GROUP for name in ("memory", "pids", "cpu")),
     ):
         if parent.is_dir():
             for directory in parent.iterdir():
@@ -130,11 +117,6 @@ def _read(file: str) -> str:
         return os.read(descriptor, 65_536).decode()
     finally:
         os.close(descriptor)
-
-
-def _read_number(directory: str, *names: str) -> int:
-    """From the first of these files that is there."""
-    return next((int(text) for name in names if (text := _read(f"{directory}/{name}"))), 0)
 
 
 def _read_field(file: str, name: str) -> int:
@@ -168,7 +150,6 @@ def _version_1(limits: SandboxLimits) -> dict[str, dict[str, str]]:
     values = {
         "memory": {"memory.limit_in_bytes": str(limits.memory_bytes)},
         "pids": {"pids.max": str(limits.processes)},
-        "cpuacct": {},
     }
     if limits.num_cpus is not None:
         quota = str(int(limits.num_cpus * _PERIOD_MICROSECONDS))

@@ -1,4 +1,4 @@
-/* Bytes, requests and replies of agent.c: the frames of wire.py and the error of the current step. */
+/* Bytes, requests and replies of agent.c: the frames of inside/wire.py, and the current step's error. */
 #pragma once
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -20,11 +20,8 @@
 #include <unistd.h>
 
 #define GRACE_SECONDS 0.5
-#define LOG_BYTES (1u << 20)
-#define STATUS_DESCRIPTOR 9
 #define MAX_READ_BYTES (8ll << 20)
 #define MAX_ENTRIES 20000
-#define MAX_JOBS 64
 #define MAX_FRAME_BYTES (128ull << 20)
 #define ROOT "/repo"
 

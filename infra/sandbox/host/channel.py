@@ -1,15 +1,12 @@
-"""Requests and replies over a box's socket, many at once, from one event loop.
-
-It does not know what the requests mean.
-"""
+"""Requests and replies over a box's stream, many at once, from one event loop."""
 
 import asyncio
 import socket
 from typing import Any, Protocol
 
 from ostinato.infra.platform.errors import SandboxError, SandboxLost
+from ostinato.infra.sandbox.host.tools import error_of_kind
 from ostinato.infra.sandbox.inside.wire import FrameDecoder, encode_frame
-from ostinato.infra.sandbox.tools import error_of_kind
 
 _READ_BYTES = 1 << 18
 

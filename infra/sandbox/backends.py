@@ -1,0 +1,31 @@
+"""The one place that chooses between kinds of sandboxes."""
+
+from enum import StrEnum
+from pathlib import Path
+
+from ostinato.infra.platform.settings import load_settings
+from ostinato.infra.sandbox.host.backend import NamespaceBackend
+from ostinato.infra.sandbox.microvm import MicroVmBackend
+from ostinato.infra.sandbox.protocol import SandboxBackend
+
+
+class SandboxKind(StrEnum):
+    """Kinds of sandboxes that a recipe can name."""
+
+    NAMESPACE = "namespace"
+    MICROVM = "microvm"
+
+
+def open_backend(
+    kind: SandboxKind = SandboxKind.NAMESPACE, *, directory: Path | None = None
+) -> SandboxBackend:
+    """A backend of this kind for the running event loop.
+
+    `directory`: where a namespace backend keeps layers and writes (None: in memory where that
+    works), or a microvm backend its images (None: beside other downloads).
+    """
+    match kind:
+        case SandboxKind.NAMESPACE:
+            return NamespaceBackend(directory)
+        case SandboxKind.MICROVM:
+            return MicroVmBackend(directory or load_settings().cache_directory / "microvm")

@@ -1,0 +1,299 @@
+"""The `namespace` backend: bubblewrap boxes over frozen layers, with file snapshots and forks.
+
+/repo of a box is an overlay: repository and layer below, the box's own writes in a host folder
+above, which is only ever copied.
+"""
+
+import asyncio
+import hashlib
+import itertools
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ostinato.infra.platform.errors import (
+    CapacityExhausted,
+    InvalidArgument,
+    OutOfMemory,
+    SandboxNotFound,
+)
+from ostinato.infra.sandbox.host.box import BoxProcess
+from ostinato.infra.sandbox.host.channel import BoxChannel
+from ostinato.infra.sandbox.host.tools import FILE_SECONDS, BoxTools
+from ostinato.infra.sandbox.protocol import (
+    Capabilities,
+    Sandbox,
+    SandboxSpec,
+    Snapshot,
+    SnapshotKind,
+)
+from ostinato.infra.sandbox.snapshots.layers import (
+    Entries,
+    measure_folder,
+    read_entries,
+    remove_folder,
+)
+from ostinato.infra.sandbox.snapshots.store import LayerStore, State
+
+_WATCH_SECONDS = 0.5
+_IDLE_BOXES_PER_LOOK = 20
+_Box = TypeVar("_Box", bound=Sandbox)
+
+
+class NamespaceSandbox(BoxTools):
+    """One bubblewrap box over layers. Made by NamespaceBackend; belongs to its event loop."""
+
+    def __init__(
+        self,
+        backend: "NamespaceBackend",
+        spec: SandboxSpec,
+        state: State,
+        folder: Path,
+        box: BoxProcess,
+    ) -> None:
+        self._channel = BoxChannel(box)
+        super().__init__(self._channel)
+        self.sandbox_id = folder.name
+        self.spec = spec
+        self.state = state
+        self.folder = folder
+        self._backend = backend
+        self._box = box
+        self._reading = asyncio.Lock()
+        self._is_closed = False
+
+    def count_memory_kills(self) -> int:
+        """How often the kernel ended a process of this box for memory."""
+        return self._box.count_memory_kills()
+
+    async def hello(self) -> None:
+        """Wait until the box's server answers."""
+        limits = self.spec.limits
+        await self.channel.request(
+            "hello",
+            limits.start_seconds,
+            process_memory_bytes=limits.process_memory_bytes,
+            processes=limits.processes,
+        )
+
+    async def snapshot(self, kind: SnapshotKind = SnapshotKind.FILES) -> Snapshot:
+        """Freeze the files as they are now; processes stand still meanwhile and go on after."""
+        return await self._backend.take_snapshot(self, kind)
+
+    async def diff(self, base: Snapshot | None = None) -> dict[str, bytes | None]:
+        """Regular files of /repo that differ from `base` (None: the repository); None: removed."""
+        return await self._backend.compare(self, base)
+
+    async def read_writes(self) -> Entries:
+        """What this sandbox has written, as a layer's entries."""
+        async with self._reading:
+            await self.channel.request("pause", FILE_SECONDS)
+            try:
+                return await asyncio.to_thread(read_entries, self.folder / "up")
+            finally:
+                await self.channel.request("resume", FILE_SECONDS)
+
+    async def close(self) -> None:
+        """End the box and free what it wrote. A second close does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        await self._channel.close()
+        self._backend.forget(self)
+        remove_folder(self.folder)
+
+    def check_space(self) -> None:
+        """End a box that wrote more than it may: memory limits alone do not hold everywhere."""
+        if self.is_lost:
+            return
+        limit = self.spec.limits.writable_bytes
+        try:
+            written = measure_folder(self.folder / "up")
+        except (InvalidArgument, OSError) as error:
+            self._channel.lose(OutOfMemory(f"what box {self._box.name} wrote: {error}"))
+            return
+        if written > limit:
+            why = f"box {self._box.name} wrote {written} bytes, at most {limit} are allowed"
+            self._channel.lose(OutOfMemory(why))
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests so far, which tells whether it was used."""
+        return self._channel.num_requests
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A snapshot's files and what its sandboxes are made of."""
+
+    snapshot: Snapshot
+    state: State
+    spec: SandboxSpec
+
+
+class NamespaceBackend:
+    """Boxes of this host. Belongs to one event loop, and its thread must outlive it."""
+
+    name = "namespace"
+
+    def __init__(self, directory: Path | None = None) -> None:
+        """`directory`: where layers and writes go; None: in memory where that works."""
+        self.store = LayerStore(directory)
+        self._numbers = itertools.count()
+        self._looks = itertools.count()
+        self._sandboxes: dict[str, NamespaceSandbox] = {}
+        self._snapshots: dict[str, _Kept] = {}
+        self._has_hard_limits = True
+        self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Snapshots hold files only; limits are hard where control groups can be made."""
+        return Capabilities(hard_limits=self._has_hard_limits)
+
+    async def create(self, spec: SandboxSpec) -> NamespaceSandbox:
+        """A box over the spec's repository and files, ready to be asked."""
+        if spec.template != "default":
+            raise InvalidArgument(f"template {spec.template!r}: this backend has only 'default'")
+        state = self.store.base(spec.repository)
+        if spec.files:
+            state = self.store.lay_over(state, spec.files)
+        return await self._start(spec, state)
+
+    async def fork(
+        self, source: Snapshot | Sandbox, count: int = 1
+    ) -> tuple[NamespaceSandbox, ...]:
+        """Boxes over the same files; they share the frozen layer and start side by side."""
+        if isinstance(source, Snapshot):
+            kept = self._kept(source)
+            spec, state = kept.spec, kept.state
+        else:
+            sandbox = self._find(source)
+            spec = sandbox.spec
+            state = self.store.with_writes(sandbox.state, await sandbox.read_writes())
+        self.store.hold(state)
+        try:
+            return await start_all([self._start(spec, state) for _ in range(count)])
+        finally:
+            self.store.let_go(state)
+
+    async def remove_snapshot(self, snapshot: Snapshot) -> None:
+        """Forget a snapshot; its layer goes with the last box that stands on it."""
+        kept = self._kept(snapshot)
+        del self._snapshots[snapshot.snapshot_id]
+        self.store.let_go(kept.state)
+
+    async def close(self) -> None:
+        """End every box and remove all layers."""
+        for sandbox in list(self._sandboxes.values()):
+            await sandbox.close()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        self._snapshots.clear()
+        self.store.close()
+
+    async def take_snapshot(self, sandbox: NamespaceSandbox, kind: SnapshotKind) -> Snapshot:
+        """See NamespaceSandbox.snapshot."""
+        if kind is not SnapshotKind.FILES:
+            raise InvalidArgument(
+                f"snapshot of {sandbox.sandbox_id}: kind {kind}, this backend keeps only files"
+            )
+        state = self.store.with_writes(sandbox.state, await sandbox.read_writes())
+        text = f"{state.repository}\n{state.layer_id}"
+        snapshot_id = hashlib.sha256(text.encode()).hexdigest()[:32]
+        if snapshot_id not in self._snapshots:
+            entries = self.store.entries(state).values()
+            snapshot = Snapshot(
+                snapshot_id=snapshot_id,
+                kind=SnapshotKind.FILES,
+                num_files=len(entries),
+                num_bytes=sum(len(entry.content) for entry in entries),
+            )
+            self.store.hold(state)
+            self._snapshots[snapshot_id] = _Kept(snapshot, state, sandbox.spec)
+        return self._snapshots[snapshot_id].snapshot
+
+    async def compare(
+        self, sandbox: NamespaceSandbox, base: Snapshot | None
+    ) -> dict[str, bytes | None]:
+        """See NamespaceSandbox.diff."""
+        writes = await sandbox.read_writes()
+        before = (
+            self.store.base(sandbox.spec.repository) if base is None else self._kept(base).state
+        )
+        return self.store.compare(before, sandbox.state, writes)
+
+    def forget(self, sandbox: NamespaceSandbox) -> None:
+        """Take a box that has ended off the list, and let go of its layer."""
+        if self._sandboxes.pop(sandbox.sandbox_id, None) is not None:
+            self.store.let_go(sandbox.state)
+
+    async def _start(self, spec: SandboxSpec, state: State) -> NamespaceSandbox:
+        folder = self.store.directory / f"b{next(self._numbers)}"
+        try:
+            box = self._start_box(spec, state, folder)
+        except OSError as error:
+            remove_folder(folder)
+            raise CapacityExhausted(f"no room for one more box at {folder}: {error}") from error
+        except BaseException:
+            remove_folder(folder)
+            raise
+        sandbox = NamespaceSandbox(self, spec, state, folder, box)
+        self._has_hard_limits = box.has_hard_limits
+        self.store.hold(state)
+        self._sandboxes[sandbox.sandbox_id] = sandbox
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._watch_space())
+        try:
+            await sandbox.hello()
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    def _start_box(self, spec: SandboxSpec, state: State, folder: Path) -> BoxProcess:
+        lower = self.store.folders(state)
+        for place in (folder, folder / "up", folder / "work"):
+            place.mkdir()
+        sources = [argument for path in lower for argument in ("--overlay-src", str(path))]
+        mounts = (*sources, "--overlay", str(folder / "up"), str(folder / "work"), "/repo")
+        return BoxProcess(spec.limits, mounts, environment=spec.environment)
+
+    def _find(self, sandbox: Sandbox) -> NamespaceSandbox:
+        found = self._sandboxes.get(sandbox.sandbox_id)
+        if found is None or found is not sandbox:
+            raise SandboxNotFound(f"no sandbox {sandbox.sandbox_id} in this backend")
+        return found
+
+    def _kept(self, snapshot: Snapshot) -> _Kept:
+        kept = self._snapshots.get(snapshot.snapshot_id)
+        if kept is None:
+            raise SandboxNotFound(f"no snapshot {snapshot.snapshot_id} in this backend")
+        return kept
+
+    async def _watch_space(self) -> None:
+        """Look at boxes that were used since the last look, and at some of the others in turn."""
+        seen: dict[str, int] = {}
+        while self._sandboxes:
+            await asyncio.sleep(_WATCH_SECONDS)
+            boxes = list(self._sandboxes.values())
+            used = [box for box in boxes if seen.get(box.sandbox_id) != box.num_requests]
+            idle = [box for box in boxes if box not in used]
+            first = next(self._looks) * _IDLE_BOXES_PER_LOOK % max(len(idle), 1)
+            seen = {box.sandbox_id: box.num_requests for box in boxes}
+            for box in (*used, *idle[first : first + _IDLE_BOXES_PER_LOOK]):
+                box.check_space()
+        self._watcher = None
+
+
+async def start_all(starts: Iterable[Coroutine[Any, Any, _Box]]) -> tuple[_Box, ...]:
+    """All sandboxes, started side by side; or none, and the first failure."""
+    started = await asyncio.gather(*starts, return_exceptions=True)
+    failures = [item for item in started if isinstance(item, BaseException)]
+    boxes = tuple(item for item in started if not isinstance(item, BaseException))
+    if failures:
+        for box in boxes:
+            await box.close()
+        raise failures[0]
+    return boxes

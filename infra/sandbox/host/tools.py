@@ -1,0 +1,241 @@
+"""Commands and files of a running box, whatever runs the box: requests to inside/agent/agent.c."""
+
+import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from ostinato.infra.platform.errors import (
+    InvalidArgument,
+    OutputLimit,
+    SandboxError,
+    SandboxNotFound,
+)
+from ostinato.infra.sandbox.protocol import (
+    ExecResult,
+    FileKind,
+    FileStatus,
+)
+
+FILE_SECONDS = 20.0
+MARGIN_SECONDS = 20.0  # the box signals twice after the time limit, and the host may be loaded
+_MAX_BATCH_BYTES = 96 << 20
+_STATUS = struct.Struct(">cBQqI")
+_KINDS = {b"f": FileKind.FILE, b"d": FileKind.FOLDER, b"l": FileKind.LINK}
+_ERRORS: dict[str, type[SandboxError]] = {
+    "invalid": InvalidArgument,
+    "not_found": SandboxNotFound,
+    "output_limit": OutputLimit,
+}
+
+Blobs = tuple[bytes, ...]
+Messages = list[bytes]  # BoxTools has a method called list
+
+
+class Channel(Protocol):
+    """Requests to the server in one box."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_lost(self) -> bool: ...
+
+    async def request(
+        self, operation: str, answer_seconds: float, blobs: Blobs = (), **fields: Any
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """Send and wait for the reply.
+
+        A reply that names an `error` is raised, by `error_of_kind`; a box that is gone is
+        SandboxLost.
+        """
+        ...
+
+
+def error_of_kind(kind: str, message: str) -> SandboxError:
+    """The error a box names in a reply."""
+    return _ERRORS.get(kind, SandboxError)(message)
+
+
+class BoxTools:
+    """Commands and files of one box."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the box died; every operation then raises SandboxLost."""
+        return self.channel.is_lost
+
+    def count_memory_kills(self) -> int:
+        """How often the kernel ended a process of this box for memory; 0 where nobody counts."""
+        return 0
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        timeout_seconds: float,
+        output_cap_bytes: int = 16_384,
+        *,
+        directory: str = ".",
+        environment: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        separate_stderr: bool = False,
+    ) -> ExecResult:
+        """Run a shell command (str) or a program with arguments (anything else) in /repo.
+
+        On time-out its process group is ended and what it printed is kept.
+        """
+        if timeout_seconds <= 0 or output_cap_bytes < 0:
+            raise InvalidArgument(
+                f"exec in {self.channel.name}: timeout is {timeout_seconds} s and output cap "
+                f"{output_cap_bytes} bytes, wanted more than 0 and at least 0"
+            )
+        blobs, counts = _command_blobs(command, directory, environment, stdin)
+        kills_before = self.count_memory_kills()
+        reply, outputs = await self.channel.request(
+            "exec",
+            timeout_seconds + MARGIN_SECONDS,
+            blobs=blobs,
+            timeout_seconds=float(timeout_seconds),
+            output_cap_bytes=output_cap_bytes,
+            separate=int(separate_stderr),
+            **counts,
+        )
+        return self._result(reply, outputs, kills_before)
+
+    async def read(self, path: str) -> bytes:
+        """Content of a file, at most 8 MiB."""
+        (answer,) = await self.read_files((path,))
+        if isinstance(answer, SandboxError):
+            raise answer
+        return answer
+
+    async def write(self, path: str, content: bytes) -> None:
+        """Replace a file atomically; folders are made, an executable bit stays."""
+        for error in (await self.write_files({path: content})).values():
+            raise error
+
+    async def list(self, path: str = ".") -> tuple[str, ...]:
+        """Sorted names in a folder; folders end with a slash."""
+        return tuple(
+            sorted(
+                status.path + ("/" if status.kind is FileKind.FOLDER else "")
+                for status in await self.list_files(path)
+                if status.path != "__pycache__"
+            )
+        )
+
+    async def read_files(self, paths: Sequence[str]) -> tuple[bytes | SandboxError, ...]:
+        """Many reads in one round trip, answered in their order; a failed one is its error."""
+        reply, blobs = await self.channel.request("read", FILE_SECONDS, blobs=_paths(paths))
+        answers = zip(paths, reply["kinds"], blobs, strict=True)
+        return tuple(
+            self._item_error("read", path, kind, blob) if kind else blob
+            for path, kind, blob in answers
+        )
+
+    async def write_files(self, files: Mapping[str, bytes | None]) -> dict[str, SandboxError]:
+        """Write and remove (None) files in one round trip; the errors by path."""
+        pairs = [
+            (path, content or b"")
+            for path, content in zip(_paths(files), files.values(), strict=True)
+        ]
+        num_bytes = sum(len(content) for _, content in pairs)
+        if num_bytes > _MAX_BATCH_BYTES:
+            raise InvalidArgument(
+                f"write to {self.channel.name}: {num_bytes} bytes in one batch, "
+                f"at most {_MAX_BATCH_BYTES}"
+            )
+        reply, messages = await self.channel.request(
+            "write",
+            FILE_SECONDS,
+            blobs=tuple(part for pair in pairs for part in pair),
+            removed=[int(content is None) for content in files.values()],
+        )
+        answers = zip(files, reply["kinds"], messages, strict=True)
+        return {
+            path: self._item_error("write", path, kind, message)
+            for path, kind, message in answers
+            if kind
+        }
+
+    async def list_files(self, path: str = ".", *, max_depth: int = 1) -> tuple[FileStatus, ...]:
+        """What is below a folder, by path; OutputLimit over 20,000 entries."""
+        _, blobs = await self.channel.request(
+            "list", FILE_SECONDS, blobs=_paths((path,)), max_depth=max_depth
+        )
+        return tuple(sorted(_unpack(blobs[0]), key=lambda status: status.path))
+
+    def _item_error(self, operation: str, path: str, kind: str, message: bytes) -> SandboxError:
+        text = message.decode(errors="replace")
+        return error_of_kind(kind, f"{operation} {path!r} in {self.channel.name}: {text}")
+
+    def _result(self, reply: dict[str, Any], outputs: Messages, kills_before: int) -> ExecResult:
+        return ExecResult(
+            exit_code=reply["exit_code"],
+            output=outputs[0],
+            stderr=outputs[1] if len(outputs) > 1 else b"",
+            truncated=bool(reply["truncated"]),
+            timed_out=bool(reply["timed_out"]),
+            out_of_memory=self.count_memory_kills() > kills_before,
+            wall_seconds=reply["wall_seconds"],
+            cpu_seconds=reply["cpu_seconds"],
+        )
+
+
+def _command_blobs(
+    command: str | Sequence[str],
+    directory: str,
+    environment: Mapping[str, str] | None,
+    stdin: bytes,
+) -> tuple[Blobs, dict[str, int]]:
+    arguments = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
+    if not arguments or any("\0" in argument for argument in arguments):
+        raise InvalidArgument(f"command {arguments!r}: wanted a program and no zero bytes")
+    pairs = _pairs(environment)
+    blobs = (_folder(directory), stdin, *map(os.fsencode, arguments), *pairs)
+    return blobs, {"arguments": len(arguments), "variables": len(pairs)}
+
+
+def _pairs(environment: Mapping[str, str] | None) -> Blobs:
+    for name in environment or {}:
+        if not name or "=" in name or "\0" in name:
+            raise InvalidArgument(
+                f"environment: name {name!r}, wanted one without = and zero bytes"
+            )
+    return tuple(os.fsencode(f"{name}={value}") for name, value in (environment or {}).items())
+
+
+def _folder(directory: str) -> bytes:
+    return _path(directory if directory.startswith("/") else f"/repo/{directory}")
+
+
+def _paths(paths: Iterable[str]) -> Blobs:
+    return tuple(_path(path) for path in paths)
+
+
+def _path(path: str) -> bytes:
+    if not path or "\0" in path:
+        raise InvalidArgument(f"path {path!r}: wanted at least one character and no zero bytes")
+    return os.fsencode(path)
+
+
+def _unpack(packed: bytes) -> list[FileStatus]:
+    statuses, place = [], 0
+    while place < len(packed):
+        kind, executable, num_bytes, modified_ns, length = _STATUS.unpack_from(packed, place)
+        place += _STATUS.size
+        name = os.fsdecode(packed[place : place + length])
+        place += length
+        statuses.append(
+            FileStatus(
+                path=name,
+                kind=_KINDS.get(kind, FileKind.OTHER),
+                num_bytes=num_bytes,
+                modified_ns=modified_ns,
+                is_executable=bool(executable),
+            )
+        )
+    return statuses

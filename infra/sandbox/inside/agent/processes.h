@@ -1,0 +1,220 @@
+/* Commands of agent.c: how they start, what they print, how they end. */
+#pragma once
+#include "frames.h"
+
+/* ---- what commands print ---- */
+
+typedef struct {
+    int pipe;             /* -1: closed */
+    size_t half;          /* bytes kept of the beginning, and as many of the end */
+    Bytes head, tail;
+    long long dropped;
+} Output;
+
+static void keep(Output *output, const char *data, size_t size) {
+    if (output->head.size < output->half) {
+        size_t part = output->half - output->head.size;
+        if (part > size) part = size;
+        add(&output->head, data, part);
+        data += part;
+        size -= part;
+    }
+    add(&output->tail, data, size);
+    if (output->tail.size > output->half) {
+        size_t excess = output->tail.size - output->half;
+        output->dropped += excess;
+        drop_front(&output->tail, excess);
+    }
+}
+
+static void close_output(Output *output) {
+    if (output->pipe >= 0) close(output->pipe);
+    output->pipe = -1;
+}
+
+/* Takes what the pipe holds, but no endless flood at a time; closes it at its end. */
+static void drain(Output *output) {
+    static char data[65536];
+    for (int round = 0; round < 32 && output->pipe >= 0; round++) {
+        ssize_t size = read(output->pipe, data, sizeof data);
+        if (size > 0) { keep(output, data, size); continue; }
+        if (size < 0 && errno == EINTR) continue;
+        if (size < 0 && errno == EAGAIN) return;
+        close_output(output);
+    }
+}
+
+static void give_output(Reply *reply, Output *output) {
+    Bytes text = {0};
+    add(&text, output->head.data, output->head.size);
+    if (output->dropped) print(&text, "\n[... %lld bytes left out ...]\n", output->dropped);
+    add(&text, output->tail.data, output->tail.size);
+    give(reply, text.data, text.size);
+    release(&text);
+}
+
+/* ---- commands ---- */
+
+typedef struct Process {
+    struct Process *next;
+    pid_t id;
+    long request;
+    double started, deadline;
+    int timed_out, num_outputs;
+    Output outputs[2];
+} Process;
+
+static Process *processes;
+
+static int copy_high(int descriptor) { return fcntl(descriptor, F_DUPFD_CLOEXEC, 64); }
+
+static pid_t start(const char *folder, char **arguments, char **variables, int ends[3]) {
+    struct stat status;
+    if (stat(folder, &status) || !S_ISDIR(status.st_mode)) {
+        fail("invalid", "no such folder: %s", folder);
+        return -1;
+    }
+    pid_t id = fork();
+    if (id < 0) fail("invalid", "no process could be started: %s", strerror(errno));
+    if (id) return id;
+    setsid();
+    signal(SIGPIPE, SIG_DFL);
+    signal(SIGINT, SIG_DFL);
+    signal(SIGCHLD, SIG_DFL);
+    /* When the box is over its memory, commands go first and this server last. */
+    int file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (file >= 0) { if (write(file, "1000", 4) < 0) {} close(file); }
+    int copies[3];
+    for (int index = 0; index < 3; index++) copies[index] = copy_high(ends[index]);
+    for (int index = 0; index < 3; index++) dup2(copies[index], index);
+    for (; *variables; variables++) putenv(*variables);
+    if (chdir(folder) == 0) execvp(arguments[0], arguments);
+    dprintf(2, "%s: %s\n", arguments[0], strerror(errno));
+    _exit(127);
+}
+
+/* A child that has not come to its setsid yet leads no group: then the child itself. */
+static void signal_group(pid_t id, int number) {
+    if (killpg(id, number)) kill(id, number);
+}
+
+static char **texts(const Request *request, int first, int count) {
+    char **list = calloc(count + 1, sizeof *list);
+    if (!list) _exit(70);
+    for (int index = 0; index < count; index++) list[index] = copy_text(blob(request, first + index));
+    return list;
+}
+
+static void free_texts(char **list) {
+    for (char **text = list; *text; text++) free(*text);
+    free(list);
+}
+
+static int open_input(Blob text) {
+    if (!text.size) return open("/dev/null", O_RDONLY | O_CLOEXEC);
+    int file = memfd_create("stdin", MFD_CLOEXEC);
+    if (file < 0) return -1;
+    write_all(file, text.data, text.size);
+    lseek(file, 0, SEEK_SET);
+    return file;
+}
+
+/* Blobs: folder, stdin, arguments, NAME=value pairs. NULL when it could not be started. */
+static Process *start_command(const Request *request) {
+    int count = number(request, "arguments"), outputs = number(request, "separate") ? 2 : 1;
+    int pipes[2][2] = {{-1, -1}, {-1, -1}};
+    for (int index = 0; index < outputs; index++) {
+        if (pipe2(pipes[index], O_CLOEXEC)) { fail_system("pipe"); return NULL; }
+        fcntl(pipes[index][0], F_SETFL, O_NONBLOCK);
+    }
+    int input = open_input(blob(request, 1));
+    char *folder = copy_text(blob(request, 0)), **arguments = texts(request, 2, count);
+    char **pairs = texts(request, 2 + count, number(request, "variables"));
+    int ends[3] = {input, pipes[0][1], pipes[outputs - 1][1]};
+    pid_t id = start(folder, arguments, pairs, ends);
+    close(input);
+    free(folder);
+    free_texts(arguments);
+    free_texts(pairs);
+    for (int index = 0; index < outputs; index++) close(pipes[index][1]);
+    if (id < 0) {
+        for (int index = 0; index < outputs; index++) close(pipes[index][0]);
+        return NULL;
+    }
+    Process *process = calloc(1, sizeof *process);
+    if (!process) _exit(70);
+    process->id = id;
+    process->request = request->id;
+    process->started = now();
+    process->deadline = process->started + number(request, "timeout_seconds");
+    process->num_outputs = outputs;
+    process->next = processes;
+    for (int index = 0; index < 2; index++) {
+        process->outputs[index].pipe = pipes[index][0];
+        process->outputs[index].half = number(request, "output_cap_bytes") / 2;
+    }
+    processes = process;
+    return process;
+}
+
+static void forget(Process *process) {
+    Process **place = &processes;
+    while (*place != process) place = &(*place)->next;
+    *place = process->next;
+    for (int index = 0; index < 2; index++) {
+        close_output(&process->outputs[index]);
+        release(&process->outputs[index].head);
+        release(&process->outputs[index].tail);
+    }
+    free(process);
+}
+
+/* Answers the request of a command that has ended, and ends what is left of its group. */
+static void finish(Process *process, int status, const struct rusage *usage) {
+    Reply reply = {0};
+    int exit_code = WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+    double cpu = usage->ru_utime.tv_sec + usage->ru_stime.tv_sec +
+                 (usage->ru_utime.tv_usec + usage->ru_stime.tv_usec) / 1e6;
+    for (int index = 0; index < process->num_outputs; index++) drain(&process->outputs[index]);
+    signal_group(process->id, SIGKILL);
+    int truncated = process->outputs[0].dropped || process->outputs[1].dropped;
+    print(&reply.header, ", \"exit_code\": %d, \"truncated\": %s, \"timed_out\": %s", exit_code,
+          truncated ? "true" : "false", process->timed_out ? "true" : "false");
+    print(&reply.header, ", \"wall_seconds\": %.6f, \"cpu_seconds\": %.6f",
+          now() - process->started, cpu);
+    for (int index = 0; index < process->num_outputs; index++)
+        give_output(&reply, &process->outputs[index]);
+    send_reply(process->request, &reply);
+    forget(process);
+}
+
+static void reap(void) {
+    struct rusage usage;
+    int status;
+    pid_t id;
+    while ((id = wait4(-1, &status, WNOHANG, &usage)) > 0) {
+        Process *process = processes;
+        while (process && process->id != id) process = process->next;
+        if (process) finish(process, status, &usage);
+    }
+}
+
+/* Those over their time get TERM, and after a moment KILL. */
+static void press_late_ones(void) {
+    double time = now();
+    for (Process *process = processes; process; process = process->next) {
+        if (process->deadline > time) continue;
+        signal_group(process->id, process->timed_out ? SIGKILL : SIGTERM);
+        process->timed_out = 1;
+        process->deadline = time + GRACE_SECONDS;
+    }
+}
+
+/* Until the nearest deadline; -1: there is none. */
+static int wait_milliseconds(void) {
+    double nearest = 0, time = now();
+    for (Process *process = processes; process; process = process->next)
+        if (!nearest || process->deadline < nearest) nearest = process->deadline;
+    if (!nearest) return -1;
+    return nearest <= time ? 0 : (int)((nearest - time) * 1000) + 1;
+}

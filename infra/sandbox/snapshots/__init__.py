@@ -1,0 +1,1 @@
+"""Frozen layers of files: what snapshots and forks are made of."""

@@ -1,0 +1,248 @@
+"""The layers of one backend on disk, and what a box shows over a repository by them."""
+
+import contextlib
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ostinato.infra.platform.errors import InvalidArgument, OutputLimit
+from ostinato.infra.sandbox.snapshots.layers import (
+    Entries,
+    Entry,
+    EntryKind,
+    entries_of_files,
+    fold_entries,
+    identify_entries,
+    remove_folder,
+    write_entries,
+)
+
+SKIPPED_NAMES = frozenset({"__pycache__", ".pytest_cache", ".git"})
+_MAX_DIFF_BYTES = 64 << 20
+# Compiled code, type and test caches and history tell what a problem removed from the sources.
+_HIDDEN_NAMES = frozenset(
+    (
+        *("__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".pytest_cache", ".ruff_cache"),
+        *(".tox", ".nox", ".hypothesis", ".coverage", "htmlcov", ".eggs", ".venv"),
+    )
+)
+_HIDDEN_SUFFIXES = (".pyc", ".pyo", ".egg-info", ".orig", ".rej")
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of a repository is kept from its sandboxes."""
+    return name in _HIDDEN_NAMES or name.endswith(_HIDDEN_SUFFIXES)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Files of a sandbox: a repository folder (None: empty) with one layer over it (None: no)."""
+
+    repository: Path | None
+    layer_id: str | None = None
+
+
+class LayerStore:
+    """Layers by content, in a folder that is made here and removed by `close`."""
+
+    def __init__(self, parent: Path | None = None) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix=_prefix(), dir=parent or _state_parent()))
+        (self.directory / "empty").mkdir()
+        self._uses: Counter[str] = Counter()
+        self._entries: dict[str, Entries] = {}
+        self._hidden: dict[Path, Entries] = {}
+
+    def base(self, repository: Path | None) -> State:
+        """A repository without its caches and history."""
+        if repository is None:
+            return State(None)
+        if not repository.is_dir():
+            raise InvalidArgument(f"repository {repository} is no folder")
+        repository = repository.resolve()
+        if repository not in self._hidden:
+            owner = repository.stat().st_uid
+            if owner != os.geteuid():
+                raise InvalidArgument(
+                    f"repository {repository} belongs to user {owner}, wanted {os.geteuid()}: "
+                    "files of others cannot be changed in a box; copy it"
+                )
+            self._hidden[repository] = _hiding_entries(repository)
+        return State(repository, self._add(self._hidden[repository]))
+
+    def lay_over(self, state: State, files: Mapping[str, bytes | None]) -> State:
+        """A state with files over it; None: removed."""
+
+        def mode_of_folder(path: str) -> int | None:
+            if state.repository is None or not (state.repository / path).is_dir():
+                return None
+            return (state.repository / path).stat().st_mode & 0o777
+
+        return self.with_writes(state, entries_of_files(files, mode_of_folder))
+
+    def with_writes(self, state: State, writes: Entries) -> State:
+        """A state with what a sandbox wrote over it, folded into one layer."""
+        return State(state.repository, self._add(fold_entries(self.entries(state), writes)))
+
+    def entries(self, state: State) -> Entries:
+        """The layer of a state."""
+        return {} if state.layer_id is None else self._entries[state.layer_id]
+
+    def hold(self, state: State) -> None:
+        """Keep a state's layer until it is let go."""
+        if state.layer_id is not None:
+            self._uses[state.layer_id] += 1
+
+    def let_go(self, state: State) -> None:
+        """Undo one `hold`; a layer that nobody holds is removed."""
+        if state.layer_id is None:
+            return
+        self._uses[state.layer_id] -= 1
+        if self._uses[state.layer_id] <= 0:
+            del self._uses[state.layer_id], self._entries[state.layer_id]
+            remove_folder(self.directory / state.layer_id)
+
+    def folders(self, state: State) -> tuple[Path, ...]:
+        """Folders for the overlay, lowest first; a layer is unpacked when first mounted."""
+        lowest = state.repository or self.directory / "empty"
+        if state.layer_id is None:
+            return (lowest,)
+        folder = self.directory / state.layer_id
+        if not folder.is_dir():
+            partial = Path(tempfile.mkdtemp(prefix="partial-", dir=self.directory))
+            partial.chmod(0o755)
+            write_entries(self.entries(state), partial)
+            partial.rename(folder)
+        return (lowest, folder)
+
+    def compare(
+        self, before: State, after: State, writes: Entries | None = None
+    ) -> dict[str, bytes | None]:
+        """Regular files that differ between two states, the second with a sandbox's own writes.
+
+        None: removed. Caches are left out. Both must be of one repository.
+        """
+        if before.repository != after.repository:
+            raise InvalidArgument(
+                f"diff between repositories {before.repository} and {after.repository}"
+            )
+        layers = (self.entries(before), fold_entries(self.entries(after), writes or {}))
+        old, new = (_View(before.repository, entries) for entries in layers)
+        touched = {path for entries in layers for path in entries}
+        for view, other in ((old, new), (new, old)):
+            for path, entry in view.entries.items():
+                if entry.kind is not EntryKind.FOLDER or entry.is_opaque:
+                    touched.update(other.files_below(path))
+        return _differences(old, new, touched)
+
+    def close(self) -> None:
+        """Remove everything."""
+        remove_folder(self.directory)
+
+    def _add(self, entries: Entries) -> str | None:
+        if not entries:
+            return None
+        layer_id = identify_entries(entries)
+        self._entries.setdefault(layer_id, entries)
+        return layer_id
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Regular files of a repository with a layer over it."""
+
+    repository: Path | None
+    entries: Entries
+
+    def read(self, path: str) -> bytes | None:
+        """Content of a regular file; None when there is none."""
+        entry = self.entries.get(path)
+        if entry is not None:
+            return entry.content if entry.kind is EntryKind.FILE else None
+        parts = path.split("/")
+        parents = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+        above = [self.entries[parent] for parent in parents if parent in self.entries]
+        if any(entry.kind is not EntryKind.FOLDER or entry.is_opaque for entry in above):
+            return None
+        if self.repository is None:
+            return None
+        if any((self.repository / parent).is_symlink() for parent in parents):
+            return None
+        target = self.repository / path
+        return target.read_bytes() if target.is_file() and not target.is_symlink() else None
+
+    def files_below(self, path: str) -> Iterator[str]:
+        """Paths of what may be files below a folder."""
+        prefix = path + "/"
+        yield from (name for name in self.entries if name.startswith(prefix))
+        if self.repository is None or not (self.repository / path).is_dir():
+            return
+        for folder, _, names in os.walk(self.repository / path):
+            for name in names:
+                yield str(Path(folder, name).relative_to(self.repository))
+
+
+def _differences(old: _View, new: _View, paths: set[str]) -> dict[str, bytes | None]:
+    changes: dict[str, bytes | None] = {}
+    num_bytes = 0
+    for path in sorted(paths):
+        if SKIPPED_NAMES.intersection(path.split("/")):
+            continue
+        content = new.read(path)
+        if content != old.read(path):
+            changes[path] = content
+            num_bytes += len(content or b"")
+            if num_bytes > _MAX_DIFF_BYTES:
+                raise OutputLimit(f"diff of over {_MAX_DIFF_BYTES} bytes at {path}")
+    return changes
+
+
+def _hiding_entries(repository: Path) -> dict[str, Entry]:
+    """Removed names for every cache and every history below a repository."""
+    removed: dict[str, bytes | None] = {}
+    for folder, folders, names in os.walk(repository):
+        for name in [*folders, *names]:
+            if is_hidden(name):
+                removed[str(Path(folder, name).relative_to(repository))] = None
+        folders[:] = [name for name in folders if name not in _HIDDEN_NAMES]
+
+    return entries_of_files(removed, lambda path: (repository / path).stat().st_mode & 0o777)
+
+
+def _state_parent() -> Path:
+    """Where layers and writes lie: in memory when the system lets its files carry what an overlay
+    needs, so that writes count against a box's memory limit; else in the temporary folder.
+    """
+    memory = Path("/dev/shm")
+    if memory.is_dir() and os.access(memory, os.W_OK):
+        space = os.statvfs(memory)
+        if space.f_bavail * space.f_frsize >= 1 << 30 and _carries_attributes(memory):
+            _sweep_dead(memory)
+            return memory
+    fallback = Path(tempfile.gettempdir())
+    _sweep_dead(fallback)
+    return fallback
+
+
+def _carries_attributes(parent: Path) -> bool:
+    with tempfile.NamedTemporaryFile(dir=parent) as file:
+        try:
+            os.setxattr(file.name, "user.overlay.probe", b"y")
+        except OSError:
+            return False
+    return True
+
+
+def _prefix() -> str:
+    return f"ostinato-{os.geteuid()}-{os.getpid()}-"
+
+
+def _sweep_dead(parent: Path) -> None:
+    """Remove what killed processes of this user left."""
+    for folder in parent.glob(f"ostinato-{os.geteuid()}-*-*"):
+        maker = folder.name.split("-")[2]
+        if maker.isdigit() and not Path("/proc", maker).exists():
+            with contextlib.suppress(OSError):
+                remove_folder(folder)

@@ -1,0 +1,93 @@
+"""What boxes of bubblewrap must do beyond the protocol: end with their host, and say what is missing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from ostinato.infra.sandbox.backends import open_backend
+from tests.contracts.sandbox_backends import running_bench
+
+
+def test_host_files_and_installed_packages_are_absent_and_pytest_runs():
+    names = ("pip", "torch", "setuptools", "test.test_itertools")
+    imports = f"import importlib.util as u; print([n for n in {names} if u.find_spec(n)])"
+    with running_bench(open_backend) as bench:
+        box = bench.create()
+        listed = "ls /root /home /work /var /etc/passwd 2>/dev/null | wc -l"
+        assert bench.shell(box, listed) == b"0\n"
+        assert bench.shell(box, f'python -c "{imports}"') == b"[]\n"
+        tests = bench.shell(box, "python -m pytest -q tests 2>&1 | tail -1")
+        assert tests.startswith(b"15 passed")
+
+
+def test_killed_host_takes_its_boxes_along(tmp_path):
+    script = (
+        "import asyncio, time\n"
+        "from ostinato.infra.sandbox import open_box\n"
+        "from tests.fakes.repositories import WORDKIT, open_repository\n"
+        "async def hold():\n"
+        "    async with open_box(open_repository(WORDKIT)) as box:\n"
+        "        start = 'setsid sh -c \\'touch up; exec sleep 987654\\' &'\n"
+        "        await box.exec(start + ' while [ ! -e up ]; do :; done', 50)\n"
+        "        print('ready', flush=True)\n"
+        "        time.sleep(100)\n"
+        "asyncio.run(hold())\n"
+    )
+    (tmp_path / "hold.py").write_text(script)
+    host = subprocess.Popen(
+        [sys.executable, str(tmp_path / "hold.py")],
+        stdout=subprocess.PIPE,
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert host.stdout is not None
+    assert host.stdout.readline() == b"ready\n"
+    inside = list(psutil.Process(host.pid).children(recursive=True))
+    commands = [process.as_dict(["cmdline"], ad_value=[])["cmdline"] for process in inside]
+    assert any("987654" in command for command in commands)
+    host.kill()
+    host.communicate()
+    assert psutil.wait_procs(inside, timeout=20)[1] == []
+
+
+def test_kernel_without_user_namespaces_gives_the_fix(tmp_path):
+    script = (
+        "import asyncio\n"
+        "from ostinato.infra.sandbox import open_box\n"
+        "from tests.fakes.repositories import WORDKIT, open_repository\n"
+        "async def hold():\n"
+        "    async with open_box(open_repository(WORDKIT)):\n"
+        "        pass\n"
+        "asyncio.run(hold())\n"
+    )
+    (tmp_path / "open_box.py").write_text(script)
+    refuse = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$0" "$@"'
+    done = subprocess.run(
+        ["unshare", "-Ur", "sh", "-c", refuse, sys.executable, str(tmp_path / "open_box.py")],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+        timeout=50,
+    )
+    assert "ostinato.infra.platform.errors.SandboxError: box" in done.stderr
+    assert "sysctl -w user.max_user_namespaces" in done.stderr
+
+
+def test_missing_compiler_gives_the_fix(tmp_path):
+    script = (
+        "import tempfile\n"
+        f"tempfile.tempdir = {str(tmp_path)!r}\n"
+        "from ostinato.infra.sandbox.host.system import build_agent\n"
+        "build_agent()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": str(tmp_path)},
+        timeout=50,
+    )
+    assert "SandboxError: no C compiler" in done.stderr
+    assert "apt install gcc libc6-dev" in done.stderr
+    assert "pip install ziglang" in done.stderr
