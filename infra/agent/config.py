@@ -188,8 +188,8 @@ class RecentFile(BaseModel):
 
 
 class PromptFacts(BaseModel):
-    """Facts for the system prompt and first message beside tools and task. Equal facts give byte-
-    equal prompts; the date comes in.
+    """Facts for the system prompt and first message beside tools and task. Equal
+    facts give byte-equal prompts. The date comes in.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -16,7 +16,7 @@ PREFIX = "OSTINATO_"
 
 
 class Settings(BaseSettings):
-    """Everything the environment may say. Each field is read from `OSTINATO_<FIELD>`."""
+    """Settings of this installation. Each field is read from `OSTINATO_<FIELD>`."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True, validate_default=True

@@ -91,7 +91,7 @@ class BaselineConfig(Config):
 
 
 class FeedbackConfig(Config):
-    """Everything collect and distil need."""
+    """Settings of collect and distil."""
 
     distil: DistilConfig = DistilConfig()
     baseline: BaselineConfig = BaselineConfig()
@@ -110,9 +110,7 @@ class FeedbackConfig(Config):
 
 
 class SimulatedUsersConfig(Config):
-    """A seeded program that stands in for people. Its numbers are never to be shown as users'
-    numbers.
-    """
+    """Seeded program in place of people. Its numbers are never shown as users' numbers."""
 
     users: int = Field(default=4, ge=1, description="users at work at the same time")
     requests_per_user: int = Field(

@@ -38,7 +38,7 @@ class _Seen:
 
 
 class HackMonitor:
-    """The newest graded attempts of one run."""
+    """Rates of suspicious patterns over the newest graded attempts of one run."""
 
     def __init__(self, config: MonitorConfig) -> None:
         self._config = config

@@ -27,7 +27,7 @@ _MOST_DIFF_LINES = 4000  # difflib is quadratic
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """One product file. None: absent."""
+    """Change of one product file. None: absent."""
 
     path: str
     before: bytes | None
@@ -37,7 +37,7 @@ class FileChange:
 
 @dataclass(frozen=True)
 class AttemptChange:
-    """The end state against the broken state."""
+    """Difference of the end state from the broken state."""
 
     problem: Problem
     counted: tuple[FileChange, ...]

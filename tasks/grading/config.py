@@ -119,7 +119,9 @@ class ScanConfig(Config):
 
 
 class GradingConfig(Config):
-    """The reward is the sum of its terms. A weight of 0 switches a term off."""
+    """Reward terms and their weights. The reward is their sum, and a weight of 0 switches a term
+    off.
+    """
 
     correctness: float = Field(default=1.0, ge=0, description="for a passed verdict")
     partial: float = Field(

@@ -59,7 +59,7 @@ class TrainedStep(Record):
 
 
 class TrainerActor:
-    """Made an actor by `ostinato.infra.platform.cluster.actors.get_or_create_actor`, or called directly."""
+    """Trainer behind a Ray actor, or called directly."""
 
     def __init__(self, request: TrainerRequest, objects: ObjectStore) -> None:
         """Takes up the newest step checkpoint and puts its weights on the chain."""

@@ -53,7 +53,9 @@ class PolicyOptimizerConfig(Config):
 
 
 class ClipBand(Config):
-    """Outside of it a token that would move further out gives no gradient (as PPO's clip)."""
+    """Range of the importance ratio. A token outside that would move further out gives no gradient,
+    as in PPO.
+    """
 
     low_ratio: float = Field(
         default=0.8, gt=0, lt=1, description="of trainer to rollout probability"

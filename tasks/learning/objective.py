@@ -18,7 +18,7 @@ LOG_RATIO_LIMIT = 20.0  # exp(20) is far beyond any cap and still finite in fp32
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """The loss and the weights it gave each sampled token."""
+    """Loss of a microbatch with the weight of each sampled token."""
 
     total: Tensor
     importance_weights_N: Tensor

@@ -99,7 +99,7 @@ class StepReport(Record):
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Per sampled token, in any order."""
+    """Scores per sampled token, in any order."""
 
     trainer_logprobs_N: np.ndarray
     rollout_logprobs_N: np.ndarray

@@ -9,7 +9,7 @@ from ostinato.models.training_config import LoopConfig, PhaseResult, TrainingRec
 
 
 class MtpConfig(LoopConfig):
-    """Everything that decides what the stage makes of a checkpoint and a corpus."""
+    """Settings of MTP distillation."""
 
     depth: int = Field(
         default=2, ge=1, description="draft layers; more than the checkpoint has are drawn anew"

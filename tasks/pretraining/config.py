@@ -12,7 +12,7 @@ from ostinato.models.training_config import LoopConfig, PhaseResult, TrainingRec
 
 
 class PretrainingConfig(LoopConfig):
-    """Everything that decides what the stage makes of a checkpoint and a corpus."""
+    """Settings of pretraining."""
 
     codebase_sources: tuple[str, ...] = Field(
         default=("code", "library"),

@@ -34,7 +34,7 @@ class Answer:
 
 
 class Conversation(Protocol):
-    """A model that is told things and answers."""
+    """Dialogue with a model: takes messages and results, returns answers."""
 
     @property
     def num_tokens(self) -> int:
@@ -67,7 +67,7 @@ class Conversation(Protocol):
 
 @dataclass(slots=True)
 class TokenConversation:
-    """Token in, token out: what was sampled is appended as sampled, the template only appends."""
+    """Dialogue in tokens. Sampled tokens are kept as sampled, and the template only appends."""
 
     model: ModelClient
     renderer: Renderer

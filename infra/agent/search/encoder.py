@@ -22,7 +22,7 @@ _EMPTY_NORM = 1e-12
 
 
 class TextEncoder(Protocol):
-    """Anything that turns questions and code into comparable unit vectors."""
+    """Encoder of questions and code into comparable unit vectors."""
 
     @property
     def model_id(self) -> str:

@@ -28,7 +28,7 @@ _SCORE_DECIMALS = 9  # sums in another order differ beyond these
 
 @dataclass(slots=True)
 class _Layer:
-    """A frozen segment as one index sees it."""
+    """Frozen segment as seen by one index."""
 
     segment: Segment
     visible: np.ndarray
