@@ -32,13 +32,8 @@ from ostinato.tasks.retrieval.config import RetrievalConfig
 from ostinato.tasks.rollout.config import RolloutConfig
 
 RECIPES = Path(__file__).parent / "recipes"
-SEEDED_SECTIONS = (
-    "corpus",
-    "pretraining",
-    "mtp",
-    "rollout",
-    "retrieval",
-)  # the recipe's seed is theirs unless they name one
+# the recipe's seed is theirs unless they name one
+SEEDED_SECTIONS = ("corpus", "pretraining", "mtp", "rollout", "retrieval")
 
 
 class Section(BaseModel):

@@ -22,9 +22,8 @@ def main(arguments: list[str]) -> int:
     module = importlib.import_module(f"ostinato.flows.{options.flow}")
     console = Console(stderr=True)
     try:
-        load_recipe(
-            options.recipe, seed=options.seed
-        )  # a mistake in it stops here, before anything starts
+        # a mistake in it stops here, before anything starts
+        load_recipe(options.recipe, seed=options.seed)
         getattr(module, options.flow)(recipe=options.recipe, seed=options.seed)
     except OstinatoError as error:
         console.print(f"[red]{type(error).__name__}[/]: {error}", highlight=False, soft_wrap=True)

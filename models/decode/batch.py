@@ -18,9 +18,8 @@ from torch import Tensor
 from ostinato.models.decode.cache import SlotCache
 
 MASKED = -1e30  # finite: a row that is masked everywhere must not become NaN
-_RANGE_WASTE_RATIO = (
-    1.5  # attending idle slots of a range costs less than gathering up to here (measured)
-)
+# attending idle slots of a range costs less than gathering up to here (measured)
+_RANGE_WASTE_RATIO = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +34,16 @@ class PrefillSpan:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """How the decode rows attend."""
+    """Attention plan of the decode rows."""
 
-    width: int  # rows a slot (m)
+    width: int  # rows per slot (m)
     slots: int  # decoding slots (B)
     context: int  # T: keys looked at
     first_slot: int  # the range is first_slot .. first_slot + attended, unless gathered
     attended: int
     gather_A: Tensor | None  # slot indices to gather, None when a range is read in place
-    row_of_slot_B: (
-        Tensor | None
-    )  # place of each decoding slot in the range, None when it is filled completely
+    # place of each decoding slot in the range, None when it is filled completely
+    row_of_slot_B: Tensor | None
     mask_AmT: Tensor | None  # additive; None: all slots are as long, each row sees up to itself
 
 
@@ -65,7 +63,7 @@ class BatchPlan:
 def place_rows(
     decode_slots_B: np.ndarray, cached_B: np.ndarray, width: int, spans: Sequence[PrefillSpan]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Slot and position of each row; `cached_B` is the position of each decoding slot's first."""
+    """Slot and position of each row. `cached_B` is the position of each decoding slot's first."""
     slots, positions = decode_slots_B, cached_B
     if width > 1:
         slots = np.repeat(decode_slots_B, width)
@@ -88,7 +86,7 @@ def plan_batch(
     width: int,
     spans: Sequence[PrefillSpan],
 ) -> BatchPlan:
-    """Builds the plan; `cached_B` is the position of each decoding slot's first row."""
+    """Builds the plan. `cached_B` is the position of each decoding slot's first row."""
     slots, positions = place_rows(decode_slots_B, cached_B, width, spans)
     is_one_run = len(decode_slots_B) + len(spans) == 1
     return BatchPlan(
@@ -118,9 +116,8 @@ def _plan_decode(slots_B: np.ndarray, cached_B: np.ndarray, width: int) -> Decod
     if shortest < longest:
         lengths_A = cached_B
         if use_range and not is_full:
-            lengths_A = np.full(
-                extent, longest, dtype=np.int64
-            )  # of idle slots, which nobody reads
+            # of idle slots, which nobody reads
+            lengths_A = np.full(extent, longest, dtype=np.int64)
             lengths_A[places_B] = cached_B
         last_visible = lengths_A[:, None] + np.arange(width)
         hidden = np.arange(context) > last_visible[:, :, None]

@@ -28,7 +28,7 @@ class RouteTable:
 
     @property
     def recorded_SCLK(self) -> np.ndarray:
-        """The same memory as numpy sees it; made when asked for, since a fake tensor has none."""
+        """The same memory as numpy sees it. Made when asked for, since a fake tensor has none."""
         return self.routes_SCLK.numpy()
 
     def write_routes(
@@ -44,7 +44,7 @@ class RouteTable:
 
 
 class SlotCache(RouteTable):
-    """What was computed for each position and must not be computed again."""
+    """KV cache of all slots."""
 
     def __init__(
         self, spec: ModelSpec, slots: int, positions: int, dtype: torch.dtype = torch.float32
@@ -96,7 +96,7 @@ class SlotCache(RouteTable):
         return views
 
     def run_layers(self, slot: int, start: int, end: int) -> list[tuple[Tensor, Tensor]]:
-        """Places of keys and values of consecutive positions, both [n, G, d], a layer each; what is
+        """Places of keys and values of consecutive positions, both [n, G, d], a layer each. What is
         copied into them is stored.
         """
         keys_LGdC, values_LGCd = self.range_views(slot, 1)

@@ -24,7 +24,7 @@ class Precision(StrEnum):
 
 
 class DecodingConfig(BaseModel):
-    """Computation of tokens: alike in rollouts, in evaluation and before users."""
+    """Decoding, the same in rollouts, evaluation and the gateway."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -81,5 +81,5 @@ class EngineConfig(DecodingConfig):
 
 
 def configure_engine(decoding: DecodingConfig, **fields: object) -> EngineConfig:
-    """An engine's settings from a recipe's; `fields` are others of EngineConfig, or override."""
+    """An engine's settings from a recipe's. `fields` are others of EngineConfig, or override."""
     return EngineConfig.model_validate(decoding.model_dump() | fields)

@@ -6,7 +6,7 @@ cache over turns, in-flight weight swaps, finishing. The caller drives it with `
 Ray and asyncio are above (infra/serving/engine).
 
 Shapes: S slots, B decoding slots, R sampled rows, m rows a decoding slot, N rows, C positions, L
-layers, K experts a token.
+layers, K experts per token.
 """
 
 from collections.abc import Callable
@@ -35,13 +35,12 @@ from ostinato.models.spec import ModelSpec
 __all__ = ["CachePolicy", "DecodeEngine", "EngineConfig"]
 
 
-_WORTH_WAITING_TOKENS = (
-    24  # a prefix another slot is about to have fed is waited for from this length on
-)
+# a prefix another slot is about to have fed is waited for from this length on
+_WORTH_WAITING_TOKENS = 24
 
 
 class DecodeEngine:
-    """Batches every request it holds into one forward pass a step."""
+    """Continuous batching of all requests into one forward pass per step."""
 
     def __init__(
         self,
@@ -106,11 +105,11 @@ class DecodeEngine:
         return len(self._queue)
 
     def draft_acceptance(self) -> list[float]:
-        """Share of draft tokens accepted, a depth; empty when the engine never drafts."""
+        """Share of draft tokens accepted, a depth. Empty when the engine never drafts."""
         return [] if self._speculator is None else self._speculator.policy.acceptance()
 
     def submit(self, request: GenerateRequest) -> None:
-        """Takes a request; ValueError names what is wrong with it."""
+        """Takes a request. ValueError names what is wrong with it."""
         check_request(request, self.spec.vocab_size)
         self._queue.push(request, self._clock())
 
@@ -125,7 +124,7 @@ class DecodeEngine:
         return ()
 
     def cancel(self, request_id: str) -> Generation | None:
-        """Ends a request now and returns what it has; None when it is not held."""
+        """Ends a request now and returns what it has. None when it is not held."""
         waiting = self._queue.remove(request_id)
         if waiting is not None:
             return self._empty_generation(
@@ -141,7 +140,7 @@ class DecodeEngine:
         self._slots.forget_session(session_id)
 
     def swap_weights(self, weights: DecodeWeights) -> None:
-        """The next token is made by these weights; running requests go on."""
+        """The next token is made by these weights. Running requests go on."""
         self._weights = weights
         self.statistics.swaps += 1
         if self.config.cache_policy is CachePolicy.EXACT:
@@ -220,7 +219,7 @@ class DecodeEngine:
         return finished
 
     def _find_place(self, session_id: str, prompt: np.ndarray) -> tuple[int, int] | None:
-        """(slot, prompt tokens already cached there); None to wait for a prefix under way."""
+        """(slot, prompt tokens already cached there). None to wait for a prefix under way."""
         slots = self._slots
         slot = slots.session_slot(session_id)
         reused = slots.shared_prefix(slot, prompt) if slot is not None else 0
@@ -280,7 +279,7 @@ class DecodeEngine:
         return decode_slots_B, spans
 
     def _draft(self, decode_slots_B: np.ndarray) -> Drafted | None:
-        """Writes draft tokens behind the contexts; None for a plain step not to be measured."""
+        """Writes draft tokens behind the contexts. None for a plain step not to be measured."""
         if self._speculator is None or not self._is_speculating or not len(decode_slots_B):
             return None
         drafted = self._speculator.propose(self._weights, self._slots, decode_slots_B)

@@ -7,7 +7,7 @@ expert tables: each pair of a row and an expert is one bag of `torch.embedding_b
 sorted, no expert is multiplied that nobody chose, and a row's numbers are the same in any batch.
 *Many rows* are sorted by expert and multiplied in groups. *Rounded weights* go expert by expert.
 
-Shapes: N rows, K experts a token, P = N*K pairs, D model width, E experts, F expert width,
+Shapes: N rows, K experts per token, P = N*K pairs, D model width, E experts, F expert width,
 I = E*D and J = E*F rows of the tables.
 """
 
@@ -30,7 +30,7 @@ _PAIRS_AN_EXPERT = 3
 
 @dataclass(frozen=True, slots=True)
 class BagPlan:
-    """Where the bags of one pass begin, the same for every layer."""
+    """Bag offsets of one pass, the same for every layer."""
 
     inputs_D: Tensor  # rows of an expert's first table
     inner_F: Tensor  # rows of an expert's second table
@@ -110,7 +110,7 @@ def _add_bags(
 
 
 def _sum_bags(table: Tensor, rows: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sums of table rows; `starts` names the end too."""
+    """Weighted sums of table rows. `starts` names the end too."""
     return torch.embedding_bag(table, rows, starts, False, 0, False, weights, True)[0]
 
 

@@ -6,7 +6,7 @@ samples nothing. The formulae are those of the trainer's model; only the order o
 
 Shapes: N rows, B decoding slots, m rows a decoding slot, A attended slots, T keys, L layers, D
 model width, H query heads, G key/value heads, R query heads a group, d head width, E experts, K
-experts a token, X = m*R rows of a mask, n rows of one prefill span.
+experts per token, X = m*R rows of a mask, n rows of one prefill span.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _Memory = tuple[Tensor, Tensor]  # keys and values of one layer
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """What attention reads and writes in one pass beside queries; the lists are a layer each."""
+    """Buffers of attention in one pass beside queries. The lists have one entry per layer."""
 
     plan: BatchPlan
     memory: list[_Memory]  # of the decoding slots
@@ -177,7 +177,7 @@ def linear(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def add_product(base: Tensor, rows: Tensor, matrix: Tensor) -> Tensor:
-    """Base plus rows times a matrix [in, out]; only the product is in the matrix's precision."""
+    """Base plus rows times a matrix [in, out]. Only the product is in the matrix's precision."""
     if matrix.dtype is torch.float32:
         return torch.addmm(base, rows, matrix)
     return base + torch.mm(rows.to(matrix.dtype), matrix).float()
@@ -208,8 +208,8 @@ def _attended_memory(cache: SlotCache, plan: DecodePlan | None) -> list[_Memory]
 def _attend_decode(
     query_NGRd: Tensor, memory: _Memory, plan: DecodePlan, mask: Tensor | None
 ) -> Tensor:
-    """Attention of all decode rows at once; returns [B*m, H*d]. The rows of a slot and the query
-    heads of a group are rows of one product, so that keys are read once a group.
+    """Attention of all decode rows at once. Returns [B*m, H*d]. The rows of a slot and the query
+    heads of a group are rows of one product, so that keys are read once per group.
     """
     _, groups, per_group, width = query_NGRd.shape
     count, rows, attended = plan.slots, plan.width, plan.attended
@@ -235,7 +235,7 @@ def _attend_decode(
 
 
 def _attend_span(query_NGRd: Tensor, memory: _Memory, span: PrefillSpan, mask_nT: Tensor) -> Tensor:
-    """Attention of one prefill span against its own slot; returns [n, H*d]."""
+    """Attention of one prefill span against its own slot. Returns [n, H*d]."""
     _, groups, per_group, width = query_NGRd.shape
     rows = span.end - span.start
     keys_GdT, values_GTd = memory[0][..., : span.end], memory[1][:, : span.end]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What one pass drew; the arrays of R are slot after slot, m rows each."""
+    """Samples of one pass. The arrays of R are slot after slot, m rows each."""
 
     slots: np.ndarray  # decoding slots, then those whose prompt is complete
     tokens_R: np.ndarray
@@ -137,7 +137,7 @@ class DecodePasses:
         spans: Sequence[PrefillSpan],
         width: int,
     ) -> Tensor | None:
-        """One forward pass; hidden states [N, D], None where the compiled trunk keeps them."""
+        """One forward pass. Hidden states [N, D], None where the compiled trunk keeps them."""
         table = self._table
         cached_B, tokens_SC = table.cached_S[decode_slots_B], table.tokens_SC
         if self._native is None:

@@ -3,7 +3,7 @@
 The request and answer records of generation and the `ModelClient` protocol that rollout workers,
 evaluation and the gateway talk to. It does not run a model and knows neither Ray nor torch.
 
-Shapes: T new tokens, P prompt tokens, L MoE layers, K experts a token.
+Shapes: T new tokens, P prompt tokens, L MoE layers, K experts per token.
 """
 
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ class StopReason(StrEnum):
 
 
 class Priority(StrEnum):
-    """Who waits first when the fleet is full."""
+    """Order of waiting when the fleet is full."""
 
     USER = "user"
     EVALUATION = "evaluation"
@@ -56,13 +56,12 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What was sampled. All arrays are parallel to token_ids (T) unless said otherwise."""
+    """Sampled tokens of a request. All arrays are parallel to token_ids (T) unless said otherwise."""
 
     request_id: str
     token_ids: tuple[int, ...]
-    logprobs_T: (
-        np.ndarray
-    )  # float32, natural log, of the sampled token under the sampling distribution
+    # float32, natural log, of the sampled token under the sampling distribution
+    logprobs_T: np.ndarray
     weight_versions_T: np.ndarray  # int64, version of the weights that made each token
     # int16 [P_new + T, L, K]: experts of every position whose routes this session was not given
     # yet, in order. route_offset is the index in the whole context (prompt + new tokens) of the
@@ -80,7 +79,7 @@ class Generation:
     extras: dict[str, float] = field(default_factory=dict)
 
     def first(self, num_tokens: int) -> "Generation":
-        """What it was when it had only its first `num_tokens` tokens; the reason stays."""
+        """The generation cut to its first `num_tokens` tokens. The reason stays."""
         dropped = len(self.token_ids) - num_tokens
         if dropped == 0:
             return self
@@ -114,7 +113,7 @@ class TokenStream(Protocol):
         ...
 
     def close(self) -> Generation:
-        """Everything that was sampled; a generation that still runs is cancelled."""
+        """Everything that was sampled. A generation that still runs is cancelled."""
         ...
 
 

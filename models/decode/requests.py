@@ -56,7 +56,7 @@ class RequestQueue:
         self.tokens += _tokens_at_most(request)
 
     def in_order(self) -> Iterator[WaitingRequest]:
-        """A snapshot, best first; entries may be discarded while iterating."""
+        """A snapshot, best first. Entries may be discarded while iterating."""
         if not self._count:
             return
         for priority in _CLASSES:
@@ -69,7 +69,7 @@ class RequestQueue:
         self.tokens -= _tokens_at_most(waiting.request)
 
     def remove(self, request_id: str) -> WaitingRequest | None:
-        """Removes by id; None when it is not waiting."""
+        """Removes by id. None when it is not waiting."""
         for queue in self._waiting.values():
             if request_id in queue:
                 waiting = queue[request_id]

@@ -29,7 +29,7 @@ _NUMBERS_AHEAD = 65_536
 
 @dataclass(frozen=True, slots=True)
 class SamplingRules:
-    """How each row is sampled; arrays of R rows."""
+    """Sampling parameters per row. Arrays of R rows."""
 
     temperature_R: np.ndarray  # float32; 0 means greedy
     top_p_R: np.ndarray  # float32 in (0, 1]
@@ -59,7 +59,7 @@ class NoiseSource:
         self._ahead_WV = np.zeros((0, vocab_size), dtype=np.float32)
 
     def exponential(self, seed_keys_R: np.ndarray, positions_R: np.ndarray) -> np.ndarray:
-        """Float32 noise [R, V] with mean 1, to be read only; the same for equal (seed key,
+        """Float32 noise [R, V] with mean 1, to be read only. The same for equal (seed key,
         position) whatever the batch.
         """
         rows = len(positions_R)
@@ -104,7 +104,7 @@ class NoiseSource:
 def sample_rows(
     logits_RV: Tensor, rules: SamplingRules, noise_RV: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws one token a row; returns (tokens int64, logprobs float32).
+    """Draws one token a row. Returns (tokens int64, logprobs float32).
 
     The log-probability is that of the distribution sampled from: after temperature, and
     renormalised over the tokens top-k and then top-p kept. A greedy row (temperature 0) reports the
@@ -133,7 +133,7 @@ def sample_rows(
 
 
 def keep_top_k(probabilities_RV: Tensor, top_k_R: Tensor) -> Tensor:
-    """Keeps the k likeliest tokens of each row, renormalised; of equal ones those with lower ids."""
+    """Keeps the k likeliest tokens of each row, renormalised. Of equal ones those with lower ids."""
     ordered_RV, order_RV = probabilities_RV.sort(dim=-1, descending=True, stable=True)
     is_kept_RV = torch.arange(probabilities_RV.shape[-1]) < top_k_R[:, None]
     ordered_RV = torch.where(is_kept_RV, ordered_RV, 0.0)
@@ -142,7 +142,7 @@ def keep_top_k(probabilities_RV: Tensor, top_k_R: Tensor) -> Tensor:
 
 
 def keep_top_p(probabilities_RV: Tensor, top_p_R: Tensor) -> Tensor:
-    """Keeps the smallest set of likeliest tokens whose mass reaches top_p, renormalised; 1 keeps
+    """Keeps the smallest set of likeliest tokens whose mass reaches top_p, renormalised. 1 keeps
     all.
     """
     ordered_RV, order_RV = probabilities_RV.sort(dim=-1, descending=True)

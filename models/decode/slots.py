@@ -18,7 +18,7 @@ from ostinato.models.decode.sampling import seed_key
 
 
 class SlotState(IntEnum):
-    """What a slot is doing."""
+    """State of a slot."""
 
     FREE = 0
     IDLE = 1  # holds a session between two turns
@@ -27,7 +27,7 @@ class SlotState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What became of one pass's samples."""
+    """Outcome of one pass's samples."""
 
     accepted_B: np.ndarray  # drafts that held
     gained_B: np.ndarray  # tokens added
@@ -38,7 +38,7 @@ class Taken:
 
 
 class SlotTable:
-    """Arrays over slots; `tokens_SC[s, :context_S[s]]` are the tokens known, the first
+    """Arrays over slots. `tokens_SC[s, :context_S[s]]` are the tokens known, the first
     `cached_S[s]` of them were fed.
     """
 
@@ -51,12 +51,10 @@ class SlotTable:
         self.cached_S = np.zeros(slots, dtype=np.int64)
         self.limit_S = np.zeros(slots, dtype=np.int64)  # context length at which sampling ends
         self.routed_S = np.zeros(slots, dtype=np.int64)  # positions whose routes are final
-        self.reported_S = np.zeros(
-            slots, dtype=np.int64
-        )  # positions whose routes this session was given
-        self.oldest_version_S = np.zeros(
-            slots, dtype=np.int64
-        )  # of the weights that made the cached keys
+        # positions whose routes this session was given
+        self.reported_S = np.zeros(slots, dtype=np.int64)
+        # of the weights that made the cached keys
+        self.oldest_version_S = np.zeros(slots, dtype=np.int64)
         self.seed_keys_S = np.zeros(slots, dtype=np.uint64)
         self.temperature_S = np.ones(slots, dtype=np.float32)
         self.top_p_S = np.ones(slots, dtype=np.float32)
@@ -118,7 +116,7 @@ class SlotTable:
         return slot if slot is not None and self.state_S[slot] == SlotState.IDLE else None
 
     def take(self, slot: int, session_id: str) -> None:
-        """Gives a slot to a session that is about to run; what the slot held for another session is
+        """Gives a slot to a session that is about to run. What the slot held for another session is
         forgotten.
         """
         previous = self._session_of_slot[slot]
@@ -134,7 +132,7 @@ class SlotTable:
     def start(
         self, slot: int, request: GenerateRequest, prompt: np.ndarray, reused: int, most_tokens: int
     ) -> None:
-        """Writes a request's tokens and rules; its first `reused` tokens are cached already."""
+        """Writes a request's tokens and rules. Its first `reused` tokens are cached already."""
         length = len(prompt)
         self.tokens_SC[slot, :length] = prompt
         self.context_S[slot] = length
@@ -155,8 +153,8 @@ class SlotTable:
     def take_samples(
         self, slots_B: np.ndarray, tokens_Bm: np.ndarray, logprobs_Bm: np.ndarray, version: int
     ) -> Taken:
-        """Adds samples up to the first that differs from the draft that stands behind the context;
-        a stop token, a stop sequence or the limit may cut them. Everything before them was fed.
+        """Adds samples up to the first that differs from the draft that stands behind the context.
+        A stop token, a stop sequence or the limit may cut them. Everything before them was fed.
         """
         accepted_B, gained_B, ends_B = np.empty((3, len(slots_B)), dtype=np.int64)
         totals = take_samples(
@@ -165,7 +163,7 @@ class SlotTable:
         return Taken(accepted_B, gained_B, ends_B, *totals)
 
     def release(self, slot: int) -> None:
-        """Ends a request; the slot waits for the session's next turn, or is free when no session
+        """Ends a request. The slot waits for the session's next turn, or is free when no session
         owns it.
         """
         self._uses += 1
@@ -175,7 +173,7 @@ class SlotTable:
         )
 
     def forget_session(self, session_id: str) -> None:
-        """Drops a session; a request of it that still runs keeps its slot until it ends."""
+        """Drops a session. A request of it that still runs keeps its slot until it ends."""
         slot = self._slot_of_session.pop(session_id, None)
         if slot is None:
             return

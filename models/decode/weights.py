@@ -92,7 +92,7 @@ def prepare_weights(
     *,
     native: bool = False,
 ) -> DecodeWeights:
-    """Checks names, shapes and finiteness, then copies and fuses; the input may be changed
+    """Checks names, shapes and finiteness, then copies and fuses. The input may be changed
     afterwards. `native` also packs them for compiled loops.
 
     Raises ValueError that names the tensor, so that nothing half-applied is ever served.

@@ -55,9 +55,8 @@ def train_rank(given: RankInput, rank: int) -> MtpResult:
 
     config = request.config
     if not config.is_joint:
-        config = config.model_copy(
-            update={"balance_rate": 0.0}
-        )  # a frozen trunk keeps its routing too
+        # a frozen trunk keeps its routing too
+        config = config.model_copy(update={"balance_rate": 0.0})
     work = Work(model, DistillationLoss(model, config), evaluate, config, corpus)
     state = TrainingRun(work, directory, request.model_dump_json(), report).run()
     names = DraftQuality.model_fields

@@ -10,9 +10,7 @@ QUESTION = re.compile(r"(What|Who|Whose|Where|How|Whether|Which|When)\b")
 PENDING = (
     "flows/",
     "infra/sandbox/",
-    "infra/serving/engine/",
     "infra/serving/gateway/",
-    "models/decode/",
     "tasks/problems/",
 )
 

@@ -23,7 +23,7 @@ class Ticket:
     replica_id: str | None = None
 
     def place_on(self, replica_id: str | None) -> bool:
-        """Note the replica that has room; False when none has."""
+        """Note the replica that has room. False when none has."""
         if replica_id is None:
             return False
         self.replica_id = replica_id

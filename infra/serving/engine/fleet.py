@@ -41,9 +41,8 @@ _RESTARTS = 5
 _PATIENCE_SECONDS = 180.0  # a request waits this long for a serving replica; a restart takes 10
 _REFRESH_SECONDS = 1.0
 _PROBE_SECONDS = 60.0  # a question about health is answered within this, or the replica is silent
-_RECOVERY_PROBES = (
-    4  # a recovery may take as long as so many probes: it starts a process and fetches
-)
+# a recovery may take as long as so many probes: it starts a process and fetches
+_RECOVERY_PROBES = 4
 _DRAIN_POLL_SECONDS = 0.02
 
 
@@ -55,7 +54,7 @@ def start_replicas(
     num_cpus: float = 1.0,
     chain: tuple[ObjectStore, str] | None = None,
 ) -> dict[str, ActorHandle]:
-    """Starts (or finds) one actor per id; they serve after `EngineFleet.follow`.
+    """Starts (or finds) one actor per id. They serve after `EngineFleet.follow`.
 
     A replica whose process dies is started again without weights; with `chain` it then applies that
     chain's newest version by itself.
@@ -88,7 +87,7 @@ class EngineFleet:
         limits: RouterLimits | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`limits` bound what a replica is promised; callers wait for room by priority. None: no bound."""
+        """`limits` bound what a replica is promised. Callers wait for room by priority. None: no bound."""
         self._patience_seconds = patience_seconds
         self._probe_seconds = probe_seconds
         self._clock = clock
@@ -118,7 +117,7 @@ class EngineFleet:
             self._admit()
 
     async def _choose(self, request: GenerateRequest, tokens: int) -> str:
-        """A serving replica with room; waits for room as long as it takes, for any that serves for a while."""
+        """A serving replica with room. Waits for room as long as it takes, for any that serves for a while."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_seconds
         self._refresh_beside()
@@ -170,7 +169,7 @@ class EngineFleet:
         return Mailbox(name, self._replicas[name], partial(self._note_silence, name))
 
     def _note_silence(self, name: str) -> bool:
-        """A replica holds requests and says nothing; True when it counts as dead now."""
+        """A replica holds requests and says nothing. True when it counts as dead now."""
         return self._note(name, HealthEvent.SILENT).state is ReplicaState.DEAD
 
     def _note(self, name: str, event: HealthEvent, **facts: Any) -> ReplicaHealth:
@@ -208,7 +207,7 @@ class EngineFleet:
             self._refreshing = asyncio.create_task(self.refresh_states())
 
     async def end_session(self, session_id: str) -> None:
-        """Lets the cache of a finished conversation go; nobody waits for it."""
+        """Lets the cache of a finished conversation go. Nobody waits for it."""
         replica_id = self._router.end_session(session_id)
         if replica_id is not None:
             self._mailboxes[replica_id].end_session(session_id)
@@ -216,7 +215,7 @@ class EngineFleet:
     async def add(
         self, name: str, actor: ActorHandle, chain: tuple[ObjectStore, str] | None = None
     ) -> ReplicaState:
-        """Takes one more replica; it gets requests once it has applied verified weights (of `chain`, if given)."""
+        """Takes one more replica. It gets requests once it has applied verified weights (of `chain`, if given)."""
         self._replicas[name] = actor
         self._health[name] = ReplicaHealth(since=self._clock())
         self._router.add_replica(name, ReplicaState.STARTING)
@@ -245,7 +244,7 @@ class EngineFleet:
         }
 
     async def close(self) -> None:
-        """Stops listening to the replicas; they live on."""
+        """Stops listening to the replicas. They live on."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
@@ -253,7 +252,7 @@ class EngineFleet:
             await mailbox.close()
 
     async def follow(self, objects: ObjectStore, chain_id: str) -> list[int | None]:
-        """Binds every replica to a chain; returns the version each applied."""
+        """Binds every replica to a chain. Returns the version each applied."""
         calls = {
             name: actor.follow.remote(objects, chain_id) for name, actor in self._replicas.items()
         }
@@ -275,7 +274,7 @@ class EngineFleet:
         return await self._change_all(calls, f"update to version {version}")
 
     async def refresh_states(self) -> dict[str, ReplicaState]:
-        """Asks every replica how it is; one that recovered gets requests again. A replica that has
+        """Asks every replica how it is. One that recovered gets requests again. A replica that has
         no weights and knows its chain applies the newest version first.
         """
         await asyncio.gather(*(self._refresh_state(name) for name in self._replicas))
@@ -306,7 +305,7 @@ class EngineFleet:
             self._set_health(name, health)
 
     def states(self) -> dict[str, ReplicaState]:
-        """What this client last knew of every replica."""
+        """Last known state of every replica."""
         return self._router.states()
 
     def healths(self) -> dict[str, ReplicaHealth]:
@@ -324,7 +323,7 @@ class EngineFleet:
         return {name: await self._probe(call, name, "statistics") for name, call in calls.items()}
 
     async def _probe(self, call: Awaitable[Any], name: str, what: str) -> Any:
-        """A question that a living replica answers in time; silence counts against it."""
+        """A question that a living replica answers in time. Silence counts against it."""
         asked = asyncio.ensure_future(self._answer(call, name, what))
         done, _ = await asyncio.wait({asked}, timeout=self._probe_seconds)
         if not done:
@@ -368,7 +367,7 @@ class EngineFleet:
         self._note(name, HealthEvent.VERIFIED, version=version)
 
     async def _answer(self, call: Awaitable[Any], replica_id: str, what: str) -> Any:
-        """The value of a call; errors of the method pass, a lost process becomes EngineError."""
+        """The value of a call. Errors of the method pass, a lost process becomes EngineError."""
         try:
             return await call
         except RayTaskError as error:

@@ -12,7 +12,7 @@ from ostinato.infra.serving.engine.states import ReplicaState
 
 
 class HealthEvent(StrEnum):
-    """What can be learnt of a replica."""
+    """Observation of a replica."""
 
     STARTED = "started"  # a process answers that holds no verified weights
     VERIFIED = "verified"  # it applied a version and every checksum held

@@ -88,7 +88,7 @@ class LocalEngine:
             raise
 
     def stream(self, request: GenerateRequest) -> EngineStream:
-        """Samples an answer whose tokens are told as they are sampled; the samples are those of
+        """Samples an answer whose tokens are told as they are sampled. The samples are those of
         `generate`. Whoever opens a stream closes it.
         """
         self._submit(request)
@@ -97,7 +97,7 @@ class LocalEngine:
         return stream
 
     async def generate_many(self, requests: list[GenerateRequest]) -> list[Generation]:
-        """Samples an answer to each request; one failure fails the call."""
+        """Samples an answer to each request. One failure fails the call."""
         return await asyncio.gather(*(self.generate(request) for request in requests))
 
     async def end_session(self, session_id: str) -> None:
@@ -131,11 +131,11 @@ class LocalEngine:
         }
 
     def draft_acceptance(self) -> list[float]:
-        """Share of draft tokens accepted a depth; empty without speculation."""
+        """Share of draft tokens accepted a depth. Empty without speculation."""
         return self._engine.draft_acceptance()
 
     def close(self) -> None:
-        """Refuses new requests; those still held fail with EngineError."""
+        """Refuses new requests. Those still held fail with EngineError."""
         self._end("is closed")
 
     def _prepare(self, weights: Mapping[str, Tensor], version: int) -> DecodeWeights:

@@ -61,7 +61,7 @@ class MailboxReplica(EngineReplica):
         ended_sessions: Sequence[str],
         cancelled: Sequence[str] = (),
     ) -> None:
-        """Takes requests, stops cancelled ones and lets ended sessions go; returns at once."""
+        """Takes requests, stops cancelled ones and lets ended sessions go. Returns at once."""
         outbox = self._outbox(client_id)
         for values in requests:
             task = asyncio.create_task(self._answer(values, outbox))
@@ -74,7 +74,7 @@ class MailboxReplica(EngineReplica):
             await self.end_session(session_id)
 
     async def collect(self, client_id: str) -> list[Answer]:
-        """All answers that are ready; waits a while for the first."""
+        """All answers that are ready. Waits a while for the first."""
         outbox = self._outbox(client_id)
         try:
             await asyncio.wait_for(outbox.has_answers.wait(), COLLECT_SECONDS)
@@ -108,7 +108,7 @@ class Mailbox:
         on_silence: Callable[[], bool] = lambda: False,
         silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
-        """`on_silence` is told each time the replica says nothing for too long; True gives it up."""
+        """`on_silence` is told each time the replica says nothing for too long. True gives it up."""
         self._replica_id = replica_id
         self._actor = actor
         self._on_silence = on_silence
@@ -122,7 +122,7 @@ class Mailbox:
         self._pump: asyncio.Task[None] | None = None
 
     async def generate(self, values: RequestTuple) -> GenerationTuple:
-        """The answer of the replica; RayError when it dies, otherwise its own typed error."""
+        """The answer of the replica. RayError when it dies, otherwise its own typed error."""
         future: asyncio.Future[GenerationTuple] = asyncio.get_running_loop().create_future()
         self._waiting[values[0]] = future
         self._requests.append(values)
@@ -144,7 +144,7 @@ class Mailbox:
         self._plan_flush()
 
     async def close(self) -> None:
-        """Stops collecting; requests under way are cancelled."""
+        """Stops collecting. Requests under way are cancelled."""
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
@@ -183,7 +183,7 @@ class Mailbox:
                 await asyncio.sleep(0)  # let who got an answer ask again before `while` looks
 
     async def _next_answers(self) -> list[Answer]:
-        """What one call brings; EngineError when the replica was given up as silent."""
+        """Answers of one call. EngineError when the replica was given up as silent."""
         call: Any = self._actor.collect.remote(self._client_id)
         asked = asyncio.ensure_future(call)
         while True:

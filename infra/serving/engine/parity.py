@@ -15,9 +15,8 @@ from ostinato.infra.platform.telemetry import fields
 
 _logger = logging.getLogger(__name__)
 
-ALARM_K3 = (
-    1e-3  # published alarm level; engines with rounding differences only stay under 1e-6 in float32
-)
+# published alarm level; engines with rounding differences only stay under 1e-6 in float32
+ALARM_K3 = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Mismatch:
 
 
 def measure_mismatch(engine_logprobs_T: np.ndarray, trainer_logprobs_T: np.ndarray) -> Mismatch:
-    """Compares log-probs token by token; ValueError when the arrays are not parallel or hold no
+    """Compares log-probs token by token. ValueError when the arrays are not parallel or hold no
     token.
     """
     if engine_logprobs_T.shape != trainer_logprobs_T.shape or engine_logprobs_T.size == 0:
@@ -84,7 +83,7 @@ class ParityMonitor:
     def judge(
         self, step: int, replayed: Mismatch, without_replay: Mismatch | None = None
     ) -> ParityAlarm | None:
-        """The alarm when the mismatch with router replay is above the level; None when it is not.
+        """The alarm when the mismatch with router replay is above the level. None when it is not.
 
         The mismatch without replay is told along: when it alone is high, routing differs and replay
         does its work; when both are, something else does.

@@ -59,7 +59,7 @@ class EngineReplica:
         self._pinned_version: int | None = None
 
     async def follow(self, objects: ObjectStore, chain_id: str) -> int | None:
-        """Binds the replica to a chain and applies its newest version, if there is one; returns
+        """Binds the replica to a chain and applies its newest version, if there is one. Returns
         that version.
         """
         async with self._update_lock:
@@ -71,7 +71,7 @@ class EngineReplica:
         return latest
 
     async def load_checkpoint(self, directory: str, version: int) -> SwapReport:
-        """Serves a checkpoint directory as `version`, for evaluation; its checksum is verified.
+        """Serves a checkpoint directory as `version`, for evaluation. Its checksum is verified.
         Failure means STALE.
         """
         async with self._update_lock:
@@ -152,12 +152,12 @@ class EngineReplica:
             await asyncio.to_thread(self._subscriber.leave)
 
     async def generate(self, values: RequestTuple) -> GenerationTuple:
-        """Samples an answer; EngineError while the replica does not serve."""
+        """Samples an answer. EngineError while the replica does not serve."""
         engine = self._serving_engine()
         return encode_generation(await engine.generate(decode_request(values)))
 
     async def generate_many(self, requests: list[RequestTuple]) -> list[GenerationTuple]:
-        """Samples an answer to each request; returns when the last is done."""
+        """Samples an answer to each request. Returns when the last is done."""
         return list(await asyncio.gather(*(self.generate(values) for values in requests)))
 
     async def end_session(self, session_id: str) -> None:
@@ -166,7 +166,7 @@ class EngineReplica:
             await self._engine.end_session(session_id)
 
     async def recover(self) -> dict[str, str | int]:
-        """Applies the newest version of its chain if it holds no weights; returns its health."""
+        """Applies the newest version of its chain if it holds no weights. Returns its health."""
         if self._state is ReplicaState.STARTING and self._chain is not None:
             try:
                 await self.follow(*self._chain)
@@ -185,7 +185,7 @@ class EngineReplica:
         }
 
     async def statistics(self) -> dict[str, float]:
-        """Totals of the engine and the last update's times; empty before the first weights."""
+        """Totals of the engine and the last update's times. Empty before the first weights."""
         if self._engine is None:
             return {}
         numbers = self._engine.statistics() | {"last_fetch_seconds": self._last_fetch_seconds}

@@ -19,7 +19,7 @@ _SESSIONS_REMEMBERED = 100_000
 
 @dataclass(frozen=True, slots=True)
 class RouterLimits:
-    """How much one replica may be promised, and when a session leaves its home."""
+    """Load limits per replica, and the margin at which a session moves."""
 
     max_outstanding_tokens: int | None = None  # of one replica; None: no bound
     training_share: float = 0.9  # of that bound, so that a user finds room at once
@@ -61,7 +61,7 @@ class _LeastBusy:
             heapq.heappush(self.heap, (load.outstanding_tokens, load.given_tokens, name))
 
     def peek(self) -> str | None:
-        """The least busy serving replica; of equals the one that was given least so far."""
+        """The least busy serving replica. Of equals the one that was given least so far."""
         if len(self.heap) > 64 + 8 * len(self.loads):
             self.heap = []
             for name in self.loads:
@@ -95,9 +95,8 @@ class RequestRouter:
         self._limits = limits or RouterLimits(steal_margin_tokens=steal_margin_tokens)
         self._loads: dict[str, _Load] = {}
         self._least_busy = _LeastBusy(self._loads)
-        self._home: OrderedDict[str, str] = (
-            OrderedDict()
-        )  # session -> replica, least recently used first
+        # session -> replica, least recently used first
+        self._home: OrderedDict[str, str] = OrderedDict()
         self.moved_sessions = 0  # turns that began away from the session's cache
         for replica_id in replica_ids:
             self.add_replica(replica_id, state)
@@ -124,7 +123,7 @@ class RequestRouter:
         priority: Priority = Priority.TRAINING,
         context_tokens: int = 0,
     ) -> str:
-        """As try_choose; EngineError when every serving replica is full."""
+        """As try_choose. EngineError when every serving replica is full."""
         chosen = self.try_choose(
             session_id, tokens, priority=priority, context_tokens=context_tokens
         )
@@ -184,12 +183,12 @@ class RequestRouter:
         self._least_busy.note(replica_id)
 
     def end_session(self, session_id: str) -> str | None:
-        """Forgets a session; returns the replica that holds its cache."""
+        """Forgets a session. Returns the replica that holds its cache."""
         home = self._home.pop(session_id, None)
         return home if home in self._loads else None
 
     def set_state(self, replica_id: str, state: ReplicaState) -> None:
-        """Takes note of a replica's state; sessions of one that does not serve go elsewhere."""
+        """Takes note of a replica's state. Sessions of one that does not serve go elsewhere."""
         self._loads[replica_id].state = state
         self._least_busy.note(replica_id)
 
@@ -210,7 +209,7 @@ class RequestRouter:
         return {name: load.outstanding_tokens for name, load in self._loads.items()}
 
     def describe(self) -> str:
-        """One line for messages; of a large fleet its first replicas."""
+        """One line for messages. Of a large fleet its first replicas."""
         shown = [
             f"{name} {load.state} {load.outstanding_tokens} tokens"
             for name, load in list(self._loads.items())[:8]

@@ -227,7 +227,7 @@ def _logprobs(output: CompletionOutput) -> list[float]:
 
 
 def _stop_sequence_end(token_ids: list[int], sequences: tuple[tuple[int, ...], ...]) -> int | None:
-    """Tokens up to the end of the first stop sequence; None when there is none."""
+    """Tokens up to the end of the first stop sequence. None when there is none."""
     for end in range(1, len(token_ids) + 1 if sequences else 0):
         for run in sequences:
             if end >= len(run) and tuple(token_ids[end - len(run) : end]) == run:

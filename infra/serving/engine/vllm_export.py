@@ -20,7 +20,7 @@ from ostinato.models.spec import ModelSpec
 
 
 class Architecture(StrEnum):
-    """What a directory says it is."""
+    """Architecture fields of an exported directory."""
 
     GLM4_MOE = "glm4_moe"  # the same function
     QWEN3_MOE = "qwen3_moe"  # the same shapes and cost, another router
@@ -33,7 +33,7 @@ def write_model_directory(
     architecture: Architecture = Architecture.GLM4_MOE,
     dtype: torch.dtype = torch.float32,
 ) -> Path:
-    """Writes the two files; a tokenizer is not among them: token ids go in and out."""
+    """Writes the two files. A tokenizer is not among them: token ids go in and out."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: tensor.to(torch.float32 if "e_score_correction" in name else dtype).contiguous()

@@ -6,7 +6,7 @@ numbers depend on its slot's history only, bit for bit, whatever else is in the 
 flat, with the offset of what is meant; a packed matrix is panels of 64 columns (the last one
 narrower), each panel row after row.
 
-Shapes: N rows, K depth or experts a token, O columns, H query and key heads, d head width, E
+Shapes: N rows, K depth or experts per token, O columns, H query and key heads, d head width, E
 experts, C positions.
 """
 
@@ -46,7 +46,7 @@ def multiply_packed(x, x_at, x_step, w, w_at, y, y_at, y_step, rows, depth, colu
 
 @numba.njit(**BARE)
 def exponential(x):
-    """exp to float32 rounding, clipped at +-87; vectorises, which the C library's does not."""
+    """exp to float32 rounding, clipped at +-87. Vectorises, which the C library's does not."""
     x = min(max(x, -_LIMIT), _LIMIT)
     power = np.floor(x * _LOG2_E + _HALF)
     x = (x - power * _LN2_HIGH) - power * _LN2_LOW
@@ -62,7 +62,7 @@ def exponential(x):
 
 @numba.njit(**BARE)
 def norm_divisor(x, x_at, width, epsilon):
-    """What RMSNorm divides a row by."""
+    """Divisor of a row in RMSNorm."""
     return np.sqrt(squares_at(address_of(x, x_at), width) / np.float32(width) + epsilon)
 
 
@@ -86,7 +86,7 @@ def gate_row(inner, at, width):
 
 @numba.njit(**BARE)
 def rotate_heads(qkv, at, heads, width, scale_Hd, scale_at, rotation_Cd, rotation_at, epsilon):
-    """Norm, scale and rotation of a row's query and key heads, in place; pairs stand together."""
+    """Norm, scale and rotation of a row's query and key heads, in place. Pairs stand together."""
     scale, rotation = address_of(scale_Hd, scale_at), address_of(rotation_Cd, rotation_at)
     for head in range(heads):
         first = at + head * width

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def load_native_trunk(
     spec: ModelSpec, rotation_C1d: Tensor, cache: SlotCache, rows: int
 ) -> "NativeTrunk":
-    """Compiled loops for a shape; `rows` is the most that one step feeds."""
+    """Compiled loops for a shape. `rows` is the most that one step feeds."""
     drop_stale_code(Path(__file__).parent)
     from ostinato.models.decode.compiled.trunk import NativeTrunk  # noqa: PLC0415 - importing it compiles
 

@@ -73,8 +73,8 @@ def propose_drafts(
 def _draft_chain(
     tokens_C, first, room, is_stop_V, probability, expected_w, entries_ON4, held_K, seen_K
 ):
-    """Writes guesses from `first` on, each taking those before it for true; adds the probability
-    that so many hold to `expected_w`; returns how many there are.
+    """Writes guesses from `first` on, each taking those before it for true. Adds the probability
+    that so many hold to `expected_w`. Returns how many there are.
     """
     place, depth, end = -1, 0, first
     while end - first < room:
@@ -98,7 +98,7 @@ def _draft_chain(
 
 @numba.njit(cache=True)
 def _guess(tokens_C, end, place, depth, entries_ON4, held_K, seen_K):
-    """(token, kind of guess) of the memory or of the context, whose kind held more often; -1: none."""
+    """(token, kind of guess) of the memory or of the context, whose kind held more often. -1: none."""
     token, kind, own_token, own_kind = _candidates(tokens_C, end, place, depth, entries_ON4)
     if token < 0 or (
         own_token >= 0 and held_K[own_kind] * seen_K[kind] > held_K[kind] * seen_K[own_kind]
@@ -109,7 +109,7 @@ def _guess(tokens_C, end, place, depth, entries_ON4, held_K, seen_K):
 
 @numba.njit(cache=True)
 def _candidates(tokens_C, end, place, depth, entries_ON4):
-    """(token, kind) of the memory and of the context; the latter is none, -1, where both agree."""
+    """(token, kind) of the memory and of the context. The latter is none, -1, where both agree."""
     token, kind = _recall(tokens_C, end, entries_ON4)
     if place < 0:
         return token, kind, -1, -1
@@ -148,7 +148,7 @@ def _longest_match(tokens_C, end):
 
 @numba.njit(cache=True)
 def _recall(tokens_C, end, entries_ON4):
-    """(token, kind) that the memory holds for the longest run of last tokens; -1: none."""
+    """(token, kind) that the memory holds for the longest run of last tokens. -1: none."""
     size = entries_ON4.shape[1]
     token, kind = -1, -1
     if size == 0:

@@ -36,7 +36,7 @@ class PackedDraft:
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """All matrices of one version; those of layers and experts follow one another."""
+    """All matrices of one version. Those of layers and experts follow one another."""
 
     embedding_VD: np.ndarray
     head: np.ndarray  # the embedding again, packed as [D, V]

@@ -44,9 +44,8 @@ def _logarithm(x):
     """Natural logarithm of a number in (0, 1), to float32 rounding."""
     bits = bits_of_float(x)
     power = np.float32((bits >> np.int32(23)) - np.int32(126))
-    part = float_of_bits(
-        np.int32((bits & np.int32(0x007FFFFF)) | np.int32(0x3F000000))
-    )  # in [0.5, 1)
+    # in [0.5, 1)
+    part = float_of_bits(np.int32((bits & np.int32(0x007FFFFF)) | np.int32(0x3F000000)))
     is_small = part < np.float32(0.707106781186547524)
     power = power - _ONE if is_small else power
     part = part + part - _ONE if is_small else part - _ONE
@@ -74,7 +73,7 @@ def _mix_64(value):
 
 @numba.njit(**BARE)
 def _token_noise(low, high, token):
-    """Exponential noise of one token; `low` and `high` are the halves of the place's key."""
+    """Exponential noise of one token. `low` and `high` are the halves of the place's key."""
     bits = np.uint32(np.uint32(token) * GOLDEN_32 + low)
     bits = np.uint32((bits ^ np.uint32(bits >> np.uint32(16))) * MIX_32_A)
     bits = np.uint32(bits + high)
@@ -158,7 +157,7 @@ def race_drafts(
 
 @numba.njit(**BARE)
 def run_draft(draft, embedding, head, width, vocab, epsilon, tokens_B, hidden, buffers):
-    """One draft layer: logits of the token after `tokens_B`; `hidden` becomes the next depth's."""
+    """One draft layer: logits of the token after `tokens_B`. `hidden` becomes the next depth's."""
     hidden_in, embed_in, gate_up, down, norm_D = draft
     normal, mixed, inner, logits = buffers
     rows, inner_width = len(tokens_B), len(down) // width

@@ -1,9 +1,9 @@
 """Taking samples into the slot table, as one compiled loop.
 
-`take_samples`: which drafts held, which tokens a slot gains, whether its request ends there. In
+`take_samples`: which drafts held, which tokens per slot gains, whether its request ends there. In
 numpy this cost 8 us of a plain compiled step of 130, 34 to 54 us of one with drafts.
 
-Shapes: S slots, C positions, V vocabulary, B slots of the pass, m rows a slot, X words that hold
+Shapes: S slots, C positions, V vocabulary, B slots of the pass, m rows per slot, X words that hold
 stop sequences: length, tokens, length, tokens, ..., 0.
 """
 
@@ -16,7 +16,7 @@ GOES_ON, STOP_TOKEN, STOP_SEQUENCE, FULL = range(4)  # how a step leaves a reque
 @numba.njit(cache=True)
 def take_samples(arrays, slots_B, tokens_Bm, logprobs_Bm, version, accepted_B, gained_B, ends_B):
     """Adds to each slot the samples up to the first that differs from the draft that stands behind
-    the context; a stop token, a stop sequence or the limit may cut it. Returns the tokens gained,
+    the context. A stop token, a stop sequence or the limit may cut it. Returns the tokens gained,
     the drafts among them and the requests ended, of all slots.
     """
     tokens_SC, logprobs_SC, versions_SC, context_S, cached_S, routed_S, limit_S = arrays[:7]

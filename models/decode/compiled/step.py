@@ -2,8 +2,8 @@
 
 What it spares is Python between the pieces.
 
-Shapes: S slots, C positions, B decoding slots, m rows a slot, R = N = B * m rows, L layers, K
-experts a token.
+Shapes: S slots, C positions, B decoding slots, m rows per slot, R = N = B * m rows, L layers, K
+experts per token.
 """
 
 import numba

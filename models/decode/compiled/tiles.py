@@ -39,7 +39,7 @@ _AHEAD_FLOATS = 512  # of a packed panel are asked for before they are read
 
 
 def _ask_for(builder: ir.IRBuilder, address: Any, offset: Any, vectors: int) -> None:
-    """Has the processor read what lies at an address into its nearest cache; it need not exist."""
+    """Has the processor read what lies at an address into its nearest cache. It need not exist."""
     byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -133,7 +133,7 @@ _tiles_64, _tiles_32, _tiles_16 = _tiles(4), _tiles(2), _tiles(1)
 
 @numba.njit(types.void(*[types.int64] * 10), **BARE)
 def accumulate(x, x_step, w, w_step, y, y_step, rows, depth, columns, is_new):
-    """y[N, O] += x[N, K] @ w[K, O], each an address and a step of elements a row; `is_new`: what y
+    """y[N, O] += x[N, K] @ w[K, O], each an address and a step of elements a row. `is_new`: what y
     held is not added. O is a multiple of 16.
     """
     at = 0

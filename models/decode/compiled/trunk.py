@@ -3,7 +3,7 @@
 What eager torch spends on some 170 operations a step this spends on one call.
 
 Shapes: N rows, L layers, S slots, G key/value heads, H query heads, R query heads a group, d head
-width, C positions, D model width, E experts, K experts a token, F expert width, V vocabulary.
+width, C positions, D model width, E experts, K experts per token, F expert width, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def _remember(rows, shape, layer, qkv, slots_N, positions_N, keys, values):
 
 @numba.njit(**BARE)
 def _attend(rows, shape, layer, qkv, slots_N, positions_N, keys, values, buffers, attended):
-    """Attention of all rows; those at consecutive positions of one slot attend together."""
+    """Attention of all rows. Those at consecutive positions of one slot attend together."""
     heads, groups, width, positions, num_slots = shape
     step = (heads + 2 * groups) * width
     per_group = heads // groups
@@ -103,7 +103,7 @@ def _attend(rows, shape, layer, qkv, slots_N, positions_N, keys, values, buffers
 @numba.njit(**BARE)
 def _route(rows, sizes, layer, logits_E, bias, chosen, scratch):
     """Chooses each row's experts and lists their rows, those of one expert together and ascending,
-    as row * K + rank; each expert's end in the list is left too.
+    as row * K + rank. Each expert's end in the list is left too.
     """
     _, num_experts, padded_experts, _, layers, per_token = sizes
     routes_NLK, shares_NK = chosen
@@ -206,7 +206,7 @@ def _open_buffers(addresses):
 
 @numba.njit(**BARE)
 def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
-    """All layers for N rows; `weights` and `buffers` are addresses. See the module."""
+    """All layers for N rows. `weights` and `buffers` are addresses. See the module."""
     shape, sizes, epsilon, _, _ = constants
     embedding, qkv_w, qk_scale, output_w, gate_w, experts, final_norm = _open_weights(weights)
     arrays, logits_E, attention, chosen, scratch, memory = _open_buffers(buffers)
@@ -264,7 +264,7 @@ def run_head(weights, constants, buffers, rows_R):
 
 
 class NativeTrunk:
-    """Scratch memory of one engine and the calls."""
+    """Compiled forward pass, with the scratch memory of one engine."""
 
     def __init__(self, spec: ModelSpec, rotation_C1d: Tensor, cache: SlotCache, rows: int) -> None:
         check_native(spec)
@@ -320,14 +320,14 @@ class NativeTrunk:
         positions_N: np.ndarray,
         slots_N: np.ndarray,
     ) -> Tensor:
-        """Feeds N rows; returns routes [N, L, K]."""
+        """Feeds N rows. Returns routes [N, L, K]."""
         run_trunk(
             self._open(weights), self._constants, self._buffers, tokens_N, positions_N, slots_N
         )
         return torch.from_numpy(self._routes_NLK[: len(tokens_N)])
 
     def project(self, weights: DecodeWeights, rows_R: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Hidden states after the final norm [R, D] and logits [R, V] of some rows just fed; views
+        """Hidden states after the final norm [R, D] and logits [R, V] of some rows just fed. Views
         that the next call overwrites.
         """
         self._make_room(len(rows_R))
@@ -362,8 +362,8 @@ class NativeTrunk:
         first_free_S: np.ndarray,
         routes_SCLK: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Feeds `width` rows a slot and samples after them, `forward`, `project` and `sample` in one
-        call; returns (tokens [R], log-probabilities [R], whether a row is limited by top-k or
+        """Feeds `width` rows per slot and samples after them, `forward`, `project` and `sample` in one
+        call. Returns (tokens [R], log-probabilities [R], whether a row is limited by top-k or
         top-p). `table` is what `native_step` names so. Behind a slot's first sample that differs
         from the draft fed after it nothing is drawn: zeros stand there.
         """
@@ -387,7 +387,7 @@ class NativeTrunk:
         return tokens_R, logprobs_R, bool(is_limited)
 
     def last_rows(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Hidden states [R, D] and logits [R, V] that the call before left; views that the next one
+        """Hidden states [R, D] and logits [R, V] that the call before left. Views that the next one
         overwrites.
         """
         if rows not in self._views:
@@ -398,7 +398,7 @@ class NativeTrunk:
     def draft(
         self, weights: DecodeWeights, depth: int, hidden_BD: np.ndarray, tokens_B: np.ndarray
     ) -> Tensor:
-        """One draft layer: logits of the token after `tokens_B`; `hidden_BD` becomes the next
+        """One draft layer: logits of the token after `tokens_B`. `hidden_BD` becomes the next
         depth's.
         """
         self._make_room(len(tokens_B))

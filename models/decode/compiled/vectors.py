@@ -41,7 +41,7 @@ def index_of(value: int) -> ir.Constant:
 
 
 def vector_at(builder: ir.IRBuilder, address: Any, offset: Any) -> Any:
-    """Where the 16 floats from element `offset` on are."""
+    """Address of the 16 floats from element `offset` on."""
     first = builder.inttoptr(address, FLOAT.as_pointer())
     place = builder.gep(first, [offset], source_etype=FLOAT)
     return builder.bitcast(place, VECTOR.as_pointer())
@@ -153,7 +153,7 @@ def _write_sum(
     builder: ir.IRBuilder, address: Any, count: Any, *, is_squared: bool, is_paired: bool = True
 ) -> Any:
     """The sum of floats or of their squares: four vectors at a time, added as pairs or one after
-    another and folded; then eight floats at a time, then one by one.
+    another and folded. Then eight floats at a time, then one by one.
     """
     eight, sums = ir.VectorType(FLOAT, 8), [cgutils.alloca_once(builder, VECTOR) for _ in range(4)]
     total, eights = cgutils.alloca_once(builder, FLOAT), cgutils.alloca_once(builder, eight)
@@ -298,7 +298,7 @@ squares_at: Any = intrinsic(_squares_at)
 
 @numba.njit(**BARE)
 def largest_of(values):
-    """The largest of a slice; of a plain loop LLVM makes no vectors."""
+    """The largest of a slice. Of a plain loop LLVM makes no vectors."""
     vectors = len(values) // LANES
     largest = _largest(address_of(values, 0), vectors) if vectors else values[0]
     for at in range(len(values) - LANES * vectors):

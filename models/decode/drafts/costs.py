@@ -32,7 +32,7 @@ class StepCosts:
 
     @property
     def plain_seconds(self) -> float:
-        """Of a step without drafts of the lookup; 0 before the first."""
+        """Of a step without drafts of the lookup. 0 before the first."""
         return self._seconds[0]
 
     def record(self, drafts: int, seconds: float) -> None:

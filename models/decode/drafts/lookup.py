@@ -22,7 +22,7 @@ from ostinato.models.decode.slots import SlotTable
 
 
 class Lookup:
-    """The memory of one engine; `entries` a table, 0 copies from the context only."""
+    """The memory of one engine. `entries` a table, 0 copies from the context only."""
 
     def __init__(self, entries: int) -> None:
         if entries & (entries - 1):

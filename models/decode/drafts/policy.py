@@ -57,7 +57,7 @@ class DraftPolicy:
         return self._at(batch).is_drafting
 
     def choose_layers(self, batch: int, lookup_rate: float) -> int:
-        """Draft layers of the next step; 0 where no number of them promises more tokens per plain
+        """Draft layers of the next step. 0 where no number of them promises more tokens per plain
         step's time than `lookup_rate`, which the lookup promises without layers.
         """
         at = self._at(batch)
@@ -72,7 +72,7 @@ class DraftPolicy:
         return self._at(batch).costs[layers]
 
     def record(self, batch: int, layers: int, copies: int, seconds: float, tokens: int) -> None:
-        """Adds one measured decode-only step; all of it counts per slot."""
+        """Adds one measured decode-only step. All of it counts per slot."""
         at = self._at(batch)
         at.costs[layers].record(copies, seconds / batch)
         at.compare(seconds / batch, tokens / batch)
@@ -121,7 +121,7 @@ class _BatchPolicy:
         return not self._is_paused and not self._stretch_steps_left
 
     def is_resting(self) -> bool:
-        """Whether the next step is plain and unmeasured; to be asked once per step."""
+        """Whether the next step is plain and unmeasured. To be asked once per step."""
         if self._is_paused and self._steps_left > 1:
             self._steps_left -= 1
             return True
@@ -146,7 +146,7 @@ class _BatchPolicy:
         return self._retry_steps <= 0
 
     def forget_layers(self) -> None:
-        """Takes layers as untried; the next time comes later."""
+        """Takes layers as untried. The next time comes later."""
         self._next_retry_steps = min(_PAUSE_GROWTH * self._next_retry_steps, _LAST_PAUSE_STEPS)
         self._retry_steps = self._next_retry_steps
         self.costs[1:] = [StepCosts(self._max_copies) for _ in range(self.max_layers)]
@@ -216,7 +216,7 @@ class _RateWindow:
         self._steps.clear()
 
     def rate(self, caution: float) -> float:
-        """Tokens per second, `caution` standard errors taken off the tokens; 0 without steps."""
+        """Tokens per second, `caution` standard errors taken off the tokens. 0 without steps."""
         if not self._steps:
             return 0.0
         seconds, tokens = np.array(self._steps).T

@@ -66,7 +66,7 @@ class Speculator:
         self._fed: tuple[np.ndarray, Tensor, np.ndarray] | None = None
 
     def remember(self, slots_B: np.ndarray, hidden_RD: Tensor, gained_B: np.ndarray) -> None:
-        """Takes the hidden states of a pass, the same number of rows per slot; draft layers begin
+        """Takes the hidden states of a pass, the same number of rows per slot. Draft layers begin
         with that of a slot's last token gained. Read, if ever, before the next pass.
         """
         self._fed = (slots_B, hidden_RD, gained_B)
@@ -89,7 +89,7 @@ class Speculator:
     def propose(
         self, weights: DecodeWeights, table: SlotTable, slots_B: np.ndarray
     ) -> Drafted | None:
-        """Writes draft tokens behind each context as the policy chooses; verified ones become part
+        """Writes draft tokens behind each context as the policy chooses. Verified ones become part
         of it. None: a plain step that nobody need measure.
         """
         batch = len(slots_B)
