@@ -1,0 +1,86 @@
+"""One real-time cycle in a process that may be killed at a named call of the ledger. Training and
+evaluation are stand-ins; ledger, artifacts and gate are real.
+"""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from ostinato.flows import chain, realtime
+from ostinato.flows.drivers.cycle_training import CycleTrainingRequest
+from ostinato.infra.platform.ledger.artifacts import ArtifactRepository
+from ostinato.infra.platform.ledger.cycles import CycleRepository
+from ostinato.infra.platform.ledger.promotions import PromotionRepository
+from tests.fakes.finished_stages import (
+    add_checkpoint,
+    add_problems,
+    add_scorecard,
+    make_scorecard,
+    open_context,
+)
+
+_REPOSITORIES: dict[str, type] = {
+    "cycles": CycleRepository,
+    "artifacts": ArtifactRepository,
+    "promotions": PromotionRepository,
+}
+
+
+def run(directory: Path, dies_at: str, text: str) -> realtime.CycleReport:
+    """The cycle of the recipe "mine"; its home is the one that the environment names."""
+    context = open_context(directory, "mine", text)
+    problems = add_problems(context, "a")
+    trained = add_checkpoint(context, problems, "first")
+    add_scorecard(context, problems, trained, 0.5)
+    realtime.serving_checkpoint(context, problems, trained)
+    train, evaluate = realtime.run_stage, chain.run_stage
+
+    def stand_in(name: str, entry: str, request: Any, result_type: Any, place: Path) -> BaseModel:
+        if isinstance(request, CycleTrainingRequest):
+            return _train(request, directory, place, result_type)
+        card = make_scorecard(request.evaluation.checkpoint_name, problems.fingerprint, 0.6)
+        return result_type(scorecard=card, rows=(), wall_seconds=1.0)
+
+    realtime.run_stage = chain.run_stage = stand_in  # type: ignore[assignment]
+    try:
+        if dies_at:
+            _die_at(dies_at)
+        return realtime.run_cycle(context, problems, trained)
+    finally:
+        realtime.run_stage, chain.run_stage = train, evaluate
+
+
+def _train(
+    request: CycleTrainingRequest, log: Path, place: Path, result_type: type[BaseModel]
+) -> BaseModel:
+    with (log / "trainings.txt").open("a") as file:
+        file.write(f"{request.from_watermark}..{request.to_watermark}\n")
+    is_empty = (log / "nothing-to-learn").exists()
+    checkpoint = place / "checkpoint"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    (checkpoint / "weights").write_text(request.cycle_id)
+    return result_type(
+        checkpoint_directory=None if is_empty else str(checkpoint),
+        interactions=0 if is_empty else 40,
+        skipped=40 if is_empty else 0,
+        samples=0 if is_empty else 40,
+        mean_reward=0.0,
+        reasons={},
+        metrics={},
+    )
+
+
+def _die_at(moment: str) -> None:
+    is_after = moment.startswith("after ")
+    repository, method = moment.removeprefix("after ").split(".")
+    real = getattr(_REPOSITORIES[repository], method)
+
+    def die(*arguments: Any, **named: Any) -> None:
+        if is_after:
+            real(*arguments, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(_REPOSITORIES[repository], method, die)

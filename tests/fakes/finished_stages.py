@@ -1,0 +1,74 @@
+"""A home whose heavy stages are finished or stand-ins: problem sets, checkpoints and scorecards as
+artifacts, so that what decides about them runs without a model.
+"""
+
+from pathlib import Path
+
+from ostinato.flows import chain
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.stage import StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.tasks.evaluation.statistics import AttemptRow, scorecard_from
+from ostinato.tasks.records import Scorecard, Split
+
+NUM_PROBLEMS = 40
+
+
+def open_context(directory: Path, name: str, text: str = "") -> StageContext:
+    """A recipe of that name over miniature without simulated users, on the home that the
+    environment names.
+    """
+    path = directory / f"{name}.toml"
+    path.write_text(f'extends = "miniature"\nname = "{name}"\n{text}')
+    recipe = load_recipe(str(path))
+    cycle = recipe.cycle.model_copy(update={"simulated_users": None})
+    return StageContext.open(recipe.model_copy(update={"cycle": cycle}))
+
+
+def add_problems(context: StageContext, name: str) -> ArtifactRef:
+    """A problem set that nobody opens."""
+    return _publish(context, "problems", {"set": name}, ())
+
+
+def add_checkpoint(context: StageContext, problems: ArtifactRef, name: str) -> ArtifactRef:
+    """A checkpoint that nobody loads."""
+    return _publish(context, "reinforced", {"checkpoint": name}, (problems,))
+
+
+def add_scorecard(
+    context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, solve_rate: float
+) -> None:
+    """The checkpoint's finished evaluation on the held-out problems of a set."""
+    identity = chain.evaluation_identity(context.recipe, Split.HELD_OUT)
+    card = make_scorecard(str(checkpoint), problems.fingerprint, solve_rate)
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        return chain.one_file(directory, "scorecard.json", card.model_dump_json()), {}
+
+    context.ensure("scorecard", identity, (problems, checkpoint), build)
+
+
+def make_scorecard(checkpoint: str, suite_id: str, solve_rate: float) -> Scorecard:
+    """One attempt at each problem of a set; the first ones are solved."""
+    rows = [
+        AttemptRow(
+            problem_id=f"{suite_id}-{number}",
+            attempt=0,
+            solved=number < solve_rate * NUM_PROBLEMS,
+            generated_tokens=60,
+            turns=3,
+            tool_calls=4,
+            broken_calls=0,
+        )
+        for number in range(NUM_PROBLEMS)
+    ]
+    return scorecard_from(rows, suite="held_out", checkpoint=checkpoint, temperature=1.0)
+
+
+def _publish(
+    context: StageContext, kind: str, identity: dict, parents: tuple[ArtifactRef, ...]
+) -> ArtifactRef:
+    def build(directory: Path) -> tuple[Path, dict]:
+        return chain.one_file(directory, "content.json", str(identity)), {}
+
+    return context.ensure(kind, identity, parents, build)

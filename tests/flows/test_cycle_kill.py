@@ -1,0 +1,107 @@
+"""A cycle that is killed or has nothing to learn from: its window is trained once and the loop goes on."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from ostinato.flows import realtime
+from ostinato.flows.stage import StageContext
+from tests.fakes import cycle_program
+from tests.fakes.finished_stages import (
+    add_checkpoint,
+    add_problems,
+    add_scorecard,
+    open_context,
+)
+
+LINE = '[serving]\nline = "mine"\n[cycle.gate]\nfloor = 0.05\n'
+
+
+def cycle_of(directory: Path, dies_at: str = "") -> realtime.CycleReport:
+    """One cycle with stand-ins for training and evaluation; `dies_at` names the ledger's call at
+    which this process is killed.
+    """
+    return cycle_program.run(directory, dies_at, LINE)
+
+
+def trainings(directory: Path) -> list[str]:
+    """Windows that were trained, in order."""
+    log = directory / "trainings.txt"
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def interact(context: StageContext, count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        context.ledger.interactions.record(
+            f"i{number}",
+            line="mine",
+            tenant="people",
+            session_id=f"s{number}",
+            arm="control",
+            weight_version=0,
+            problem_kind="mutation",
+            consent=True,
+            object_key=f"interactions/i{number}",
+            created_at=1.0,
+        )
+
+
+def begin(directory: Path) -> StageContext:
+    context = open_context(directory, "mine", LINE)
+    problems = add_problems(context, "a")
+    trained = add_checkpoint(context, problems, "first")
+    add_scorecard(context, problems, trained, 0.5)
+    interact(context, 40)
+    return context
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "cycles.open",
+        "artifacts.add",
+        "promotions.promote",
+        "cycles.update",
+        "cycles.close",
+        "after cycles.close",
+    ],
+)
+def test_sigkill_anywhere_in_a_cycle_trains_and_promotes_its_window_once(
+    tmp_path: Path, home: Path, moment: str
+) -> None:
+    context = begin(tmp_path)
+    killed = os.fork()
+    if killed == 0:
+        try:
+            cycle_of(tmp_path, moment)
+        finally:
+            os._exit(1)  # the test's own end is for its parent
+    assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == -signal.SIGKILL
+
+    cycle_of(tmp_path)
+
+    assert trainings(tmp_path) == ["0..40"]
+    [cycle] = context.ledger.cycles.history("mine")
+    assert (cycle.outcome, cycle.to_watermark) == ("promoted", 40)
+    champions = [entry.to_checkpoint_id for entry in context.ledger.promotions.history("mine")]
+    assert champions == ["reinforced/mine@1", "candidate/mine@1"]
+
+
+def test_window_without_samples_is_skipped_and_the_next_one_is_trained(
+    tmp_path: Path, home: Path
+) -> None:
+    context = begin(tmp_path)
+    (tmp_path / "nothing-to-learn").touch()
+    report = cycle_of(tmp_path)
+    assert (report.candidate, report.promotion) == (None, None)
+    [cycle] = context.ledger.cycles.history("mine")
+    assert cycle.outcome == "skipped"
+    (tmp_path / "nothing-to-learn").unlink()
+    interact(context, 30, first=40)
+
+    assert cycle_of(tmp_path).candidate == "candidate/mine@1"
+
+    assert trainings(tmp_path) == ["0..40", "40..70"]
+    assert context.ledger.cycles.open_cycle("mine") is None

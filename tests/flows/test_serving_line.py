@@ -1,0 +1,106 @@
+"""Serving lines: users get what passed the gate of their own line, and nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from ostinato.flows import realtime
+from ostinato.flows.recipe import load_recipe
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.tasks.promotion.serving_line import PromotionOutcome
+from tests.fakes.finished_stages import (
+    add_checkpoint,
+    add_problems,
+    add_scorecard,
+    open_context,
+)
+
+MINE = '[serving]\nline = "mine"\n[cycle.gate]\nfloor = 0.05\nmargin = 0.05\n'
+TESTS = '[serving]\nline = "tests"\n'
+
+
+def test_recipe_without_a_line_serves_nobody(tmp_path: Path, home: Path) -> None:
+    context = open_context(tmp_path, "other")
+    problems = add_problems(context, "a")
+    trained = add_checkpoint(context, problems, "good")
+    add_scorecard(context, problems, trained, 0.9)
+    with pytest.raises(ConfigError, match="recipe 'other' has no serving line"):
+        realtime.run_cycle(context, problems, trained)
+    assert context.ledger.promotions.lines() == []
+
+
+def test_line_is_not_inherited() -> None:
+    assert load_recipe("nano").serving.line == "nano"
+    assert load_recipe("miniature").serving.line == "tests"
+    assert load_recipe("nano_base").serving.line is None
+
+
+def test_first_checkpoint_below_the_floor_serves_nobody(tmp_path: Path, home: Path) -> None:
+    context = open_context(tmp_path, "mine", MINE)
+    problems = add_problems(context, "a")
+    bad = add_checkpoint(context, problems, "bad")
+    add_scorecard(context, problems, bad, 0.0)
+    assert realtime.serving_checkpoint(context, problems, bad) is None
+    assert realtime.run_cycle(context, problems, bad).served == ""
+    with pytest.raises(ConfigError, match="serving line 'mine' has no checkpoint"):
+        realtime.champion_ref(context)
+
+
+def test_floor_of_zero_is_for_the_line_of_tests_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "miniature"\nname = "mine"\n[serving]\nline = "mine"\n')
+    with pytest.raises(ConfigError, match="floor is 0 on the serving line 'mine'"):
+        load_recipe(str(path))
+
+
+def test_lines_do_not_touch_one_another(tmp_path: Path, home: Path) -> None:
+    served = {}
+    for name, text in (("mine", MINE), ("quick", TESTS)):
+        context = open_context(tmp_path, name, text)
+        problems = add_problems(context, "a")
+        trained = add_checkpoint(context, problems, name)
+        add_scorecard(context, problems, trained, 0.5 if name == "mine" else 0.0)
+        served[name] = realtime.serving_checkpoint(context, problems, trained)
+    context = open_context(tmp_path, "mine", MINE)
+    assert realtime.champion_ref(context) == served["mine"]
+    assert realtime.champion_ref(context, "tests") == served["quick"]
+
+
+def offered_on_other_problems(
+    directory: Path, champion_rate: float, candidate_rate: float
+) -> tuple[ArtifactRef | None, ArtifactRef, realtime.PromotionReport]:
+    """What serves first, the candidate, and what the gate makes of it on another problem set."""
+    context = open_context(directory, "mine", MINE)
+    problems = add_problems(context, "a")
+    champion = add_checkpoint(context, problems, "champion")
+    add_scorecard(context, problems, champion, 0.5)
+    first = realtime.serving_checkpoint(context, problems, champion)
+    others = add_problems(context, "b")
+    candidate = add_checkpoint(context, others, "candidate")
+    add_scorecard(context, others, candidate, candidate_rate)
+    add_scorecard(context, others, champion, champion_rate)
+    return first, candidate, realtime.offer(context, others, candidate)
+
+
+def test_champion_is_measured_again_on_other_problems(tmp_path: Path, home: Path) -> None:
+    first, _, report = offered_on_other_problems(tmp_path, 0.6, 0.2)
+    assert report.outcome is PromotionOutcome.REFUSED
+    assert "solve rate 60.0 % -> 20.0 %" in report.reason
+    assert report.champion == str(first)
+
+
+def test_better_candidate_on_other_problems_takes_the_line(tmp_path: Path, home: Path) -> None:
+    _, candidate, report = offered_on_other_problems(tmp_path, 0.2, 0.6)
+    assert (report.outcome, report.champion) == (PromotionOutcome.PROMOTED, str(candidate))
+    assert "no champion" not in report.reason
+
+
+def test_gateway_serves_the_line_of_tests_only_when_asked_by_name(
+    tmp_path: Path, home: Path
+) -> None:
+    quick = open_context(tmp_path, "quick", TESTS)
+    with pytest.raises(ConfigError, match="wanted --line tests if that is meant"):
+        realtime.served_line(quick, None)
+    assert realtime.served_line(quick, "tests") == "tests"
+    assert realtime.served_line(open_context(tmp_path, "mine", MINE), None) == "mine"
