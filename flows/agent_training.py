@@ -1,4 +1,4 @@
-"""Flow: the whole chain, one recipe in, one promoted checkpoint out, one report."""
+"""Flow: the whole chain, one recipe in, one checkpoint out, promoted where the recipe has a serving line, one report."""
 
 from prefect import flow
 
@@ -27,7 +27,9 @@ def agent_training(recipe: str = "nano", seed: int | None = None) -> str:
     chain.evaluate_both(context, problems, drafted)
     reinforced = reinforcement(recipe, seed, problems, drafted)
     chain.evaluate_both(context, problems, reinforced)
-    cycle = realtime.first_cycle(
-        context, reinforced, lambda: realtime_cycle(recipe, seed, problems, reinforced)
-    )
+    cycle = None
+    if context.recipe.serving.line is not None:
+        cycle = realtime.first_cycle(
+            context, reinforced, lambda: realtime_cycle(recipe, seed, problems, reinforced)
+        )
     return str(showing.show_run(context, problems, pretrained, drafted, reinforced, cycle))

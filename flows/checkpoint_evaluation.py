@@ -31,7 +31,7 @@ def checkpoint_evaluation(
     problems = problems or problem_building(recipe, seed)
     checkpoint = checkpoint or reinforcement(recipe, seed, problems)
     card, hard = chain.evaluate_both(context, problems, checkpoint)
-    decision = realtime.judge_against_champion(context, card)
+    decision = realtime.judge_against_champion(context, problems, card)
     showing.show_scorecards((card, hard), decision)
     return (
         Completed(message=decision.reason) if decision.passed else Failed(message=decision.reason)

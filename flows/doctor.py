@@ -35,9 +35,9 @@ print(f"torch {torch.__version__} on {name}")
 """
 _MEGATRON_PROGRAM = """
 import megatron.core
-import ostinato.models.cpu
+from ostinato.models.cpu import prepare_cpu
 from megatron.core.models.gpt import GPTModel
-models.cpu.prepare_cpu()
+prepare_cpu()
 print(f"megatron-core {megatron.core.__version__}, {GPTModel.__name__} can be imported")
 """
 _RAY_PROGRAM = """
@@ -78,7 +78,6 @@ def run_checks(settings: Settings, *, deep: bool = False) -> list[Check]:
         check_disk(settings.home, settings.minimum_free_disk_bytes),
         check_port("port of gateway", settings.gateway_port, "OSTINATO_GATEWAY_PORT"),
         check_port("port of prefect", settings.prefect_port, "OSTINATO_PREFECT_PORT"),
-        check_port("port of dashboard", settings.dashboard_port, "OSTINATO_DASHBOARD_PORT"),
         check_database(settings),
         check_object_store(settings),
     ]
@@ -203,14 +202,15 @@ def check_port(name: str, port: int, variable: str) -> Check:
 def check_database(settings: Settings) -> Check:
     """The ledger answers and has its newest schema."""
 
-    def count_runs() -> str:
+    def read_lines() -> str:
         ledger = open_ledger(settings)
         try:
-            return f"{ledger.url} answers, {len(ledger.runs.recent())} recent runs"
+            served = ", ".join(ledger.promotions.lines()) or "none yet"
+            return f"{ledger.url} answers; serving lines with a checkpoint: {served}"
         finally:
             ledger.close()
 
-    return _attempt("database", count_runs, "start the server, or set OSTINATO_LEDGER_URL")
+    return _attempt("database", read_lines, "start the server, or set OSTINATO_LEDGER_URL")
 
 
 def check_object_store(settings: Settings) -> Check:

@@ -1,12 +1,14 @@
 """One real-time cycle as steps from a context to a promotion: collect, distil, train, evaluate, ship.
 
 The cycle's row in the ledger and its window of interactions; a killed cycle is the open one and
-goes on from what it has. The flow in flows/realtime_cycle.py only orders these.
+goes on from what it has. The flow in flows/realtime_cycle.py only calls `run_cycle`.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,11 +22,19 @@ from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.tasks.evaluation.gates import gate_candidate
-from ostinato.tasks.evaluation.statistics import solve_rates
 from ostinato.tasks.feedback.collect import choose_watermark
 from ostinato.tasks.feedback.simulated_users import SimulatedUsersReport
-from ostinato.tasks.promotion.champion import PromotionDesk, PromotionReport
+from ostinato.tasks.promotion.config import TEST_LINE
+from ostinato.tasks.promotion.serving_line import (
+    PromotionOutcome,
+    PromotionReport,
+    ServingLine,
+)
 from ostinato.tasks.records import GateDecision, Scorecard, Split
+
+logger = logging.getLogger(__name__)
+
+SKIPPED = "skipped"  # outcome of a cycle whose window holds nothing to learn from
 
 
 class CycleReport(BaseModel):
@@ -33,9 +43,9 @@ class CycleReport(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     cycle_id: str = Field(description="empty: too few interactions, nothing was trained")
-    served: str
+    served: str = Field(description="empty: no checkpoint passed the gate of the line yet")
     users: SimulatedUsersReport | None
-    champion_scorecard: Scorecard
+    champion_scorecard: Scorecard | None = None
     training: CycleTrainingResult | None = None
     candidate: str | None = None
     candidate_scorecard: Scorecard | None = None
@@ -43,49 +53,98 @@ class CycleReport(BaseModel):
     seconds: float = 0.0
 
 
-def open_desk(context: StageContext) -> PromotionDesk:
-    """The desk of this ledger, with anything half-done settled."""
-    desk = PromotionDesk(context.ledger, time.time)
-    desk.repair()
-    return desk
+class _NothingToLearn(Exception):
+    """A window without a sample."""
+
+    def __init__(self, result: CycleTrainingResult) -> None:
+        super().__init__(result)
+        self.result = result
 
 
-def judge_against_champion(context: StageContext, card: Scorecard) -> GateDecision:
-    """The gate's word on a checkpoint: against the serving one if both were tried on the same problems, else by the floor."""
-    champion = open_desk(context).champion_scorecard()
-    same = champion is not None and solve_rates(champion).keys() == solve_rates(card).keys()
-    return gate_candidate(card, champion if same else None, context.recipe.cycle.gate)
+def serving_line(context: StageContext, name: str | None = None) -> ServingLine:
+    """The line of that name, else the recipe's; ConfigError when the recipe has none."""
+    line = name or context.recipe.serving.line
+    if line is None:
+        raise ConfigError(
+            f"recipe {context.recipe.name!r} has no serving line, so users never get what it "
+            'trains; wanted `[serving]` with `line = "NAME"` in the recipe itself'
+        )
+    return ServingLine(context.ledger, line, time.time)
+
+
+def served_line(context: StageContext, asked: str | None) -> str:
+    """Line that a gateway serves: the one asked for, else the recipe's. The tests' line only when
+    asked for: ConfigError otherwise.
+    """
+    line = serving_line(context, asked).name
+    if line == TEST_LINE and asked != TEST_LINE:
+        raise ConfigError(
+            f"recipe {context.recipe.name!r} has the serving line {TEST_LINE!r}, whose checkpoints "
+            f"may solve nothing, wanted --line {TEST_LINE} if that is meant"
+        )
+    return line
+
+
+def judge_against_champion(
+    context: StageContext, problems: ArtifactRef, card: Scorecard
+) -> GateDecision:
+    """The gate's word on a checkpoint: against the line's champion on the same problems, without one
+    by the floor.
+    """
+    champion = None
+    if context.recipe.serving.line is not None:
+        champion = serving_line(context).champion()
+    if champion is None:
+        return gate_candidate(card, None, context.recipe.cycle.gate)
+    served = context.artifacts.get(champion)
+    against = chain.evaluate(context, problems, served, Split.HELD_OUT)
+    return gate_candidate(card, against, context.recipe.cycle.gate)
+
+
+def offer(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) -> PromotionReport:
+    """Puts a checkpoint before the gate of the recipe's line; the same one again changes nothing."""
+    line = serving_line(context)
+    card = chain.evaluate(context, problems, trained, Split.HELD_OUT)
+    decision = judge_against_champion(context, problems, card)
+    line.publish_candidate(card, decision)
+    return line.decide(decision)
 
 
 def serving_checkpoint(
     context: StageContext, problems: ArtifactRef, trained: ArtifactRef
-) -> ArtifactRef:
-    """What serves now. A freshly trained checkpoint goes before users first, through the same gate as any other."""
-    desk = open_desk(context)
-    offered = context.ledger.promotions.history()
-    if all(entry.to_checkpoint_id != str(trained) for entry in offered):
-        card = chain.evaluate(context, problems, trained, Split.HELD_OUT)
-        decision = judge_against_champion(context, card)
-        desk.publish_candidate(card, decision)
-        desk.decide(decision)
-    return champion_ref(context)
+) -> ArtifactRef | None:
+    """What the recipe's line serves; None when nothing passed its gate yet. A freshly trained
+    checkpoint goes before users first, through the same gate as any other.
+    """
+    line = serving_line(context)
+    if not line.was_offered(str(trained)):
+        report = offer(context, problems, trained)
+        logger.info("line=%s %s=%s %s", line.name, report.outcome, trained, report.reason)
+    return champion_ref(context) if line.champion() is not None else None
 
 
-def champion_ref(context: StageContext) -> ArtifactRef:
-    """The artifact behind the champion pointer; ConfigError when nothing was promoted yet."""
-    pointer = context.ledger.promotions.current()
-    if pointer is None:
-        raise ConfigError("no checkpoint was promoted yet, wanted one; run `ostinato demo` first")
-    return context.artifacts.get(pointer.checkpoint_id)
+def champion_ref(context: StageContext, name: str | None = None) -> ArtifactRef:
+    """The artifact that a line serves; ConfigError when nothing was promoted yet."""
+    line = serving_line(context, name)
+    champion = line.champion()
+    if champion is None:
+        others = ", ".join(context.ledger.promotions.lines()) or "none"
+        raise ConfigError(
+            f"serving line {line.name!r} has no checkpoint, wanted one that passed its gate; "
+            f"`ostinato demo` trains one. Lines that serve: {others}"
+        )
+    return context.artifacts.get(champion)
 
 
-def served_model(context: StageContext) -> ServedModel:
-    """The champion as the gateway wants it, with the repositories of the problems it was trained on."""
-    served = champion_ref(context)
+def served_model(context: StageContext, line: str | None = None) -> ServedModel:
+    """The champion of a line as the gateway wants it, with the repositories of the problems it was
+    trained on.
+    """
+    served = champion_ref(context, line)
     problems = [ref for ref in context.artifacts.lineage(served) if ref.kind == "problems"]
     if not problems:
         raise ConfigError(f"checkpoint {served} has no problem set among its ancestors, wanted one")
-    return _as_served(context, served, problems[0])
+    return _as_served(context, served, problems[0], line)
 
 
 def first_cycle(
@@ -96,13 +155,17 @@ def first_cycle(
     def build(directory: Path) -> tuple[Path, dict]:
         return chain.one_file(directory, "cycle.json", run_cycle().model_dump_json()), {}
 
-    ref = context.ensure("cycle", {"cycle": context.recipe.cycle}, (trained,), build)
+    identity = {"cycle": context.recipe.cycle, "serving": context.recipe.serving}
+    ref = context.ensure("cycle", identity, (trained,), build)
     report = (context.directory_of(ref) / "cycle.json").read_bytes()
     return CycleReport.model_validate_json(report)
 
 
-def _as_served(context: StageContext, served: ArtifactRef, problems: ArtifactRef) -> ServedModel:
+def _as_served(
+    context: StageContext, served: ArtifactRef, problems: ArtifactRef, line: str | None = None
+) -> ServedModel:
     return ServedModel(
+        line=serving_line(context, line).name,
         checkpoint_directory=str(context.directory_of(served)),
         checkpoint_id=str(served),
         problems_directory=str(context.directory_of(problems)),
@@ -112,9 +175,9 @@ def _as_served(context: StageContext, served: ArtifactRef, problems: ArtifactRef
 
 
 def next_cycle_number(context: StageContext) -> int:
-    """Number of the cycle under way: the open one's, else the next."""
-    cycles = context.ledger.cycles
-    return len(cycles.history()) - (cycles.open_cycle() is not None)
+    """Number of the line's cycle under way: the open one's, else the next."""
+    cycles, line = context.ledger.cycles, serving_line(context).name
+    return len(cycles.history(line)) - (cycles.open_cycle(line) is not None)
 
 
 def serve_simulated_users(
@@ -143,41 +206,54 @@ def serve_simulated_users(
 def open_cycle(context: StageContext, served: ArtifactRef) -> CycleRow | None:
     """The cycle a killed run left open, or a new one over what users did since the last; None when that is too little."""
     cycles, feedback = context.ledger.cycles, context.recipe.cycle.feedback
-    known = cycles.open_cycle()
+    line = serving_line(context).name
+    known = cycles.open_cycle(line)
     if known is not None:
         return known
-    start = cycles.last_closed_watermark()
+    start = cycles.last_closed_watermark(line)
     until = choose_watermark(
-        context.ledger, start, settle_seconds=feedback.settle_seconds, now=time.time()
+        context.ledger, line, start, settle_seconds=feedback.settle_seconds, now=time.time()
     )
-    if len(context.ledger.interactions.since(start, until)) < feedback.minimum_interactions:
+    seen = context.ledger.interactions.since(start, until, line=line)
+    if len(seen) < feedback.minimum_interactions:
         return None
     return cycles.open(
-        f"cycle-{next_cycle_number(context):06d}-{served.fingerprint}", start, until, time.time()
+        f"{line}-{next_cycle_number(context):06d}-{served.fingerprint}",
+        line=line,
+        served=str(served),
+        from_watermark=start,
+        to_watermark=until,
+        at=time.time(),
     )
 
 
 def train_candidate(
     context: StageContext, cycle: CycleRow, served: ArtifactRef
-) -> tuple[CycleTrainingResult, ArtifactRef]:
-    """Collect, distil and train on the cycle's window."""
+) -> tuple[CycleTrainingResult, ArtifactRef | None]:
+    """Collect, distil and train on the cycle's window; no candidate when the window has no sample."""
     recipe = context.recipe.cycle
-    request = CycleTrainingRequest(
-        cycle_id=cycle.cycle_id,
-        from_watermark=cycle.from_watermark,
-        to_watermark=cycle.to_watermark,
-        checkpoint_directory=str(context.directory_of(served)),
-        feedback=recipe.feedback,
-        learning=recipe.learning,
-    )
 
     def build(directory: Path) -> tuple[Path, dict]:
+        request = CycleTrainingRequest(
+            cycle_id=cycle.cycle_id,
+            line=cycle.line,
+            from_watermark=cycle.from_watermark,
+            to_watermark=cycle.to_watermark,
+            checkpoint_directory=str(context.directory_of(served)),
+            feedback=recipe.feedback,
+            learning=recipe.learning,
+        )
         entry = "ostinato.flows.drivers.cycle_training:main"
         result = run_stage("cycle training", entry, request, CycleTrainingResult, directory)
+        if result.checkpoint_directory is None:
+            raise _NothingToLearn(result)
         return Path(result.checkpoint_directory), {chain.SUMMARY: result.model_dump(mode="json")}
 
     identity = {"cycle": cycle.cycle_id, "feedback": recipe.feedback, "learning": recipe.learning}
-    candidate = context.ensure("candidate", identity, (served,), build)
+    try:
+        candidate = context.ensure("candidate", identity, (served,), build)
+    except _NothingToLearn as empty:
+        return empty.result, None
     return CycleTrainingResult.model_validate(chain.summary_of(context, candidate)), candidate
 
 
@@ -185,10 +261,62 @@ def ship(
     context: StageContext, cycle: CycleRow, candidate: Scorecard, champion: Scorecard
 ) -> PromotionReport:
     """The gate, and what it decides; never skipped, however late the cycle is."""
-    desk = open_desk(context)
+    line = ServingLine(context.ledger, cycle.line, time.time)
     decision = gate_candidate(candidate, champion, context.recipe.cycle.gate)
-    desk.publish_candidate(candidate, decision)
-    report = desk.decide(decision)
+    line.publish_candidate(candidate, decision)
+    report = line.decide(decision)
     context.ledger.cycles.update(cycle.cycle_id, "promotion", report.model_dump(mode="json"))
-    context.ledger.cycles.close(cycle.cycle_id, report.outcome.value, time.time())
+    was_promoted = report.champion == candidate.checkpoint  # maybe by a run that was killed since
+    outcome = PromotionOutcome.PROMOTED if was_promoted else report.outcome
+    context.ledger.cycles.close(cycle.cycle_id, outcome.value, time.time())
     return report
+
+
+def run_cycle(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) -> CycleReport:
+    """One cycle on the recipe's line. A cycle that a kill left open goes on with the checkpoint it
+    began with, whatever was promoted since, so its window is trained once and promoted once.
+    """
+    started = time.monotonic()
+    served = _begun_with(context) or serving_checkpoint(context, problems, trained)
+    if served is None:
+        return CycleReport(cycle_id="", served="", users=None)
+    users = serve_simulated_users(context, problems, served)
+    champion = chain.evaluate(context, problems, served, Split.HELD_OUT)
+    report = CycleReport(cycle_id="", served=str(served), users=users, champion_scorecard=champion)
+    cycle = open_cycle(context, served)
+    if cycle is not None:
+        report = report.model_copy(
+            update={
+                "cycle_id": cycle.cycle_id,
+                **_learn(context, problems, cycle, served, champion),
+            }
+        )
+    return report.model_copy(update={"seconds": time.monotonic() - started})
+
+
+def _begun_with(context: StageContext) -> ArtifactRef | None:
+    """The checkpoint of the line's open cycle; None when none is open."""
+    cycle = context.ledger.cycles.open_cycle(serving_line(context).name)
+    return None if cycle is None else context.artifacts.get(cycle.served)
+
+
+def _learn(
+    context: StageContext,
+    problems: ArtifactRef,
+    cycle: CycleRow,
+    served: ArtifactRef,
+    champion: Scorecard,
+) -> dict[str, Any]:
+    """Fields of the report that an opened cycle adds; the cycle is closed afterwards."""
+    training, candidate = train_candidate(context, cycle, served)
+    if candidate is None:
+        logger.warning("cycle=%s outcome=%s skipped=%d", cycle.cycle_id, SKIPPED, training.skipped)
+        context.ledger.cycles.close(cycle.cycle_id, SKIPPED, time.time())
+        return {"training": training}
+    card = chain.evaluate(context, problems, candidate, Split.HELD_OUT)
+    return {
+        "training": training,
+        "candidate": str(candidate),
+        "candidate_scorecard": card,
+        "promotion": ship(context, cycle, card, champion),
+    }

@@ -1,16 +1,13 @@
 """Flow: collect, distil, train, evaluate, ship."""
 
-import time
-
 from prefect import flow
 
-from ostinato.flows import chain, realtime, showing
+from ostinato.flows import realtime, showing
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
-from ostinato.tasks.records import Split
 
 
 @flow(name="realtime-cycle")
@@ -26,33 +23,12 @@ def realtime_cycle(
         recipe: name of a shipped recipe or path of a TOML file.
         seed: overrides the recipe's seed.
         problems: a built problem set; built when absent.
-        trained: serves first if nothing serves yet; made when absent.
+        trained: goes before the gate of the recipe's serving line first; made when absent.
     """
-    started = time.monotonic()
     context = StageContext.open(load_recipe(recipe, seed=seed))
+    realtime.serving_line(context)  # a recipe without one stops here, before anything is trained
     problems = problems or problem_building(recipe, seed)
-    served = realtime.serving_checkpoint(
-        context, problems, trained or reinforcement(recipe, seed, problems)
-    )
-    users = realtime.serve_simulated_users(context, problems, served)
-    champion = chain.evaluate(context, problems, served, Split.HELD_OUT)
-    cycle = realtime.open_cycle(context, served)
-    report = realtime.CycleReport(
-        cycle_id="", served=str(served), users=users, champion_scorecard=champion
-    )
-    if cycle is not None:
-        training, candidate = realtime.train_candidate(context, cycle, served)
-        card = chain.evaluate(context, problems, candidate, Split.HELD_OUT)
-        promotion = realtime.ship(context, cycle, card, champion)
-        report = report.model_copy(
-            update={
-                "cycle_id": cycle.cycle_id,
-                "training": training,
-                "candidate": str(candidate),
-                "candidate_scorecard": card,
-                "promotion": promotion,
-            }
-        )
-    report = report.model_copy(update={"seconds": time.monotonic() - started})
+    trained = trained or reinforcement(recipe, seed, problems)
+    report = realtime.run_cycle(context, problems, trained)
     showing.show_cycle(report)
     return report

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ostinato.flows.drivers.speculation_config import SpeculationConfig
 from ostinato.infra.agent.config import HarnessConfig
@@ -27,7 +27,7 @@ from ostinato.tasks.mtp.config import MtpConfig
 from ostinato.tasks.pretraining.config import PretrainingConfig
 from ostinato.tasks.problems.config import ProblemsConfig
 from ostinato.tasks.problems.set_config import ProblemSetConfig
-from ostinato.tasks.promotion.config import PromotionConfig
+from ostinato.tasks.promotion.config import TEST_LINE, PromotionConfig
 from ostinato.tasks.retrieval.config import RetrievalConfig
 from ostinato.tasks.rollout.config import RolloutConfig
 
@@ -76,6 +76,16 @@ class CycleConfig(Section):
     )
 
 
+class ServingConfig(Section):
+    """Who gets what the recipe trains. Never inherited by `extends`: each recipe says it itself."""
+
+    line: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9_-]+$",
+        description="serving line whose users get checkpoints that pass the gate; None: nobody",
+    )
+
+
 class Recipe(Section):
     """One run of the whole chain."""
 
@@ -104,6 +114,16 @@ class Recipe(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     cycle: CycleConfig = CycleConfig()
     retrieval: RetrievalConfig = RetrievalConfig()
+    serving: ServingConfig = ServingConfig()
+
+    @model_validator(mode="after")
+    def _users_have_a_floor(self) -> "Recipe":
+        if self.cycle.gate.floor == 0 and self.serving.line not in (None, TEST_LINE):
+            raise ValueError(
+                f"cycle.gate.floor is 0 on the serving line {self.serving.line!r}, wanted more: "
+                f"only the line {TEST_LINE!r} may serve a checkpoint that solves nothing"
+            )
+        return self
 
 
 def recipe_names() -> list[str]:
@@ -149,7 +169,9 @@ def _read_toml(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
     if parent is None:
         return values
     chain = (*extended_by, path.resolve())
-    return _merged(_read_toml(_find_parent(path, parent, chain), chain), values)
+    inherited = _read_toml(_find_parent(path, parent, chain), chain)
+    inherited.pop("serving", None)
+    return _merged(inherited, values)
 
 
 def _find_parent(path: Path, name: str, chain: tuple[Path, ...]) -> Path:

@@ -156,11 +156,13 @@ def show_run(
     pretrained: ArtifactRef,
     drafted: ArtifactRef,
     reinforced: ArtifactRef,
-    cycle: CycleReport,
+    cycle: CycleReport | None,
 ) -> Path:
     """Writes the report of the whole chain, prints its table, and returns its path."""
     rows = _rows(context, problems, pretrained, drafted, reinforced, cycle)
     recipe = context.recipe
+    line = recipe.serving.line
+    champion = None if line is None else context.ledger.promotions.current(line)
     title = f"Ostinato: {recipe.name}, seed {recipe.seed}"
     place = context.settings.home / "reports" / f"{recipe.name}-seed{recipe.seed}"
     place.mkdir(parents=True, exist_ok=True)
@@ -168,7 +170,8 @@ def show_run(
     facts = {
         "recipe": recipe.description,
         "problems": str(problems),
-        "serving checkpoint": context.ledger.promotions.current().checkpoint_id,  # type: ignore[union-attr]
+        "serving line": line or "none: the recipe names no line",
+        "serving checkpoint": "none" if champion is None else champion.checkpoint_id,
         "python": sys.version.split()[0],
     }
     page = report.write_html(
@@ -188,7 +191,7 @@ def _rows(
     pretrained: ArtifactRef,
     drafted: ArtifactRef,
     reinforced: ArtifactRef,
-    cycle: CycleReport,
+    cycle: CycleReport | None,
 ) -> list[report.ReportRow]:
     built = ProblemsResult.model_validate(chain.summary_of(context, problems))
     trained = PretrainingResult.model_validate(chain.summary_of(context, pretrained))
@@ -274,17 +277,15 @@ def _in_words(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in named)
 
 
-def _cycle_rows(cycle: CycleReport) -> list[report.ReportRow]:
-    if cycle.promotion is None or cycle.candidate_scorecard is None or cycle.training is None:
-        return [
-            report.ReportRow(
-                stage="cycle",
-                measure="interactions",
-                before="0",
-                after="0",
-                note="too few to train on",
-            )
-        ]
+def _cycle_rows(cycle: CycleReport | None) -> list[report.ReportRow]:
+    if cycle is None:
+        return []
+    if cycle.champion_scorecard is None:
+        return [_no_samples("no checkpoint passed the gate of the serving line")]
+    if cycle.training is None:
+        return [_no_samples("too few interactions to train on")]
+    if cycle.promotion is None or cycle.candidate_scorecard is None:
+        return [_no_samples(f"nothing to learn from: {cycle.training.skipped} skipped")]
     users = "" if cycle.users is None else f"simulated users: {_in_words(cycle.users.counts)}"
     return [
         report.ReportRow(
@@ -302,6 +303,10 @@ def _cycle_rows(cycle: CycleReport) -> list[report.ReportRow]:
             note=users,
         ),
     ]
+
+
+def _no_samples(note: str) -> report.ReportRow:
+    return report.ReportRow(stage="cycle", measure="samples", before="", after="0", note=note)
 
 
 def _curves(

@@ -5,14 +5,14 @@ pass over them would not be. Killed at any moment it starts again from the same 
 """
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ostinato.infra.platform.cluster.workspace import Workspace
-from ostinato.infra.platform.errors import TrainingError
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.infra.platform.objects import open_object_store
+from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.telemetry import configure_logging, fields
 from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
 from ostinato.tasks.feedback.carry_over import STAGE, carried_baselines, distil_payload
@@ -21,6 +21,7 @@ from ostinato.tasks.feedback.config import FeedbackConfig
 from ostinato.tasks.feedback.distil import distil
 from ostinato.tasks.learning.config import LearningConfig, TrainerRequest
 from ostinato.tasks.learning.trainer import RLTrainer
+from ostinato.tasks.records import Sample
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class CycleTrainingRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     cycle_id: str
+    line: str
     from_watermark: int
     to_watermark: int
     checkpoint_directory: str
@@ -43,7 +45,7 @@ class CycleTrainingResult(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    checkpoint_directory: str
+    checkpoint_directory: str | None = Field(description="None: the window holds no sample")
     interactions: int
     skipped: int
     samples: int
@@ -58,16 +60,42 @@ def main(request: CycleTrainingRequest, workspace: Workspace) -> CycleTrainingRe
     ledger = Ledger(workspace.settings.ledger_url).migrate()
     objects = open_object_store(workspace.settings)
     workspace.progress.update(0, 3, "collecting")
-    collection = collect(ledger, objects, request.from_watermark, request.to_watermark)
+    collection = collect(
+        ledger, objects, request.line, request.from_watermark, request.to_watermark
+    )
     workspace.progress.update(1, 3, "distilling")
-    distilled = distil(collection.interactions, carried_baselines(ledger), request.feedback)
-    if not distilled.samples:
-        raise TrainingError(
-            f"cycle {request.cycle_id}: 0 samples in ({request.from_watermark}, {request.to_watermark}], wanted some"
-        )
+    distilled = distil(
+        collection.interactions, carried_baselines(ledger, request.line), request.feedback
+    )
     payload = distil_payload(collection, distilled)
     ledger.cycles.update(request.cycle_id, STAGE, payload)
+    result = CycleTrainingResult(
+        checkpoint_directory=None,
+        interactions=len(collection.interactions),
+        skipped=len(collection.skipped),
+        samples=len(distilled.samples),
+        mean_reward=distilled.mean_reward,
+        reasons=payload["reasons"],
+        metrics={},
+    )
+    if not distilled.samples:
+        return result
     workspace.progress.update(2, 3, "training")
+    directory = workspace.directory / "checkpoint"
+    metrics = _train(request, distilled.samples, directory, workspace, objects)
+    workspace.progress.update(3, 3, "candidate is ready")
+    logger.info("candidate %s", fields(cycle=request.cycle_id, samples=len(distilled.samples)))
+    return result.model_copy(update={"checkpoint_directory": str(directory), "metrics": metrics})
+
+
+def _train(
+    request: CycleTrainingRequest,
+    samples: Sequence[Sample],
+    directory: Path,
+    workspace: Workspace,
+    objects: ObjectStore,
+) -> dict[str, float]:
+    """Takes the one step, writes the checkpoint, and returns the step's numbers."""
     trainer = RLTrainer(
         TrainerRequest(
             config=request.learning,
@@ -81,12 +109,11 @@ def main(request: CycleTrainingRequest, workspace: Workspace) -> CycleTrainingRe
     if trainer.step == 0:
         metrics = {
             name: value
-            for name, value in trainer.train_step(distilled.samples).metrics().items()
+            for name, value in trainer.train_step(samples).metrics().items()
             if not isinstance(value, str)
         }
         trainer.publish()
         trainer.save()
-    directory = workspace.directory / "checkpoint"
     start = load_checkpoint(Path(request.checkpoint_directory))
     save_checkpoint(
         directory,
@@ -96,14 +123,4 @@ def main(request: CycleTrainingRequest, workspace: Workspace) -> CycleTrainingRe
         metadata={"cycle": request.cycle_id, "parent": request.checkpoint_directory},
     )
     trainer.close()
-    workspace.progress.update(3, 3, "candidate is ready")
-    logger.info("candidate %s", fields(cycle=request.cycle_id, samples=len(distilled.samples)))
-    return CycleTrainingResult(
-        checkpoint_directory=str(directory),
-        interactions=len(collection.interactions),
-        skipped=len(collection.skipped),
-        samples=len(distilled.samples),
-        mean_reward=distilled.mean_reward,
-        reasons=payload["reasons"],
-        metrics=metrics,
-    )
+    return metrics

@@ -28,9 +28,12 @@ def main() -> None:
     """Serves until interrupted; exit code 2 when nothing was promoted yet or the port is busy."""
     parser = argparse.ArgumentParser(prog="ostinato.flows.drivers.gateway")
     parser.add_argument("--recipe", default="nano")
+    parser.add_argument("--line", help="serving line; the recipe's when absent")
+    options = parser.parse_args()
     configure_logging()
     try:
-        asyncio.run(_serve(StageContext.open(load_recipe(parser.parse_args().recipe))))
+        context = StageContext.open(load_recipe(options.recipe))
+        asyncio.run(_serve(context, realtime.served_line(context, options.line)))
     except OstinatoError as error:
         Console(stderr=True).print(
             f"[red]{type(error).__name__}[/]: {error}", highlight=False, soft_wrap=True
@@ -38,12 +41,15 @@ def main() -> None:
         sys.exit(2)
 
 
-async def _serve(context: StageContext) -> None:
+async def _serve(context: StageContext, line: str) -> None:
     settings = context.settings
-    async with open_local_gateway(realtime.served_model(context), settings, TENANT) as (gateway, _):
+    served = realtime.served_model(context, line)
+    async with open_local_gateway(served, settings, TENANT) as (gateway, _):
         following = asyncio.create_task(
             follow_plan(
-                gateway, lambda: realtime.served_model(context).plan, poll_seconds=FOLLOW_SECONDS
+                gateway,
+                lambda: realtime.served_model(context, line).plan,
+                poll_seconds=FOLLOW_SECONDS,
             )
         )
         try:

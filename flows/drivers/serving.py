@@ -28,6 +28,7 @@ class ServedModel(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    line: str = Field(description="serving line that interactions are recorded under")
     checkpoint_directory: str
     checkpoint_id: str = Field(
         description="name in the ledger's promotions and in recorded interactions"
@@ -60,7 +61,7 @@ async def open_local_gateway(
     async with open_gateway(
         served.plan,
         load_repositories(problems, names),
-        GatewayConfig(tenants=(tenant,), harness=served.harness),
+        GatewayConfig(line=served.line, tenants=(tenant,), harness=served.harness),
         ledger=Ledger(settings.ledger_url).migrate(),
         objects=open_object_store(settings),
         engine=configure_engine(

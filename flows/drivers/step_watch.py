@@ -7,7 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 
-from ostinato.infra.platform.ledger.runs import EventRepository
+from ostinato.infra.platform.ledger.events import EventRepository
 from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.serving.engine.parity import Mismatch as EngineMismatch
 from ostinato.infra.serving.engine.parity import ParityAlarm, ParityMonitor

@@ -46,7 +46,6 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="address that services listen on")
     gateway_port: int = Field(default=8400, ge=1, le=65535)
     prefect_port: int = Field(default=4200, ge=1, le=65535)
-    dashboard_port: int = Field(default=8401, ge=1, le=65535)
     cpu_limit: int = Field(
         default_factory=lambda: len(os.sched_getaffinity(0)),
         ge=1,

@@ -48,11 +48,12 @@ class GateConfig(Config):
         description="fewer shared problems than this cannot pass: too little evidence",
     )
     floor: float = Field(
-        default=0.0,
+        default=0.05,
         ge=0,
         le=1,
         description=(
-            "average solve rate a first checkpoint needs when there is no champion to compare with"
+            "lower bound of the average solve rate that a first checkpoint needs, when there is no "
+            "champion to compare with"
         ),
     )
     broken_call_ratio_increase: float = Field(

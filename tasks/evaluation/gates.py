@@ -18,7 +18,7 @@ def gate_candidate(
 ) -> GateDecision:
     """Passes when the lower bound of (candidate - champion) lies above -margin and no guard trips.
 
-    Without a champion the lower bound of the candidate's own average must reach `floor`.
+    Without one the lower bound of the candidate's own average must reach `floor`.
     """
     if champion is None:
         return _first_checkpoint(candidate, config)
@@ -68,7 +68,7 @@ def _first_checkpoint(candidate: Scorecard, config: GateConfig) -> GateDecision:
             threshold=config.floor,
             passed=average.low >= config.floor,
             detail=(
-                f"no champion yet; solve rate {_percent(average.mean)}, lower bound "
+                f"no champion to compare with; solve rate {_percent(average.mean)}, lower bound "
                 f"{_percent(average.low)}, "
                 f"floor {_percent(config.floor)}"
             ),

@@ -25,11 +25,13 @@ INFRASTRUCTURE_REASONS = frozenset({EndReason.ENGINE_FAILED, EndReason.SANDBOX_F
 
 
 def choose_watermark(
-    ledger: Ledger, from_watermark: int, *, settle_seconds: float, now: float
+    ledger: Ledger, line: str, from_watermark: int, *, settle_seconds: float, now: float
 ) -> int:
-    """The newest sequence such that it and all before it are older than `settle_seconds`."""
+    """The newest sequence of the line such that it and all before it are older than
+    `settle_seconds`.
+    """
     chosen = from_watermark
-    for row in ledger.interactions.since(from_watermark):
+    for row in ledger.interactions.since(from_watermark, line=line):
         if row.created_at > now - settle_seconds:
             break
         chosen = row.sequence
@@ -39,19 +41,20 @@ def choose_watermark(
 def collect(
     ledger: Ledger,
     objects: ObjectStore,
+    line: str,
     from_watermark: int,
     to_watermark: int,
     *,
     oldest_weight_version: int | None = None,
 ) -> Collection:
-    """Takes the interactions of (from_watermark, to_watermark].
+    """Takes the line's interactions of (from_watermark, to_watermark].
 
     With `oldest_weight_version` given, those made by older weights are skipped as stale: the update
     is meant for data of the policy that serves now.
     """
     taken: list[CollectedInteraction] = []
     skipped: list[Skip] = []
-    for row in ledger.interactions.since(from_watermark, to_watermark):
+    for row in ledger.interactions.since(from_watermark, to_watermark, line=line):
         found = _take(row, objects, oldest_weight_version)
         if isinstance(found, Skip):
             logger.info(

@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+TEST_LINE = "tests"  # users never get it unless they ask for it by name
+
 
 class GuardConfig(BaseModel):
     """Conditions on which the online guard withdraws a candidate."""

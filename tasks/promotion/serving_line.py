@@ -1,8 +1,7 @@
-"""Promote, refuse, canary, roll back: the only writer of the champion pointer.
+"""Promote, refuse, canary, roll back: the only writer of a serving line's champion.
 
-Every operation may be repeated after a kill: the pointer's own journal settles a half-done flip,
-and a candidate that was promoted once on a scorecard is not promoted on it again (it may have been
-rolled back since).
+Every operation may be repeated after a kill: a candidate that was promoted once on a scorecard is
+not promoted on it again (it may have been rolled back since).
 """
 
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from ostinato.infra.platform.ledger.rows import Pointer
 from ostinato.tasks.promotion.guard import Advice, GuardReport
 from ostinato.tasks.records import GateDecision, Record, Scorecard
 
-SOURCE = "promotion"
 CANARY_STARTED, CANARY_STOPPED = "canary_started", "canary_stopped"
 
 
@@ -29,8 +27,9 @@ class PromotionOutcome(StrEnum):
 
 
 class PromotionReport(Record):
-    """One decision with its reason and the champion after it."""
+    """One decision with its reason and the line's champion after it."""
 
+    line: str
     outcome: PromotionOutcome
     candidate: str
     reason: str
@@ -45,11 +44,15 @@ class Canary(Record):
     from_watermark: int = Field(description="interactions up to here are older than the canary")
 
 
-class PromotionDesk:
-    """Acts on one ledger. `clock` gives seconds since the epoch."""
+class ServingLine:
+    """Champion of one group of users, and what may replace it. `clock` gives seconds since the
+    epoch.
+    """
 
-    def __init__(self, ledger: Ledger, clock: Callable[[], float]) -> None:
+    def __init__(self, ledger: Ledger, name: str, clock: Callable[[], float]) -> None:
+        self.name = name
         self._ledger, self._clock = ledger, clock
+        self._source = f"promotion/{name}"
 
     def publish_candidate(self, scorecard: Scorecard, decision: GateDecision | None = None) -> None:
         """Keeps the candidate's scorecard, with the gate's word when there is one."""
@@ -63,45 +66,47 @@ class PromotionDesk:
         if decision is not None:
             self._ledger.scorecards.set_passed(scorecard.scorecard_id, decision.passed)
 
-    def champion_scorecard(self) -> Scorecard | None:
-        """The scorecard the champion was promoted on. None without a champion."""
-        pointer = self._ledger.promotions.current()
-        if pointer is None or pointer.scorecard_id is None:
-            return None
-        row = self._ledger.scorecards.get(pointer.scorecard_id)
-        return Scorecard.model_validate(row.payload) if row is not None else None
+    def champion(self) -> str | None:
+        """Checkpoint that serves the line; None before the first promotion."""
+        pointer = self._ledger.promotions.current(self.name)
+        return pointer.checkpoint_id if pointer is not None else None
+
+    def was_offered(self, checkpoint_id: str) -> bool:
+        """Whether the checkpoint was ever champion of the line."""
+        return any(
+            entry.to_checkpoint_id == checkpoint_id
+            for entry in self._ledger.promotions.history(self.name)
+        )
 
     def decide(self, decision: GateDecision) -> PromotionReport:
         """Promotes a candidate whose gate passed, refuses any other. Deciding again changes
         nothing.
         """
-        promotions = self._ledger.promotions
-        self.repair()
         if not decision.passed:
             self._note_once("refused", decision.gate_id, decision.reason, decision.candidate)
             return self._report(PromotionOutcome.REFUSED, decision.candidate, decision.reason)
         if self._was_promoted(decision):
             reason = f"decided before by {decision.gate_id}: {decision.reason}"
             return self._report(PromotionOutcome.UNCHANGED, decision.candidate, reason)
-        promotions.promote(
-            decision.candidate, decision.candidate_scorecard_id, decision.reason, self._clock()
+        self._ledger.promotions.promote(
+            self.name,
+            decision.candidate,
+            decision.candidate_scorecard_id,
+            decision.reason,
+            self._clock(),
         )
         self._note_once("promoted", decision.gate_id, decision.reason, decision.candidate)
         return self._report(PromotionOutcome.PROMOTED, decision.candidate, decision.reason)
 
     def roll_back(self, checkpoint_id: str, reason: str) -> Pointer:
-        """Takes `checkpoint_id` from users if it is the champion. Otherwise nothing changes."""
-        before = self._ledger.promotions.current()
+        """Takes `checkpoint_id` from users if it is the champion; otherwise nothing changes."""
+        before = self.champion()
         after = self._ledger.promotions.roll_back(
-            reason, self._clock(), checkpoint_id=checkpoint_id
+            self.name, reason, self._clock(), checkpoint_id=checkpoint_id
         )
-        if before is not None and before.checkpoint_id != after.checkpoint_id:
+        if before is not None and before != after.checkpoint_id:
             self._note("rolled_back", {"candidate": checkpoint_id, "reason": reason})
         return after
-
-    def repair(self) -> None:
-        """Settles a promotion or roll back that was killed half-way."""
-        self._ledger.promotions.settle()
 
     def start_canary(self, checkpoint_id: str, share: float) -> Canary:
         """Opens an A/B. The same candidate with the same share continues the one that is open."""
@@ -126,7 +131,7 @@ class PromotionDesk:
 
     def canary(self) -> Canary | None:
         """The open A/B."""
-        for event in self._ledger.events.recent(SOURCE, limit_rows=1_000):
+        for event in self._ledger.events.recent(self._source, limit_rows=1_000):
             if event.name == CANARY_STOPPED:
                 return None
             if event.name == CANARY_STARTED:
@@ -138,33 +143,33 @@ class PromotionDesk:
         if report.advice is not Advice.ROLL_BACK:
             return False
         self.stop_canary(report.reason)
-        pointer = self._ledger.promotions.current()
-        if pointer is not None and pointer.checkpoint_id == checkpoint_id:
+        if self.champion() == checkpoint_id:
             self.roll_back(checkpoint_id, report.reason)
         return True
 
     def _was_promoted(self, decision: GateDecision) -> bool:
         return any(
             entry.action == "promote"
-            and entry.state == "closed"
             and entry.to_checkpoint_id == decision.candidate
             and entry.scorecard_id == decision.candidate_scorecard_id
-            for entry in self._ledger.promotions.history()
+            for entry in self._ledger.promotions.history(self.name)
         )
 
     def _report(self, outcome: PromotionOutcome, candidate: str, reason: str) -> PromotionReport:
-        pointer = self._ledger.promotions.current()
-        champion = pointer.checkpoint_id if pointer is not None else None
         return PromotionReport(
-            outcome=outcome, candidate=candidate, reason=reason, champion=champion
+            line=self.name,
+            outcome=outcome,
+            candidate=candidate,
+            reason=reason,
+            champion=self.champion(),
         )
 
     def _note_once(self, name: str, gate_id: str, reason: str, candidate: str) -> None:
-        known = self._ledger.events.recent(SOURCE, limit_rows=1_000)
+        known = self._ledger.events.recent(self._source, limit_rows=1_000)
         if not any(
             event.name == name and event.payload.get("gate_id") == gate_id for event in known
         ):
             self._note(name, {"gate_id": gate_id, "reason": reason, "candidate": candidate})
 
     def _note(self, name: str, payload: dict[str, Any]) -> None:
-        self._ledger.events.add(SOURCE, name, payload, self._clock())
+        self._ledger.events.add(self._source, name, payload, self._clock())

@@ -30,6 +30,7 @@ PRISTINE = {
     "pkg/first.py": b"def first(items):\n    return items[0]\n",
     "pkg/logo.png": b"\x89\xff",
 }
+LINE = "toy"
 BROKEN = "def first(items):\n    return items[1]\n"
 REPAIR = (
     "<read_file>pkg/first.py::first</read_file>",
@@ -129,6 +130,7 @@ def make_toy_gateway(
         TenantConfig(name="slow", api_keys=(SecretStr("key-of-slow"),), rate_limit=slow),
     )
     settings: dict[str, Any] = {
+        "line": LINE,
         "tenants": tenants,
         "harness": HarnessConfig(context_tokens=700),
     } | changes

@@ -1,4 +1,4 @@
-"""What must survive every process, as rows: runs, artifacts, the journal, promotions, interactions,
+"""What must survive every process, as rows: artifacts, the journal, promotions, interactions,
 cycles.
 """
 

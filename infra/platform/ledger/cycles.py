@@ -22,16 +22,25 @@ class CycleRepository:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def open(self, cycle_id: str, from_watermark: int, to_watermark: int, at: float) -> CycleRow:
-        """Start a cycle over (from_watermark, to_watermark]; the row that is there if the id is
-        known. Another open cycle raises StorageError.
+    def open(
+        self,
+        cycle_id: str,
+        *,
+        line: str,
+        served: str,
+        from_watermark: int,
+        to_watermark: int,
+        at: float,
+    ) -> CycleRow:
+        """Start a line's cycle over (from_watermark, to_watermark]; the row that is there if the id
+        is known. Another open cycle of the line raises StorageError.
         """
         with self._database.write() as connection:
             self._database.serialize(connection, _LOCK)
             known = _find(connection, CycleTable.cycle_id == cycle_id)
             if known is not None:
                 return known
-            other = _find(connection, CycleTable.closed_at.is_(None))
+            other = _find(connection, *_is_open(line))
             if other is not None:
                 raise StorageError(
                     f"cycle {cycle_id} cannot open: cycle {other.cycle_id} is open since "
@@ -39,6 +48,8 @@ class CycleRepository:
                 )
             row = {
                 "cycle_id": cycle_id,
+                "line": line,
+                "served": served,
                 "from_watermark": from_watermark,
                 "to_watermark": to_watermark,
                 "stages": {},
@@ -71,34 +82,40 @@ class CycleRepository:
         with self._database.read() as connection:
             return _find(connection, CycleTable.cycle_id == cycle_id)
 
-    def open_cycle(self) -> CycleRow | None:
-        """The cycle under way, if any."""
+    def open_cycle(self, line: str) -> CycleRow | None:
+        """The line's cycle under way, if any."""
         with self._database.read() as connection:
-            return _find(connection, CycleTable.closed_at.is_(None))
+            return _find(connection, *_is_open(line))
 
-    def last_closed_watermark(self) -> int:
-        """Up to where interactions were taken by closed cycles; 0 at first."""
+    def last_closed_watermark(self, line: str) -> int:
+        """Up to where interactions were taken by the line's closed cycles; 0 at first."""
         with self._database.read() as connection:
             return (
                 connection.scalar(
                     select(func.max(CycleTable.to_watermark)).where(
-                        CycleTable.closed_at.is_not(None)
+                        CycleTable.line == line, CycleTable.closed_at.is_not(None)
                     )
                 )
                 or 0
             )
 
-    def history(self) -> list[CycleRow]:
-        """All cycles, oldest first."""
+    def history(self, line: str) -> list[CycleRow]:
+        """All cycles of a line, oldest first."""
         with self._database.read() as connection:
             found = connection.execute(
-                select(CycleTable.__table__).order_by(CycleTable.opened_at, CycleTable.cycle_id)
+                select(CycleTable.__table__)
+                .where(CycleTable.line == line)
+                .order_by(CycleTable.opened_at, CycleTable.cycle_id)
             ).all()
         return [CycleRow.model_validate(row) for row in found]
 
 
-def _find(connection: Connection, condition: Any) -> CycleRow | None:
-    found = connection.execute(select(CycleTable.__table__).where(condition)).first()
+def _is_open(line: str) -> tuple[Any, Any]:
+    return CycleTable.line == line, CycleTable.closed_at.is_(None)
+
+
+def _find(connection: Connection, *conditions: Any) -> CycleRow | None:
+    found = connection.execute(select(CycleTable.__table__).where(*conditions)).first()
     return CycleRow.model_validate(found) if found is not None else None
 
 

@@ -1,63 +1,14 @@
-"""Runs of flows and stages, and events: what `ostinato status` reads."""
+"""Events: alarms, promotions, canaries, as they happened."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, select
 
 from ostinato.infra.platform.ledger.database import Database
-from ostinato.infra.platform.ledger.models import EventTable, RunTable
-from ostinato.infra.platform.ledger.rows import EventRow, RunRow
-
-
-class RunRepository:
-    """Runs by id."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def start(self, run_id: str, kind: str, payload: dict[str, Any], at: float) -> None:
-        """Add a run, or mark a known one as running again; it keeps its first start."""
-        row = {
-            "run_id": run_id,
-            "kind": kind,
-            "state": "running",
-            "payload": payload,
-            "started_at": at,
-        }
-        with self._database.write() as connection:
-            self._database.insert_absent(connection, RunTable, [row])
-            connection.execute(
-                update(RunTable)
-                .where(RunTable.run_id == run_id)
-                .values(state="running", payload=payload, finished_at=None)
-            )
-
-    def finish(self, run_id: str, state: str, at: float) -> None:
-        """Note how a run ended."""
-        with self._database.write() as connection:
-            connection.execute(
-                update(RunTable)
-                .where(RunTable.run_id == run_id)
-                .values(state=state, finished_at=at)
-            )
-
-    def get(self, run_id: str) -> RunRow | None:
-        """One run."""
-        with self._database.read() as connection:
-            found = connection.execute(
-                select(RunTable.__table__).where(RunTable.run_id == run_id)
-            ).first()
-        return RunRow.model_validate(found) if found is not None else None
-
-    def recent(self, limit_rows: int = 50) -> list[RunRow]:
-        """Newest first."""
-        with self._database.read() as connection:
-            found = connection.execute(
-                select(RunTable.__table__).order_by(RunTable.started_at.desc()).limit(limit_rows)
-            ).all()
-        return [RunRow.model_validate(row) for row in found]
+from ostinato.infra.platform.ledger.models import EventTable
+from ostinato.infra.platform.ledger.rows import EventRow
 
 
 class EventRepository:

@@ -27,6 +27,7 @@ class InteractionRepository:
         self,
         interaction_id: str,
         *,
+        line: str,
         tenant: str,
         session_id: str,
         arm: str,
@@ -39,6 +40,7 @@ class InteractionRepository:
         """Add an interaction; a known id changes nothing."""
         row = {
             "interaction_id": interaction_id,
+            "line": line,
             "tenant": tenant,
             "session_id": session_id,
             "arm": arm,
@@ -79,11 +81,15 @@ class InteractionRepository:
                 )
             self._database.insert_absent(connection, FeedbackTable, [row])
 
-    def since(self, watermark: int, until: int | None = None) -> list[InteractionRow]:
-        """Interactions with watermark < sequence <= until (None: all), each with its feedback, in
-        order.
+    def since(
+        self, watermark: int, until: int | None = None, *, line: str | None = None
+    ) -> list[InteractionRow]:
+        """Interactions of a line (None: all) with watermark < sequence <= until (None: all), each
+        with its feedback, in order.
         """
         inside = [InteractionTable.sequence > watermark]
+        if line is not None:
+            inside.append(InteractionTable.line == line)
         if until is not None:
             inside.append(InteractionTable.sequence <= until)
         return self._select(*inside)

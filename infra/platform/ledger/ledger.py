@@ -18,10 +18,10 @@ from sqlalchemy import Connection
 from ostinato.infra.platform.ledger.artifacts import ArtifactRepository
 from ostinato.infra.platform.ledger.cycles import CycleRepository
 from ostinato.infra.platform.ledger.database import Database
+from ostinato.infra.platform.ledger.events import EventRepository
 from ostinato.infra.platform.ledger.interactions import InteractionRepository
 from ostinato.infra.platform.ledger.journal import JournalRepository
 from ostinato.infra.platform.ledger.promotions import PromotionRepository
-from ostinato.infra.platform.ledger.runs import EventRepository, RunRepository
 from ostinato.infra.platform.ledger.scorecards import ScorecardRepository
 from ostinato.infra.platform.settings import Settings
 
@@ -35,7 +35,6 @@ class Ledger:
     def __init__(self, url: str) -> None:
         self.database = Database(url)
         self.url = self.database.url
-        self.runs = RunRepository(self.database)
         self.events = EventRepository(self.database)
         self.artifacts = ArtifactRepository(self.database)
         self.journal = JournalRepository(self.database)
@@ -44,18 +43,20 @@ class Ledger:
         self.interactions = InteractionRepository(self.database)
         self.cycles = CycleRepository(self.database)
 
-    def migrate(self) -> "Ledger":
-        """Bring the schema to the newest revision; several processes may call it at once."""
+    def migrate(self, revision: str | None = None) -> "Ledger":
+        """Bring the schema to a revision, the newest when absent; several processes may call it at
+        once.
+        """
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS))
-        wanted = ScriptDirectory.from_config(config).get_current_head()
+        wanted = revision or ScriptDirectory.from_config(config).get_current_head()
         with self.database.read() as connection:
             if _revision(connection) == wanted:
                 return self
         with self._file_lock(), self.database.write() as connection:
             self.database.serialize(connection, _MIGRATION_LOCK)
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            command.upgrade(config, revision or "head")
         return self
 
     def close(self) -> None:

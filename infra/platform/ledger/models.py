@@ -23,18 +23,6 @@ class Base(DeclarativeBase):
     }
 
 
-class RunTable(Base):
-    """One run of a flow or stage."""
-
-    __tablename__ = "runs"
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    kind: Mapped[str]
-    state: Mapped[str]
-    payload: Mapped[dict[str, Any]]
-    started_at: Mapped[float]
-    finished_at: Mapped[float | None]
-
-
 class ArtifactTable(Base):
     """Index of published artifacts; the bytes and artifact.json are in the object store."""
 
@@ -96,12 +84,12 @@ class ScorecardTable(Base):
 
 
 class PromotionTable(Base):
-    """Journal of champion changes; an entry is open while the pointer is being moved."""
+    """One change of the champion of a serving line."""
 
     __tablename__ = "promotions"
     entry_id: Mapped[int] = mapped_column(RowNumber, primary_key=True, autoincrement=True)
+    line: Mapped[str]
     action: Mapped[str]
-    state: Mapped[str]
     from_checkpoint_id: Mapped[str | None]
     to_checkpoint_id: Mapped[str]
     scorecard_id: Mapped[str | None]
@@ -110,10 +98,10 @@ class PromotionTable(Base):
 
 
 class ChampionTable(Base):
-    """The one row that says which checkpoint serves users."""
+    """Checkpoint that serves the users of a line."""
 
     __tablename__ = "champion"
-    slot: Mapped[str] = mapped_column(primary_key=True)
+    line: Mapped[str] = mapped_column(primary_key=True)
     checkpoint_id: Mapped[str]
     scorecard_id: Mapped[str | None]
     entry_id: Mapped[int]
@@ -127,6 +115,7 @@ class InteractionTable(Base):
     __tablename__ = "interactions"
     sequence: Mapped[int] = mapped_column(RowNumber, primary_key=True, autoincrement=True)
     interaction_id: Mapped[str] = mapped_column(unique=True)
+    line: Mapped[str]
     tenant: Mapped[str]
     session_id: Mapped[str] = mapped_column(index=True)
     arm: Mapped[str]
@@ -152,10 +141,12 @@ class FeedbackTable(Base):
 
 
 class CycleTable(Base):
-    """One real-time round over the interactions in (from_watermark, to_watermark]."""
+    """One real-time round over a line's interactions in (from_watermark, to_watermark]."""
 
     __tablename__ = "cycles"
     cycle_id: Mapped[str] = mapped_column(primary_key=True)
+    line: Mapped[str]
+    served: Mapped[str]
     from_watermark: Mapped[int]
     to_watermark: Mapped[int]
     outcome: Mapped[str | None]

@@ -12,17 +12,6 @@ class Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", from_attributes=True)
 
 
-class RunRow(Row):
-    """One run of a flow or stage."""
-
-    run_id: str
-    kind: str
-    state: str = Field(description="running, or how it ended")
-    payload: dict[str, Any]
-    started_at: float
-    finished_at: float | None
-
-
 class ArtifactRow(Row):
     """One published artifact."""
 
@@ -78,7 +67,7 @@ class ScorecardRow(Row):
 
 
 class Pointer(Row):
-    """The champion: the checkpoint that serves users."""
+    """Checkpoint that serves the users of a line."""
 
     checkpoint_id: str
     scorecard_id: str | None
@@ -88,11 +77,11 @@ class Pointer(Row):
 
 
 class PromotionRow(Row):
-    """One change of champion."""
+    """One change of the champion of a line."""
 
     entry_id: int
+    line: str
     action: str = Field(description="promote or roll_back")
-    state: str = Field(description="open, closed or undone")
     from_checkpoint_id: str | None
     to_checkpoint_id: str
     scorecard_id: str | None
@@ -115,6 +104,7 @@ class InteractionRow(Row):
 
     sequence: int
     interaction_id: str
+    line: str = Field(description="serving line of the gateway that answered")
     tenant: str
     session_id: str
     arm: str
@@ -127,9 +117,11 @@ class InteractionRow(Row):
 
 
 class CycleRow(Row):
-    """One real-time round over the interactions in (from_watermark, to_watermark]."""
+    """One real-time round over a line's interactions in (from_watermark, to_watermark]."""
 
     cycle_id: str
+    line: str
+    served: str = Field(description="checkpoint that it trains on: the champion when it opened")
     from_watermark: int
     to_watermark: int
     outcome: str | None = Field(description="None while open")

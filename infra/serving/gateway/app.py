@@ -68,7 +68,7 @@ class Gateway:
         self.context = context
         config, arms = context.config, context.arms
         self.tenants = Tenants(config.tenants)
-        self.recorder = Recorder(context.ledger, context.objects, context.wall_clock)
+        self.recorder = Recorder(config.line, context.ledger, context.objects, context.wall_clock)
         self.chat = ChatService(arms, context.renderer, self.recorder, config, context.clock)
         self.agents = AgentService(
             arms, context.renderer, context.workplaces, self.recorder, config, context.clock

@@ -41,6 +41,7 @@ class TenantConfig(Config):
 class GatewayConfig(Config):
     """One gateway process."""
 
+    line: str = Field(min_length=1, description="serving line that interactions are recorded under")
     tenants: tuple[TenantConfig, ...] = Field(min_length=1)
     model_name: str = Field(
         default="ostinato", description="what /v1/models lists; arms are not shown to users"

@@ -72,7 +72,10 @@ def interaction_seed(base: int, interaction_id: str) -> int:
 class Recorder:
     """Writes interactions and feedback."""
 
-    def __init__(self, ledger: Ledger, objects: ObjectStore, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, line: str, ledger: Ledger, objects: ObjectStore, clock: Callable[[], float]
+    ) -> None:
+        self._line = line
         self._ledger, self._objects, self._clock = ledger, objects, clock
         self.counters = Counters()
 
@@ -132,6 +135,7 @@ class Recorder:
         self._objects.put_bytes(key, transcript.to_bytes())
         self._ledger.interactions.record(
             interaction.interaction_id,
+            line=self._line,
             tenant=interaction.tenant,
             session_id=interaction.session_id,
             arm=interaction.arm.name,

@@ -8,9 +8,12 @@ from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.ledger import Ledger
 
 
-def _record(ledger: Ledger, interaction_id: str, session_id: str = "session") -> None:
+def _record(
+    ledger: Ledger, interaction_id: str, session_id: str = "session", line: str = "nano"
+) -> None:
     ledger.interactions.record(
         interaction_id,
+        line=line,
         tenant="tenant",
         session_id=session_id,
         arm="control",
@@ -48,6 +51,14 @@ def test_windows_between_watermarks_neither_miss_nor_repeat(ledger: Ledger) -> N
 
     assert seen == ["a0", "b0", "a1", "b1", "a2", "b2"]
     assert ledger.interactions.since(watermark) == []
+
+
+def test_lines_do_not_see_one_another(ledger: Ledger) -> None:
+    for number, line in enumerate(("nano", "tests", "nano")):
+        _record(ledger, f"i{number}", line=line)
+    seen = [row.interaction_id for row in ledger.interactions.since(0, line="nano")]
+    assert seen == ["i0", "i2"]
+    assert len(ledger.interactions.since(0)) == 3
 
 
 def test_concurrent_writers_a_reader_misses_none(ledger: Ledger) -> None:

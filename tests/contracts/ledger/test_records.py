@@ -1,4 +1,4 @@
-"""Artifacts, scorecards, runs and events as rows."""
+"""Artifacts, scorecards and events as rows."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -62,15 +62,6 @@ def test_scorecards_of_a_checkpoint_in_order(ledger: Ledger) -> None:
     first, second = ledger.scorecards.of_checkpoint("c")
     assert (first.payload, first.passed, second.passed) == ({"average": 0.5}, None, True)
     assert ledger.scorecards.get("card-1") == first
-
-
-def test_a_run_started_again_keeps_its_start(ledger: Ledger) -> None:
-    ledger.runs.start("run", "demo", {"recipe": "nano"}, 1.0)
-    ledger.runs.finish("run", "failed", 2.0)
-    ledger.runs.start("run", "demo", {"recipe": "nano"}, 3.0)
-
-    (row,) = ledger.runs.recent()
-    assert (row.state, row.started_at, row.finished_at) == ("running", 1.0, None)
 
 
 def test_events_come_newest_first(ledger: Ledger) -> None:

@@ -16,11 +16,13 @@ def test_open_cycle_hands_nothing_on_until_it_closes(tmp_path: Path) -> None:
     ledger = Ledger(f"sqlite:///{tmp_path}/ledger.db").migrate()
     taken = (interaction((Signal.EDIT_KEPT, 1), name="a"), interaction(name="b"))
     collection = Collection(from_watermark=0, to_watermark=2, interactions=taken, skipped=())
-    distilled = distil(taken, carried_baselines(ledger), FeedbackConfig())
-    ledger.cycles.open("cycle-1", 0, 2, at=1.0)
+    distilled = distil(taken, carried_baselines(ledger, "toy"), FeedbackConfig())
+    ledger.cycles.open(
+        "cycle-1", line="toy", served="nano@1", from_watermark=0, to_watermark=2, at=1.0
+    )
     payload = distil_payload(collection, distilled)
     ledger.cycles.update("cycle-1", STAGE, payload)
-    assert carried_baselines(ledger) == Baselines()
+    assert carried_baselines(ledger, "toy") == Baselines()
     ledger.cycles.close("cycle-1", "promoted", at=2.0)
-    assert carried_baselines(ledger) == distilled.baselines
+    assert carried_baselines(ledger, "toy") == distilled.baselines
     assert payload["reasons"] == {"edit_kept": 1, "no_feedback": 1}

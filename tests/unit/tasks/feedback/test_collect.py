@@ -11,7 +11,7 @@ from ostinato.tasks.feedback.baseline import Baselines
 from ostinato.tasks.feedback.collect import choose_watermark, collect
 from ostinato.tasks.feedback.config import FeedbackConfig
 from ostinato.tasks.feedback.distil import distil
-from tests.fakes.toy_gateway import BROKEN, Toy
+from tests.fakes.toy_gateway import BROKEN, LINE, Toy
 
 pytestmark = pytest.mark.asyncio
 
@@ -33,7 +33,7 @@ async def interact(toy: Toy, *signals: str) -> str:
 
 async def test_from_http_to_samples(toy: Toy) -> None:
     kept, reverted = await interact(toy, "edit_kept"), await interact(toy, "edit_reverted")
-    found = collect(toy.ledger, toy.objects, 0, toy.ledger.interactions.latest_watermark())
+    found = collect(toy.ledger, toy.objects, LINE, 0, toy.ledger.interactions.latest_watermark())
     distilled = distil(found.interactions, Baselines(), FeedbackConfig())
     assert [sample.trajectory_id for sample in distilled.samples] == [kept, reverted]
     good, bad = distilled.samples
@@ -45,11 +45,11 @@ async def test_from_http_to_samples(toy: Toy) -> None:
 
 async def test_window_is_half_open_and_repeatable(toy: Toy) -> None:
     names = [await interact(toy) for _ in range(4)]
-    first = collect(toy.ledger, toy.objects, 0, 2)
-    rest = collect(toy.ledger, toy.objects, 2, 4)
+    first = collect(toy.ledger, toy.objects, LINE, 0, 2)
+    rest = collect(toy.ledger, toy.objects, LINE, 2, 4)
     taken = [done.interaction_id for done in (*first.interactions, *rest.interactions)]
     assert taken == names
-    again = collect(toy.ledger, toy.objects, 0, 2)
+    again = collect(toy.ledger, toy.objects, LINE, 0, 2)
     assert [done.interaction_id for done in again.interactions] == names[:2]
 
 
@@ -57,9 +57,9 @@ async def test_young_interactions_wait_for_their_feedback(toy: Toy) -> None:
     await interact(toy)
     toy.now[0] += 100
     await interact(toy)
-    assert choose_watermark(toy.ledger, 0, settle_seconds=50, now=toy.now[0]) == 1
-    assert choose_watermark(toy.ledger, 0, settle_seconds=0, now=toy.now[0]) == 2
-    assert choose_watermark(toy.ledger, 2, settle_seconds=0, now=toy.now[0]) == 2
+    assert choose_watermark(toy.ledger, LINE, 0, settle_seconds=50, now=toy.now[0]) == 1
+    assert choose_watermark(toy.ledger, LINE, 0, settle_seconds=0, now=toy.now[0]) == 2
+    assert choose_watermark(toy.ledger, LINE, 2, settle_seconds=0, now=toy.now[0]) == 2
 
 
 async def test_nothing_vanishes_without_a_reason(make_toy: Callable[..., Toy]) -> None:
@@ -69,7 +69,7 @@ async def test_nothing_vanishes_without_a_reason(make_toy: Callable[..., Toy]) -
     toy.model.failure = EngineError("replica 0 is gone")
     failed = await interact(toy)
     toy.objects.delete(f"interactions/{lost}/transcript.safetensors")
-    found = collect(toy.ledger, toy.objects, 0, 3)
+    found = collect(toy.ledger, toy.objects, LINE, 0, 3)
     assert len(found.interactions) == 1
     assert {skip.interaction_id: skip.reason.value for skip in found.skipped} == {
         lost: "transcript_lost",
@@ -79,15 +79,15 @@ async def test_nothing_vanishes_without_a_reason(make_toy: Callable[..., Toy]) -
 
 async def test_interactions_of_older_weights_are_stale(toy: Toy) -> None:
     await interact(toy)
-    found = collect(toy.ledger, toy.objects, 0, 1, oldest_weight_version=5)
+    found = collect(toy.ledger, toy.objects, LINE, 0, 1, oldest_weight_version=5)
     assert [skip.reason.value for skip in found.skipped] == ["stale"]
-    assert collect(toy.ledger, toy.objects, 0, 1, oldest_weight_version=4).skipped == ()
+    assert collect(toy.ledger, toy.objects, LINE, 0, 1, oldest_weight_version=4).skipped == ()
 
 
 async def test_refusals_are_collected_as_negatives(make_toy: Callable[..., Toy]) -> None:
     toy = make_toy(lambda conversation: "I would rather not.")
     await interact(toy)
-    found = collect(toy.ledger, toy.objects, 0, 1)
+    found = collect(toy.ledger, toy.objects, LINE, 0, 1)
     distilled = distil(found.interactions, Baselines(), FeedbackConfig())
     assert distilled.rewards[0].terms == {"no_feedback": 0.0, "no_edit": -0.5}
     assert distilled.samples[0].advantage < 0

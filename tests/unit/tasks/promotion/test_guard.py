@@ -93,6 +93,7 @@ def test_revert_after_keep_counts_as_revert() -> None:
         return InteractionRow(
             sequence=1,
             interaction_id="i",
+            line="nano",
             tenant="t",
             session_id="s",
             arm=CONTROL,

@@ -1,4 +1,4 @@
-"""SIGKILL inside a promotion: the next process finishes or undoes it, and the cycle goes on."""
+"""SIGKILL inside a promotion: the champion and its history change together or not at all."""
 
 import signal
 import subprocess
@@ -8,50 +8,49 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.tasks.promotion.champion import PromotionDesk, PromotionOutcome
-from tests.unit.tasks.promotion.test_champion import decision
+from ostinato.tasks.promotion.serving_line import PromotionOutcome, ServingLine
+from tests.unit.tasks.promotion.test_serving_line import decision
 
-KILLED_BEFORE = """
+KILLED = """
 import os, signal, sys
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.promotions import PromotionRepository
-from ostinato.tasks.promotion.champion import PromotionDesk
-from tests.unit.tasks.promotion.test_champion import decision
+from ostinato.tasks.promotion.serving_line import ServingLine
+from tests.unit.tasks.promotion.test_serving_line import decision
 
 ledger = Ledger(sys.argv[1])
-flip = PromotionRepository._flip
+moment, method = sys.argv[2], PromotionRepository._move if sys.argv[2] == "inside" else None
+promote = PromotionRepository.promote
 
-def die(repository, entry_id):
-    if sys.argv[2] == "after_flip":
-        flip(repository, entry_id)
+def die(repository, *arguments):
+    (method or promote)(repository, *arguments)
     os.kill(os.getpid(), signal.SIGKILL)
 
-PromotionRepository._flip = die
-PromotionDesk(ledger, clock=lambda: 2.0).decide(decision("b"))
+if moment == "inside":
+    PromotionRepository._move = die
+else:
+    PromotionRepository.promote = die
+ServingLine(ledger, "nano", clock=lambda: 2.0).decide(decision("b"))
 """
 
 
 @pytest.mark.parametrize(
     ("moment", "champion", "outcome"),
     [
-        ("before_flip", "a", PromotionOutcome.PROMOTED),
-        ("after_flip", "b", PromotionOutcome.UNCHANGED),
+        ("inside", "a", PromotionOutcome.PROMOTED),
+        ("after", "b", PromotionOutcome.UNCHANGED),
     ],
 )
-def test_sigkill_is_repaired(
+def test_sigkill_leaves_all_of_a_promotion_or_nothing(
     tmp_path: Path, moment: str, champion: str, outcome: PromotionOutcome
 ) -> None:
     ledger = Ledger(f"sqlite:///{tmp_path}/ledger.db").migrate()
-    desk = PromotionDesk(ledger, clock=lambda: 1.0)
-    desk.decide(decision("a"))
-    script = [sys.executable, "-c", KILLED_BEFORE, ledger.url, moment]
+    line = ServingLine(ledger, "nano", clock=lambda: 1.0)
+    line.decide(decision("a"))
+    script = [sys.executable, "-c", KILLED, ledger.url, moment]
     killed = subprocess.run(script, capture_output=True, text=True, timeout=50, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    desk.repair()
-    pointer = ledger.promotions.current()
-    assert pointer is not None
-    assert pointer.checkpoint_id == champion
-    assert desk.decide(decision("b")).outcome is outcome
-    assert [
-        entry.to_checkpoint_id for entry in ledger.promotions.history() if entry.state == "closed"
-    ] == ["a", "b"]
+    assert line.champion() == champion
+    assert line.decide(decision("b")).outcome is outcome
+    history = ledger.promotions.history("nano")
+    assert [entry.to_checkpoint_id for entry in history] == ["a", "b"]

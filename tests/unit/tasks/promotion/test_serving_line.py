@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.tasks.promotion.champion import PromotionDesk, PromotionOutcome
 from ostinato.tasks.promotion.guard import Advice, GuardReport
+from ostinato.tasks.promotion.serving_line import PromotionOutcome, ServingLine
 from ostinato.tasks.records import GateDecision, Metric, Scorecard
 
 METRIC = Metric(mean=0.5, low=0.4, high=0.6, count=20)
@@ -51,109 +51,77 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 @pytest.fixture
-def desk(ledger: Ledger) -> PromotionDesk:
-    return PromotionDesk(ledger, clock=lambda: 100.0)
+def line(ledger: Ledger) -> ServingLine:
+    return ServingLine(ledger, "nano", clock=lambda: 100.0)
 
 
 def champion(ledger: Ledger) -> str | None:
-    pointer = ledger.promotions.current()
+    pointer = ledger.promotions.current("nano")
     return pointer.checkpoint_id if pointer is not None else None
 
 
-def test_passed_gate_promotes_and_refused_gate_does_not(
-    desk: PromotionDesk, ledger: Ledger
-) -> None:
-    assert desk.decide(decision("a")).outcome is PromotionOutcome.PROMOTED
-    refused = desk.decide(decision("b", passed=False))
+def test_passed_gate_promotes_and_refused_gate_does_not(line: ServingLine, ledger: Ledger) -> None:
+    assert line.decide(decision("a")).outcome is PromotionOutcome.PROMOTED
+    refused = line.decide(decision("b", passed=False))
     assert (refused.outcome, refused.champion) == (PromotionOutcome.REFUSED, "a")
     assert refused.reason == "refused: 10 points worse"
     assert champion(ledger) == "a"
 
 
-def test_deciding_twice_changes_nothing(desk: PromotionDesk, ledger: Ledger) -> None:
-    desk.decide(decision("a"))
-    history = ledger.promotions.history()
-    assert desk.decide(decision("a")).outcome is PromotionOutcome.UNCHANGED
-    assert ledger.promotions.history() == history
-    assert len(ledger.events.recent("promotion")) == 1
+def test_deciding_twice_changes_nothing(line: ServingLine, ledger: Ledger) -> None:
+    line.decide(decision("a"))
+    history = ledger.promotions.history("nano")
+    assert line.decide(decision("a")).outcome is PromotionOutcome.UNCHANGED
+    assert ledger.promotions.history("nano") == history
+    assert len(ledger.events.recent("promotion/nano")) == 1
 
 
 def test_rolled_back_candidate_is_not_promoted_again_on_the_same_scorecard(
-    desk: PromotionDesk, ledger: Ledger
+    line: ServingLine, ledger: Ledger
 ) -> None:
-    desk.decide(decision("a"))
-    desk.decide(decision("b"))
-    desk.roll_back("b", "users revert more")
-    assert desk.decide(decision("b")).outcome is PromotionOutcome.UNCHANGED
+    line.decide(decision("a"))
+    line.decide(decision("b"))
+    line.roll_back("b", "users revert more")
+    assert line.decide(decision("b")).outcome is PromotionOutcome.UNCHANGED
     assert champion(ledger) == "a"
-    assert desk.decide(decision("b", round_id="2")).outcome is PromotionOutcome.PROMOTED
+    assert line.decide(decision("b", round_id="2")).outcome is PromotionOutcome.PROMOTED
 
 
-def test_roll_back_names_the_one_that_must_go(desk: PromotionDesk, ledger: Ledger) -> None:
-    desk.decide(decision("a"))
-    desk.decide(decision("b"))
-    desk.roll_back("b", "worse")
-    desk.roll_back("b", "worse")  # repeated after a kill: a stays
+def test_roll_back_names_the_one_that_must_go(line: ServingLine, ledger: Ledger) -> None:
+    line.decide(decision("a"))
+    line.decide(decision("b"))
+    line.roll_back("b", "worse")
+    line.roll_back("b", "worse")  # repeated after a kill: a stays
     assert champion(ledger) == "a"
-    assert [entry.action for entry in ledger.promotions.history()] == [
+    assert [entry.action for entry in ledger.promotions.history("nano")] == [
         "promote",
         "promote",
         "roll_back",
     ]
 
 
-@pytest.mark.parametrize("is_flipped", [False, True])
-def test_kill_inside_a_promotion_is_repaired(
-    desk: PromotionDesk, ledger: Ledger, is_flipped: bool
-) -> None:
-    desk.decide(decision("a"))
-    promotions = ledger.promotions
-    entry = promotions._open_entry("promote", "b", "card-b-1", "passed", 1.0)
-    if is_flipped:
-        promotions._flip(entry)
-    desk.repair()
-    assert champion(ledger) == ("b" if is_flipped else "a")
-    assert [row.state for row in promotions.history()] == [
-        "closed",
-        "closed" if is_flipped else "undone",
-    ]
-    expected = PromotionOutcome.UNCHANGED if is_flipped else PromotionOutcome.PROMOTED
-    assert desk.decide(decision("b")).outcome is expected
-    assert champion(ledger) == "b"
-
-
-def test_scorecard_of_the_champion_comes_back(desk: PromotionDesk, ledger: Ledger) -> None:
-    assert desk.champion_scorecard() is None
-    desk.publish_candidate(scorecard("a"), decision("a"))
-    desk.decide(decision("a"))
-    assert desk.champion_scorecard() == scorecard("a")
-    row = ledger.scorecards.get("card-a-1")
-    assert row is not None
-    assert row.passed is True
-
-
-def test_canary_opens_once_and_closes(desk: PromotionDesk, ledger: Ledger) -> None:
-    assert desk.canary() is None
-    first = desk.start_canary("b", 0.2)
-    assert desk.start_canary("b", 0.2) == first == desk.canary()
-    replaced = desk.start_canary("c", 0.2)
-    assert desk.canary() == replaced
-    desk.stop_canary("decided")
-    desk.stop_canary("decided")
-    assert desk.canary() is None
-    assert len(ledger.events.recent("promotion")) == 4
+def test_canary_opens_once_and_closes(line: ServingLine, ledger: Ledger) -> None:
+    assert line.canary() is None
+    first = line.start_canary("b", 0.2)
+    assert line.start_canary("b", 0.2) == first == line.canary()
+    replaced = line.start_canary("c", 0.2)
+    assert line.canary() == replaced
+    line.stop_canary("decided")
+    line.stop_canary("decided")
+    assert line.canary() is None
+    assert len(ledger.events.recent("promotion/nano")) == 4
 
 
 def test_guard_takes_a_worse_champion_away_and_leaves_a_fine_one(
-    desk: PromotionDesk, ledger: Ledger
+    line: ServingLine, ledger: Ledger
 ) -> None:
-    desk.decide(decision("a"))
-    desk.start_canary("b", 0.5)
-    desk.decide(decision("b"))
+    line.decide(decision("a"))
+    line.start_canary("b", 0.5)
+    line.decide(decision("b"))
     fine = GuardReport(advice=Advice.FINE, reason="not worse", measures=())
     worse = GuardReport(advice=Advice.ROLL_BACK, reason="worse: edit_kept 0.6 -> 0.2", measures=())
-    assert not desk.obey(fine, "b")
+    assert not line.obey(fine, "b")
     assert champion(ledger) == "b"
-    assert desk.obey(worse, "b")
-    assert (champion(ledger), desk.canary()) == ("a", None)
-    assert ledger.promotions.history()[-1].reason == worse.reason
+    assert line.obey(worse, "b")
+    assert (champion(ledger), line.canary()) == ("a", None)
+    assert ledger.promotions.history("nano")[-1].reason == worse.reason

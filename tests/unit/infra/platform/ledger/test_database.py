@@ -58,7 +58,7 @@ def test_full_disk_says_so_and_keeps_what_was_committed(url: str) -> None:
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 1}")
 
     with pytest.raises(StorageError, match=f"cannot write to ledger {url}.*full; free space"):
-        ledger.runs.start("big", "demo", {"text": "x" * 100_000}, 1.0)
+        ledger.events.add("big", "demo", {"text": "x" * 100_000}, 1.0)
     assert [row.trajectory_id for row in ledger.journal.rows("run")] == ["kept"]
 
 

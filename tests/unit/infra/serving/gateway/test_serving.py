@@ -60,7 +60,7 @@ async def served(
     async with open_gateway(
         plan,
         [toy_repository(directory)],
-        GatewayConfig(tenants=(tenant,), harness=harness),
+        GatewayConfig(line="people", tenants=(tenant,), harness=harness),
         ledger=ledger,
         objects=ObjectStore.from_url(f"file://{directory}/objects"),
         engine=EngineConfig(slots=4),
