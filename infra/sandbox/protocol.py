@@ -21,7 +21,7 @@ class SandboxRecord(BaseModel):
 
 
 class SandboxLimits(SandboxRecord):
-    """What one box may use."""
+    """Resource limits of one box."""
 
     memory_bytes: int = Field(
         default=512 << 20, description="whole box; enforced by cgroup where writable"
@@ -45,10 +45,8 @@ class SandboxLimits(SandboxRecord):
 
 
 class ExecResult(SandboxRecord):
-    """How a command ended.
-
-    `output` is stdout and stderr as they came (stdout alone when they were asked for apart), cut in
-    the middle when `truncated`.
+    """Result of a command. `output` is stdout and stderr as they came (stdout alone when they were
+    asked for apart), cut in the middle when `truncated`.
     """
 
     exit_code: int = Field(description="negative: ended by that signal")
@@ -76,7 +74,7 @@ class Capabilities(SandboxRecord):
 
 
 class SnapshotKind(StrEnum):
-    """What a snapshot holds."""
+    """Content of a snapshot."""
 
     FILES = "files"  # the repository folder; processes start anew
     MEMORY = "memory"  # files, memory and every process
@@ -92,7 +90,7 @@ class Snapshot(SandboxRecord):
 
 
 class SandboxSpec(SandboxRecord):
-    """What a sandbox is made of."""
+    """Specification of a sandbox."""
 
     template: str = Field(default="default", description="image of the system around /repo")
     repository: Path | None = Field(
@@ -114,7 +112,7 @@ class SandboxSpec(SandboxRecord):
 
 
 class SandboxStats(SandboxRecord):
-    """What a sandbox uses now."""
+    """Resources a sandbox uses now."""
 
     memory_bytes: int
     cpu_seconds: float
@@ -124,7 +122,7 @@ class SandboxStats(SandboxRecord):
 
 
 class FileKind(StrEnum):
-    """What a path is; links are not followed."""
+    """Kind of a path; links are not followed."""
 
     FILE = "file"
     FOLDER = "folder"
@@ -143,7 +141,7 @@ class FileStatus(SandboxRecord):
 
 
 class TestOutcome(StrEnum):
-    """What happened to one requested test; only PASSED counts."""
+    """Outcome of one requested test; only PASSED counts."""
 
     __test__ = False
 

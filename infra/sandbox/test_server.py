@@ -31,7 +31,7 @@ _BLANK_FILE = "blank.py"
 
 
 class TestProbe(SandboxRecord):
-    """What one test did on the pristine repository."""
+    """Behaviour of one test on the pristine repository."""
 
     __test__ = False
 

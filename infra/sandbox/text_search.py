@@ -17,7 +17,7 @@ _MOST_GLOBS = 64
 
 @dataclass(frozen=True, slots=True)
 class TextSearch:
-    """What is looked for."""
+    """One text search."""
 
     pattern: str
     path: str = "."

@@ -11,7 +11,7 @@ _NOTHING = Resources()
 
 
 class BoxPhase(StrEnum):
-    """Where a box is in its life. It counts against its node in every phase."""
+    """Phase in the life of a box. It counts against its node in every phase."""
 
     STARTING = "starting"
     WARM = "warm"  # up and waiting for a lease

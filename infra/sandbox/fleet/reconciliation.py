@@ -12,7 +12,7 @@ from ostinato.infra.sandbox.fleet.cluster_view import BoxPhase, BoxState
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """What must be mended, in the order of the boxes given."""
+    """Repairs to make, in the order of the boxes given."""
 
     vanished: list[BoxState]  # were up, are not there
     ended: list[BoxState]  # were told to stop and have

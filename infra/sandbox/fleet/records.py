@@ -76,7 +76,7 @@ class BoxRequest(SandboxRecord):
 
 
 class NodeSpec(SandboxRecord):
-    """What a node declares when it joins."""
+    """Declaration of a node when it joins."""
 
     node_id: str
     capacity: Resources = Field(description="every amount above zero")

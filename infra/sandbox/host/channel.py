@@ -12,7 +12,7 @@ _READ_BYTES = 1 << 18
 
 
 class Connected(Protocol):
-    """What a channel needs of a box, whatever runs it."""
+    """Interface of a box as a channel needs it."""
 
     name: str
     socket: socket.socket

@@ -12,7 +12,7 @@ from ostinato.infra.sandbox.protocol import LiveSandbox, SandboxSpec
 
 
 class Listed(Protocol):
-    """What a roster needs to know of a sandbox."""
+    """Interface of a registered sandbox."""
 
     @property
     def sandbox_id(self) -> str: ...
@@ -33,7 +33,7 @@ Box = TypeVar("Box", bound=Listed)
 
 
 class Lifetime:
-    """When a sandbox's time to live is over."""
+    """Time to live of a sandbox."""
 
     def __init__(self, clock: Callable[[], float], ttl_seconds: float) -> None:
         self._clock = clock

@@ -35,10 +35,7 @@ class FileIndex:
 
 @dataclass
 class SwapIndex:
-    """What the server knows about imported files before any fork.
-
-    Keys of code: (file, first line, qualified name).
-    """
+    """Index of imported code before any fork. Keys of code: (file, first line, qualified name)."""
 
     functions: dict[str, dict[tuple[str, int, str], list[types.FunctionType]]] = field(
         default_factory=dict

@@ -43,7 +43,7 @@ Entry = tuple[str, dict[str, object] | types.MappingProxyType, str, object, obje
 
 
 class Snapshot:
-    """What was there before any tested code ran."""
+    """State of the interpreter before any tested code ran."""
 
     def __init__(self, entries: list[Entry], manager: pytest.PytestPluginManager) -> None:
         self.entries = entries

@@ -138,7 +138,7 @@ class Recorder:
 
 @dataclass
 class Shared:
-    """What the parent prepared before any fork."""
+    """State that the parent prepares before any fork."""
 
     session: pytest.Session
     finder: MemoryFinder

@@ -43,7 +43,7 @@ _CHANGES_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a sandbox was made from."""
+    """Source of a sandbox: specification, template, changes and parent."""
 
     spec: SandboxSpec
     template: Template
@@ -52,7 +52,7 @@ class Origin:
 
 
 class Keeper(Protocol):
-    """What a sandbox asks of its backend."""
+    """Interface of the backend towards its sandboxes."""
 
     @property
     def capabilities(self) -> Capabilities: ...

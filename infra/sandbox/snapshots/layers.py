@@ -24,7 +24,7 @@ _MAX_DEPTH = 200
 
 
 class EntryKind(StrEnum):
-    """What a path is in a layer."""
+    """Kind of a path in a layer."""
 
     FILE = "f"
     FOLDER = "d"
