@@ -39,7 +39,7 @@ class RepositoryEnvironment:
         test_limits: SandboxLimits | None = None,
         owns_backend: bool = False,
     ) -> None:
-        """At most `boxes` are leased at a time; nothing starts before it is needed.
+        """At most `boxes` are leased at a time. Nothing starts before it is needed.
 
         Boxes of several repositories may come from one backend, which is then its opener's to close.
         """

@@ -29,7 +29,7 @@ class FunctionCall(NamedTuple):
 async def make_calls(
     sandbox: Sandbox, calls: Sequence[FunctionCall], call_seconds: float
 ) -> list[str | None]:
-    """One result a call, in their order; None where a call ended the process.
+    """One result per call, in their order. None where a call ended the process.
 
     `call_seconds`: processor time that one call may use.
     """
@@ -54,7 +54,7 @@ async def make_calls(
 async def run_call_program(
     sandbox: Sandbox, mode: str, request: dict[str, Any], timeout_seconds: float
 ) -> tuple[list[dict[str, Any]], ExecResult]:
-    """What the program answered to one request, and how it ended."""
+    """Answer of the program to one request, and how it ended."""
     program = Path(__file__).parent / "inside" / "call_program.py"
     await sandbox.write(_PROGRAM, program.read_bytes())
     await sandbox.write(_REQUEST, json.dumps(request).encode())
@@ -74,7 +74,7 @@ def format_call(symbol: str, arguments: str) -> str:
 
 
 def format_result(result: str) -> str:
-    """What a call gave, as Python text; empty when it has none."""
+    """Result of a call as Python text. Empty when it has none."""
     ((kind, content),) = json.loads(result).items()
     if kind == "returns":
         return _format(content)

@@ -21,7 +21,7 @@ class SandboxRecord(BaseModel):
 
 
 class SandboxLimits(SandboxRecord):
-    """Resource limits of one box."""
+    """What one box may use."""
 
     memory_bytes: int = Field(
         default=512 << 20, description="whole box; enforced by cgroup where writable"
@@ -45,8 +45,10 @@ class SandboxLimits(SandboxRecord):
 
 
 class ExecResult(SandboxRecord):
-    """Result of a command. `output` is stdout and stderr as they came (stdout alone when they were
-    asked for apart), cut in the middle when `truncated`.
+    """How a command ended.
+
+    `output` is stdout and stderr as they came (stdout alone when they were asked for apart), cut in
+    the middle when `truncated`.
     """
 
     exit_code: int = Field(description="negative: ended by that signal")
@@ -74,7 +76,7 @@ class Capabilities(SandboxRecord):
 
 
 class SnapshotKind(StrEnum):
-    """Content of a snapshot."""
+    """What a snapshot holds."""
 
     FILES = "files"  # the repository folder; processes start anew
     MEMORY = "memory"  # files, memory and every process
@@ -90,7 +92,7 @@ class Snapshot(SandboxRecord):
 
 
 class SandboxSpec(SandboxRecord):
-    """Specification of a sandbox."""
+    """What a sandbox is made of."""
 
     template: str = Field(default="default", description="image of the system around /repo")
     repository: Path | None = Field(
@@ -112,7 +114,7 @@ class SandboxSpec(SandboxRecord):
 
 
 class SandboxStats(SandboxRecord):
-    """Resources a sandbox uses now."""
+    """What a sandbox uses now."""
 
     memory_bytes: int
     cpu_seconds: float
@@ -122,7 +124,7 @@ class SandboxStats(SandboxRecord):
 
 
 class FileKind(StrEnum):
-    """Kind of a path; links are not followed."""
+    """What a path is; links are not followed."""
 
     FILE = "file"
     FOLDER = "folder"
@@ -141,7 +143,7 @@ class FileStatus(SandboxRecord):
 
 
 class TestOutcome(StrEnum):
-    """Outcome of one requested test; only PASSED counts."""
+    """What happened to one requested test; only PASSED counts."""
 
     __test__ = False
 

@@ -50,7 +50,7 @@ class PreparedRepository(BaseModel):
     def from_directory(
         cls, name: str, directory: Path, package_paths: tuple[str, ...], test_paths: tuple[str, ...]
     ) -> "PreparedRepository":
-        """Describe a filled directory; its fingerprint is computed now."""
+        """Describe a filled directory. Its fingerprint is computed now."""
         for wanted in (*package_paths, *test_paths):
             if not (directory / wanted).exists():
                 raise SandboxError(f"repository {name}: {wanted} is missing below {directory}")
@@ -74,7 +74,7 @@ class PreparedRepository(BaseModel):
         return cls(directory=directory / "files", **fields)
 
     def save(self) -> None:
-        """Write repository.json beside the files folder; `directory` must be called `files`."""
+        """Write repository.json beside the files folder. `directory` must be called `files`."""
         if self.directory.name != "files":
             raise SandboxError(
                 f"repository {self.name}: directory is {self.directory}, wanted .../files"
@@ -119,7 +119,7 @@ class PreparedRepository(BaseModel):
 
 
 def fingerprint_files(files: Mapping[str, bytes | None]) -> str:
-    """Order-free hash of paths and contents; a removed file (None) differs from an empty one."""
+    """Order-free hash of paths and contents. A removed file (None) differs from an empty one."""
     digest = hashlib.sha256()
     for path in sorted(files):
         content = files[path]

@@ -45,7 +45,7 @@ class TestProbe(SandboxRecord):
 
 
 class VerdictCache:
-    """Least recently used reports by repository, changed files and tests; in memory."""
+    """Least recently used reports by repository, changed files and tests. In memory."""
 
     def __init__(self, capacity: int = 20_000) -> None:
         self._capacity = capacity
@@ -64,7 +64,7 @@ class VerdictCache:
         return report
 
     def put(self, key: ReportKey, report: TestReport) -> None:
-        """Keep a report; the least recently used one goes when there are too many."""
+        """Keep a report. The least recently used one goes when there are too many."""
         self._reports[key] = report.model_copy(update={"from_cache": True})
         self._reports.move_to_end(key)
         if len(self._reports) > self._capacity:
@@ -103,7 +103,7 @@ class TestServer:
         )
 
     async def start(self) -> None:
-        """Start the box and collect the tests; a later `run` does this by itself."""
+        """Start the box and collect the tests. A later `run` does this by itself."""
         await self._open_channel()
 
     async def run(

@@ -71,7 +71,7 @@ def read_matches(output: bytes) -> tuple[list[TextMatch], str]:
 
 
 def expand_braces(glob: str) -> tuple[str, ...]:
-    """`*.{py,md}` as `*.py` and `*.md`; nothing for an empty glob."""
+    """`*.{py,md}` as `*.py` and `*.md`. Nothing for an empty glob."""
     done: list[str] = []
     waiting = [glob] if glob else []
     while waiting and len(done) + len(waiting) <= _MOST_GLOBS:

@@ -82,7 +82,7 @@ class FleetActor:
         self._is_started = False
 
     async def start(self) -> None:
-        """Begin to serve; a fleet that was found, not made, does already."""
+        """Begin to serve. A fleet that was found, not made, does already."""
         if self._is_started:
             return
         self._is_started = True
@@ -115,7 +115,7 @@ class FleetActor:
 
 
 async def ask(reference: Any, what: str) -> Any:
-    """The value of a call on an actor; the call's own typed error passes."""
+    """The value of a call on an actor. The call's own typed error passes."""
     try:
         return await reference
     except RayTaskError as error:

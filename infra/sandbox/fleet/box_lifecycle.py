@@ -56,12 +56,12 @@ class BoxLifecycle:
         return box
 
     def stop(self, box: BoxState, reason: StopReason, now_seconds: float) -> None:
-        """Order a box's end; it counts against its node until that is confirmed."""
+        """Order a box's end. It counts against its node until that is confirmed."""
         self._view.set_phase(box, BoxPhase.STOPPING, now_seconds)
         self._orders.append(StopBox(box_id=box.box_id, node_id=box.node_id, reason=reason))
 
     def stop_late_starts(self, now_seconds: float) -> list[BoxState]:
-        """Order the end of boxes that were not up in time; returns them."""
+        """Order the end of boxes that were not up in time. Returns them."""
         late = []
         while self._due and self._due[0][0] < now_seconds - self._start_seconds:
             box = self._view.boxes.get(self._due.popleft()[1])
@@ -71,7 +71,7 @@ class BoxLifecycle:
         return late
 
     def reconcile(self, report: NodeReport, now_seconds: float) -> list[BoxState]:
-        """Mend what a node's count of its boxes shows; returns boxes that vanished."""
+        """Mend what a node's count of its boxes shows. Returns boxes that vanished."""
         node = self._view.nodes[report.node_id]
         differences = compare(
             [self._view.boxes[box_id] for box_id in node.boxes],

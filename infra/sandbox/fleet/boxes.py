@@ -10,7 +10,7 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 
 
 class FleetBox(Protocol):
-    """A box as a node keeps it; more operations are reached by name."""
+    """A box as a node keeps it. More operations are reached by name."""
 
     @property
     def is_lost(self) -> bool: ...

@@ -62,11 +62,11 @@ class LeasedBox:
         return await self._call("list", path)
 
     async def diff(self) -> dict[str, bytes | None]:
-        """Files that differ from the template; None: removed."""
+        """Files that differ from the template. None: removed."""
         return await self._call("diff")
 
     async def write_files(self, files: Mapping[str, bytes | None]) -> dict[str, SandboxError]:
-        """Write and remove (None) files; the errors by path."""
+        """Write and remove (None) files. The errors by path."""
         return await self._call("write_files", files)
 
     async def close(self) -> None:
@@ -143,7 +143,7 @@ class FleetClient:
         return box
 
     async def release(self, box: LeasedBox) -> None:
-        """Give a box back; where the fleet is gone the lease ends by itself."""
+        """Give a box back. Where the fleet is gone the lease ends by itself."""
         self._live.pop(box.request_id, None)
         try:
             reference = self._find().release.remote(box.request_id)

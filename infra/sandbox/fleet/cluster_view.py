@@ -62,14 +62,14 @@ class ClusterView:
         self._idle: dict[str, dict[str, None]] = {}  # template -> boxes that serve nobody yet
 
     def join(self, spec: NodeSpec, now_seconds: float) -> None:
-        """A node that declares itself; it must not be there already."""
+        """A node that declares itself. It must not be there already."""
         if spec.node_id in self.nodes:
             raise SandboxError(f"node {spec.node_id} joined twice; wanted once until it is lost")
         bucket = TokenBucket(spec.starts_per_second, spec.start_burst, now_seconds)
         self.nodes[spec.node_id] = NodeState(spec, bucket, now_seconds, spec.limit)
 
     def leave(self, node_id: str) -> list[BoxState]:
-        """Forget a node; the boxes that were on it."""
+        """Forget a node. The boxes that were on it."""
         node = self.nodes.pop(node_id)
         for template_name in node.warm:
             self._warm_nodes[template_name].pop(node_id, None)
@@ -93,7 +93,7 @@ class ClusterView:
             node.unseen = node.unseen.plus(self.boxes[box_id].template.declared)
 
     def add(self, box: BoxState) -> None:
-        """A box that is about to start on its node; its phase is STARTING."""
+        """A box that is about to start on its node. Its phase is STARTING."""
         node = self.nodes[box.node_id]
         self.boxes[box.box_id] = box
         node.boxes[box.box_id] = None

@@ -51,7 +51,7 @@ class LeaseTable:
         return lease
 
     def renew(self, lease_id: str, now_seconds: float) -> Lease | None:
-        """The lease with its whole length before it again; None when it is not live any more.
+        """The lease with its whole length before it again. None when it is not live any more.
 
         One whose time is over is not revived, reaped or not.
         """
@@ -62,7 +62,7 @@ class LeaseTable:
         return lease
 
     def release(self, lease_id: str) -> Lease | None:
-        """Take a lease out; None when it is not live any more."""
+        """Take a lease out. None when it is not live any more."""
         return self._live.pop(lease_id, None)
 
     def reap(self, now_seconds: float) -> list[Lease]:

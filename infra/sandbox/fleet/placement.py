@@ -59,10 +59,8 @@ def has_room(
 
 
 def score(node: NodeState, template: Template, policy: PlacementPolicy) -> float:
-    """How loaded the node would be, 0 for idle; lower is better.
-
-    The tightest resource counts, each as the larger of what is promised and what is observed plus
-    what no report can have shown yet.
+    """Load of the node, 0 for idle. Lower is better. The tightest resource counts, each as the
+    larger of what is promised and what is observed plus what no report can have shown yet.
     """
     limit, capacity, used, unseen = node.limit, node.spec.capacity, node.used, node.unseen
     total = node.promised.plus(template.declared).ratio(limit)
@@ -112,7 +110,7 @@ def choose_start_node(
 def choose_warm_node(
     nodes: Sequence[NodeState], template: Template, policy: PlacementPolicy, *, rng: random.Random
 ) -> NodeState | None:
-    """The least loaded of a few nodes; each of `nodes` has a warm box of the template."""
+    """The least loaded of a few nodes. Each of `nodes` has a warm box of the template."""
     if len(nodes) > policy.num_candidates:
         nodes = rng.sample(nodes, policy.num_candidates)
     return min(nodes, key=lambda node: score(node, template, policy), default=None)

@@ -14,7 +14,7 @@ _PRESSURE_FOLDER = Path("/proc/pressure")
 
 
 def read_pressure(writable: Path) -> Pressure:
-    """Pressure of the whole machine; disk is that of the file system of `writable`."""
+    """Pressure of the whole machine. Disk is that of the file system of `writable`."""
     num_cpus = psutil.cpu_count() or 1
     load_per_cpu = psutil.getloadavg()[0] / num_cpus
     memory = psutil.virtual_memory()

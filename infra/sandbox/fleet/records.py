@@ -8,7 +8,7 @@ from ostinato.infra.sandbox.protocol import SandboxRecord
 
 
 class Priority(IntEnum):
-    """Order of service; a lower value never passes a higher one."""
+    """Order of service. A lower value never passes a higher one."""
 
     TRAINING = 0
     EVALUATION = 1
@@ -23,7 +23,7 @@ class Resources(SandboxRecord):
     disk_bytes: int = 0
 
     def plus(self, other: "Resources", *, sign: int = 1) -> "Resources":
-        """The sum; with `sign` -1 the difference."""
+        """The sum. With `sign` -1 the difference."""
         return Resources.model_construct(
             cpus=self.cpus + sign * other.cpus,
             memory_bytes=self.memory_bytes + sign * other.memory_bytes,
@@ -71,7 +71,7 @@ class BoxRequest(SandboxRecord):
 
     @property
     def rank(self) -> int:
-        """Place among all requests; the lowest is served first."""
+        """Place among all requests. The lowest is served first."""
         return -self.priority
 
 
@@ -96,13 +96,13 @@ class NodeSpec(SandboxRecord):
 
     @property
     def limit(self) -> Resources:
-        """What the boxes of this node may declare together."""
+        """Resources that the boxes of this node may declare together."""
         cpus = self.capacity.cpus * self.cpu_overcommit_ratio
         return self.capacity.model_copy(update={"cpus": cpus})
 
 
 class Pressure(SandboxRecord):
-    """Load of a node now; stall ratios are None where the kernel does not report them."""
+    """Load of a node now. Stall ratios are None where the kernel does not report them."""
 
     cpu_stall_ratio: float | None = Field(default=None, description="share of time tasks waited")
     memory_stall_ratio: float | None = None
@@ -141,7 +141,7 @@ class StartBox(SandboxRecord):
 
 
 class StopBox(SandboxRecord):
-    """Order to a node: end a box; done again does no harm."""
+    """Order to a node: end a box. Done again does no harm."""
 
     box_id: str
     node_id: str

@@ -76,7 +76,7 @@ class FleetScheduler:
     # ---- holders
 
     def ask(self, request: BoxRequest, now_seconds: float) -> None:
-        """Put a request in line; nothing happens when it is known already.
+        """Put a request in line. Nothing happens when it is known already.
 
         CapacityExhausted when its line is full or no node that is here could ever hold the box.
         """
@@ -108,16 +108,16 @@ class FleetScheduler:
         self._warm.count_request(template, now_seconds)
 
     def renew(self, request_id: str, now_seconds: float) -> bool:
-        """Keep a lease alive; False when it is over."""
+        """Keep a lease alive. False when it is over."""
         return self.leases.renew(request_id, now_seconds) is not None
 
     def release(self, request_id: str, now_seconds: float) -> None:
-        """End a lease, or a request that waits; nothing when it was over already."""
+        """End a lease, or a request that waits. Nothing when it was over already."""
         self.leases.release(request_id)
         self._forget(request_id, StopReason.RELEASED, now_seconds)
 
     def box_of(self, request_id: str) -> BoxState | None:
-        """The box of a lease; None when it has none."""
+        """The box of a lease. None when it has none."""
         box_id = self._held.get(request_id)
         return None if box_id is None else self.view.boxes[box_id]
 
@@ -188,7 +188,7 @@ class FleetScheduler:
         self.queue.place(lambda waiting: self._serve(waiting, now_seconds, rng))
 
     def _serve(self, waiting: Waiting, now_seconds: float, rng: random.Random) -> bool:
-        """Give a request its box or start one for it; False when it must wait."""
+        """Give a request its box or start one for it. False when it must wait."""
         request = waiting.request
         template, policy = self.templates[request.template], self.policy.placement
         warm_node = choose_warm_node(self.view.warm_nodes(template), template, policy, rng=rng)

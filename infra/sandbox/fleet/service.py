@@ -66,7 +66,7 @@ class FleetService:
         self._loops.append(asyncio.create_task(self._tick()))
 
     async def add_node(self, spec: NodeSpec, node: Node) -> None:
-        """Take a node in once it has answered; it is asked for reports from then on."""
+        """Take a node in once it has answered. It is asked for reports from then on."""
         self._nodes[spec.node_id] = node
         report = await node.report(self._clock())  # it may have just begun to start
         self.scheduler.join(spec, self._clock())
@@ -99,12 +99,12 @@ class FleetService:
             raise
 
     def renew(self, request_ids: Iterable[str]) -> list[str]:
-        """Keep leases alive; the ids of those that are over."""
+        """Keep leases alive. The ids of those that are over."""
         now_seconds = self._clock()
         return [name for name in request_ids if not self.scheduler.renew(name, now_seconds)]
 
     def release(self, request_id: str) -> None:
-        """Give a box back; nothing happens when the lease is over."""
+        """Give a box back. Nothing happens when the lease is over."""
         self.scheduler.release(request_id, self._clock())
         self._grants.pop(request_id, None)
         future = self._waiting.pop(request_id, None)

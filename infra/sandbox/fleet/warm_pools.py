@@ -98,7 +98,7 @@ class WarmPools:
             self._boxes.stop(self._view.boxes[box_id], StopReason.SURPLUS, now_seconds)
 
     def tick(self, templates: Iterable[Template], now_seconds: float, rng: random.Random) -> None:
-        """Start or end boxes at the policy's pace; not while a request waits."""
+        """Start or end boxes at the policy's pace. Not while a request waits."""
         if now_seconds - self._kept_at_seconds < self._policy.warm_interval_seconds:
             return
         self._kept_at_seconds = now_seconds

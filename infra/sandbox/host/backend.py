@@ -64,7 +64,7 @@ class NamespaceSandbox(BoxTools):
         self._is_closed = False
 
     def count_memory_kills(self) -> int:
-        """How often the kernel ended a process of this box for memory."""
+        """Number of processes of this box that the kernel ended for memory."""
         return self._box.count_memory_kills()
 
     async def hello(self) -> None:
@@ -78,15 +78,15 @@ class NamespaceSandbox(BoxTools):
         )
 
     async def snapshot(self, kind: SnapshotKind = SnapshotKind.FILES) -> Snapshot:
-        """Freeze the files as they are now; processes stand still meanwhile and go on after."""
+        """Freeze the files as they are now. Processes stand still meanwhile and go on after."""
         return await self._backend.take_snapshot(self, kind)
 
     async def diff(self, base: Snapshot | None = None) -> dict[str, bytes | None]:
-        """Regular files of /repo that differ from `base` (None: the repository); None: removed."""
+        """Regular files of /repo that differ from `base` (None: the repository). None: removed."""
         return await self._backend.compare(self, base)
 
     async def read_writes(self) -> Entries:
-        """What this sandbox has written, as a layer's entries."""
+        """Writes of this sandbox as a layer's entries."""
         async with self._reading:
             await self.channel.request("pause", FILE_SECONDS)
             try:
@@ -138,7 +138,7 @@ class NamespaceBackend:
     name = "namespace"
 
     def __init__(self, directory: Path | None = None) -> None:
-        """`directory`: where layers and writes go; None: in memory where that works."""
+        """`directory`: where layers and writes go. None: in memory where that works."""
         self.store = LayerStore(directory)
         self._numbers = itertools.count()
         self._looks = itertools.count()
@@ -149,7 +149,7 @@ class NamespaceBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Snapshots hold files only; limits are hard where control groups can be made."""
+        """Snapshots hold files only. Limits are hard where control groups can be made."""
         return Capabilities(hard_limits=self._has_hard_limits)
 
     async def create(self, spec: SandboxSpec) -> NamespaceSandbox:
@@ -164,7 +164,7 @@ class NamespaceBackend:
     async def fork(
         self, source: Snapshot | Sandbox, count: int = 1
     ) -> tuple[NamespaceSandbox, ...]:
-        """Boxes over the same files; they share the frozen layer and start side by side."""
+        """Boxes over the same files. They share the frozen layer and start side by side."""
         if isinstance(source, Snapshot):
             kept = self._kept(source)
             spec, state = kept.spec, kept.state
@@ -179,7 +179,7 @@ class NamespaceBackend:
             self.store.let_go(state)
 
     async def remove_snapshot(self, snapshot: Snapshot) -> None:
-        """Forget a snapshot; its layer goes with the last box that stands on it."""
+        """Forget a snapshot. Its layer goes with the last box that stands on it."""
         kept = self._kept(snapshot)
         del self._snapshots[snapshot.snapshot_id]
         self.store.let_go(kept.state)
@@ -288,7 +288,7 @@ class NamespaceBackend:
 
 
 async def start_all(starts: Iterable[Coroutine[Any, Any, _Box]]) -> tuple[_Box, ...]:
-    """All sandboxes, started side by side; or none, and the first failure."""
+    """All sandboxes, started side by side. Or none, and the first failure."""
     started = await asyncio.gather(*starts, return_exceptions=True)
     failures = [item for item in started if isinstance(item, BaseException)]
     boxes = tuple(item for item in started if not isinstance(item, BaseException))

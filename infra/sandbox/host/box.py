@@ -99,7 +99,7 @@ class BoxProcess:
             os.close(information_end)
 
     def admit(self) -> None:
-        """Put process 1 under the box's limits; blocks until bubblewrap has made it.
+        """Put process 1 under the box's limits. Blocks until bubblewrap has made it.
 
         All that it starts later inherits them. Nothing when bubblewrap failed: then the socket is
         at its end, and `explain_death` knows why.
@@ -123,10 +123,9 @@ class BoxProcess:
         self.process_id = process_id
 
     def explain_death(self) -> SandboxError:
-        """Why the box ended; only after its socket closed.
-
-        SandboxLost, OutOfMemory where what ran inside is to blame, or SandboxError with the fix
-        where the kernel refuses boxes.
+        """Reason for the end of the box. Only after its socket closed. SandboxLost, OutOfMemory
+        where what ran inside is to blame, or SandboxError with the fix where the kernel refuses
+        boxes.
         """
         self._process.kill()
         self._process.wait()
@@ -144,7 +143,9 @@ class BoxProcess:
         return SandboxLost(text)
 
     def count_memory_kills(self) -> int:
-        """How often the kernel ended a process of this box for memory; 0 without control groups."""
+        """Number of processes of this box that the kernel ended for memory. 0 without control
+        groups.
+        """
         self._num_kills_told = self._group.count_memory_kills()
         return self._num_kills_told
 
@@ -154,7 +155,7 @@ class BoxProcess:
         return self._group.is_effective
 
     def kill(self) -> None:
-        """End everything inside; `close` still frees the rest."""
+        """End everything inside. `close` still frees the rest."""
         self._process.kill()
 
     def close(self) -> None:

@@ -92,7 +92,7 @@ class BoxChannel:
         self._box.kill()
 
     async def close(self) -> None:
-        """End the box; requests still waiting fail."""
+        """End the box. Requests still waiting fail."""
         if not self._admitted.done():
             asyncio.get_running_loop().remove_reader(self._box.information_pipe)
             self._admitted.set_result(None)

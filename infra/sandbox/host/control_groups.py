@@ -17,7 +17,7 @@ _closing: set[str] = set()
 
 
 class ControlGroup:
-    """Control groups of one box; none where they are not available."""
+    """Control groups of one box. None where they are not available."""
 
     def __init__(self, name: str, limits: SandboxLimits) -> None:
         """`name` must begin with this process's id and a dash: groups of dead processes are swept
@@ -37,12 +37,12 @@ class ControlGroup:
         return bool(self._directories)
 
     def add(self, process_id: int) -> None:
-        """Take a process in; what it starts from now on belongs to the group too."""
+        """Take a process in. What it starts from now on belongs to the group too."""
         for directory in self._directories:
             _write(f"{directory}/cgroup.procs", str(process_id))
 
     def count_memory_kills(self) -> int:
-        """How often the kernel ended a process of the group for memory."""
+        """Number of processes of the group that the kernel ended for memory."""
         for directory in self._directories:
             for name in ("memory.events", "memory.oom_control"):
                 number = _read_field(f"{directory}/{name}", "oom_kill")
@@ -108,7 +108,7 @@ def _write(file: str, text: str) -> None:
 
 
 def _read(file: str) -> str:
-    """Text of a file; empty where the kernel has none."""
+    """Text of a file. Empty where the kernel has none."""
     try:
         descriptor = os.open(file, os.O_RDONLY)
     except OSError:

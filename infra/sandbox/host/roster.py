@@ -12,7 +12,7 @@ from ostinato.infra.sandbox.protocol import LiveSandbox, SandboxSpec
 
 
 class Listed(Protocol):
-    """Interface of a registered sandbox."""
+    """What a roster needs to know of a sandbox."""
 
     @property
     def sandbox_id(self) -> str: ...
@@ -33,7 +33,7 @@ Box = TypeVar("Box", bound=Listed)
 
 
 class Lifetime:
-    """Time to live of a sandbox."""
+    """When a sandbox's time to live is over."""
 
     def __init__(self, clock: Callable[[], float], ttl_seconds: float) -> None:
         self._clock = clock

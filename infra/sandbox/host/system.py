@@ -177,7 +177,7 @@ def _prepared_mounts() -> tuple[str, ...]:
 
 
 def _prepare(name: str, key: str, fill: Callable[[Path], None]) -> Path:
-    """The folder of a key; `fill(path)` makes it when it is not there."""
+    """The folder of a key. `fill(path)` makes it when it is not there."""
     target = cache_root() / f"{name}-{key}"
     if target.is_dir():
         return target

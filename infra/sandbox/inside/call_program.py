@@ -36,7 +36,7 @@ class CallTimeout(BaseException):
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """The JSON form of a value; NoForm when there is none."""
+    """The JSON form of a value. NoForm when there is none."""
     kind = type(value)
     if depth > _MAX_DEPTH:
         raise NoForm
@@ -93,7 +93,7 @@ def _find(name: str) -> Any:
 
 
 def describe(call: Callable[[], Any]) -> Any:
-    """What a call does, as a form: its value, the items of its iterator, or its exception's type."""
+    """Result of a call as a form: its value, the items of its iterator, or its exception's type."""
     try:
         value = call()
         if isinstance(value, Iterator):

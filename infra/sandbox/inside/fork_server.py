@@ -64,7 +64,7 @@ class Run:
     """One forked child.
 
     What it says is believed only in the order an honest run says it: `key` on every frame, a begin
-    before each result, one result a test, nothing after the end. All else is a violation.
+    before each result, one result per test, nothing after the end. All else is a violation.
     """
 
     def __init__(self, request: dict, process_id: int, pipe: int, key: str) -> None:
@@ -111,7 +111,7 @@ class Run:
                 self._done = message
 
     def _note(self, message: dict) -> None:
-        """One result of one test; a second one, or one of a test that did not begin, is none."""
+        """One result of one test. A second one, or one of a test that did not begin, is none."""
         test = message["test"]
         if test in self._results:
             self._violations.append(f"duplicate result of {test}")
@@ -122,7 +122,7 @@ class Run:
         self._results[test] = message
 
     def _find_violations(self, outcomes: dict[str, str]) -> list[str]:
-        """What speaks against the run. One that ends before its canaries proves no pass."""
+        """Violations of the run. One that ends before its canaries proves no pass."""
         found = [*self._violations, *self._done.get("violations", [])]
         if not self._done and outcomes and set(outcomes.values()) == {"passed"}:
             found.append("ended before its canaries")

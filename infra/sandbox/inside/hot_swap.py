@@ -18,7 +18,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class NotSwappable(Exception):
-    """The edit needs a fresh import; the message says why."""
+    """The edit needs a fresh import. The message says why."""
 
 
 @dataclass
@@ -165,7 +165,7 @@ def _enclosing_definition(
 
 
 def _without_bodies(statement: ast.stmt) -> ast.stmt:
-    """A copy with the bodies of its functions emptied; nested classes keep theirs."""
+    """A copy with the bodies of its functions emptied. Nested classes keep theirs."""
     if isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
         bare = copy.copy(statement)
         is_class = isinstance(statement, ast.ClassDef)

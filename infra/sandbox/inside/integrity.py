@@ -52,7 +52,7 @@ class Snapshot:
 
 
 def take_snapshot(manager: pytest.PytestPluginManager) -> Snapshot:
-    """Every function of the watched modules and of their classes with its code; every hook."""
+    """Every function of the watched modules and of their classes with its code. Every hook."""
     entries: list[Entry] = []
     for name in _WATCHED:
         module = sys.modules.get(name)
@@ -110,7 +110,7 @@ class TestCodes:
                 self._codes[test] = code
 
     def holds(self, item: pytest.Item) -> bool:
-        """Whether an item still is what was collected; equal code, since a cold run compiles
+        """Whether an item still is what was collected. Equal code, since a cold run compiles
         again.
         """
         wanted = self._codes.get(item.nodeid)

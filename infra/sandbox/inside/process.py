@@ -21,10 +21,7 @@ def protect_server() -> None:
 
 
 def read_waited_seconds(process_id: int) -> float:
-    """How long a process was ready to run while others had the CPUs.
-
-    0 where the kernel does not say.
-    """
+    """Time a process was ready to run while others had the CPUs. 0 where the kernel does not say."""
     try:
         with open(f"/proc/{process_id}/schedstat") as file:
             return int(file.read().split()[1]) / 1e9

@@ -54,7 +54,7 @@ class MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return self.sources[os.path.relpath(module.__spec__.origin, self.root)].decode()
 
     def get_resource_reader(self, fullname: str) -> importlib.abc.TraversableResources | None:
-        """Data files beside a package lie on the box's disk; only code comes from memory."""
+        """Data files beside a package lie on the box's disk. Only code comes from memory."""
         from importlib.readers import FileReader  # noqa: PLC0415 - few packages need it
 
         spec = sys.modules[fullname].__spec__
@@ -63,7 +63,7 @@ class MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return FileReader(importlib.machinery.SourceFileLoader(fullname, spec.origin))
 
     def lay_over(self, changed: dict[str, bytes | None]) -> None:
-        """Change the files; modules that are already imported stay as they are."""
+        """Change the files. Modules that are already imported stay as they are."""
         for path, content in changed.items():
             self._codes.pop(path, None)
             if content is None:

@@ -66,7 +66,7 @@ class Recorder:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo
     ) -> pytest.TestReport:
-        """A report without the costly text of the traceback; the frames are noted here."""
+        """A report without the costly text of the traceback. The frames are noted here."""
         outcome = "passed"
         if call.excinfo is not None:
             is_skip = isinstance(call.excinfo.value, pytest.skip.Exception)
@@ -115,7 +115,7 @@ class Recorder:
     def frames_of(
         self, error: BaseException, traceback: types.TracebackType | None
     ) -> list[tuple[str, int]]:
-        """Places inside the repository, outermost first; a syntax error adds its own place."""
+        """Places inside the repository, outermost first. A syntax error adds its own place."""
         frames = self._frames(traceback)
         if isinstance(error, SyntaxError) and (error.filename or "").startswith(self.root + "/"):
             frames.append((str(error.filename)[len(self.root) + 1 :], error.lineno or 1))
@@ -206,7 +206,7 @@ def run_child(
 
 
 def _apply_hot(shared: Shared, changed: dict[str, bytes | None], recorder: Recorder) -> str:
-    """Swap the code of functions where all changed files allow it; else say "cold"."""
+    """Swap the code of functions where all changed files allow it. Else say "cold"."""
     root = shared.finder.root
     try:
         for path, content in changed.items():

@@ -12,7 +12,7 @@ MAX_FRAME_BYTES = 128 << 20
 
 
 def encode_frame(header: dict, blobs: list[bytes] | tuple[bytes, ...] = ()) -> bytes:
-    """One frame; `blobs` come back in the same order."""
+    """One frame. `blobs` come back in the same order."""
     text = json.dumps({"header": header, "blob_bytes": [len(blob) for blob in blobs]}).encode()
     return b"".join((_PREFIX.pack(len(text), sum(map(len, blobs))), text, *blobs))
 
@@ -24,7 +24,7 @@ class FrameDecoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[dict, list[bytes]]]:
-        """Add received bytes; the frames completed by them."""
+        """Add received bytes. The frames completed by them."""
         self._buffer += data
         frames: list[tuple[dict, list[bytes]]] = []
         while len(self._buffer) >= _PREFIX.size:

@@ -52,7 +52,7 @@ _BUILD_SECONDS = 900.0
 
 
 class ImageKind(StrEnum):
-    """Kind of guest image."""
+    """What a guest has around its repository."""
 
     SMALL = "small"  # busybox only: boots in seconds without hardware help
     PYTHON = "python"  # Debian's Python, git and the usual tools on a disk

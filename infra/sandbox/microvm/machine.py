@@ -39,7 +39,7 @@ _POLL_SECONDS = 0.002
 
 
 class Accelerator(StrEnum):
-    """Executor of the guest's instructions: KVM, or translation (TCG)."""
+    """What executes the guest's instructions."""
 
     KVM = "kvm"
     TCG = "tcg"  # translation in software, some thirty times slower
@@ -47,7 +47,7 @@ class Accelerator(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MachineShape:
-    """Properties that a machine's states depend on; a state loads into the same shape only."""
+    """What a machine's states depend on; a state only loads into the same shape."""
 
     image: Image
     accelerator: Accelerator
@@ -57,8 +57,9 @@ class MachineShape:
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
-    """State a machine starts from instead of booting. `memory_file` is the template's memory,
-    shared by all; None: `devices_file` holds all memory.
+    """Where a machine begins instead of booting.
+
+    `memory_file` is the template's memory, shared by all; None: `devices_file` holds all memory.
     """
 
     memory_file: Path | None

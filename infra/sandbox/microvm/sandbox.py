@@ -43,7 +43,7 @@ _CHANGES_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Source of a sandbox: specification, template, changes and parent."""
+    """What a sandbox was made from."""
 
     spec: SandboxSpec
     template: Template
@@ -52,7 +52,7 @@ class Origin:
 
 
 class Keeper(Protocol):
-    """Interface of the backend towards its sandboxes."""
+    """What a sandbox asks of its backend."""
 
     @property
     def capabilities(self) -> Capabilities: ...

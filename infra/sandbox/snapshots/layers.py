@@ -64,7 +64,7 @@ def read_entries(folder: Path) -> dict[str, Entry]:
 
 
 def write_entries(entries: Entries, folder: Path) -> None:
-    """Fill an empty folder; parents that no entry names are plain folders."""
+    """Fill an empty folder. Parents that no entry names are plain folders."""
     folder.mkdir(parents=True, exist_ok=True)
     folders: list[tuple[Path, Entry]] = []
     for path in sorted(entries):
@@ -140,7 +140,7 @@ def entries_of_files(
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder and all below it, whatever its permissions; links are not followed.
+    """Remove a folder and all below it, whatever its permissions. Links are not followed.
 
     Inner folders are first moved to the top, so that no depth is too deep.
     """
@@ -165,7 +165,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def measure_folder(folder: Path) -> int:
-    """Bytes that files below a folder take; what disappears meanwhile counts nothing.
+    """Bytes that files below a folder take. What disappears meanwhile counts nothing.
 
     InvalidArgument where it is too deep to be measured.
     """

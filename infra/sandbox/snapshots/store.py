@@ -73,7 +73,7 @@ class LayerStore:
         return State(repository, self._add(self._hidden[repository]))
 
     def lay_over(self, state: State, files: Mapping[str, bytes | None]) -> State:
-        """A state with files over it; None: removed."""
+        """A state with files over it. None: removed."""
 
         def mode_of_folder(path: str) -> int | None:
             if state.repository is None or not (state.repository / path).is_dir():
@@ -96,7 +96,7 @@ class LayerStore:
             self._uses[state.layer_id] += 1
 
     def let_go(self, state: State) -> None:
-        """Undo one `hold`; a layer that nobody holds is removed."""
+        """Undo one `hold`. A layer that nobody holds is removed."""
         if state.layer_id is None:
             return
         self._uses[state.layer_id] -= 1
@@ -105,7 +105,7 @@ class LayerStore:
             remove_folder(self.directory / state.layer_id)
 
     def folders(self, state: State) -> tuple[Path, ...]:
-        """Folders for the overlay, lowest first; a layer is unpacked when first mounted."""
+        """Folders for the overlay, lowest first. A layer is unpacked when first mounted."""
         lowest = state.repository or self.directory / "empty"
         if state.layer_id is None:
             return (lowest,)
@@ -157,7 +157,7 @@ class _View:
     entries: Entries
 
     def read(self, path: str) -> bytes | None:
-        """Content of a regular file; None when there is none."""
+        """Content of a regular file. None when there is none."""
         entry = self.entries.get(path)
         if entry is not None:
             return entry.content if entry.kind is EntryKind.FILE else None
@@ -212,8 +212,8 @@ def _hiding_entries(repository: Path) -> dict[str, Entry]:
 
 
 def _state_parent() -> Path:
-    """Where layers and writes lie: in memory when the system lets its files carry what an overlay
-    needs, so that writes count against a box's memory limit; else in the temporary folder.
+    """Folder of layers and writes: in memory when the system lets its files carry what an overlay
+    needs, so that writes count against a box's memory limit. Else in the temporary folder.
     """
     memory = Path("/dev/shm")
     if memory.is_dir() and os.access(memory, os.W_OK):
