@@ -1,5 +1,6 @@
 """What an agent tries inside a virtual machine, with the shell alone, to get out or to break it."""
 
+import asyncio
 import os
 import socket
 from collections.abc import Iterator
@@ -11,13 +12,7 @@ import pytest
 from ostinato.infra.platform.errors import InvalidArgument, SandboxError
 from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.sandbox.microvm import Accelerator, MicroVmBackend
-from ostinato.infra.sandbox.protocol import (
-    LiveSandbox,
-    ReadRequest,
-    SandboxLimits,
-    SandboxSpec,
-    WriteRequest,
-)
+from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits, SandboxSpec
 from tests.contracts.sandbox_backends import Bench, running_bench
 
 pytestmark = [pytest.mark.microvm, pytest.mark.timeout(600)]
@@ -30,6 +25,7 @@ LIMITS = SandboxLimits(
     writable_bytes=32 << 20,
     start_seconds=SECONDS,
 )
+SPEC = SandboxSpec(template="small", limits=LIMITS)
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +36,13 @@ def bench() -> Iterator[Bench]:
 
 
 @pytest.fixture(scope="module")
-def shared(bench) -> LiveSandbox:
-    return bench.run(bench.backend.create(SandboxSpec(limits=LIMITS)))
+def shared(bench) -> Sandbox:
+    return bench.run(bench.backend.create(SPEC))
 
 
 @pytest.fixture
-def fresh(bench) -> Iterator[LiveSandbox]:
-    sandbox = bench.run(bench.backend.create(SandboxSpec(limits=LIMITS)))
+def fresh(bench) -> Iterator[Sandbox]:
+    sandbox = bench.run(bench.backend.create(SPEC))
     yield sandbox
     bench.run(sandbox.close())
 
@@ -78,7 +74,7 @@ def test_privileges_are_not_gained(bench, shared):
     tries = (
         "unshare --user true && echo userns; mount -t tmpfs none /tmp && echo mounted; "
         "chroot / true && echo chroot; mknod /tmp/vda b 254 0 && echo device; "
-        "for path in /bin/x /etc/x /x /proc/sys/x /init /modules/x /lower/x /lower/files/x /layer/x; do "
+        "for path in /bin/x /etc/x /x /proc/sys/x /init /modules/x; do "
         "(echo x > $path) && echo wrote $path; done; cat /dev/vport0p1 && echo port; "
         "grep NoNewPrivs /proc/self/status; grep CapEff /proc/self/status; id -u"
     )
@@ -100,7 +96,6 @@ def test_fork_bomb_is_stopped_and_the_box_goes_on(bench, fresh):
     bench.run(fresh.exec("bomb() { bomb | bomb & }; bomb; sleep 1", 10.0))
     bench.shell(fresh, "kill -9 -1", SECONDS)
     assert bench.is_usable(fresh, SECONDS)
-    assert bench.run(fresh.stats()).num_processes <= LIMITS.processes
 
 
 def test_memory_hogs_end_and_are_told_and_the_box_goes_on(bench, fresh):
@@ -131,7 +126,7 @@ def test_disk_files_and_scratch_space_are_limited(bench, fresh):
         "out/passwd",
         "loop/loop/loop",
         "server/maps",
-        "/lower/files/x",
+        "/init",
         "/dev/shm/../null",
     ],
 )
@@ -140,9 +135,9 @@ def test_links_and_dots_lead_no_tool_outside(bench, shared, path):
 
     async def use_every_tool():
         outcomes = [
-            *await shared.read_files([ReadRequest(path=path)]),
-            *await shared.write_files([WriteRequest(path=path, content=b"escaped")]),
-            *await shared.remove([path]),
+            *await shared.read_files([path]),
+            *(await shared.write_files({path: b"escaped"})).values(),
+            *(await shared.write_files({path: None})).values(),
         ]
         try:
             outcomes.append(await shared.list_files(path))
@@ -150,7 +145,8 @@ def test_links_and_dots_lead_no_tool_outside(bench, shared, path):
             outcomes.append(error)
         return outcomes
 
-    assert all(isinstance(item, SandboxError) for item in bench.run(use_every_tool()))
+    outcomes = bench.run(use_every_tool())
+    assert [isinstance(item, SandboxError) for item in outcomes] == [True] * 4
 
 
 def test_links_swapped_while_a_tool_reads_lead_nowhere(bench, fresh):
@@ -158,11 +154,10 @@ def test_links_swapped_while_a_tool_reads_lead_nowhere(bench, fresh):
     swap = "while :; do ln -sfn real turn; ln -sfn /proc/self turn; done"
 
     async def race():
-        job = await fresh.start_job(swap)
+        swapping = asyncio.create_task(fresh.exec(swap, 10.0))
         answers = []
-        for _ in range(20):
-            answers += await fresh.read_files([ReadRequest(path="turn/maps")] * 10)
-        await fresh.kill_job(job)
+        while not swapping.done():
+            answers += await fresh.read_files(["turn/maps"] * 10)
         return answers
 
     answers = bench.run(race())
@@ -175,16 +170,11 @@ def test_output_floods_cost_bounded_memory(bench, shared):
     assert result.truncated
     assert len(result.output) < 2200
 
-    async def job():
-        number = await shared.start_job("head -c 5000000 /dev/zero")
-        return await shared.wait_job(number, SECONDS)
-
-    assert len(bench.run(job()).data) <= 1 << 20
     assert bench.is_usable(shared, SECONDS)
 
 
 def test_daemons_end_with_the_machine_and_its_machine_with_the_sandbox(bench):
-    sandbox = bench.run(bench.backend.create(SandboxSpec(limits=LIMITS)))
+    sandbox = bench.run(bench.backend.create(SPEC))
     start = "setsid sh -c 'touch /tmp/up; exec sleep 4321' > /dev/null 2>&1 & "
     bench.shell(sandbox, start + "while [ ! -e /tmp/up ]; do sleep 0.01; done", SECONDS)
     assert b"4321" in bench.shell(sandbox, "cat /proc/[0-9]*/cmdline", SECONDS)
@@ -207,7 +197,7 @@ def test_answer_keys_are_out_of_reach(bench, tmp_path):
     ):
         (repository / path).parent.mkdir(parents=True, exist_ok=True)
         (repository / path).write_bytes(b"THE_ANSWER_42")
-    spec = SandboxSpec(repository=repository, limits=LIMITS)
+    spec = SPEC.model_copy(update={"repository": repository})
     sandbox = bench.run(bench.backend.create(spec))
     assert bench.shell(sandbox, "grep -r THE_ANSWER .; ls", SECONDS) == b"kit\n"
     assert bench.run(sandbox.diff()) == {}

@@ -1,49 +1,48 @@
 """The `microvm` backend: virtual machines that start as copies of a template or of one another.
 
-`MicroVmBackend`: which sandboxes and snapshots there are and what stands on what. A file snapshot
-holds what differs from the pristine repository; a memory snapshot holds the pages a machine has
-written since its template, and its devices, so that processes go on in the copy. Time comes in as a
-clock; randomness for guests is the host's.
+A snapshot holds the pages a machine has written since its template, and its devices. A copy of one of
+memory goes on with its processes; a copy of one of files ends them first.
 """
 
 import asyncio
 import hashlib
 import itertools
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ostinato.infra.platform.errors import InvalidArgument, SandboxBusy, SandboxNotFound
-from ostinato.infra.sandbox.host.roster import Roster, check_count, start_all
-from ostinato.infra.sandbox.microvm.changes import (
-    Changes,
-    changes_of_files,
-    compare_files,
-)
+from ostinato.infra.platform.errors import SandboxNotFound
+from ostinato.infra.sandbox.host.backend import start_all
 from ostinato.infra.sandbox.microvm.image import find_kind
-from ostinato.infra.sandbox.microvm.machine import Accelerator, Machine, MachineState, settle
+from ostinato.infra.sandbox.microvm.machine import (
+    Accelerator,
+    Machine,
+    MachineState,
+    find_program,
+    settle,
+)
 from ostinato.infra.sandbox.microvm.memory import load_pages
+from ostinato.infra.sandbox.microvm.repository import compare_files
 from ostinato.infra.sandbox.microvm.sandbox import MicroVmSandbox, Origin
 from ostinato.infra.sandbox.microvm.templates import BootLimits, TemplateStore
 from ostinato.infra.sandbox.protocol import (
     Capabilities,
-    LiveSandbox,
+    Sandbox,
     SandboxSpec,
     Snapshot,
     SnapshotKind,
 )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Kept:
-    """A snapshot, what its sandboxes are made of, and how many there are."""
+    """A snapshot and what its sandboxes are made of."""
 
     snapshot: Snapshot
     origin: Origin
-    state: MachineState | None  # of a memory snapshot; its pages are in the file
+    files: dict[str, bytes]
+    state: MachineState  # its pages are in the file
     pages_file: Path
-    num_users: int = 0
 
 
 class MicroVmBackend:
@@ -58,10 +57,9 @@ class MicroVmBackend:
         accelerator: Accelerator | None = None,
         boot_limits: BootLimits | None = None,
         memory_folder: Path | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Images are made in and found in `image_folder`; see TemplateStore for the rest."""
-        self.clock = clock
+        find_program()
         self.templates = TemplateStore(
             image_folder,
             accelerator=accelerator,
@@ -69,7 +67,7 @@ class MicroVmBackend:
             memory_folder=memory_folder,
         )
         self._numbers = itertools.count()
-        self._sandboxes: Roster[MicroVmSandbox] = Roster()
+        self._sandboxes: dict[str, MicroVmSandbox] = {}
         self._snapshots: dict[str, _Kept] = {}
 
     @property
@@ -79,179 +77,119 @@ class MicroVmBackend:
 
     async def create(self, spec: SandboxSpec) -> MicroVmSandbox:
         """A machine over the spec's repository and files, ready to be asked."""
-        return await self._sandboxes.create_once(spec.client_key, lambda: self._create(spec))
+        template = await self.templates.get(
+            find_kind(spec.template), spec.limits.memory_bytes, spec.repository
+        )
+        origin = Origin(spec, template, template.repository.files)
+
+        async def prepare(sandbox: MicroVmSandbox) -> None:
+            await sandbox.open()
+            await sandbox.lay_over(dict(spec.files))
+
+        return await self._start(origin, template.state, prepare)
 
     async def fork(
-        self, source: Snapshot | LiveSandbox, count: int = 1
-    ) -> Sequence[MicroVmSandbox]:
+        self, source: Snapshot | Sandbox, count: int = 1
+    ) -> tuple[MicroVmSandbox, ...]:
         """New machines in the state of `source`, a running one's processes included."""
-        check_count(count)
+        prepare = MicroVmSandbox.wake
         if isinstance(source, Snapshot):
-            return await self._start_from(self._kept(source), count)
-        sandbox = self._sandboxes.find(source)
+            kept = self._kept(source)
+            origin, state = kept.origin, kept.state
+            if kept.pages_file.exists():
+                pages = await asyncio.to_thread(load_pages, kept.pages_file)
+                state = replace(state, pages=pages)
+            if source.kind is SnapshotKind.FILES:
+                prepare = MicroVmSandbox.open
+            return await start_all(self._start(origin, state, prepare) for _ in range(count))
+        sandbox = self._find(source)
         devices_file = self._new_path("devices")
         try:
-            changes = await sandbox.read_changes()
             state = await sandbox.copy_state(devices_file)
-            origin = replace(self._copied_origin(sandbox.origin), changes=changes)
-            return await self._start_all(origin, state, count)
+            return await start_all(
+                self._start(sandbox.origin, state, prepare) for _ in range(count)
+            )
         finally:
             devices_file.unlink(missing_ok=True)
 
-    async def restore(self, snapshot: Snapshot) -> MicroVmSandbox:
-        """One new machine in a snapshot's state."""
-        return (await self._start_from(self._kept(snapshot), 1))[0]
-
-    async def list_sandboxes(
-        self, labels: Mapping[str, str] | None = None
-    ) -> tuple[MicroVmSandbox, ...]:
-        """Machines that carry all these labels."""
-        return self._sandboxes.with_labels(labels)
-
-    async def reap(self) -> tuple[str, ...]:
-        """Close machines past their time to live and lost ones; their ids."""
-        return await self._sandboxes.reap()
-
     async def remove_snapshot(self, snapshot: Snapshot) -> None:
-        """Free its files; SandboxBusy while a sandbox or another snapshot stands on it."""
+        """Forget it and free its files; machines that were started from it go on."""
         kept = self._kept(snapshot)
-        children = [
-            other
-            for other in self._snapshots.values()
-            if other.snapshot.parent_id == snapshot.snapshot_id
-        ]
-        if kept.num_users or children:
-            raise SandboxBusy(
-                f"snapshot {snapshot.snapshot_id}: {kept.num_users} sandboxes and "
-                f"{len(children)} snapshots stand on it; close them first"
-            )
         del self._snapshots[snapshot.snapshot_id]
-        _remove_files(kept)
+        _remove_files(kept.state, kept.pages_file)
 
     async def close(self) -> None:
         """End every machine and free all memory."""
-        await self._sandboxes.close_all()
+        for sandbox in list(self._sandboxes.values()):
+            await sandbox.close()
         self._snapshots.clear()
         await self.templates.close()
         await settle()
 
     async def take_snapshot(self, sandbox: MicroVmSandbox, kind: SnapshotKind) -> Snapshot:
         """See MicroVmSandbox.snapshot."""
-        pages_file = self._new_path("pages")
-        digest = hashlib.sha256(f"{kind}\n{sandbox.origin.parent_id or ''}\n".encode())
-        digest.update(sandbox.origin.template.state.devices_file.name.encode())
-        digest.update(changes_of_files(sandbox.spec.files).encode())
-        changes = await sandbox.read_changes()
-        state = None
-        if kind is SnapshotKind.MEMORY:
-            devices_file = self._new_path("devices")
+        pages_file, devices_file = self._new_path("pages"), self._new_path("devices")
+        async with sandbox.paused():
+            files = await sandbox.read_repository()
             state = await sandbox.copy_state(devices_file)
+        changes = compare_files(sandbox.origin.pristine, files)
+        digest = hashlib.sha256(f"{kind}\n{sandbox.origin.template.repository.key}\n".encode())
+        for path, content in changes.items():
+            digest.update(f"{len(path)}:{path}:{-1 if content is None else len(content)}:".encode())
+            digest.update(content or b"")
+        num_bytes = sum(len(content or b"") for content in changes.values())
+        if kind is SnapshotKind.MEMORY:
             digest.update(devices_file.read_bytes())
             num_bytes = devices_file.stat().st_size
             if state.pages is not None:
                 digest.update(state.pages.content)
-                state.pages.save(pages_file)
                 num_bytes += len(state.pages.content)
-            state = replace(state, pages=None)
-        else:
-            digest.update(changes.encode())
-            num_bytes = changes.num_bytes
-        snapshot_id = digest.hexdigest()[:32]
-        origin = replace(sandbox.origin, changes=changes)
+        if state.pages is not None:
+            await asyncio.to_thread(state.pages.save, pages_file)
+        state = replace(state, pages=None)
         snapshot = Snapshot(
-            snapshot_id=snapshot_id,
+            snapshot_id=digest.hexdigest()[:32],
             kind=kind,
-            parent_id=sandbox.origin.parent_id,
-            num_files=changes.differing(sandbox.origin.changes),
+            num_files=len(changes),
             num_bytes=num_bytes,
         )
-        kept = _Kept(snapshot, origin, state, pages_file)
-        known = self._snapshots.get(snapshot_id)
+        known = self._snapshots.get(snapshot.snapshot_id)
         if known is not None:
-            _remove_files(kept)
+            _remove_files(state, pages_file)
             return known.snapshot
-        self._snapshots[snapshot_id] = kept
+        kept = _Kept(snapshot, sandbox.origin, files, state, pages_file)
+        self._snapshots[snapshot.snapshot_id] = kept
         return snapshot
 
-    async def compare(
-        self, sandbox: MicroVmSandbox, base: Snapshot | None
-    ) -> dict[str, bytes | None]:
-        """See MicroVmSandbox.diff."""
-        origin = sandbox.origin if base is None else self._kept(base).origin
-        if origin.template is not sandbox.origin.template or (
-            origin.spec.files != sandbox.spec.files
-        ):
-            raise InvalidArgument(
-                f"diff of {sandbox.sandbox_id}: the snapshot is of another repository or other files"
-            )
-        files, template = sandbox.spec.files, sandbox.origin.template
-
-        def read_pristine(path: str) -> bytes | None:
-            return files[path] if path in files else template.read_pristine(path)
-
-        return compare_files(await sandbox.read_changes(), origin.changes, read_pristine)
+    def files_of(self, snapshot: Snapshot) -> dict[str, bytes]:
+        """Regular files of a snapshot's repository."""
+        return self._kept(snapshot).files
 
     def forget(self, sandbox: MicroVmSandbox) -> None:
-        """A machine has ended: it is listed no more."""
-        if not self._sandboxes.remove(sandbox):
-            return
-        kept = self._snapshots.get(sandbox.origin.parent_id or "")
-        if kept is not None:
-            kept.num_users -= 1
+        """Take a machine that has ended off the list."""
+        self._sandboxes.pop(sandbox.sandbox_id, None)
 
-    async def _create(self, spec: SandboxSpec) -> MicroVmSandbox:
-        template = await self.templates.get(
-            find_kind(spec.template), spec.limits.memory_bytes, spec.repository
-        )
-        return await self._start_fresh(Origin(spec, template), Changes())
-
-    async def _start_fresh(self, origin: Origin, changes: Changes) -> MicroVmSandbox:
-        """A copy of the template, opened, with changes laid over its repository."""
-        sandbox, started_at = await self._start(origin, origin.template.state)
-        try:
-            await sandbox.open(started_at)
-            if changes.entries or changes.removed:
-                await sandbox.put(changes)
-        except BaseException:
-            await sandbox.close()
-            raise
-        return sandbox
-
-    async def _start_copy(self, origin: Origin, state: MachineState) -> MicroVmSandbox:
-        sandbox, started_at = await self._start(origin, state)
-        try:
-            await sandbox.wake(started_at)
-        except BaseException:
-            await sandbox.close()
-            raise
-        return sandbox
-
-    async def _start(self, origin: Origin, state: MachineState) -> tuple[MicroVmSandbox, float]:
-        started_at = time.perf_counter()
+    async def _start(
+        self,
+        origin: Origin,
+        state: MachineState,
+        prepare: Callable[[MicroVmSandbox], Awaitable[None]],
+    ) -> MicroVmSandbox:
         machine = await Machine.begin(origin.template.shape, state)
         sandbox = MicroVmSandbox(self, f"microvm-{next(self._numbers)}", origin, machine)
-        self._sandboxes.add(sandbox)
-        if origin.parent_id in self._snapshots:
-            self._snapshots[origin.parent_id].num_users += 1
-        return sandbox, started_at
+        self._sandboxes[sandbox.sandbox_id] = sandbox
+        try:
+            await prepare(sandbox)
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
 
-    async def _start_from(self, kept: _Kept, count: int) -> Sequence[MicroVmSandbox]:
-        origin = replace(self._copied_origin(kept.origin), parent_id=kept.snapshot.snapshot_id)
-        if kept.state is None:
-            starts = (self._start_fresh(origin, origin.changes) for _ in range(count))
-            return await start_all(starts)
-        state = kept.state
-        if kept.pages_file.exists():
-            state = replace(state, pages=await asyncio.to_thread(load_pages, kept.pages_file))
-        return await self._start_all(origin, state, count)
-
-    async def _start_all(
-        self, origin: Origin, state: MachineState, count: int
-    ) -> Sequence[MicroVmSandbox]:
-        return await start_all(self._start_copy(origin, state) for _ in range(count))
-
-    def _copied_origin(self, origin: Origin) -> Origin:
-        return replace(origin, spec=origin.spec.model_copy(update={"client_key": ""}))
+    def _find(self, sandbox: Sandbox) -> MicroVmSandbox:
+        found = self._sandboxes.get(sandbox.sandbox_id)
+        if found is None or found is not sandbox:
+            raise SandboxNotFound(f"no sandbox {sandbox.sandbox_id} in this backend")
+        return found
 
     def _kept(self, snapshot: Snapshot) -> _Kept:
         kept = self._snapshots.get(snapshot.snapshot_id)
@@ -263,7 +201,6 @@ class MicroVmBackend:
         return self.templates.folder / f"state-{next(self._numbers)}.{kind}"
 
 
-def _remove_files(kept: _Kept) -> None:
-    kept.pages_file.unlink(missing_ok=True)
-    if kept.state is not None:
-        kept.state.devices_file.unlink(missing_ok=True)
+def _remove_files(state: MachineState, pages_file: Path) -> None:
+    pages_file.unlink(missing_ok=True)
+    state.devices_file.unlink(missing_ok=True)

@@ -1,8 +1,6 @@
 """Requests to the agent of one machine, and the moments when none are under way.
 
-Holding requests back while a machine is copied, so that a copy begins between two frames, telling
-the guest the time, and the count of processes its kernel ended for memory. It does not know what
-most requests mean.
+They are held back while a machine is copied, so that a copy begins between two frames.
 """
 
 import asyncio
@@ -49,7 +47,9 @@ class MachineChannel:
         reply, reply_blobs = await self._channel.request(
             operation, answer_seconds, blobs=blobs, **fields
         )
-        self.num_memory_kills = max(self.num_memory_kills, reply.get("memory_kills", 0))
+        if operation == "exec":
+            counted, _ = await self._channel.request("count_kills", _HOLD_SECONDS)
+            self.num_memory_kills = counted["kills"]
         return reply, reply_blobs
 
     @asynccontextmanager

@@ -1,10 +1,10 @@
 """Images of the virtual machines, made from Debian packages by this script.
 
-What a guest is made of: Debian's cloud kernel, a few of its modules, busybox and our static agent
-in an initial file system; the Python image adds a compressed read-only disk. A program for the
-host, which measures its clock for guests, lies beside them. It needs apt-get and dpkg-deb (root is
-not needed: packages are unpacked, never installed) and a C compiler with a static C library, and it
-starts no machine.
+What a guest is made of: Debian's cloud kernel, a few of its modules, busybox and a static first
+program (guest/init.c around the agent of every box) in an initial file system; the Python image adds a
+compressed read-only disk. A program for the host, which measures its clock for guests, lies beside
+them. It needs apt-get and dpkg-deb (root is not needed: packages are unpacked, never installed) and
+a C compiler with a static C library.
 
 `python -m ostinato.infra.sandbox.microvm.image FOLDER [small|python]` makes one by hand.
 """
@@ -21,9 +21,11 @@ from enum import StrEnum
 from pathlib import Path
 
 from ostinato.infra.platform.errors import InvalidArgument, SandboxError
+from ostinato.infra.sandbox import inside
 from ostinato.infra.sandbox.host.system import find_ripgrep
 
 _GUEST = Path(__file__).parent / "guest"
+_AGENT = Path(inside.__file__).parent / "agent"
 _TICK_RATE = Path(__file__).parent / "host" / "tick_rate.c"
 _KERNEL_PACKAGE = "linux-image-cloud-amd64"
 # In the order in which they depend on one another.
@@ -47,7 +49,7 @@ _ACCOUNTS = {
     "etc/group": "root:x:0:\nagent:x:1000:\n",
     "etc/hosts": "127.0.0.1 localhost\n",
 }
-_RECIPE = 3  # raise it when `_build` changes what an image holds
+_RECIPE = 4  # raise it when `_build` changes what an image holds
 _BUILD_SECONDS = 900.0
 
 
@@ -55,7 +57,7 @@ class ImageKind(StrEnum):
     """What a guest has around its repository."""
 
     SMALL = "small"  # busybox only: boots in seconds without hardware help
-    PYTHON = "python"  # Debian's Python, git and the usual tools on a disk
+    PYTHON = "python"  # Debian's Python, git and the usual tools on a read-only disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def build_image(kind: ImageKind, folder: Path) -> Image:
 def find_kind(name: str) -> ImageKind:
     """The image named by a spec's template."""
     if name == "default":
-        return ImageKind.SMALL
+        return ImageKind.PYTHON
     if name in set(ImageKind):
         return ImageKind(name)
     wanted = ", ".join(("default", *ImageKind))
@@ -110,7 +112,7 @@ def find_kind(name: str) -> ImageKind:
 def _hash_recipe(kind: ImageKind) -> str:
     modules = " ".join(_MODULES[kind])
     digest = hashlib.sha256(f"{_RECIPE} {modules} {_ACCOUNTS}".encode())
-    for source in (*sorted(_GUEST.iterdir()), _TICK_RATE):
+    for source in (*sorted(_GUEST.iterdir()), *sorted(_AGENT.iterdir()), _TICK_RATE):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     digest.update(kind.encode())
     return digest.hexdigest()[:16]
@@ -128,7 +130,7 @@ def _build(kind: ImageKind, target: Path) -> None:
             if found is None:
                 raise SandboxError(f"{kernel_package} has no module {module}; it is needed to boot")
             shutil.copy(found, root / "modules")
-        _compile(root / "init", *sorted(_GUEST.glob("*.c")))
+        _compile(root / "init", _GUEST / "init.c")
         _compile(target / "tick_rate", _TICK_RATE)
         busybox = system / "bin" / "busybox"
         _fill_root(root, busybox)
@@ -143,9 +145,9 @@ def _build(kind: ImageKind, target: Path) -> None:
             _build_disk(scratch, target / "disk.erofs")
 
 
-def _compile(program: Path, *sources: Path) -> None:
-    options = ("-static", "-O2", "-o", str(program))
-    _run("cc", *options, *map(str, sources), folder=program.parent)
+def _compile(program: Path, source: Path) -> None:
+    options = ("-static", "-O2", f"-I{_AGENT}", "-o", str(program))
+    _run("cc", *options, str(source), folder=program.parent)
 
 
 def _fill_root(root: Path, busybox: Path) -> None:
@@ -179,7 +181,7 @@ def _build_disk(scratch: Path, disk: Path) -> None:
         {line for line in names.splitlines() if line[:1].isalnum() and not line.endswith(":i386")}
     )
     root = _unpack(scratch, "disk", _with_candidates(packages, scratch))
-    for folder in ("proc", "sys", "dev", "repo", "lower", "layer", "tmp"):
+    for folder in ("proc", "sys", "dev", "repo", "tmp"):
         (root / folder).mkdir(exist_ok=True)
     for path, text in _ACCOUNTS.items():
         (root / path).parent.mkdir(exist_ok=True)

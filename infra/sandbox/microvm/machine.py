@@ -32,7 +32,7 @@ _KERNEL_ARGUMENTS = (
     "tsc_early_khz={ticks_khz} tsc=reliable lpj=4000000 no_timer_check mitigations=off random.trust_cpu=on "
     "panic=-1 quiet"
 )
-_LAYOUT = 1  # raise it when `_describe` changes what a state holds
+_LAYOUT = 2  # raise it when `_describe` changes what a state holds
 _MONITOR_SECONDS = 60.0
 _STATE_SECONDS = 120.0
 _POLL_SECONDS = 0.002

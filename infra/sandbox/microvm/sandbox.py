@@ -1,33 +1,32 @@
-"""One virtual machine as a sandbox: commands and files come from BoxTools, copies are made here.
-
-It starts no other machine; the backend does.
-"""
+"""One virtual machine as a sandbox."""
 
 import asyncio
+import itertools
 import os
-import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from ostinato.infra.platform.errors import SandboxError
-from ostinato.infra.sandbox.host.roster import Lifetime
+from ostinato.infra.platform.errors import OutputLimit, SandboxError, SandboxNotFound
 from ostinato.infra.sandbox.host.tools import FILE_SECONDS, BoxTools
-from ostinato.infra.sandbox.microvm.changes import Changes, changes_of_files, changes_of_reply
 from ostinato.infra.sandbox.microvm.channel import MachineChannel
 from ostinato.infra.sandbox.microvm.machine import Machine, MachineState
+from ostinato.infra.sandbox.microvm.repository import MAX_DIFF_BYTES, compare_files
 from ostinato.infra.sandbox.microvm.templates import Template
 from ostinato.infra.sandbox.protocol import (
-    Capabilities,
+    FileKind,
+    FileStatus,
     SandboxSpec,
-    SandboxStats,
     Snapshot,
     SnapshotKind,
 )
+from ostinato.infra.sandbox.snapshots.store import SKIPPED_NAMES
 
 _ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
     "TZ": "UTC",
@@ -38,7 +37,8 @@ _ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PIP_NO_INPUT": "1",
 }
-_CHANGES_SECONDS = 120.0
+_READ_BATCH_BYTES = 32 << 20
+_MAX_DEPTH = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +47,15 @@ class Origin:
 
     spec: SandboxSpec
     template: Template
-    changes: Changes = field(default_factory=Changes)  # of the repository when it was made
-    parent_id: str | None = None
+    pristine: dict[str, bytes] = field(default_factory=dict)  # the repository's regular files
 
 
 class Keeper(Protocol):
     """What a sandbox asks of its backend."""
 
-    @property
-    def capabilities(self) -> Capabilities: ...
-
-    @property
-    def clock(self) -> Callable[[], float]: ...
-
     async def take_snapshot(self, sandbox: "MicroVmSandbox", kind: SnapshotKind) -> Snapshot: ...
 
-    async def compare(
-        self, sandbox: "MicroVmSandbox", base: Snapshot | None
-    ) -> dict[str, bytes | None]: ...
+    def files_of(self, snapshot: Snapshot) -> dict[str, bytes]: ...
 
     def forget(self, sandbox: "MicroVmSandbox") -> None: ...
 
@@ -79,67 +70,75 @@ class MicroVmSandbox(BoxTools):
         self.origin = origin
         self.pause_seconds = 0.0  # how long the latest copy made the guest stand still
         self.copied_bytes = 0  # of memory, in the latest copy; 0: all of it, through the monitor
-        self.hello_seconds = 0.0  # from the start of QEMU to the guest's first answer
         self.machine = machine
         self._machine_channel = channel
         self._keeper = keeper
-        self._lifetime = Lifetime(keeper.clock, origin.spec.ttl_seconds)
+        self._pausing = asyncio.Lock()
         self._is_closed = False
-
-    @property
-    def spec(self) -> SandboxSpec:
-        """What it was made of."""
-        return self.origin.spec
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Those of the backend."""
-        return self._keeper.capabilities
-
-    @property
-    def is_expired(self) -> bool:
-        """Whether its time to live is over."""
-        return self._lifetime.is_over
 
     def count_memory_kills(self) -> int:
         """How often the guest's kernel ended a process for memory, as far as commands told."""
         return self._machine_channel.num_memory_kills
 
-    async def open(self, started_at: float) -> None:
-        """Give a copy of a template its own clock and random pool, its files and its limits."""
-        spec, requests = self.spec, [self._refresh(is_copy=False, started_at=started_at)]
-        if spec.files:
-            requests.append(self.put(changes_of_files(spec.files)))
-        limits = spec.limits
-        variables = {**_ENVIRONMENT, **spec.environment}
-        requests.append(
-            self._ask(
-                "open",
-                limits.start_seconds + FILE_SECONDS,
-                environment=[f"{name}={value}" for name, value in variables.items()],
-                limits={
-                    "process_memory_bytes": limits.process_memory_bytes,
-                    "processes": limits.processes,
-                    "file_bytes": limits.file_bytes,
-                    "writable_bytes": limits.writable_bytes,
-                },
-            )
-        )
+    async def open(self) -> None:
+        """Give a copy of a template, or of a machine whose files alone are wanted, its own clock,
+        random pool, limits and variables; no process of it goes on.
+        """
+        limits, seconds = self.origin.spec.limits, self._start_seconds
+        variables = {**_ENVIRONMENT, **self.origin.spec.environment}
         # They are sent in this order, and answered in it, without a wait in between.
-        await asyncio.gather(*requests)
+        await asyncio.gather(
+            self.wake(),
+            self.channel.request(
+                "open",
+                seconds,
+                blobs=tuple(os.fsencode(f"{name}={value}") for name, value in variables.items()),
+                writable_bytes=limits.writable_bytes,
+                file_bytes=limits.file_bytes,
+            ),
+            self.channel.request(
+                "hello",
+                seconds,
+                process_memory_bytes=limits.process_memory_bytes,
+                processes=limits.processes,
+            ),
+        )
 
-    async def wake(self, started_at: float) -> None:
-        """Give a copy of a running machine its own clock and random pool."""
-        await self._refresh(is_copy=True, started_at=started_at)
+    async def wake(self) -> None:
+        """Give a copy of a running machine its own clock and random pool, and let it go on."""
+        await asyncio.gather(
+            self._machine_channel.refresh(
+                self._start_seconds, blobs=(os.urandom(48), self.sandbox_id.encode())
+            ),
+            self.channel.request("resume", self._start_seconds),
+        )
 
-    async def put(self, changes: Changes) -> None:
-        """Lay changes over the repository."""
-        fields, blobs = changes.to_request()
-        await self._ask("put", _CHANGES_SECONDS, blobs=blobs, **fields)
+    async def lay_over(self, files: dict[str, bytes | None]) -> None:
+        """Write and remove files; one to be removed need not be there."""
+        for path, error in (await self.write_files(files)).items():
+            if files[path] is not None or not isinstance(error, SandboxNotFound):
+                raise error
 
-    async def read_changes(self) -> Changes:
-        """What differs from the pristine repository and the spec's files."""
-        return changes_of_reply(*await self.channel.request("changes", _CHANGES_SECONDS))
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """No process of the box runs in this block. Its copies made here need `wake`."""
+        async with self._pausing:
+            await self.channel.request("pause", FILE_SECONDS)
+            try:
+                yield
+            finally:
+                await self.channel.request("resume", FILE_SECONDS)
+
+    async def read_repository(self) -> dict[str, bytes]:
+        """Regular files of /repo; of one moment when read in `paused`."""
+        listed = await self.list_files(max_depth=_MAX_DEPTH)
+        files: dict[str, bytes] = {}
+        for batch in _batches(listed):
+            for path, content in zip(batch, await self.read_files(batch), strict=True):
+                if isinstance(content, SandboxError):
+                    raise content
+                files[path] = content
+        return files
 
     async def copy_state(self, devices_file: Path) -> MachineState:
         """The state of this machine; it stands still for some milliseconds and goes on."""
@@ -159,23 +158,11 @@ class MicroVmSandbox(BoxTools):
         return await self._keeper.take_snapshot(self, kind)
 
     async def diff(self, base: Snapshot | None = None) -> dict[str, bytes | None]:
-        """Regular files of /repo that differ from `base` (None: as created); None: removed."""
-        return await self._keeper.compare(self, base)
-
-    async def stats(self) -> SandboxStats:
-        """What the guest uses now, by its own count; processor time is that of the machine."""
-        reply, _ = await self.channel.request("stats", FILE_SECONDS)
-        return SandboxStats(
-            memory_bytes=reply["memory_bytes"],
-            cpu_seconds=self.machine.cpu_seconds,
-            num_processes=reply["num_processes"],
-            written_bytes=reply["written_bytes"],
-            expires_in_seconds=self._lifetime.left_seconds,
-        )
-
-    async def renew(self, ttl_seconds: float | None = None) -> None:
-        """Count the time to live from now; None: as long as the spec said."""
-        self._lifetime.renew(ttl_seconds)
+        """Regular files of /repo that differ from `base` (None: the repository); None: removed."""
+        before = self.origin.pristine if base is None else self._keeper.files_of(base)
+        async with self.paused():
+            files = await self.read_repository()
+        return compare_files(before, files)
 
     async def close(self) -> None:
         """End the machine; its memory and files are gone. A second close does nothing."""
@@ -185,24 +172,23 @@ class MicroVmSandbox(BoxTools):
         await self._machine_channel.close()
         self._keeper.forget(self)
 
-    def lose(self, error: SandboxError) -> None:
-        """Give the machine up."""
-        self._machine_channel.lose(error)
+    @property
+    def _start_seconds(self) -> float:
+        return self.origin.spec.limits.start_seconds + FILE_SECONDS
 
-    def _refresh(self, *, is_copy: bool, started_at: float) -> Awaitable[None]:
-        async def ask() -> None:
-            first_answer_at = await self._machine_channel.refresh(
-                self.spec.limits.start_seconds + FILE_SECONDS,
-                blobs=(os.urandom(48),),
-                host_name=self.sandbox_id,
-                machine_id=secrets.token_hex(16),
-                is_copy=int(is_copy),
-            )
-            self.hello_seconds = first_answer_at - started_at
 
-        return ask()
-
-    async def _ask(
-        self, operation: str, seconds: float, blobs: tuple[bytes, ...] = (), **fields: object
-    ) -> None:
-        await self.channel.request(operation, seconds, blobs=blobs, **fields)
+def _batches(listed: Sequence[FileStatus]) -> Iterator[list[str]]:
+    """Paths of regular files in groups that a guest may answer at once; no caches."""
+    files = [
+        status
+        for status in listed
+        if status.kind is FileKind.FILE and not SKIPPED_NAMES.intersection(status.path.split("/"))
+    ]
+    num_bytes = sum(status.num_bytes for status in files)
+    if num_bytes > 2 * MAX_DIFF_BYTES:
+        raise OutputLimit(f"/repo holds {num_bytes} bytes, at most {2 * MAX_DIFF_BYTES} are read")
+    for _, group in itertools.groupby(
+        zip(files, itertools.accumulate(status.num_bytes for status in files), strict=True),
+        key=lambda item: item[1] // _READ_BATCH_BYTES,
+    ):
+        yield [status.path for status, _ in group]

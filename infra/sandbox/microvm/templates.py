@@ -1,8 +1,6 @@
 """Machines that have booted once, frozen for all others to start from.
 
-Choosing the accelerator by really booting under it, boots with limits and retries, and one frozen
-machine per image, memory size and repository. Its memory is a file that all its copies share; every
-boot is paid once. It runs no commands of anybody.
+One per image, memory size and repository. Its memory is a file that all its copies share.
 """
 
 import asyncio
@@ -17,7 +15,7 @@ import psutil
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 
 from ostinato.infra.platform.errors import InvalidArgument, SandboxError, SandboxLost
-from ostinato.infra.sandbox.microvm.changes import Changes, hash_folder, read_folder
+from ostinato.infra.sandbox.host.tools import BoxTools
 from ostinato.infra.sandbox.microvm.channel import MachineChannel
 from ostinato.infra.sandbox.microvm.image import ImageKind, build_image
 from ostinato.infra.sandbox.microvm.machine import (
@@ -27,15 +25,14 @@ from ostinato.infra.sandbox.microvm.machine import (
     MachineState,
     hash_program,
 )
+from ostinato.infra.sandbox.microvm.repository import Repository, read_repository
 from ostinato.infra.sandbox.microvm.ticks import measure_ticks_khz, read_boot_id
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "ostinato-microvm-"
 _MIN_MEMORY_BYTES = 128 << 20
 _MEBIBYTE = 1 << 20
-_BATCH_BYTES = 8 << 20
-_BATCH_ENTRIES = 2000
-_PUT_SECONDS = 300.0
+_FILL_SECONDS = 300.0
 _WATCH_SECONDS = 0.05
 _DEMAND_SECONDS = 0.1
 
@@ -63,15 +60,7 @@ class Template:
 
     shape: MachineShape
     state: MachineState
-    repository: Path | None
-
-    def read_pristine(self, path: str) -> bytes | None:
-        """A regular file of the repository on the host; None: there is none."""
-        if self.repository is None:
-            return None
-        file = self.repository / path
-        is_file = file.is_file() and not file.is_symlink()
-        return file.read_bytes() if is_file else None
+    repository: Repository
 
 
 class TemplateStore:
@@ -97,7 +86,7 @@ class TemplateStore:
         memory_folder.mkdir(parents=True, exist_ok=True)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=memory_folder))
         self._making: dict[tuple[ImageKind, int, str], asyncio.Task[Template]] = {}
-        self._repository_keys: dict[Path, str] = {}
+        self._repositories: dict[Path, Repository] = {}
 
     @property
     def accelerator(self) -> Accelerator | None:
@@ -107,11 +96,11 @@ class TemplateStore:
     async def get(self, kind: ImageKind, memory_bytes: int, repository: Path | None) -> Template:
         """The template, made now when there is none; a failed making is tried anew."""
         size = max(_MIN_MEMORY_BYTES, -(-memory_bytes // _MEBIBYTE) * _MEBIBYTE)
-        name = "" if repository is None else await self._repository_key(repository)
-        key = (kind, size, name)
+        content = await self._read(repository)
+        key = (kind, size, content.key)
         task = self._making.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            making = self._boot(kind, size) if repository is None else self._fill(key, repository)
+            making = self._fill(key, content) if content.key else self._boot(kind, size)
             task = self._making[key] = asyncio.create_task(making)
         return await asyncio.shield(task)
 
@@ -179,7 +168,7 @@ class TemplateStore:
         assert state.memory_file is not None
         _copy_sparse(source / "memory", state.memory_file)
         _copy_sparse(source / "devices", state.devices_file)
-        return Template(shape, state, None)
+        return Template(shape, state, Repository())
 
     def _kept_folder(self, shape: MachineShape) -> Path:
         """A state belongs to one QEMU; under KVM also to one boot of the host."""
@@ -218,35 +207,38 @@ class TemplateStore:
             raise
         finally:
             await channel.close()
-        return Template(shape, state, None)
+        return Template(shape, state, Repository())
 
-    async def _fill(self, key: tuple[ImageKind, int, str], repository: Path) -> Template:
-        """A template whose pristine repository is a host's folder: a copy, filled and frozen."""
+    async def _fill(self, key: tuple[ImageKind, int, str], repository: Repository) -> Template:
+        """A template with a repository: a copy of the empty one, filled and frozen."""
         base = await self.get(key[0], key[1], None)
         assert base.state.memory_file is not None
         name = f"{base.state.memory_file.stem}-{key[2]}"
         memory_file = self.folder / f"{name}.memory"
         await asyncio.to_thread(_copy_sparse, base.state.memory_file, memory_file)
-        content = await asyncio.to_thread(read_folder, repository)
         state = MachineState(memory_file, base.state.devices_file)
         machine = await Machine.begin(base.shape, state, is_shared=True)
         channel = MachineChannel(machine)
         try:
-            for batch in _split(content):
-                fields, blobs = batch.to_request()
-                await channel.request("put", _PUT_SECONDS, blobs=blobs, **fields)
+            archive = await asyncio.to_thread(repository.pack)
+            unpack = ("tar", "-xpf", "-")
+            result = await BoxTools(channel).exec(unpack, _FILL_SECONDS, stdin=archive)
+            if result.exit_code:
+                raise SandboxError(f"the repository was not unpacked: {result.output[-800:]!r}")
             devices_file = self.folder / f"{name}.devices"
             await machine.save_template(devices_file)
         finally:
             await channel.close()
         return Template(base.shape, MachineState(memory_file, devices_file), repository)
 
-    async def _repository_key(self, repository: Path) -> str:
-        if repository not in self._repository_keys:
-            if not repository.is_dir():
-                raise InvalidArgument(f"repository {repository} is no folder of this host")
-            self._repository_keys[repository] = await asyncio.to_thread(hash_folder, repository)
-        return self._repository_keys[repository]
+    async def _read(self, folder: Path | None) -> Repository:
+        if folder is None:
+            return Repository()
+        if folder not in self._repositories:
+            if not folder.is_dir():
+                raise InvalidArgument(f"repository {folder} is no folder of this host")
+            self._repositories[folder] = await asyncio.to_thread(read_repository, folder)
+        return self._repositories[folder]
 
 
 async def _wait_for_hello(machine: Machine, channel: MachineChannel, limits: BootLimits) -> None:
@@ -274,21 +266,6 @@ async def _wait_for_hello(machine: Machine, channel: MachineChannel, limits: Boo
             )
             break
     await hello
-
-
-def _split(content: Changes) -> Iterator[Changes]:
-    """Pieces that a guest takes at once."""
-    batch, num_bytes = {}, 0
-    for path, entry in content.entries.items():
-        if batch and (
-            num_bytes + len(entry.content) > _BATCH_BYTES or len(batch) >= _BATCH_ENTRIES
-        ):
-            yield Changes(batch)
-            batch, num_bytes = {}, 0
-        batch[path] = entry
-        num_bytes += len(entry.content)
-    if batch:
-        yield Changes(batch)
 
 
 def _copy_sparse(source: Path, target: Path) -> None:
