@@ -305,6 +305,3 @@ class SandboxBackend(Protocol):
     async def close(self) -> None:
         """End every sandbox and free every snapshot."""
         ...
-
-
-LiveSandbox = Sandbox

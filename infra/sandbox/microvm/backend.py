@@ -88,9 +88,7 @@ class MicroVmBackend:
 
         return await self._start(origin, template.state, prepare)
 
-    async def fork(
-        self, source: Snapshot | Sandbox, count: int = 1
-    ) -> tuple[MicroVmSandbox, ...]:
+    async def fork(self, source: Snapshot | Sandbox, count: int = 1) -> tuple[MicroVmSandbox, ...]:
         """New machines in the state of `source`, a running one's processes included."""
         prepare = MicroVmSandbox.wake
         if isinstance(source, Snapshot):

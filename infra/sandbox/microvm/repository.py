@@ -69,9 +69,7 @@ def read_repository(folder: Path) -> Repository:
     return Repository(identify_entries(entries), entries)
 
 
-def compare_files(
-    before: Mapping[str, bytes], now: Mapping[str, bytes]
-) -> dict[str, bytes | None]:
+def compare_files(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> dict[str, bytes | None]:
     """Files that differ, as they are now; None: there is none any more. No caches."""
     changes: dict[str, bytes | None] = {}
     num_bytes = 0
