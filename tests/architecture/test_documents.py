@@ -72,7 +72,9 @@ def test_relative_links_lead_somewhere(name: str) -> None:
 def test_paths_named_exist(name: str) -> None:
     folders = (ROOT, (ROOT / name).parent, ROOT / "docs")
     named = {
-        top or file for top, file in PATH.findall(_text(name)) if not re.search("NAME|NNNN|STAGE", top)
+        top or file
+        for top, file in PATH.findall(_text(name))
+        if not re.search("NAME|NNNN|STAGE", top)
     }
 
     assert [
