@@ -21,6 +21,7 @@ from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.objects import checksum_file
 from ostinato.tasks.corpus.config import CorpusRequest, CorpusResult
+from ostinato.tasks.environments.run import EnvironmentsRequest, EnvironmentsResult
 from ostinato.tasks.evaluation.run import EvaluationRequest, EvaluationResult
 from ostinato.tasks.mtp.config import MtpRequest, MtpResult
 from ostinato.tasks.pretraining.config import PretrainingRequest, PretrainingResult
@@ -52,6 +53,30 @@ def base_identity(recipe: Recipe) -> str:
 
 
 def build_problems(context: StageContext) -> ArtifactRef:
+    """Packages -> proven problems, with those of the recipe's environments beside them."""
+    problems = _build_proven_problems(context)
+    return _add_environments(context, problems) if context.recipe.environments else problems
+
+
+def _add_environments(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
+    """Problems -> the same with those of the recipe's environments."""
+    recipe = context.recipe
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = EnvironmentsRequest(
+            problems_directory=str(context.directory_of(problems)),
+            environments=recipe.environments,
+            seed=recipe.seed,
+        )
+        entry = "ostinato.tasks.environments.run:main"
+        result = run_stage("environments", entry, request, EnvironmentsResult, directory)
+        return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
+
+    identity = {"environments": recipe.environments, "seed": recipe.seed}
+    return context.ensure("environments", identity, (problems,), build)
+
+
+def _build_proven_problems(context: StageContext) -> ArtifactRef:
     """Packages -> proven problems."""
     if context.recipe.problem_set is not None:
         return _build_problem_set(context, context.recipe.problem_set)

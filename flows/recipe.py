@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ostinato.flows.drivers.speculation_config import SpeculationConfig
 from ostinato.infra.agent.config import HarnessConfig
@@ -19,6 +19,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.corpus.config import CorpusConfig
+from ostinato.tasks.environments.api import ENVIRONMENTS, EnvironmentConfig
 from ostinato.tasks.evaluation.config import EvaluationConfig, GateConfig
 from ostinato.tasks.feedback.config import FeedbackConfig, SimulatedUsersConfig
 from ostinato.tasks.grading.config import GradingConfig
@@ -101,6 +102,10 @@ class Recipe(Section):
     problem_set: ProblemSetConfig | None = Field(
         default=None, description="problems of many repositories, in place of `problems`"
     )
+    environments: dict[str, EnvironmentConfig] = Field(
+        default={},
+        description="problems drawn from environments of installed packages, by their names",
+    )
     corpus: CorpusConfig = CorpusConfig()
     pretraining: PretrainingConfig
     mtp: MtpConfig
@@ -124,6 +129,14 @@ class Recipe(Section):
                 f"only the line {TEST_LINE!r} may serve a checkpoint that solves nothing"
             )
         return self
+
+    @field_validator("environments")
+    @classmethod
+    def _known_environments(
+        cls, environments: dict[str, EnvironmentConfig]
+    ) -> dict[str, EnvironmentConfig]:
+        ENVIRONMENTS.refuse_unknown(environments)
+        return environments
 
 
 def recipe_names() -> list[str]:

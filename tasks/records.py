@@ -82,17 +82,19 @@ class Problem(Record):
     repository: str = Field(description="name of the prepared repository")
     repository_fingerprint: str
     kind: str = Field(description="mutation, or a kind of a problem set")
-    operator: str = Field(description="which mutation operator made it")
-    path: str = Field(description="the edited file, relative to the repository")
-    symbol: str = Field(description="the function or method that holds the edit")
-    first_line: int = Field(description="first line of the symbol in the file, 1-based")
-    last_line: int
+    operator: str = Field(default="", description="which mutation operator made it")
+    path: str = Field(default="", description="the edited file, relative to the repository")
+    symbol: str = Field(default="", description="the function or method that holds the edit")
+    first_line: int = Field(default=1, description="first line of the symbol in the file, 1-based")
+    last_line: int = 1
     prompt: str = Field(description="what the user asks, short and underspecified")
-    edits: tuple[LineEdit, ...]
+    edits: tuple[LineEdit, ...] = ()
     fail_to_pass: tuple[str, ...] = Field(
-        description="test ids that fail when broken and pass when whole"
+        default=(), description="test ids that fail when broken and pass when whole"
     )
-    pass_to_pass: tuple[str, ...] = Field(description="test ids that pass in both states")
+    pass_to_pass: tuple[str, ...] = Field(
+        default=(), description="test ids that pass in both states"
+    )
     split: Split
     solve_rate: float | None = Field(
         default=None, description="measured for some policy; None: never"
@@ -121,12 +123,31 @@ class Problem(Record):
         description="calls of the function in `path` that no test makes, with the original's "
         "results; None: it has none",
     )
+    environment: str = Field(
+        default="", description="what judges an attempt; empty: the tests of the repository"
+    )
+    given_files: dict[str, str] = Field(
+        default={}, description="an environment's files laid over the repository, by path"
+    )
+    facts: dict[str, str] = Field(
+        default={}, description="what only the judge of the environment knows"
+    )
 
     @model_serializer(mode="wrap")
     def _leave_out_unused(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Fields that single-line problems do not have are not written: their files stay the same."""
         content = serialize(self)
-        for name in ("blocks", "cut_tests", "hidden_tests", "prompts", "difficulty", "oracle"):
+        for name in (
+            "blocks",
+            "cut_tests",
+            "hidden_tests",
+            "prompts",
+            "difficulty",
+            "oracle",
+            "environment",
+            "given_files",
+            "facts",
+        ):
             if not content[name] and content[name] != 0.0:
                 del content[name]
         if not content["question_warranted"]:
@@ -171,7 +192,8 @@ class Problem(Record):
                     f"{lines[start:end]!r}, wanted {list(block.gold_lines)!r}"
                 )
             lines[start:end] = block.broken_lines
-        return {path: "\n".join(lines).encode() for path, lines in lines_by_path.items()}
+        broken = {path: "\n".join(lines).encode() for path, lines in lines_by_path.items()}
+        return broken | {path: text.encode() for path, text in self.given_files.items()}
 
 
 class Outcome(StrEnum):

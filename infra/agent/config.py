@@ -111,25 +111,19 @@ class HarnessConfig(BaseModel):
     @field_validator("dialect")
     @classmethod
     def _known_dialect(cls, dialect: str) -> str:
-        if dialect not in DIALECTS.names:
-            raise ValueError(f"dialect is {dialect!r}, wanted one of {', '.join(DIALECTS.names)}")
+        DIALECTS.refuse_unknown([dialect])
         return dialect
 
     @model_validator(mode="after")
     def _consistent(self) -> "HarnessConfig":
         is_compact = self.dialect == COMPACT
-        known = TOOL_NAMES if is_compact else TOOLS.names
-        for tool in self.enabled_names:
-            if tool not in known:
-                why = (
-                    "; its tool names are token ids, so other tools want dialect = 'full'"
-                    if is_compact
-                    else f"; packages add more through the entry point group {TOOLS.group!r}"
-                )
-                raise ValueError(
-                    f"tool is {tool!r}, wanted one of the {self.dialect} dialect: "
-                    f"{', '.join(known)}{why}"
-                )
+        outside = [tool for tool in self.enabled_names if tool not in TOOL_NAMES]
+        if is_compact and outside:
+            raise ValueError(
+                f"tool is {outside[0]!r}, wanted one of the compact dialect, whose tool names are "
+                f"token ids: {', '.join(TOOL_NAMES)}; other tools want dialect = 'full'"
+            )
+        TOOLS.refuse_unknown(outside)
         if self.place_tags and not is_compact:
             raise ValueError("place_tags is true, wanted false: only the compact dialect has tags")
         shortest = SHORTEST_RESULT_CHARACTERS * self.max_calls_per_turn

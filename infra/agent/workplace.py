@@ -30,7 +30,7 @@ def open_workplace(
     try:
         yield AgentEnvironment(
             sandbox,
-            run_tests=make_test_runner(server, test_ids, test_limit_seconds),
+            run_tests=make_test_runner(server, test_ids, test_limit_seconds) if test_ids else None,
             code_search=code_search,
             baseline=baseline,
         )

@@ -1,6 +1,6 @@
 """Entry points through which installed packages add environments, tools, rewards and dialects."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -25,17 +25,22 @@ class PluginGroup:
         """Every known name, this project's own first."""
         return tuple(self._entries())
 
-    def check(self, name: str) -> None:
-        """ConfigError for a name that nothing provides."""
-        if name not in self._entries():
-            raise ConfigError(
-                f"{self.noun} is {name!r}, wanted one of {', '.join(self.names) or 'none'}; "
-                f"packages add more through the entry point group {self.group!r}"
-            )
+    def refuse_unknown(self, names: Iterable[str]) -> None:
+        """ValueError for a name that nothing provides; for validators of settings."""
+        known = self.names
+        for name in names:
+            if name not in known:
+                raise ValueError(
+                    f"{self.noun} is {name!r}, wanted one of {', '.join(known) or 'none installed'};"
+                    f" packages add more through the entry point group {self.group!r}"
+                )
 
     def load(self, name: str) -> Any:
-        """The object behind a name."""
-        self.check(name)
+        """The object behind a name. ConfigError when there is none."""
+        try:
+            self.refuse_unknown([name])
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         entry = self._entries()[name]
         try:
             return entry.load()
@@ -46,7 +51,7 @@ class PluginGroup:
             ) from error
 
     def _entries(self) -> dict[str, EntryPoint]:
-        installed = _installed(self.group)
+        installed = installed_entries(self.group)
         for name in installed.keys() & self.built_in.keys():
             raise ConfigError(
                 f"{self.noun} {name!r} of an installed package ({installed[name].value}) has the "
@@ -57,7 +62,7 @@ class PluginGroup:
 
 
 @cache
-def _installed(group: str) -> dict[str, EntryPoint]:
+def installed_entries(group: str) -> dict[str, EntryPoint]:
     """Entry points of installed packages by name, sorted; two of one name are an error."""
     found: dict[str, EntryPoint] = {}
     for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):

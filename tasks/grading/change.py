@@ -62,7 +62,7 @@ class AttemptChange:
             after = changed_files.get(path, original)
             if before == after:
                 continue
-            if repository.is_editable(path):
+            if problem.environment or repository.is_editable(path):
                 counted.append(FileChange(path, before, after, original))
             elif path in changed_files:
                 ignored.append(path)

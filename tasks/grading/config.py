@@ -12,8 +12,14 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    field_validator,
     model_serializer,
 )
+
+from ostinato.infra.platform.plugins import PluginGroup
+
+REWARDS = PluginGroup("ostinato.rewards", "reward", {})
+"""Terms of installed packages, each a function of a JudgedAttempt (tasks/grading/rewards.py)."""
 
 
 class Config(BaseModel):
@@ -178,6 +184,10 @@ class GradingConfig(Config):
     flagged: float = Field(
         default=0.0, ge=0, description="taken off for each pattern the monitors find"
     )
+    rewards: dict[str, float] = Field(
+        default={},
+        description="further terms, provided by installed packages: name -> signed weight",
+    )
     void_patterns: tuple[Pattern, ...] = Field(
         default=(Pattern.HARD_CODED_TESTS,),
         description="a pass with one of these is none; attacks on the run always void",
@@ -196,6 +206,12 @@ class GradingConfig(Config):
     )
     scan: ScanConfig = ScanConfig()
     monitor: MonitorConfig = MonitorConfig()
+
+    @field_validator("rewards")
+    @classmethod
+    def _known_rewards(cls, rewards: dict[str, float]) -> dict[str, float]:
+        REWARDS.refuse_unknown(rewards)
+        return rewards
 
     @model_serializer(mode="wrap")
     def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.monitors import scan_attempt
 from ostinato.tasks.grading.rewards import compute_reward
 from ostinato.tasks.grading.style import count_new_lints
-from ostinato.tasks.grading.verdicts import judge
+from ostinato.tasks.grading.verdicts import judge, judge_in_environment
 from ostinato.tasks.records import Problem, RewardReport, Verdict
 
 Grader = Callable[
@@ -30,14 +30,17 @@ async def grade(
     config: GradingConfig,
 ) -> tuple[Verdict, RewardReport]:
     """Judge the changed files (against the pristine repository) and reward the attempt."""
-    verdict = await judge(
-        problem,
-        changed_files,
-        test_server,
-        time_limit_seconds=config.time_limit_seconds,
-        second_runner=config.second_runner,
-        asks_oracle=config.asks_oracle,
-    )
+    if problem.environment:
+        verdict = await judge_in_environment(problem, changed_files, test_server.repository)
+    else:
+        verdict = await judge(
+            problem,
+            changed_files,
+            test_server,
+            time_limit_seconds=config.time_limit_seconds,
+            second_runner=config.second_runner,
+            asks_oracle=config.asks_oracle,
+        )
     change = AttemptChange.of(problem, changed_files, test_server.repository)
     attempt = JudgedAttempt(change, verdict, transcript)
     flags = scan_attempt(attempt, config.scan)

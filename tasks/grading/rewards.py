@@ -2,12 +2,14 @@
 
 A term is value times signed weight, `total` the sum of the terms in their fixed order. No outcome
 is neutral: an attempt that breaks its calls, edits nothing or runs out of turns is graded
-like any other. Only correctness is ever positive, so nothing but passing tests can pay.
+like any other. Of the built-in terms only correctness is ever positive; installed packages add
+terms through the entry point group `ostinato.rewards`, each a `Reward`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from ostinato.infra.platform.errors import GradingError, boundary
 from ostinato.infra.sandbox.protocol import TestOutcome
 from ostinato.tasks.grading.change import JudgedAttempt
 from ostinato.tasks.grading.conduct import (
@@ -17,10 +19,12 @@ from ostinato.tasks.grading.conduct import (
     find_message_faults,
     is_verified,
 )
-from ostinato.tasks.grading.config import GradingConfig
+from ostinato.tasks.grading.config import REWARDS, GradingConfig
 from ostinato.tasks.grading.length import length_penalty, measure_effort, total_effort
 from ostinato.tasks.records import Problem, RewardReport, Verdict
 
+Reward = Callable[[JudgedAttempt], float]
+"""A further term: a measurement of one attempt, weighted by `[grading.rewards]`."""
 _NO_FLAGS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -33,6 +37,7 @@ def compute_reward(
 ) -> RewardReport:
     """All terms, zero ones too, in a fixed order."""
     values = _values(attempt, config, new_lints, len(flags))
+    values |= {name: _measure(name, attempt) for name in config.rewards}
     weights = term_weights(config)
     terms = {name: weights[name] * value for name, value in values.items()}
     return RewardReport(
@@ -59,7 +64,14 @@ def term_weights(config: GradingConfig) -> dict[str, float]:
         "needless_questions": -config.needless_question,
         "missing_question": -config.missing_question,
         "flagged": -config.flagged,
+        **config.rewards,
     }
+
+
+def _measure(name: str, attempt: JudgedAttempt) -> float:
+    reward: Reward = REWARDS.load(name)
+    with boundary(GradingError, f"reward {name}"):
+        return float(reward(attempt))
 
 
 def correctness(problem: Problem, verdict: Verdict, partial: float) -> float:

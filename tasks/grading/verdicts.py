@@ -10,16 +10,19 @@ import time
 from collections.abc import Mapping
 
 from ostinato.infra.agent.tools.testing import describe_report
-from ostinato.infra.platform.errors import GradingError
+from ostinato.infra.platform.errors import GradingError, boundary
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.plain_run import run_plainly
 from ostinato.infra.sandbox.protocol import SandboxLimits, TestOutcome, TestReport
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.tasks.environments.api import ENVIRONMENTS, Environment
 from ostinato.tasks.grading.attacks import find_forbidden
 from ostinato.tasks.grading.change import AttemptChange
 from ostinato.tasks.grading.oracle import judge_by_oracle
 from ostinato.tasks.records import FunctionOracle, Problem, Verdict
+
+BOX_LIMITS = SandboxLimits(memory_bytes=2 << 30)
 
 
 async def judge(
@@ -77,6 +80,30 @@ async def judge(
     )
 
 
+async def judge_in_environment(
+    problem: Problem, changed_files: Mapping[str, bytes | None], repository: PreparedRepository
+) -> Verdict:
+    """The verdict of the problem's own environment on one end state."""
+    started = time.perf_counter()
+    environment: Environment = ENVIRONMENTS.load(problem.environment)
+    left = {**repository.files, **changed_files}
+    files = {path: content for path, content in left.items() if content is not None}
+    with boundary(GradingError, f"environment {problem.environment}"):
+        found = await environment.judge(
+            problem, files, lambda: open_box(repository, changed_files, BOX_LIMITS)
+        )
+    outcome = TestOutcome.PASSED if found.passed else TestOutcome.FAILED
+    return Verdict(
+        problem_id=problem.problem_id,
+        passed=found.passed,
+        tests_required=1,
+        tests_passed=int(found.passed),
+        outcomes={problem.environment: outcome.value},
+        detail=found.detail,
+        wall_seconds=time.perf_counter() - started,
+    )
+
+
 async def _find_difference(
     repository: PreparedRepository,
     changed_files: Mapping[str, bytes | None],
@@ -86,7 +113,7 @@ async def _find_difference(
     agree.
     """
     changed = repository.keep_editable(changed_files)
-    async with open_box(repository, changed, SandboxLimits(memory_bytes=2 << 30)) as sandbox:
+    async with open_box(repository, changed, BOX_LIMITS) as sandbox:
         found = await judge_by_oracle(sandbox, oracle)
     if found.passed:
         return ""

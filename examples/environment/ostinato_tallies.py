@@ -1,0 +1,47 @@
+"""An environment: the agent adds up a column of a table and writes the total to a file.
+
+The table is the problem's own file, the total a fact that only the judge knows, and a second
+environment file says what is wanted. Nothing that the agent leaves is run here.
+"""
+
+import random
+from collections.abc import Mapping
+
+from ostinato.tasks.environments.api import Judgement, OpenBox, ProblemDraft
+from ostinato.tasks.records import Problem
+
+FRUITS = ("apples", "pears", "plums", "figs")
+TABLE = "sales.csv"
+ANSWER = "answer.txt"
+
+
+class Tallies:
+    """Tables of sold fruit with one total to find."""
+
+    files: Mapping[str, bytes] = {
+        "README.md": b"Each line of sales.csv is a fruit, a comma and a number sold.\n"
+    }
+
+    def draw(self, chance: random.Random) -> ProblemDraft:
+        """A table of four to nine lines and a fruit to add up."""
+        rows = [(chance.choice(FRUITS), chance.randint(1, 40)) for _ in range(chance.randint(4, 9))]
+        fruit = chance.choice(rows)[0]
+        return ProblemDraft(
+            prompt=f"Write how many {fruit} were sold in all to {ANSWER}, nothing else.",
+            files={TABLE: "".join(f"{name},{count}\n" for name, count in rows)},
+            facts={"total": str(sum(count for name, count in rows if name == fruit))},
+        )
+
+    async def judge(
+        self, problem: Problem, files: Mapping[str, bytes], open_box: OpenBox
+    ) -> Judgement:
+        """Passed when the answer is the total and the table is as it was."""
+        if files.get(TABLE) != problem.given_files[TABLE].encode():
+            return Judgement(passed=False, detail=f"{TABLE} was changed")
+        answer = files.get(ANSWER, b"").decode(errors="replace").strip()
+        if answer == problem.facts["total"]:
+            return Judgement(passed=True)
+        return Judgement(passed=False, detail=f"{ANSWER} holds {answer[:40]!r}")
+
+
+ENVIRONMENT = Tallies()

@@ -1,0 +1,1 @@
+"""Environments of installed packages: their problems join those that are judged by tests."""

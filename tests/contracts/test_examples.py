@@ -1,0 +1,199 @@
+"""The packages of examples/ installed beside the project: each does its work by its name alone."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ostinato.flows.recipe import load_recipe
+from ostinato.infra.agent.config import AgentRequest, HarnessConfig
+from ostinato.infra.agent.environment import AgentEnvironment
+from ostinato.infra.agent.loop.attempt import run_agent
+from ostinato.infra.agent.transcript import Transcript
+from ostinato.infra.platform import plugins
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.settings import Settings
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.models.rendering import Renderer, train_tokenizer
+from ostinato.tasks.environments.api import EnvironmentConfig
+from ostinato.tasks.environments.run import EnvironmentsRequest, main
+from ostinato.tasks.grading.config import GradingConfig
+from ostinato.tasks.grading.grade import make_grader
+from ostinato.tasks.records import Problem, Split, Trajectory
+from ostinato.tasks.rollout.sandboxes import Sandboxes
+from ostinato.tasks.rollout.worker import AttemptTicket, RolloutWorker
+from tests.fakes.answering_model import AnsweringModel
+from tests.fakes.memory_sandbox import MemorySandbox
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PACKAGES = ("environment", "tool", "reward", "dialect")
+SOURCE = "class Box:\n    def size(self):\n        return 1\n"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The examples as pip installs them, without network."""
+    target = tmp_path_factory.mktemp("site")
+    sources = tmp_path_factory.mktemp("sources")  # a build leaves files beside its source
+    subprocess.run(["cp", "-r", *(EXAMPLES / name for name in PACKAGES), sources], check=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    options = ["--no-build-isolation", "--target", str(target)]
+    subprocess.run([*command, *options, *(sources / name for name in PACKAGES)], check=True)
+    return target
+
+
+@pytest.fixture
+def installed(target: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(target)
+    plugins.installed_entries.cache_clear()
+    yield
+    plugins.installed_entries.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return Renderer(train_tokenizer([SOURCE, "apples,12\nanswer.txt"], vocab_size=400))
+
+
+def make_recipe(directory: Path, text: str) -> str:
+    path = directory / "mine.toml"
+    path.write_text(f'extends = "miniature"\nname = "mine"\n{text}')
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "group"),
+    [
+        ("[environments.chess]\ntrain = 1\n", "ostinato.environments"),
+        ("[grading.rewards]\nchess = 1.0\n", "ostinato.rewards"),
+        ('[harness]\ndialect = "chess"\n', "ostinato.dialects"),
+        ('[harness]\ndialect = "full"\ntools = ["chess"]\n', "ostinato.tools"),
+        ('[harness]\ntools = ["outline"]\n', "compact dialect, whose tool names are token ids"),
+    ],
+)
+def test_a_recipe_with_a_name_that_nothing_provides_is_refused(
+    tmp_path: Path, text: str, group: str
+) -> None:
+    with pytest.raises(ConfigError, match=group):
+        load_recipe(make_recipe(tmp_path, text))
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_recipe_names_all_four_and_the_error_lists_them(tmp_path: Path) -> None:
+    text = (
+        "[environments.tallies]\ntrain = 3\n[grading.rewards]\nbrevity = -0.01\n"
+        '[harness]\ndialect = "json"\ntools = ["read_file", "outline"]\n'
+    )
+    recipe = load_recipe(make_recipe(tmp_path, text))
+    assert recipe.environments == {"tallies": EnvironmentConfig(train=3)}
+    with pytest.raises(ConfigError, match="wanted one of tallies"):
+        load_recipe(make_recipe(tmp_path, "[environments.tallys]\n"))
+
+
+def run_attempt(
+    renderer: Renderer, config: HarnessConfig, answers: list[str]
+) -> tuple[Transcript, AnsweringModel]:
+    model = AnsweringModel(renderer, lambda text: answers[text.count("<|assistant|>")])
+    environment = AgentEnvironment(MemorySandbox({"a.py": SOURCE.encode()}))
+    request = AgentRequest(prompt="What is in a.py?", session_id="s")
+    return asyncio.run(run_agent(model, renderer, environment, request, config)), model
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("dialect", "call"),
+    [
+        ("full", '<call tool="outline">\n<path>a.py</path>\n</call>'),
+        ("json", json.dumps({"tool": "outline", "arguments": {"path": "a.py"}})),
+    ],
+)
+def test_the_tool_answers_in_every_plain_text_dialect(
+    renderer: Renderer, dialect: str, call: str
+) -> None:
+    config = HarnessConfig(dialect=dialect, tools=("read_file", "outline"), context_tokens=20_000)
+    transcript, model = run_attempt(renderer, config, [call, "A class."])
+
+    assert "1: class Box:\n2:     def size(self):" in transcript.turns[0].results[0]
+    assert transcript.final_message == "A class."
+    prompt = renderer.decode(list(model.requests[0].token_ids))
+    assert "## outline\nList the classes and functions of a Python file." in prompt
+    assert call.split("outline")[0] in prompt  # the guide shows how a call begins
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_dialect_makes_a_result_of_a_broken_call(renderer: Renderer) -> None:
+    config = HarnessConfig(dialect="json", context_tokens=20_000)
+    transcript, _ = run_attempt(renderer, config, ['{"tool": ', "I give up."])
+    assert "no call in JSON" in transcript.turns[0].results[0]
+
+
+def draw(directory: Path, seed: int) -> list[Problem]:
+    """The problems of the stage over an empty problem set."""
+    (directory / "base" / "repositories").mkdir(parents=True, exist_ok=True)
+    (directory / "base" / "problems.jsonl").write_text("")
+    request = EnvironmentsRequest(
+        problems_directory=str(directory / "base"),
+        environments={"tallies": EnvironmentConfig(train=6, held_out=2)},
+        seed=seed,
+    )
+    result = main(request, Workspace.open(directory, Settings(home=directory)))
+    lines = (Path(result.directory) / "problems.jsonl").read_text().splitlines()
+    return [Problem.model_validate_json(line) for line in lines]
+
+
+@pytest.mark.usefixtures("installed")
+def test_problems_of_an_environment_are_distinct_and_drawn_by_the_seed(tmp_path: Path) -> None:
+    problems = draw(tmp_path, seed=1)
+    assert [problem.split for problem in problems] == [Split.TRAIN] * 6 + [Split.HELD_OUT] * 2
+    assert len({problem.given_files["sales.csv"] for problem in problems}) == 8
+    assert draw(tmp_path, seed=1) == problems != draw(tmp_path, seed=2)
+
+
+async def roll_out(
+    renderer: Renderer,
+    repository: PreparedRepository,
+    problem: Problem,
+    answer: Callable[[str], str],
+) -> Trajectory:
+    worker = RolloutWorker(
+        model=AnsweringModel(renderer, answer),
+        renderer=renderer,
+        harness=HarnessConfig(),
+        sandboxes=Sandboxes([repository], concurrent_trajectories=1),
+        grade=make_grader(GradingConfig(rewards={"brevity": -0.01})),
+        clock=time.monotonic,
+    )
+    try:
+        return await worker.attempt(AttemptTicket("g.t0", "g", problem, 0, 1, temperature=1.0))
+    finally:
+        await worker.close()
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_scripted_model_is_rolled_out_and_graded_by_the_environment(
+    renderer: Renderer, tmp_path: Path, is_right: bool
+) -> None:
+    problem = draw(tmp_path, seed=1)[0]
+    repository = PreparedRepository.load(tmp_path / "problems" / "repositories" / "tallies")
+    total = problem.facts["total"] if is_right else "none"
+    write = f"<write_file><path>answer.txt</path>{total}\n</write_file>"
+    answers = ("<read_file>sales.csv</read_file>", write, "Done.")
+
+    trajectory = asyncio.run(
+        roll_out(renderer, repository, problem, lambda text: answers[text.count("<|assistant|>")])
+    )
+    assert (
+        problem.given_files["sales.csv"].split(",")[0] in trajectory.transcript.turns[0].results[0]
+    )
+    assert trajectory.verdict is not None
+    assert trajectory.verdict.passed is is_right
+    assert trajectory.reward.terms["correctness"] == float(is_right)
+    assert trajectory.reward.terms["brevity"] == (-0.01 if is_right else 0.0)
+    assert set(trajectory.changed_files) == {"answer.txt"}
