@@ -18,11 +18,12 @@ demo: $(STAMP)  ## the whole chain with the nano recipe; run again to continue
 test: $(DEV_STAMP)  ## the default test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
-check: $(DEV_STAMP)  ## format, lint, types, layers
+check: $(DEV_STAMP)  ## format, lint, types, layers, workflow file
 	$(BIN)/ruff format --check $(PACKAGES) tests
 	$(BIN)/ruff check $(PACKAGES) tests
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 docs: $(DEV_STAMP)  ## the generated part of docs/
 	$(BIN)/python -m ostinato.flows.recipe_reference > docs/recipe-reference.md

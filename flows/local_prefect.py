@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
+import ostinato
 from ostinato.infra.platform.cluster.services import (
     Service,
     ServiceGroup,
@@ -23,7 +24,9 @@ from ostinato.infra.platform.cluster.services import (
 from ostinato.infra.platform.errors import ClusterError
 from ostinato.infra.platform.settings import Settings
 
+# holds prefect.yaml: the checkout, or `ostinato` in site-packages
 REPOSITORY = Path(__file__).resolve().parent.parent
+IMPORT_ROOT = Path(ostinato.__file__).parents[1]
 WORK_POOL = "ostinato"
 
 
@@ -52,7 +55,7 @@ def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
         "PREFECT_LOGGING_EXTRA_LOGGERS": "flows,tasks,infra,models",
         "OSTINATO_HOME": str(settings.home.resolve()),
         "OSTINATO_REPOSITORY": str(REPOSITORY),
-        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONPATH": str(IMPORT_ROOT),
     }
 
 

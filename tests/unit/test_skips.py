@@ -1,0 +1,32 @@
+"""A skip that nobody reviewed ends a run with exit code 1."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import ROOT
+
+SKIPS = "import pytest\n\ndef test_one():\n    pytest.skip('no reason')\n"
+SKIPS_MODULE = "import pytest\n\npytest.importorskip('no_such_module_anywhere')\n"
+PASSES = "def test_one():\n    pass\n"
+
+
+def _run(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_it.py").write_text(text + PASSES.replace("one", "two"))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", str(tmp_path)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("text", [SKIPS, SKIPS_MODULE])
+def test_skip_that_is_not_listed_fails_the_run_and_is_named(tmp_path: Path, text: str) -> None:
+    answer = _run(tmp_path, text)
+
+    assert answer.returncode == 1
+    assert "test_it.py" in answer.stdout.partition("not in allowed_skips.txt")[2]
+
+
+def test_run_without_a_skip_passes(tmp_path: Path) -> None:
+    assert _run(tmp_path, PASSES).returncode == 0
