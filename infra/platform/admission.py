@@ -68,12 +68,12 @@ class AdmissionQueue(Generic[Item]):
             heapq.heappush(self._by_patience, (until_seconds, ticket, key))
 
     def head(self) -> Item | None:
-        """The request to be served before every other; None: nobody waits."""
+        """The request to be served before every other. None: nobody waits."""
         key = self._head_key()
         return None if key is None else self._live[key].item
 
     def place(self, try_place: Callable[[Item], bool]) -> int:
-        """Offer the head until one finds no room; returns how many were placed."""
+        """Offer the head until one finds no room. Returns how many were placed."""
         placed = 0
         while (key := self._head_key()) is not None and try_place(self._live[key].item):
             self.remove(key)
@@ -81,7 +81,7 @@ class AdmissionQueue(Generic[Item]):
         return placed
 
     def remove(self, key: Hashable) -> Item | None:
-        """Take a request out; None when it does not wait."""
+        """Take a request out. None when it does not wait."""
         entry = self._live.pop(key, None)
         if entry is None:
             return None
@@ -110,7 +110,7 @@ class AdmissionQueue(Generic[Item]):
 
 
 class TokenBucket:
-    """Tokens that grow at a steady rate up to a burst; each admission takes one.
+    """Tokens that grow at a steady rate up to a burst. Each admission takes one.
 
     In any span of t seconds at most burst + rate * t are taken.
     """

@@ -8,7 +8,7 @@ _NO_NEWLINE = "\\ No newline at end of file\n"
 def unified_diff(
     path: str, before: bytes | None, after: bytes | None, context_lines: int = 3
 ) -> str:
-    """One file's change as a patch (None: absent); a file that is not text is only named."""
+    """One file's change as a patch (None: absent). A file that is not text is only named."""
     try:
         old, new = (before or b"").decode(), (after or b"").decode()
     except UnicodeDecodeError:

@@ -67,7 +67,7 @@ class ServingLine:
             self._ledger.scorecards.set_passed(scorecard.scorecard_id, decision.passed)
 
     def champion(self) -> str | None:
-        """Checkpoint that serves the line; None before the first promotion."""
+        """Checkpoint that serves the line. None before the first promotion."""
         pointer = self._ledger.promotions.current(self.name)
         return pointer.checkpoint_id if pointer is not None else None
 
@@ -99,7 +99,7 @@ class ServingLine:
         return self._report(PromotionOutcome.PROMOTED, decision.candidate, decision.reason)
 
     def roll_back(self, checkpoint_id: str, reason: str) -> Pointer:
-        """Takes `checkpoint_id` from users if it is the champion; otherwise nothing changes."""
+        """Takes `checkpoint_id` from users if it is the champion. Otherwise nothing changes."""
         before = self.champion()
         after = self._ledger.promotions.roll_back(
             self.name, reason, self._clock(), checkpoint_id=checkpoint_id

@@ -10,7 +10,6 @@ QUESTION = re.compile(r"(What|Who|Whose|Where|How|Whether|Which|When)\b")
 PENDING = (
     "flows/",
     "infra/sandbox/",
-    "infra/serving/gateway/",
     "tasks/problems/",
 )
 

@@ -86,7 +86,7 @@ def _require_ray(name: str) -> None:
 
 
 def end_actor(actor: ActorHandle, timeout_seconds: float = 10.0) -> None:
-    """End an actor for good; it is not restarted, and answers no more when this returns."""
+    """End an actor for good. It is not restarted, and answers no more when this returns."""
     ray.kill(actor, no_restart=True)
     # Ray only sends the kill: calls made right after it may still be answered
     trials = Retrying(

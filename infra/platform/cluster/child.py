@@ -78,7 +78,7 @@ def run_child(
     processes_environment: Mapping[str, str] | None = None,
     settings: Settings | None = None,
 ) -> R:
-    """Run `entry(request, workspace)` in a child and return its result; resumes by itself.
+    """Run `entry(request, workspace)` in a child and return its result. Resumes by itself.
 
     Raises the child's own typed error, ClusterError when it was killed or ran past its limit. Any
     exception in the caller, KeyboardInterrupt included, ends the child's whole session before it
@@ -110,13 +110,13 @@ def run_child(
 
 @dataclass
 class _Child:
-    """A running child; `process` is None when an earlier supervisor started it."""
+    """A running child. `process` is None when an earlier supervisor started it."""
 
     mark: ProcessMark
     process: subprocess.Popen[bytes] | None = None
 
     def exit_code(self) -> int | None:
-        """None while it runs; -1 for one that another supervisor started."""
+        """None while it runs. -1 for one that another supervisor started."""
         if self.process is not None:
             return self.process.poll()
         return None if is_alive(self.mark) else -1

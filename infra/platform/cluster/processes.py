@@ -24,7 +24,7 @@ def mark_process(pid: int) -> ProcessMark:
 
 
 def is_alive(mark: ProcessMark) -> bool:
-    """Whether that very process runs; a zombie does not."""
+    """Whether that very process runs. A zombie does not."""
     try:
         process = psutil.Process(mark.pid)
         is_same = abs(process.create_time() - mark.started_at) < _CLOCK_TOLERANCE_SECONDS

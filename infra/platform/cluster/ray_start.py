@@ -63,6 +63,6 @@ def _init_ray(num_cpus: int, object_store_bytes: int, address: str | None) -> No
 
 
 def stop_ray() -> None:
-    """End Ray of this process and everything it started here; nothing happens without Ray."""
+    """End Ray of this process and everything it started here. Nothing happens without Ray."""
     if ray.is_initialized():
         ray.shutdown()

@@ -79,7 +79,7 @@ class ServiceGroup:
         self.stop()
 
     def start(self, service: Service) -> None:
-        """Starts one and waits until it is ready; ClusterError when it dies or stays silent."""
+        """Starts one and waits until it is ready. ClusterError when it dies or stays silent."""
         service.log_path.parent.mkdir(parents=True, exist_ok=True)
         with service.log_path.open("ab") as log:
             process = subprocess.Popen(
@@ -102,7 +102,7 @@ class ServiceGroup:
             time.sleep(0.25)
 
     def watch(self, *, poll_seconds: float = 1.0) -> None:
-        """Blocks while all live; raises ClusterError naming the first that died."""
+        """Blocks while all live. Raises ClusterError naming the first that died."""
         while True:
             for service, process in self._running:
                 self._require_alive(service, process)

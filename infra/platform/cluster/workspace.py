@@ -55,7 +55,7 @@ class RequestEnvelope(BaseModel):
 
 
 class ResultEnvelope(BaseModel):
-    """Result of a child process; the file's presence marks completion."""
+    """Result of a child process. The file's presence marks completion."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -73,7 +73,7 @@ class Failure(BaseModel):
 
 
 class ProcessMark(BaseModel):
-    """A process that cannot be mistaken for a later one with the same id."""
+    """Identity of a process, distinct from a later one with the same id."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -82,7 +82,7 @@ class ProcessMark(BaseModel):
 
 
 class ProgressWriter:
-    """Tells the supervisor, and whoever plots later, how the work goes."""
+    """Writer of a child's progress and metrics."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / PROGRESS
@@ -142,7 +142,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def read_record(path: Path, record_type: type[R]) -> R | None:
-    """The record in a file; None when there is none or another version of the program wrote it."""
+    """The record in a file. None when there is none or another version of the program wrote it."""
     try:
         return record_type.model_validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):

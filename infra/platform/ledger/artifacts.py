@@ -32,7 +32,7 @@ class ArtifactRepository:
         payload: dict[str, Any],
         at: float,
     ) -> ArtifactRow:
-        """Index an artifact under the next version of its name; the row that is there if it is
+        """Index an artifact under the next version of its name. The row that is there if it is
         known.
 
         `parents` are (kind, name, fingerprint) of indexed artifacts; an unknown one raises

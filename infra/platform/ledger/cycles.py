@@ -32,7 +32,7 @@ class CycleRepository:
         to_watermark: int,
         at: float,
     ) -> CycleRow:
-        """Start a line's cycle over (from_watermark, to_watermark]; the row that is there if the id
+        """Start a line's cycle over (from_watermark, to_watermark]. The row that is there if the id
         is known. Another open cycle of the line raises StorageError.
         """
         with self._database.write() as connection:
@@ -68,7 +68,7 @@ class CycleRepository:
             )
 
     def close(self, cycle_id: str, outcome: str, at: float | None = None) -> None:
-        """End a cycle; a cycle that is closed keeps its first outcome."""
+        """End a cycle. A cycle that is closed keeps its first outcome."""
         with self._database.write() as connection:
             _require(connection, cycle_id)
             connection.execute(
@@ -88,7 +88,7 @@ class CycleRepository:
             return _find(connection, *_is_open(line))
 
     def last_closed_watermark(self, line: str) -> int:
-        """Up to where interactions were taken by the line's closed cycles; 0 at first."""
+        """Up to where interactions were taken by the line's closed cycles. 0 at first."""
         with self._database.read() as connection:
             return (
                 connection.scalar(

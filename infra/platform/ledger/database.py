@@ -36,7 +36,7 @@ class Database:
 
     @property
     def sqlite_path(self) -> Path | None:
-        """The database file; None when this is Postgres or in memory."""
+        """The database file. None when this is Postgres or in memory."""
         name = self._url.database
         return Path(name) if self.is_sqlite and name and name != ":memory:" else None
 
@@ -53,7 +53,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A consistent snapshot; never blocks writers."""
+        """A consistent snapshot. Never blocks writers."""
         with self._errors("read"), self._reader.connect() as connection:
             yield connection
 
@@ -63,7 +63,7 @@ class Database:
         table: type[DeclarativeBase],
         rows: Sequence[dict[str, Any]],
     ) -> None:
-        """Insert rows; those whose key is already there are left as they are."""
+        """Insert rows. Those whose key is already there are left as they are."""
         if rows:
             insert = sqlite.insert if self.is_sqlite else postgresql.insert
             connection.execute(insert(table).on_conflict_do_nothing(), list(rows))
@@ -76,7 +76,7 @@ class Database:
             connection.execute(select(func.pg_advisory_xact_lock(lock_number)))
 
     def close(self) -> None:
-        """Close pooled connections; the next use connects again."""
+        """Close pooled connections. The next use connects again."""
         self.engine.dispose()
 
     @contextmanager

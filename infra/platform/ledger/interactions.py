@@ -37,7 +37,7 @@ class InteractionRepository:
         object_key: str,
         created_at: float,
     ) -> None:
-        """Add an interaction; a known id changes nothing."""
+        """Add an interaction. A known id changes nothing."""
         row = {
             "interaction_id": interaction_id,
             "line": line,
@@ -58,7 +58,7 @@ class InteractionRepository:
     def add_feedback(
         self, feedback_id: str, interaction_id: str, signal: str, value: float, created_at: float
     ) -> None:
-        """Add a signal; a known feedback id changes nothing, an unknown interaction raises
+        """Add a signal. A known feedback id changes nothing, an unknown interaction raises
         StorageError.
         """
         row = {
@@ -104,7 +104,7 @@ class InteractionRepository:
         return self._select(InteractionTable.session_id == session_id)
 
     def latest_watermark(self) -> int:
-        """Sequence of the newest interaction; 0 when there is none."""
+        """Sequence of the newest interaction. 0 when there is none."""
         with self._database.read() as connection:
             return connection.scalar(select(func.max(InteractionTable.sequence))) or 0
 

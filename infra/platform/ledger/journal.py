@@ -70,7 +70,7 @@ class JournalRepository:
         self.reserve_many(run_id, [entry])
 
     def reserve_many(self, run_id: str, entries: Sequence[Reservation]) -> None:
-        """Reserve several in one transaction; those already known stay as they are."""
+        """Reserve several in one transaction. Those already known stay as they are."""
         now = time.time()
         rows = [
             {
@@ -87,7 +87,7 @@ class JournalRepository:
     def finish(
         self, trajectory_id: str, outcome: str, reason: str, reward: float, object_key: str | None
     ) -> None:
-        """Note how a trajectory ended; a second finish of the same trajectory changes nothing."""
+        """Note how a trajectory ended. A second finish of the same trajectory changes nothing."""
         self.finish_many(
             [
                 Finish(
@@ -229,7 +229,7 @@ class JournalRepository:
             ).rowcount
 
     def counts(self, run_id: str) -> dict[str, int]:
-        """Number of rows in each state; states without rows are there with 0."""
+        """Number of rows in each state. States without rows are there with 0."""
         counts = {state.value: 0 for state in JournalState}
         with self._database.read() as connection:
             for state, number in connection.execute(

@@ -44,7 +44,7 @@ class Ledger:
         self.cycles = CycleRepository(self.database)
 
     def migrate(self, revision: str | None = None) -> "Ledger":
-        """Bring the schema to a revision, the newest when absent; several processes may call it at
+        """Bring the schema to a revision, the newest when absent. Several processes may call it at
         once.
         """
         config = Config()

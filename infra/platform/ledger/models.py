@@ -14,7 +14,7 @@ RowNumber = BigInteger().with_variant(Integer, "sqlite")
 
 
 class Base(DeclarativeBase):
-    """Maps Python types to column types once."""
+    """Declarative base with the column types."""
 
     type_annotation_map = {  # noqa: RUF012 (SQLAlchemy reads it from the class)
         int: BigInteger,
@@ -24,7 +24,7 @@ class Base(DeclarativeBase):
 
 
 class ArtifactTable(Base):
-    """Index of published artifacts; the bytes and artifact.json are in the object store."""
+    """Index of published artifacts. The bytes and artifact.json are in the object store."""
 
     __tablename__ = "artifacts"
     artifact_id: Mapped[int] = mapped_column(RowNumber, primary_key=True, autoincrement=True)
@@ -110,7 +110,7 @@ class ChampionTable(Base):
 
 
 class InteractionTable(Base):
-    """One user turn with a deployed checkpoint; `sequence` is the watermark."""
+    """One user turn with a deployed checkpoint. `sequence` is the watermark."""
 
     __tablename__ = "interactions"
     sequence: Mapped[int] = mapped_column(RowNumber, primary_key=True, autoincrement=True)
@@ -156,7 +156,7 @@ class CycleTable(Base):
 
 
 class EventTable(Base):
-    """Something that happened or waits, for `ostinato status`."""
+    """Event or wait, for `ostinato status`."""
 
     __tablename__ = "events"
     event_id: Mapped[int] = mapped_column(RowNumber, primary_key=True, autoincrement=True)

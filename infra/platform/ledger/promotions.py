@@ -23,7 +23,7 @@ class PromotionRepository:
         self._database = database
 
     def current(self, line: str) -> Pointer | None:
-        """The champion of a line; None before its first promotion."""
+        """The champion of a line. None before its first promotion."""
         with self._database.read() as connection:
             return _pointer(connection, line)
 
@@ -40,7 +40,7 @@ class PromotionRepository:
     def promote(
         self, line: str, checkpoint_id: str, scorecard_id: str | None, reason: str, at: float
     ) -> Pointer:
-        """Make a checkpoint the champion of a line; nothing changes if it is already."""
+        """Make a checkpoint the champion of a line. Nothing changes if it is already."""
         with self._database.write() as connection:
             self._database.serialize(connection, _LOCK)
             now = _pointer(connection, line)

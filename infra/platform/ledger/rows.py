@@ -131,7 +131,7 @@ class CycleRow(Row):
 
 
 class EventRow(Row):
-    """Something that happened or waits."""
+    """Event or wait."""
 
     event_id: int
     source: str

@@ -25,7 +25,7 @@ class ScorecardRepository:
         created_at: float,
         passed: bool | None = None,
     ) -> None:
-        """Add a scorecard; a known id changes nothing."""
+        """Add a scorecard. A known id changes nothing."""
         row = {
             "scorecard_id": scorecard_id,
             "checkpoint_id": checkpoint_id,

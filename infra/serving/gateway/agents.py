@@ -55,7 +55,7 @@ class AgentSession:
 
 
 class AgentService:
-    """Runs agents on the arms of one gateway."""
+    """Agents on the arms of one gateway."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class AgentService:
     async def _run(
         self, session: AgentSession, model: ModelClient, request: AgentRequest
     ) -> tuple[Transcript, dict[str, bytes | None] | None]:
-        """The transcript and the files the agent left; no files when the sandbox was lost."""
+        """The transcript and the files the agent left. No files when the sandbox was lost."""
         try:
             async with self._workplaces.lease(
                 session.repository, session.files, session.test_ids

@@ -22,7 +22,7 @@ class AnswerText:
         self.is_stopped = False
 
     def feed(self, token_bytes: bytes) -> bool:
-        """Adds one token; true when a stop is now complete. What follows a stop is not taken."""
+        """Adds one token. True when a stop is now complete. What follows a stop is not taken."""
         return self._add(self._decoder.decode(token_bytes))
 
     def close(self) -> bool:

@@ -91,7 +91,7 @@ class Gateway:
             raise ApiError(
                 429,
                 f"tenant {tenant.name} asks faster than {tenant.rate_limit.requests_per_minute:g} "
-                "requests a minute",
+                "requests per minute",
                 code="rate_limit_exceeded",
                 retry_after_seconds=wait_seconds,
             )

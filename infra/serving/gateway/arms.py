@@ -34,7 +34,7 @@ class ArmTable:
         self.set(control, candidate, share)
 
     def set(self, control: Arm, candidate: Arm | None = None, share: float = 0.0) -> None:
-        """Replaces the arms; sessions of an arm that is gone continue on control."""
+        """Replaces the arms. Sessions of an arm that is gone continue on control."""
         if not 0 <= share < 1 or (candidate is None) != (share == 0):
             raise ConfigError(
                 f"canary share is {share} with {'a' if candidate else 'no'} candidate, wanted 0 "

@@ -113,7 +113,7 @@ class ChatService:
     def begin(
         self, request: ChatRequest, tenant: TenantConfig, client_session: str | None
     ) -> Answering:
-        """Checks a request and lays out its tokens; raises ApiError before anything is
+        """Checks a request and lays out its tokens. Raises ApiError before anything is
         generated.
         """
         self._check(request)
@@ -189,7 +189,7 @@ class ChatService:
     async def _generate(
         self, answering: Answering, ahead_tokens: int | None
     ) -> AsyncGenerator[None, None]:
-        """Yields whenever there is more text, at least every `ahead_tokens`; None: at the end."""
+        """Yields whenever there is more text, at least every `ahead_tokens`. None: at the end."""
         model = answering.arm.model
         async with self._lock_of(answering):
             if ahead_tokens is not None and isinstance(model, StreamingClient):
@@ -207,7 +207,7 @@ class ChatService:
     async def _generate_slices(
         self, answering: Answering, slice_tokens: int
     ) -> AsyncGenerator[None, None]:
-        """Slices until a stop or the budget; the engine continues its own session."""
+        """Slices until a stop or the budget. The engine continues its own session."""
         while answering.stop_reason is None:
             left = answering.budget_tokens - len(answering.answer_ids)
             request = self._engine_request(answering, min(slice_tokens, left))
@@ -405,7 +405,7 @@ class ChatService:
 
 
 def _finish_reason(answering: Answering, message: ChatMessage) -> str:
-    """Why the answer ended, in OpenAI's words."""
+    """Reason for the end of the answer, in OpenAI's words."""
     if answering.stop_reason not in (StopReason.STOP_TOKEN, StopReason.STOP_SEQUENCE):
         return "length"
     return "tool_calls" if message.tool_calls else "stop"

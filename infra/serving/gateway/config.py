@@ -9,7 +9,7 @@ from ostinato.infra.agent.config import HarnessConfig
 
 
 class Config(BaseModel):
-    """Frozen settings; unknown keys are errors."""
+    """Frozen settings. Unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -31,7 +31,7 @@ class IdleStore(Generic[Kept]):
         return len(self._entries)
 
     def get(self, key: str, now: float) -> Kept | None:
-        """What is kept under `key`; using it keeps it longer."""
+        """The conversation kept under `key`. Using it keeps it longer."""
         self._forget(now)
         found = self._entries.get(key)
         if found is None:
@@ -67,7 +67,7 @@ class Conversation:
 
 
 def history_key(owner: str, messages: Sequence[ChatMessage]) -> str:
-    """A hash of who said what; the same for the same history of the same owner."""
+    """A hash of who said what. The same for the same history of the same owner."""
     said = [
         [
             "system" if message.role == "developer" else message.role,

@@ -27,7 +27,7 @@ PRIVATE_PREFIX = "private-"
 
 @dataclass(slots=True)
 class Counters:
-    """Counts by name; the only trace of interactions without consent."""
+    """Counts by name. The only trace of interactions without consent."""
 
     values: Counter[str] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -106,7 +106,7 @@ class Recorder:
         value: float,
         feedback_id: str | None,
     ) -> str | None:
-        """Stores one signal; its id, or None when the interaction is not this tenant's or was never
+        """Stores one signal. Its id, or None when the interaction is not this tenant's or was never
         stored.
         """
         feedback_id = feedback_id or f"feedback-{uuid.uuid4().hex}"

@@ -62,7 +62,7 @@ class ChatMessage(OpenAIWire):
 
 
 class FunctionDefinition(OpenAIWire):
-    """A tool as the client declares it; only the name is read."""
+    """A tool as the client declares it. Only the name is read."""
 
     name: str
 
@@ -75,7 +75,7 @@ class ToolDefinition(OpenAIWire):
 
 
 class StreamOptions(OpenAIWire):
-    """What a stream carries besides text."""
+    """Extras of a stream beside text."""
 
     include_usage: bool = False
 
@@ -147,8 +147,8 @@ class Usage(Wire):
 
 
 class AgentAnswer(Wire):
-    """What the agent did. `status` is how it ended: finished, turn_limit, token_limit,
-    broken_calls, timed_out, sandbox_failed or engine_failed.
+    """Result of an agent attempt. `status`: finished, turn_limit, token_limit, broken_calls,
+    timed_out, sandbox_failed or engine_failed.
     """
 
     session_id: str
@@ -180,7 +180,7 @@ class FeedbackRequest(Wire):
 
 
 class FeedbackAnswer(Wire):
-    """Whether the signal was kept."""
+    """Receipt of a feedback signal."""
 
     stored: bool
     feedback_id: str

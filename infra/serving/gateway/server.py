@@ -34,7 +34,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 @asynccontextmanager
 async def running_server(app: ASGIApp, host: str, port: int) -> AsyncIterator[str]:
-    """Serves for the length of the block; gives the base url once requests are answered."""
+    """Serves for the length of the block. Gives the base url once requests are answered."""
     listener = bind(host, port)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
     server = _QuietServer(config)

@@ -41,7 +41,7 @@ class ServedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class ServingPlan:
-    """Who serves: the champion, and a candidate for a share of the sessions."""
+    """Champion, and a candidate with its share of the sessions."""
 
     control: ServedCheckpoint
     candidate: ServedCheckpoint | None = None
@@ -61,7 +61,7 @@ class ServedModels:
         self._plan: ServingPlan | None = None
 
     async def arms_of(self, plan: ServingPlan) -> tuple[Arm, Arm | None, float]:
-        """The arms of a plan; engines that are missing are started."""
+        """The arms of a plan. Engines that are missing are started."""
         control = await self._arm(CONTROL, plan.control)
         candidate = (
             await self._arm(CANDIDATE, plan.candidate) if plan.candidate is not None else None
@@ -69,7 +69,7 @@ class ServedModels:
         return control, candidate, plan.share
 
     async def apply(self, plan: ServingPlan, arms: ArmTable) -> bool:
-        """Makes `arms` serve a plan; false when they do already. New sessions and next turns follow
+        """Makes `arms` serve a plan. False when they do already. New sessions and next turns follow
         at once.
         """
         if plan == self._plan:

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Signal(StrEnum):
-    """What may be said about an interaction; `value` in brackets."""
+    """Kind of feedback on an interaction. `value` in brackets."""
 
     EDIT_KEPT = "edit_kept"  # the edit was accepted (1)
     EDIT_REVERTED = "edit_reverted"  # the edit was undone (1)

@@ -33,7 +33,7 @@ class Tenants:
                 self._by_digest[digest] = config
 
     def identify(self, api_key: str) -> TenantConfig | None:
-        """The tenant of a key; None for an unknown one. Looking up digests leaks no timing of the
+        """The tenant of a key. None for an unknown one. Looking up digests leaks no timing of the
         key.
         """
         return self._by_digest.get(_digest(api_key))

@@ -27,7 +27,7 @@ class Workplaces(Protocol):
     def lease(
         self, repository: str, files: Files, test_ids: tuple[str, ...] | None
     ) -> AbstractAsyncContextManager[AgentEnvironment]:
-        """A clean sandbox for one request; `pytest` in it runs `test_ids` (None: all)."""
+        """A clean sandbox for one request. `pytest` in it runs `test_ids` (None: all)."""
         ...
 
 
@@ -44,7 +44,7 @@ class RepositoryWorkplaces:
         test_limit_seconds: float,
         search: SearchService | None = None,
     ) -> None:
-        """`search` answers codebase_search, as in training; None: plain passages."""
+        """`search` answers codebase_search, as in training. None: plain passages."""
         self._environments = {
             repository.name: RepositoryEnvironment.create(repository, boxes_per_repository)
             for repository in repositories
@@ -65,7 +65,7 @@ class RepositoryWorkplaces:
     async def lease(
         self, repository: str, files: Files, test_ids: tuple[str, ...] | None
     ) -> AsyncIterator[AgentEnvironment]:
-        """A clean sandbox for one request; `pytest` in it runs `test_ids` (None: all the repository
+        """A clean sandbox for one request. `pytest` in it runs `test_ids` (None: all the repository
         has).
         """
         place = self._environments[repository]

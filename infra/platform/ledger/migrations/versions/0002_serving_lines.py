@@ -33,7 +33,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Back; rows keep no line."""
+    """Back. Rows keep no line."""
     for table, column in (
         ("cycles", "served"),
         ("cycles", "line"),
