@@ -170,10 +170,6 @@ class TrainerModel(torch.nn.Module):
         finally:
             self._set_replay(None, 0.0)
 
-    def forward_logits(self, tokens_BT: Tensor, routes_BTLK: Tensor | None = None) -> Tensor:
-        """Returns logits_BTV: row t scores the token after t."""
-        return (self.forward_hidden(tokens_BT, routes_BTLK) @ self.embedding_VD.T).transpose(0, 1)
-
     def token_logprobs(
         self,
         tokens_BT: Tensor,

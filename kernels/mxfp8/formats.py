@@ -84,12 +84,3 @@ def inverse_power_of_scale(scales: Tensor) -> Tensor:
     bits = torch.where(exponent == 0, SUBNORMAL_POWER, exponent << FP32_MANTISSA_BITS)
     bits = torch.where(exponent < 0, 0x7FC00000, bits)
     return bits.view(torch.float32)
-
-
-def repeat_scales(scales: Tensor, fine: Block, coarse: Block) -> Tensor:
-    """The bytes of `coarse` blocks, repeated for the `fine` blocks inside them."""
-    if coarse[0] % fine[0] or coarse[1] % fine[1]:
-        raise ValueError(f"blocks of {fine} do not tile blocks of {coarse}")
-    return scales.repeat_interleave(coarse[0] // fine[0], -2).repeat_interleave(
-        coarse[1] // fine[1], -1
-    )

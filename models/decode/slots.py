@@ -218,8 +218,3 @@ class SlotTable:
         promised = np.where(is_running, np.minimum(lengths, self.context_S[lenders]), usable)
         best = int(usable.argmax())
         return int(lenders[best]), int(usable[best]), int(promised.max())
-
-    @property
-    def num_sessions(self) -> int:
-        """Sessions that own a slot."""
-        return len(self._slot_of_session)

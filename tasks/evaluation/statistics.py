@@ -75,15 +75,6 @@ def pass_at_k(attempts: int, solved: int, k: int) -> float:
     return 1.0 - comb(attempts - solved, k) / comb(attempts, k)
 
 
-def pass_power_k(attempts: int, solved: int, k: int) -> float:
-    """Unbiased chance that all k attempts solve (reliability): C(c, k) / C(n, k)."""
-    if not 0 <= solved <= attempts or not 1 <= k <= attempts:
-        raise ValueError(
-            f"pass^k of attempts={attempts} solved={solved} k={k}: wanted 1 <= k <= n, 0 <= c <= n"
-        )
-    return comb(solved, k) / comb(attempts, k)
-
-
 def mean_metric(values_P: Sequence[float], *, confidence: float = 0.90) -> Metric:
     """Mean of one value per problem, with a Student interval.
 

@@ -85,11 +85,6 @@ class SimulatedUsersReport(Record):
         counts["misjudged"] = sum(request.misjudged for request in requests)
         return cls(requests=tuple(requests), counts=dict(counts))
 
-    @property
-    def solved_ratio(self) -> float:
-        """Share of requests whose last answer really passes the tests."""
-        return sum(request.really_solved for request in self.requests) / max(1, len(self.requests))
-
 
 async def simulate_users(
     client: httpx.AsyncClient,

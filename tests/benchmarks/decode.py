@@ -26,8 +26,8 @@ from ostinato.infra.serving.engine.local import LocalEngine
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.decode.weights import DecodeWeights, prepare_weights
-from ostinato.models.presets import NANO
 from tests.benchmarks.decode_peers import compare_with_peers
+from tests.fakes.nano_spec import NANO
 from tests.fakes.tiny_model import random_weights
 
 PROMPT_TOKENS = 128
@@ -150,7 +150,7 @@ async def measure_overhead(engine: LocalEngine, requests: int) -> float:
         for index in range(requests)
     ]
     before, process_before = engine.statistics()["busy_seconds"], process_time()
-    await engine.generate_many(batch)
+    await asyncio.gather(*(engine.generate(request) for request in batch))
     outside = process_time() - process_before - (engine.statistics()["busy_seconds"] - before)
     return max(0.0, outside) / requests * 1e3
 

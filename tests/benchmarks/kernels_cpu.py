@@ -34,7 +34,7 @@ from ostinato.kernels.rms_norm.reference import rms_norm_reference
 from ostinato.kernels.swiglu.op import swiglu, swiglu_backward
 from ostinato.kernels.swiglu.reference import swiglu_reference
 from ostinato.models.cpu import prepare_cpu
-from ostinato.models.presets import NANO
+from tests.fakes.nano_spec import NANO
 
 TOKENS = 2048
 EXPERTS, TOP_K = NANO.num_experts, NANO.experts_per_token

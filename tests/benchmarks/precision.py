@@ -19,9 +19,9 @@ from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.batch import TokenBatch
 from ostinato.models.build import build_trainer_model
 from ostinato.models.layout import ParallelLayout
-from ostinato.models.presets import NANO
 from ostinato.models.training import TrainingRun, Work
 from ostinato.models.training_config import LoopConfig, PhaseConfig
+from tests.fakes.nano_spec import NANO
 
 TENTHS = 10
 

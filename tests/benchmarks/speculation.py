@@ -26,10 +26,10 @@ from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.decode.statistics import EngineStatistics
 from ostinato.models.decode.weights import prepare_weights
-from ostinato.models.presets import NANO
 from ostinato.models.rendering import Renderer
 from ostinato.models.spec import ModelSpec
 from tests.benchmarks.agent_turns import load_turns
+from tests.fakes.nano_spec import NANO
 from tests.fakes.tiny_model import random_weights
 
 SPEEDUP_TARGET = 1.8

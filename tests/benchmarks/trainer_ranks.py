@@ -21,10 +21,10 @@ import numpy as np
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.models.build import build_trainer_model
 from ostinato.models.checkpoint import save_checkpoint
-from ostinato.models.presets import NANO
 from ostinato.tasks.learning.config import LearningConfig, TrainerRequest
 from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Sample
+from tests.fakes.nano_spec import NANO
 from tests.unit.tasks.learning.samples import make_sample
 
 WORLD_SIZES = (1, 2)

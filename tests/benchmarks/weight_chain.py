@@ -38,7 +38,7 @@ from ostinato.infra.serving.weights.codec import (
 from ostinato.infra.serving.weights.manifest import list_versions
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
-from ostinato.models.presets import NANO
+from tests.fakes.nano_spec import NANO
 from tests.fakes.tiny_model import random_weights
 
 Weights = dict[str, torch.Tensor]

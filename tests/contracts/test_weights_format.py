@@ -10,8 +10,8 @@ import torch
 import ostinato.infra.serving.weights
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights import ChainPublisher
-from ostinato.models.presets import NANO
 from ostinato.models.spec import ModelSpec
+from tests.fakes.nano_spec import NANO
 from tests.fakes.tiny_model import TINY, random_weights
 from tests.unit.infra.serving.weights.strategies import same_bits
 

@@ -13,7 +13,7 @@ from ostinato.models.build import TrainerModel, build_trainer_model
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.decode.weights import prepare_weights
-from ostinato.models.presets import NANO
+from tests.fakes.nano_spec import NANO
 
 SPEC = NANO.model_copy(update={"max_sequence_tokens": 160, "rope_scaling_factor": 2.0})
 LIMIT_K3 = 1e-6  # float32 on CPU: rounding only

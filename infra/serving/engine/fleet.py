@@ -308,10 +308,6 @@ class EngineFleet:
         """Last known state of every replica."""
         return self._router.states()
 
-    def healths(self) -> dict[str, ReplicaHealth]:
-        """State, since when, reason and version of every replica as this client knows it."""
-        return dict(self._health)
-
     async def health(self) -> dict[str, dict[str, str | int]]:
         """State, reason, version and process id by replica."""
         calls = {name: actor.health.remote() for name, actor in self._replicas.items()}

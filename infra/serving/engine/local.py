@@ -96,10 +96,6 @@ class LocalEngine:
         self._streams[request.request_id] = stream
         return stream
 
-    async def generate_many(self, requests: list[GenerateRequest]) -> list[Generation]:
-        """Samples an answer to each request. One failure fails the call."""
-        return await asyncio.gather(*(self.generate(request) for request in requests))
-
     async def end_session(self, session_id: str) -> None:
         """Lets the cache of a finished conversation go."""
         self._engine.end_session(session_id)

@@ -56,7 +56,6 @@ class EngineReplica:
         self._update_lock = asyncio.Lock()
         self._last_swap: SwapReport | None = None
         self._last_fetch_seconds = 0.0
-        self._pinned_version: int | None = None
 
     async def follow(self, objects: ObjectStore, chain_id: str) -> int | None:
         """Binds the replica to a chain and applies its newest version, if there is one. Returns
@@ -87,11 +86,6 @@ class EngineReplica:
                 f"wanted follow() before update_to({version})"
             )
         async with self._update_lock:
-            if self._pinned_version not in (None, version):
-                raise EngineError(
-                    f"replica {self.replica_id} is pinned to version {self._pinned_version}, "
-                    f"wanted unpin() before update_to({version})"
-                )
             if (
                 self._state is ReplicaState.SERVING
                 and self._engine is not None
@@ -106,15 +100,6 @@ class EngineReplica:
                 raise
             await asyncio.to_thread(subscriber.acknowledge, version)
             return report
-
-    async def pin(self, version: int) -> None:
-        """Serves exactly `version` until unpin(): an evaluation never mixes versions."""
-        await self.update_to(version)
-        self._pinned_version = version
-
-    async def unpin(self) -> None:
-        """Follows updates again."""
-        self._pinned_version = None
 
     async def _change_weights(
         self, fetch: Callable[[], Mapping[str, Tensor]], version: int
@@ -155,10 +140,6 @@ class EngineReplica:
         """Samples an answer. EngineError while the replica does not serve."""
         engine = self._serving_engine()
         return encode_generation(await engine.generate(decode_request(values)))
-
-    async def generate_many(self, requests: list[RequestTuple]) -> list[GenerationTuple]:
-        """Samples an answer to each request. Returns when the last is done."""
-        return list(await asyncio.gather(*(self.generate(values) for values in requests)))
 
     async def end_session(self, session_id: str) -> None:
         """Lets the cache of a finished conversation go."""

@@ -295,7 +295,7 @@ def test_shapes_that_do_not_fill_vectors_are_refused_by_name() -> None:
 
 
 def test_native_decoding_in_bfloat16_is_refused() -> None:
-    with pytest.raises(ValueError, match="float32 only"):
+    with pytest.raises(ValueError, match="wanted native = false"):
         EngineConfig(native=True, precision=Precision.BF16)
 
 

@@ -15,7 +15,6 @@ from ostinato.tasks.evaluation.statistics import (
     mean_metric,
     paired_difference,
     pass_at_k,
-    pass_power_k,
     proportion_metric,
     scorecard_from,
     wilson_interval,
@@ -41,9 +40,6 @@ def test_pass_at_k_equals_the_mean_over_all_draws_of_k(
     solved = sum(attempts)
     assert pass_at_k(len(attempts), solved, k) == pytest.approx(
         np.mean([any(draw) for draw in draws])
-    )
-    assert pass_power_k(len(attempts), solved, k) == pytest.approx(
-        np.mean([all(draw) for draw in draws])
     )
 
 

@@ -98,7 +98,7 @@ async def test_useless_answers_are_reverted(make_toy: Callable[..., Toy]) -> Non
     toy = make_toy(lambda conversation: "I would rather not.")
     report = await run(toy, CERTAIN)
     assert report.counts["reverted"] == 12
-    assert report.solved_ratio == 0
+    assert report.counts["really_solved"] == 0
     assert signals(toy) == [{"edit_reverted"}] * 12
 
 

@@ -18,6 +18,7 @@ from ostinato.tasks.learning.config import (
 )
 from ostinato.tasks.learning.update import PolicyUpdate, sum_k1
 from ostinato.tasks.records import Sample
+from tests.fakes.logits import forward_logits
 from tests.unit.tasks.learning.samples import TINY, make_sample, random_samples
 
 PACKING = PackingConfig(bucket_tokens=(8, 16, 40), microbatch_tokens=160)
@@ -74,7 +75,7 @@ def test_step_is_the_plain_policy_gradient() -> None:
     loss = torch.zeros(())
     for sample in samples:
         tokens = torch.from_numpy(sample.segment.token_ids_T.astype(np.int64))
-        logits = model.forward_logits(tokens[None])[0]
+        logits = forward_logits(model, tokens[None])[0]
         logprobs = torch.log_softmax(logits[:-1], -1).gather(-1, tokens[1:, None])[:, 0]
         mask = torch.from_numpy(sample.segment.loss_mask_T[1:])
         loss = loss - sample.advantage * logprobs[mask].sum() / 64
@@ -156,7 +157,7 @@ def test_sum_k1_of_the_sampling_policy_is_zero_and_of_another_is_not() -> None:
 def sample_answers(model: TrainerModel, count: int, seed: int, wanted: int):
     """A bandit: the prompt is token 0, the answer one token, the reward 1 for `wanted`."""
     with torch.no_grad():
-        logprobs = torch.log_softmax(model.forward_logits(torch.tensor([[0, 0]]))[0, 0], -1)
+        logprobs = torch.log_softmax(forward_logits(model, torch.tensor([[0, 0]]))[0, 0], -1)
     generator = torch.Generator().manual_seed(seed)
     answers = torch.multinomial(logprobs.exp(), count, replacement=True, generator=generator)
     rewards = [float(answer == wanted) for answer in answers.tolist()]

@@ -25,7 +25,7 @@ def make_engine(version: int = 0) -> LocalEngine:
 @pytest.mark.asyncio
 async def test_many_callers_get_their_own_answers() -> None:
     engine = make_engine()
-    together = await engine.generate_many([request(index) for index in range(12)])
+    together = await asyncio.gather(*(engine.generate(request(index)) for index in range(12)))
     assert [one.request_id for one in together] == [f"request-{index}" for index in range(12)]
     await engine.end_session("session-5")
     alone = await engine.generate(dataclasses.replace(request(5), request_id="again"))

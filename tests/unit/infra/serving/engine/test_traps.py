@@ -142,16 +142,3 @@ async def test_trap_7_and_8_each_position_has_one_route_of_the_pass_that_made_it
     assert mixed.token_ids[:old] == whole.token_ids[:old]
     np.testing.assert_array_equal(mixed.routed_experts[:rows], whole.routed_experts[:rows])
     np.testing.assert_allclose(mixed.logprobs_T[:old], whole.logprobs_T[:old], atol=1e-5)
-
-
-async def test_trap_15_an_evaluation_at_a_pinned_version_never_mixes_two(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    await rig.replica.follow(rig.objects, "c")
-    await rig.replica.pin(0)
-    answering = asyncio.create_task(sample(rig.replica, "s", limit=60))
-    while (await rig.replica.statistics())["generated_tokens"] < 5:
-        await asyncio.sleep(0)
-    with pytest.raises(EngineError, match="pinned to version 0"):
-        await rig.update(1)
-    assert set((await answering).weight_versions_T.tolist()) == {0}
-    assert_same(await sample(rig.replica, "t"), await sample(await rig.fresh(0), "t"))
