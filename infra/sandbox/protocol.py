@@ -47,8 +47,7 @@ class SandboxLimits(SandboxRecord):
 class ExecResult(SandboxRecord):
     """How a command ended.
 
-    `output` is stdout and stderr as they came (stdout alone when they were asked for apart), cut in
-    the middle when `truncated`.
+    `output` is stdout and stderr as they came, cut in the middle when `truncated`.
     """
 
     exit_code: int = Field(description="negative: ended by that signal")
@@ -56,7 +55,6 @@ class ExecResult(SandboxRecord):
     truncated: bool
     timed_out: bool
     wall_seconds: float
-    stderr: bytes = Field(default=b"", description="empty unless asked for apart from stdout")
     out_of_memory: bool = Field(
         default=False, description="the kernel ended a process of the box for memory meanwhile"
     )
@@ -121,25 +119,6 @@ class SandboxStats(SandboxRecord):
     num_processes: int
     written_bytes: int = Field(description="in /repo, since it was made")
     expires_in_seconds: float
-
-
-class FileKind(StrEnum):
-    """What a path is; links are not followed."""
-
-    FILE = "file"
-    FOLDER = "folder"
-    LINK = "link"
-    OTHER = "other"
-
-
-class FileStatus(SandboxRecord):
-    """A path in a sandbox."""
-
-    path: str
-    kind: FileKind
-    num_bytes: int
-    modified_ns: int
-    is_executable: bool
 
 
 class TestOutcome(StrEnum):
@@ -221,20 +200,12 @@ class Sandbox(Protocol):
         ...
 
     async def exec(
-        self,
-        command: str | Sequence[str],
-        timeout_seconds: float,
-        output_cap_bytes: int = 16_384,
-        *,
-        directory: str = ".",
-        environment: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        separate_stderr: bool = False,
+        self, command: str, timeout_seconds: float, output_cap_bytes: int = 16_384
     ) -> ExecResult:
-        """Run a shell command (str) or a program with arguments (anything else).
+        """Run a shell command in /repo, with nothing to read on stdin.
 
         It has its own process group, which gets TERM and then KILL at the time limit; what it
-        printed is kept.
+        printed is kept, the middle left out over the cap.
         """
         ...
 
@@ -247,11 +218,7 @@ class Sandbox(Protocol):
         ...
 
     async def list(self, path: str = ".") -> tuple[str, ...]:
-        """Sorted names in a folder; folders end with a slash."""
-        ...
-
-    async def read_files(self, paths: Sequence[str]) -> tuple[bytes | SandboxError, ...]:
-        """Many reads in one round trip, answered in their order; a failed one is its error."""
+        """Sorted names in a folder; folders end with a slash. OutputLimit over 20,000."""
         ...
 
     async def write_files(self, files: Mapping[str, bytes | None]) -> dict[str, SandboxError]:
@@ -259,10 +226,6 @@ class Sandbox(Protocol):
 
         Each write alone is atomic, they are not so together.
         """
-        ...
-
-    async def list_files(self, path: str = ".", *, max_depth: int = 1) -> tuple[FileStatus, ...]:
-        """What is below a folder, by path; OutputLimit over 20,000 entries."""
         ...
 
     async def diff(self, base: Snapshot | None = None) -> dict[str, bytes | None]:

@@ -58,7 +58,7 @@ async def measure_boxes(repeats: int) -> dict[str, float]:
     for box in boxes[1:]:
         await box.close()
     box = boxes[0]
-    figures["exec"] = await time_ms(lambda _: box.exec(["true"], 30), repeats)
+    figures["exec"] = await time_ms(lambda _: box.exec("true", 30), repeats)
     figures["read"] = await time_ms(lambda _: box.read(_PATH), repeats)
     figures["write"] = await time_ms(lambda _: box.write(_PATH, b"x = 1\n"), repeats)
     figures["diff"] = await time_ms(lambda _: box.diff(), repeats)

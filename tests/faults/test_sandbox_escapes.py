@@ -1,7 +1,9 @@
 """What an agent tries in order to get out of its sandbox, to break it, or to find the answer."""
 
 import asyncio
+import contextlib
 import os
+import shlex
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,9 +53,9 @@ def fresh(bench) -> Iterator[Sandbox]:
 def test_host_files_are_not_there(bench, shared, tmp_path):
     secret = tmp_path / "secret.txt"
     secret.write_text("host secret")
-    looked = f"cat {secret}; ls {tmp_path} {Path.home()} /root /home /var /work /mnt /opt /srv; "
-    looked += "cat /etc/passwd /etc/shadow /etc/hostname; find / -name secret.txt 2>/dev/null"
-    seen = bench.run(shared.exec(looked, COMMAND_SECONDS, separate_stderr=True)).output
+    looked = f"exec 2>/dev/null; cat {secret}; ls {tmp_path} {Path.home()} /root /home /var /work /mnt /opt /srv; "
+    looked += "cat /etc/passwd /etc/shadow /etc/hostname; find / -name secret.txt"
+    seen = bench.run(shared.exec(looked, COMMAND_SECONDS)).output
     assert seen.replace(b"/opt:\npython\n", b"").strip() == b""
 
 
@@ -101,7 +103,10 @@ def test_abstract_sockets_of_the_host_are_not_reached(bench, shared):
         "import socket\ntry: socket.socket(socket.AF_UNIX).connect('\\0ostinato-escape-test')\n"
         "except OSError: print('closed')\n"
     )
-    assert bench.run(shared.exec(["python3", "-c", script], COMMAND_SECONDS)).output == b"closed\n"
+    assert (
+        bench.run(shared.exec(f"python3 -c {shlex.quote(script)}", COMMAND_SECONDS)).output
+        == b"closed\n"
+    )
     listener.close()
 
 
@@ -114,7 +119,7 @@ def test_fork_bomb_is_stopped_and_the_box_goes_on(bench, fresh):
 
 def test_memory_hogs_end_and_the_box_goes_on(bench, fresh):
     hog = "x = []\nwhile True: x.append(bytearray(8 << 20))"
-    result = bench.run(fresh.exec(["python3", "-c", hog], COMMAND_SECONDS))
+    result = bench.run(fresh.exec(f"python3 -c {shlex.quote(hog)}", COMMAND_SECONDS))
     assert result.exit_code != 0
     many = f"for i in 1 2 3 4 5 6; do python3 -c '{hog.replace(chr(10), chr(10))}' & done; wait"
     bench.run(fresh.exec(many, COMMAND_SECONDS))
@@ -151,7 +156,7 @@ def test_server_is_closed_to_inspection_and_signals(bench, shared):
         "try: open('/proc/1/mem', 'r+b'); print('opened')\n"
         "except OSError as error: print(type(error).__name__)\n"
     )
-    seen = bench.run(shared.exec(["python3", "-c", script], COMMAND_SECONDS)).output
+    seen = bench.run(shared.exec(f"python3 -c {shlex.quote(script)}", COMMAND_SECONDS)).output
     assert seen.splitlines()[0].startswith(b"-1")
     assert b"opened" not in seen
     command = (
@@ -166,17 +171,19 @@ def test_control_channel_is_not_inherited(bench, shared):
     script = (
         "import os\nfor n in range(3, 256):\n try: os.fstat(n); print(n)\n except OSError: pass"
     )
-    assert bench.run(shared.exec(["python3", "-c", script], COMMAND_SECONDS)).output == b""
+    assert (
+        bench.run(shared.exec(f"python3 -c {shlex.quote(script)}", COMMAND_SECONDS)).output == b""
+    )
 
 
 def test_privileges_are_not_gained(bench, shared):
     command = (
-        "unshare --user true && echo userns; unshare --net true && echo netns; "
+        "exec 2>/dev/null; unshare --user true && echo userns; unshare --net true && echo netns; "
         "mount -t tmpfs none /tmp && echo mounted; chroot / true && echo chroot; "
         "mknod /tmp/sda b 8 0 && echo device; grep -c . /proc/kallsyms > /dev/null; "
         "grep NoNewPrivs /proc/self/status; grep CapEff /proc/self/status; id -u"
     )
-    seen = bench.run(shared.exec(command, COMMAND_SECONDS, separate_stderr=True)).output.split()
+    seen = bench.run(shared.exec(command, COMMAND_SECONDS)).output.split()
     assert seen == [b"NoNewPrivs:", b"1", b"CapEff:", b"0000000000000000", b"1000"]
 
 
@@ -202,14 +209,14 @@ def test_links_and_dots_lead_no_tool_outside(bench, shared, path):
 
     async def use_every_tool():
         outcomes = [
-            *await shared.read_files([path]),
             (await shared.write_files({path: b"escaped"})).get(path),
             (await shared.write_files({path: None})).get(path),
         ]
-        try:
-            outcomes.append(await shared.list_files(path))
-        except SandboxError as error:
-            outcomes.append(error)
+        for tool in (shared.read, shared.list):
+            try:
+                outcomes.append(await tool(path))
+            except SandboxError as error:
+                outcomes.append(error)
         return outcomes
 
     assert all(isinstance(outcome, SandboxError) for outcome in bench.run(use_every_tool()))
@@ -223,13 +230,14 @@ def test_links_swapped_while_a_tool_reads_lead_nowhere(bench, fresh):
         swapping = asyncio.create_task(fresh.exec(swap, COMMAND_SECONDS))
         answers = []
         for _ in range(200):
-            answers += await fresh.read_files(["turn/maps"])
+            with contextlib.suppress(SandboxError):
+                answers.append(await fresh.read("turn/maps"))
         await fresh.exec("kill -9 -1", COMMAND_SECONDS)
         await swapping
         return answers
 
     answers = bench.run(race())
-    assert {answer for answer in answers if isinstance(answer, bytes)} <= {b"fine\n"}
+    assert set(answers) <= {b"fine\n"}
 
 
 def test_snapshots_do_not_follow_what_the_box_planted(bench, fresh, tmp_path):
@@ -288,7 +296,7 @@ def test_flood_from_a_daemon_ends_with_its_command(bench, shared):
 def test_folders_deeper_than_a_path_can_be_end_their_own_box_alone(bench, fresh):
     deep = "import os\nfor n in range(1500):\n os.mkdir('d' * 9)\n os.chdir('d' * 9)"
     other = bench.create()
-    bench.run(fresh.exec(["python3", "-c", deep], COMMAND_SECONDS))
+    bench.run(fresh.exec(f"python3 -c {shlex.quote(deep)}", COMMAND_SECONDS))
     with pytest.raises(SandboxError):
         bench.run(fresh.diff())
     assert bench.is_usable(other)
@@ -299,7 +307,7 @@ def test_names_that_break_tools_are_only_names(bench, fresh):
     bench.shell(
         fresh, "touch -- '-rf' '$(id)' 'a\nb' \"q'q\" 'back\\slash' '\"' \"$(printf '\\377')\""
     )
-    names = {item.path for item in bench.run(fresh.list_files("."))}
+    names = set(bench.run(fresh.list(".")))
     assert {"-rf", "$(id)", "a\nb", "q'q", "back\\slash", '"'} <= names
     assert len(bench.run(fresh.diff())) == 7
 
@@ -367,7 +375,7 @@ def test_no_vendored_package_lies_in_the_system(bench, shared):
     assert not [path for path in found.splitlines() if path.endswith(b".whl")]
     assert folders.intersection(PACKAGES) <= {"packaging"}  # the test runner itself needs that one
     probe = f"import importlib.util as u; print([n for n in {list(PACKAGES)} if u.find_spec(n)])"
-    seen = bench.run(shared.exec(["python3", "-c", probe], COMMAND_SECONDS)).output
+    seen = bench.run(shared.exec(f"python3 -c {shlex.quote(probe)}", COMMAND_SECONDS)).output
     assert seen == b"['packaging']\n"
 
 

@@ -1,8 +1,7 @@
 """Commands and files of a running box, whatever runs the box: requests to inside/agent/agent.c."""
 
 import os
-import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from ostinato.infra.platform.errors import (
@@ -11,17 +10,11 @@ from ostinato.infra.platform.errors import (
     SandboxError,
     SandboxNotFound,
 )
-from ostinato.infra.sandbox.protocol import (
-    ExecResult,
-    FileKind,
-    FileStatus,
-)
+from ostinato.infra.sandbox.protocol import ExecResult
 
 FILE_SECONDS = 20.0
 MARGIN_SECONDS = 20.0  # the box signals twice after the time limit, and the host may be loaded
 _MAX_BATCH_BYTES = 96 << 20
-_STATUS = struct.Struct(">cBQqI")
-_KINDS = {b"f": FileKind.FILE, b"d": FileKind.FOLDER, b"l": FileKind.LINK}
 _ERRORS: dict[str, type[SandboxError]] = {
     "invalid": InvalidArgument,
     "not_found": SandboxNotFound,
@@ -29,7 +22,6 @@ _ERRORS: dict[str, type[SandboxError]] = {
 }
 
 Blobs = tuple[bytes, ...]
-Messages = list[bytes]  # BoxTools has a method called list
 
 
 class Channel(Protocol):
@@ -73,44 +65,40 @@ class BoxTools:
         return 0
 
     async def exec(
-        self,
-        command: str | Sequence[str],
-        timeout_seconds: float,
-        output_cap_bytes: int = 16_384,
-        *,
-        directory: str = ".",
-        environment: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        separate_stderr: bool = False,
+        self, command: str, timeout_seconds: float, output_cap_bytes: int = 16_384
     ) -> ExecResult:
-        """Run a shell command (str) or a program with arguments (anything else) in /repo.
+        """Run a shell command in /repo.
 
         On time-out its process group is ended and what it printed is kept.
         """
-        if timeout_seconds <= 0 or output_cap_bytes < 0:
+        if timeout_seconds <= 0 or output_cap_bytes < 0 or "\0" in command:
             raise InvalidArgument(
                 f"exec in {self.channel.name}: timeout is {timeout_seconds} s and output cap "
-                f"{output_cap_bytes} bytes, wanted more than 0 and at least 0"
+                f"{output_cap_bytes} bytes, wanted more than 0, at least 0 and no zero byte in "
+                f"{command[:80]!r}"
             )
-        blobs, counts = _command_blobs(command, directory, environment, stdin)
         kills_before = self.count_memory_kills()
-        reply, outputs = await self.channel.request(
+        reply, (output,) = await self.channel.request(
             "exec",
             timeout_seconds + MARGIN_SECONDS,
-            blobs=blobs,
+            blobs=(os.fsencode(command),),
             timeout_seconds=float(timeout_seconds),
             output_cap_bytes=output_cap_bytes,
-            separate=int(separate_stderr),
-            **counts,
         )
-        return self._result(reply, outputs, kills_before)
+        return ExecResult(
+            exit_code=reply["exit_code"],
+            output=output,
+            truncated=bool(reply["truncated"]),
+            timed_out=bool(reply["timed_out"]),
+            out_of_memory=self.count_memory_kills() > kills_before,
+            wall_seconds=reply["wall_seconds"],
+            cpu_seconds=reply["cpu_seconds"],
+        )
 
     async def read(self, path: str) -> bytes:
         """Content of a file, at most 8 MiB."""
-        (answer,) = await self.read_files((path,))
-        if isinstance(answer, SandboxError):
-            raise answer
-        return answer
+        _, (content,) = await self.channel.request("read", FILE_SECONDS, blobs=_paths((path,)))
+        return content
 
     async def write(self, path: str, content: bytes) -> None:
         """Replace a file atomically; folders are made, an executable bit stays."""
@@ -119,22 +107,8 @@ class BoxTools:
 
     async def list(self, path: str = ".") -> tuple[str, ...]:
         """Sorted names in a folder; folders end with a slash."""
-        return tuple(
-            sorted(
-                status.path + ("/" if status.kind is FileKind.FOLDER else "")
-                for status in await self.list_files(path)
-                if status.path != "__pycache__"
-            )
-        )
-
-    async def read_files(self, paths: Sequence[str]) -> tuple[bytes | SandboxError, ...]:
-        """Many reads in one round trip, answered in their order; a failed one is its error."""
-        reply, blobs = await self.channel.request("read", FILE_SECONDS, blobs=_paths(paths))
-        answers = zip(paths, reply["kinds"], blobs, strict=True)
-        return tuple(
-            self._item_error("read", path, kind, blob) if kind else blob
-            for path, kind, blob in answers
-        )
+        _, names = await self.channel.request("list", FILE_SECONDS, blobs=_paths((path,)))
+        return tuple(sorted(os.fsdecode(name) for name in names if name != b"__pycache__/"))
 
     async def write_files(self, files: Mapping[str, bytes | None]) -> dict[str, SandboxError]:
         """Write and remove (None) files in one round trip; the errors by path."""
@@ -156,60 +130,12 @@ class BoxTools:
         )
         answers = zip(files, reply["kinds"], messages, strict=True)
         return {
-            path: self._item_error("write", path, kind, message)
+            path: error_of_kind(
+                kind, f"write {path!r} in {self.channel.name}: {message.decode(errors='replace')}"
+            )
             for path, kind, message in answers
             if kind
         }
-
-    async def list_files(self, path: str = ".", *, max_depth: int = 1) -> tuple[FileStatus, ...]:
-        """What is below a folder, by path; OutputLimit over 20,000 entries."""
-        _, blobs = await self.channel.request(
-            "list", FILE_SECONDS, blobs=_paths((path,)), max_depth=max_depth
-        )
-        return tuple(sorted(_unpack(blobs[0]), key=lambda status: status.path))
-
-    def _item_error(self, operation: str, path: str, kind: str, message: bytes) -> SandboxError:
-        text = message.decode(errors="replace")
-        return error_of_kind(kind, f"{operation} {path!r} in {self.channel.name}: {text}")
-
-    def _result(self, reply: dict[str, Any], outputs: Messages, kills_before: int) -> ExecResult:
-        return ExecResult(
-            exit_code=reply["exit_code"],
-            output=outputs[0],
-            stderr=outputs[1] if len(outputs) > 1 else b"",
-            truncated=bool(reply["truncated"]),
-            timed_out=bool(reply["timed_out"]),
-            out_of_memory=self.count_memory_kills() > kills_before,
-            wall_seconds=reply["wall_seconds"],
-            cpu_seconds=reply["cpu_seconds"],
-        )
-
-
-def _command_blobs(
-    command: str | Sequence[str],
-    directory: str,
-    environment: Mapping[str, str] | None,
-    stdin: bytes,
-) -> tuple[Blobs, dict[str, int]]:
-    arguments = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
-    if not arguments or any("\0" in argument for argument in arguments):
-        raise InvalidArgument(f"command {arguments!r}: wanted a program and no zero bytes")
-    pairs = _pairs(environment)
-    blobs = (_folder(directory), stdin, *map(os.fsencode, arguments), *pairs)
-    return blobs, {"arguments": len(arguments), "variables": len(pairs)}
-
-
-def _pairs(environment: Mapping[str, str] | None) -> Blobs:
-    for name in environment or {}:
-        if not name or "=" in name or "\0" in name:
-            raise InvalidArgument(
-                f"environment: name {name!r}, wanted one without = and zero bytes"
-            )
-    return tuple(os.fsencode(f"{name}={value}") for name, value in (environment or {}).items())
-
-
-def _folder(directory: str) -> bytes:
-    return _path(directory if directory.startswith("/") else f"/repo/{directory}")
 
 
 def _paths(paths: Iterable[str]) -> Blobs:
@@ -220,22 +146,3 @@ def _path(path: str) -> bytes:
     if not path or "\0" in path:
         raise InvalidArgument(f"path {path!r}: wanted at least one character and no zero bytes")
     return os.fsencode(path)
-
-
-def _unpack(packed: bytes) -> list[FileStatus]:
-    statuses, place = [], 0
-    while place < len(packed):
-        kind, executable, num_bytes, modified_ns, length = _STATUS.unpack_from(packed, place)
-        place += _STATUS.size
-        name = os.fsdecode(packed[place : place + length])
-        place += length
-        statuses.append(
-            FileStatus(
-                path=name,
-                kind=_KINDS.get(kind, FileKind.OTHER),
-                num_bytes=num_bytes,
-                modified_ns=modified_ns,
-                is_executable=bool(executable),
-            )
-        )
-    return statuses

@@ -26,35 +26,8 @@
 
 /* ---- operations ---- */
 
-/* Answers of a batch of paths: a kind for each (empty: done), with the content or the message. */
-static void answer_each(const Request *request, int step, int (*action)(const Request *, int, Bytes *)) {
-    Reply reply = {0};
-    Bytes kinds = {0};
-    for (int index = 0; index * step < request->num_blobs; index++) {
-        Bytes content = {0};
-        error_kind[0] = 0;
-        action(request, index, &content);
-        print(&kinds, "%s\"%s\"", index ? ", " : "", error_kind);
-        if (error_kind[0]) give(&reply, error_text, strlen(error_text));
-        else give(&reply, content.data, content.size);
-        release(&content);
-    }
-    print(&reply.header, ", \"kinds\": [");
-    add(&reply.header, kinds.data, kinds.size);
-    print(&reply.header, "]");
-    release(&kinds);
-    send_reply(request->id, &reply);
-}
-
-static int read_one(const Request *request, int index, Bytes *content) {
-    char *path = copy_text(blob(request, index));
-    int failed = read_whole(path, content);
-    free(path);
-    return failed;
-}
-
-static int write_one(const Request *request, int index, Bytes *content) {
-    (void)content;
+/* Blobs: path and content, again and again; `removed` says where the path is removed instead. */
+static int write_one(const Request *request, int index) {
     char *path = copy_text(blob(request, 2 * index));
     int failed = item(request, "removed", index) ? remove_path(path)
                                                  : write_whole(path, blob(request, 2 * index + 1));
@@ -62,20 +35,41 @@ static int write_one(const Request *request, int index, Bytes *content) {
     return failed;
 }
 
-static int do_read(const Request *request) { answer_each(request, 1, read_one); return 0; }
+static int do_read(const Request *request) {
+    char *path = copy_text(blob(request, 0));
+    Bytes content = {0};
+    Reply reply = {0};
+    int failed = read_whole(path, &content);
+    free(path);
+    if (!failed) { give(&reply, content.data, content.size); send_reply(request->id, &reply); }
+    release(&content);
+    return failed;
+}
 
-static int do_write(const Request *request) { answer_each(request, 2, write_one); return 0; }
+static int do_write(const Request *request) {
+    Reply reply = {0};
+    Bytes kinds = {0};
+    for (int index = 0; index * 2 < request->num_blobs; index++) {
+        error_kind[0] = 0;
+        write_one(request, index);
+        print(&kinds, "%s\"%s\"", index ? ", " : "", error_kind);
+        give(&reply, error_text, error_kind[0] ? strlen(error_text) : 0);
+    }
+    print(&reply.header, ", \"kinds\": [");
+    add(&reply.header, kinds.data, kinds.size);
+    print(&reply.header, "]");
+    release(&kinds);
+    send_reply(request->id, &reply);
+    return 0;
+}
 
 static int do_list(const Request *request) {
     char *path = copy_text(blob(request, 0));
-    int folder = open_below(path, O_DIRECTORY | O_RDONLY), count = 0;
-    free(path);
-    if (folder < 0) return -1;
-    Bytes packed = {0};
-    int failed = list_below(folder, "", number(request, "max_depth"), &packed, &count);
     Reply reply = {0};
-    if (!failed) { give(&reply, packed.data, packed.size); send_reply(request->id, &reply); }
-    release(&packed);
+    int failed = list_names(path, &reply);
+    free(path);
+    if (failed) release_reply(&reply);
+    else send_reply(request->id, &reply);
     return failed;
 }
 
@@ -97,14 +91,12 @@ static int do_hello(const Request *request) {
     return send_nothing(request);
 }
 
-static int do_exec(const Request *request) { return start_command(request) ? 0 : -1; }
-
 static int do_pause(const Request *request) { kill(-1, SIGSTOP); return send_nothing(request); }
 
 static int do_resume(const Request *request) { kill(-1, SIGCONT); return send_nothing(request); }
 
 static const struct { const char *name; int (*action)(const Request *); } operations[] = {
-    {"hello", do_hello}, {"exec", do_exec}, {"read", do_read}, {"write", do_write},
+    {"hello", do_hello}, {"exec", start_command}, {"read", do_read}, {"write", do_write},
     {"list", do_list}, {"pause", do_pause}, {"resume", do_resume},
 #ifdef MORE_OPERATIONS
     MORE_OPERATIONS
@@ -171,18 +163,17 @@ static void on_child(int number) {
 /* Descriptors to wait for: the stream, the wake-up pipe, and every open output with its owner. */
 static int list_polled(struct pollfd **polled, Output ***owners, int wake_read) {
     int count = 2, room = 2;
-    for (Process *process = processes; process; process = process->next) room += 2;
+    for (Process *process = processes; process; process = process->next) room++;
     *polled = realloc(*polled, room * sizeof **polled);
     *owners = realloc(*owners, room * sizeof **owners);
     if (!*polled || !*owners) _exit(70);
     (*polled)[0] = (struct pollfd){control, POLLIN, 0};
     (*polled)[1] = (struct pollfd){wake_read, POLLIN, 0};
-    for (Process *process = processes; process; process = process->next)
-        for (int index = 0; index < process->num_outputs; index++) {
-            if (process->outputs[index].pipe < 0) continue;
-            (*owners)[count] = &process->outputs[index];
-            (*polled)[count++] = (struct pollfd){process->outputs[index].pipe, POLLIN, 0};
-        }
+    for (Process *process = processes; process; process = process->next) {
+        if (process->output.pipe < 0) continue;
+        (*owners)[count] = &process->output;
+        (*polled)[count++] = (struct pollfd){process->output.pipe, POLLIN, 0};
+    }
     return count;
 }
 

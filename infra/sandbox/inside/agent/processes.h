@@ -60,20 +60,13 @@ typedef struct Process {
     pid_t id;
     long request;
     double started, deadline;
-    int timed_out, num_outputs;
-    Output outputs[2];
+    int timed_out;
+    Output output;
 } Process;
 
 static Process *processes;
 
-static int copy_high(int descriptor) { return fcntl(descriptor, F_DUPFD_CLOEXEC, 64); }
-
-static pid_t start(const char *folder, char **arguments, char **variables, int ends[3]) {
-    struct stat status;
-    if (stat(folder, &status) || !S_ISDIR(status.st_mode)) {
-        fail("invalid", "no such folder: %s", folder);
-        return -1;
-    }
+static pid_t start(const char *command, int output) {
     pid_t id = fork();
     if (id < 0) fail("invalid", "no process could be started: %s", strerror(errno));
     if (id) return id;
@@ -84,12 +77,12 @@ static pid_t start(const char *folder, char **arguments, char **variables, int e
     /* When the box is over its memory, commands go first and this server last. */
     int file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (file >= 0) { if (write(file, "1000", 4) < 0) {} close(file); }
-    int copies[3];
-    for (int index = 0; index < 3; index++) copies[index] = copy_high(ends[index]);
-    for (int index = 0; index < 3; index++) dup2(copies[index], index);
-    for (; *variables; variables++) putenv(*variables);
-    if (chdir(folder) == 0) execvp(arguments[0], arguments);
-    dprintf(2, "%s: %s\n", arguments[0], strerror(errno));
+    int copy = fcntl(output, F_DUPFD_CLOEXEC, 64);
+    dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), 0);
+    dup2(copy, 1);
+    dup2(copy, 2);
+    if (chdir(ROOT) == 0) execl("/bin/sh", "/bin/sh", "-c", command, NULL);
+    dprintf(2, "/bin/sh in %s: %s\n", ROOT, strerror(errno));
     _exit(127);
 }
 
@@ -98,74 +91,36 @@ static void signal_group(pid_t id, int number) {
     if (killpg(id, number)) kill(id, number);
 }
 
-static char **texts(const Request *request, int first, int count) {
-    char **list = calloc(count + 1, sizeof *list);
-    if (!list) _exit(70);
-    for (int index = 0; index < count; index++) list[index] = copy_text(blob(request, first + index));
-    return list;
-}
-
-static void free_texts(char **list) {
-    for (char **text = list; *text; text++) free(*text);
-    free(list);
-}
-
-static int open_input(Blob text) {
-    if (!text.size) return open("/dev/null", O_RDONLY | O_CLOEXEC);
-    int file = memfd_create("stdin", MFD_CLOEXEC);
-    if (file < 0) return -1;
-    write_all(file, text.data, text.size);
-    lseek(file, 0, SEEK_SET);
-    return file;
-}
-
-/* Blobs: folder, stdin, arguments, NAME=value pairs. NULL when it could not be started. */
-static Process *start_command(const Request *request) {
-    int count = number(request, "arguments"), outputs = number(request, "separate") ? 2 : 1;
-    int pipes[2][2] = {{-1, -1}, {-1, -1}};
-    for (int index = 0; index < outputs; index++) {
-        if (pipe2(pipes[index], O_CLOEXEC)) { fail_system("pipe"); return NULL; }
-        fcntl(pipes[index][0], F_SETFL, O_NONBLOCK);
-    }
-    int input = open_input(blob(request, 1));
-    char *folder = copy_text(blob(request, 0)), **arguments = texts(request, 2, count);
-    char **pairs = texts(request, 2 + count, number(request, "variables"));
-    int ends[3] = {input, pipes[0][1], pipes[outputs - 1][1]};
-    pid_t id = start(folder, arguments, pairs, ends);
-    close(input);
-    free(folder);
-    free_texts(arguments);
-    free_texts(pairs);
-    for (int index = 0; index < outputs; index++) close(pipes[index][1]);
-    if (id < 0) {
-        for (int index = 0; index < outputs; index++) close(pipes[index][0]);
-        return NULL;
-    }
+/* Runs the shell command of the only blob; its request is answered when it has ended. */
+static int start_command(const Request *request) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC)) return fail_system("pipe");
+    fcntl(ends[0], F_SETFL, O_NONBLOCK);
+    char *command = copy_text(blob(request, 0));
+    pid_t id = start(command, ends[1]);
+    free(command);
+    close(ends[1]);
+    if (id < 0) { close(ends[0]); return -1; }
     Process *process = calloc(1, sizeof *process);
     if (!process) _exit(70);
     process->id = id;
     process->request = request->id;
     process->started = now();
     process->deadline = process->started + number(request, "timeout_seconds");
-    process->num_outputs = outputs;
+    process->output.pipe = ends[0];
+    process->output.half = number(request, "output_cap_bytes") / 2;
     process->next = processes;
-    for (int index = 0; index < 2; index++) {
-        process->outputs[index].pipe = pipes[index][0];
-        process->outputs[index].half = number(request, "output_cap_bytes") / 2;
-    }
     processes = process;
-    return process;
+    return 0;
 }
 
 static void forget(Process *process) {
     Process **place = &processes;
     while (*place != process) place = &(*place)->next;
     *place = process->next;
-    for (int index = 0; index < 2; index++) {
-        close_output(&process->outputs[index]);
-        release(&process->outputs[index].head);
-        release(&process->outputs[index].tail);
-    }
+    close_output(&process->output);
+    release(&process->output.head);
+    release(&process->output.tail);
     free(process);
 }
 
@@ -175,15 +130,13 @@ static void finish(Process *process, int status, const struct rusage *usage) {
     int exit_code = WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
     double cpu = usage->ru_utime.tv_sec + usage->ru_stime.tv_sec +
                  (usage->ru_utime.tv_usec + usage->ru_stime.tv_usec) / 1e6;
-    for (int index = 0; index < process->num_outputs; index++) drain(&process->outputs[index]);
+    drain(&process->output);
     signal_group(process->id, SIGKILL);
-    int truncated = process->outputs[0].dropped || process->outputs[1].dropped;
     print(&reply.header, ", \"exit_code\": %d, \"truncated\": %s, \"timed_out\": %s", exit_code,
-          truncated ? "true" : "false", process->timed_out ? "true" : "false");
+          process->output.dropped ? "true" : "false", process->timed_out ? "true" : "false");
     print(&reply.header, ", \"wall_seconds\": %.6f, \"cpu_seconds\": %.6f",
           now() - process->started, cpu);
-    for (int index = 0; index < process->num_outputs; index++)
-        give_output(&reply, &process->outputs[index]);
+    give_output(&reply, &process->output);
     send_reply(process->request, &reply);
     forget(process);
 }
