@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.sandbox.backends import SandboxKind, open_backend
+from ostinato.infra.sandbox.host.backend import NamespaceBackend
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
 from tests.fakes.repositories import WORDKIT, open_repository
 
 BACKENDS: dict[str, Callable[[], SandboxBackend]] = {
     kind.value: lambda kind=kind: open_backend(kind) for kind in SandboxKind
 }
+BACKENDS["copies"] = lambda: NamespaceBackend(overlays=False)
 MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
     "microvm": (pytest.mark.microvm, pytest.mark.timeout(600))
 }

@@ -25,7 +25,7 @@ def _interpreter_of_everyone() -> str:
     )
 
 
-def _run() -> dict:
+def _run(kind: str) -> dict:
     interpreter, options = sys.executable, {}
     folder = Path(tempfile.mkdtemp())
     if os.geteuid() == 0:
@@ -34,7 +34,7 @@ def _run() -> dict:
         options = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []}
     paths = f"{_ROOT}:{sysconfig.get_path('purelib')}:{sysconfig.get_path('platlib')}"
     done = subprocess.run(
-        [interpreter, "-m", "tests.contracts.unprivileged_sandbox", str(folder)],
+        [interpreter, "-m", "tests.contracts.unprivileged_sandbox", kind, str(folder)],
         env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
         cwd=folder,
         capture_output=True,
@@ -48,8 +48,9 @@ def _run() -> dict:
 
 
 @pytest.mark.timeout(240)
-def test_layers_work_without_rights():
-    told = _run()
+@pytest.mark.parametrize("kind", ["overlays", "copies"])
+def test_layers_work_without_rights(kind):
+    told = _run(kind)
     assert told["capabilities"] == "0000000000000000"
     assert told["user"] != 0
     assert told["edited"] == ""

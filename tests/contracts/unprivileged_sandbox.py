@@ -1,6 +1,6 @@
 """What test_sandbox_unprivileged.py runs as a user without rights: one JSON line tells what happened.
 
-Argument: folder that the user owns.
+Arguments: overlays or copies, folder that the user owns.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ _LOOK = (
 )
 
 
-async def use_backend(folder: Path) -> dict:
+async def use_backend(kind: str, folder: Path) -> dict:
     """Edit, snapshot, fork and limit, as the contract suite does with rights."""
     repository = folder / "repository"
     (repository / "pack").mkdir(parents=True)
     for name in ("gone.txt", "pack/a", "pack/b", "kept"):
         (repository / name).write_text(name)
-    backend = NamespaceBackend()
+    backend = NamespaceBackend(overlays=kind == "overlays")
     limits = SandboxLimits(processes=32, start_seconds=60.0, writable_bytes=32 << 20)
     sandbox = await backend.create(SandboxSpec(repository=repository, limits=limits))
     edited = await sandbox.exec(_EDITS, 60)
@@ -65,4 +65,4 @@ async def use_backend(folder: Path) -> dict:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(use_backend(Path(sys.argv[1])))))  # noqa: T201
+    print(json.dumps(asyncio.run(use_backend(sys.argv[1], Path(sys.argv[2])))))  # noqa: T201

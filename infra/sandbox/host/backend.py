@@ -1,7 +1,7 @@
 """The `namespace` backend: bubblewrap boxes over frozen layers, with file snapshots and forks.
 
 /repo of a box is an overlay: repository and layer below, the box's own writes in a host folder
-above, which is only ever copied.
+above, which is only ever copied. Where no overlay can be made, /repo is a copy of the files.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from ostinato.infra.platform.errors import (
     OutOfMemory,
     SandboxNotFound,
 )
-from ostinato.infra.sandbox.host.box import BoxProcess
+from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess, can_overlay
 from ostinato.infra.sandbox.host.channel import BoxChannel
 from ostinato.infra.sandbox.host.tools import FILE_SECONDS, BoxTools
 from ostinato.infra.sandbox.protocol import (
@@ -30,9 +30,11 @@ from ostinato.infra.sandbox.protocol import (
 )
 from ostinato.infra.sandbox.snapshots.layers import (
     Entries,
+    find_writes,
     measure_folder,
     read_entries,
     remove_folder,
+    write_entries,
 )
 from ostinato.infra.sandbox.snapshots.store import LayerStore, State
 
@@ -51,7 +53,9 @@ class NamespaceSandbox(BoxTools):
         state: State,
         folder: Path,
         box: BoxProcess,
+        copied: Entries | None,
     ) -> None:
+        """`copied`: what its folder held at first; None: nothing, since it lies over others."""
         self._channel = BoxChannel(box)
         super().__init__(self._channel)
         self.sandbox_id = folder.name
@@ -60,6 +64,7 @@ class NamespaceSandbox(BoxTools):
         self.folder = folder
         self._backend = backend
         self._box = box
+        self._copied = copied
         self._reading = asyncio.Lock()
         self._is_closed = False
 
@@ -90,9 +95,10 @@ class NamespaceSandbox(BoxTools):
         async with self._reading:
             await self.channel.request("pause", FILE_SECONDS)
             try:
-                return await asyncio.to_thread(read_entries, self.folder / "up")
+                entries = await asyncio.to_thread(read_entries, self.folder / "up")
             finally:
                 await self.channel.request("resume", FILE_SECONDS)
+        return entries if self._copied is None else find_writes(self._copied, entries)
 
     async def close(self) -> None:
         """End the box and free what it wrote. A second close does nothing."""
@@ -108,6 +114,7 @@ class NamespaceSandbox(BoxTools):
         if self.is_lost:
             return
         limit = self.spec.limits.writable_bytes
+        limit += sum(len(entry.content) for entry in (self._copied or {}).values())
         try:
             written = measure_folder(self.folder / "up")
         except (InvalidArgument, OSError) as error:
@@ -137,9 +144,15 @@ class NamespaceBackend:
 
     name = "namespace"
 
-    def __init__(self, directory: Path | None = None) -> None:
-        """`directory`: where layers and writes go. None: in memory where that works."""
+    def __init__(self, directory: Path | None = None, *, overlays: bool | None = None) -> None:
+        """`directory`: where layers and writes go; None: in memory where that works.
+
+        `overlays` None: where they can be made.
+        """
         self.store = LayerStore(directory)
+        self._has_overlays = (
+            can_overlay(self.store.directory.parent) if overlays is None else overlays
+        )
         self._numbers = itertools.count()
         self._looks = itertools.count()
         self._sandboxes: dict[str, NamespaceSandbox] = {}
@@ -231,15 +244,18 @@ class NamespaceBackend:
 
     async def _start(self, spec: SandboxSpec, state: State) -> NamespaceSandbox:
         folder = self.store.directory / f"b{next(self._numbers)}"
+        copied = None if self._has_overlays else self.store.whole(state)
         try:
-            box = self._start_box(spec, state, folder)
+            folder.mkdir()
+            mounts = self._mounts(state, folder / "up", copied)
+            box = BoxProcess(spec.limits, mounts, environment=spec.environment)
         except OSError as error:
             remove_folder(folder)
             raise CapacityExhausted(f"no room for one more box at {folder}: {error}") from error
         except BaseException:
             remove_folder(folder)
             raise
-        sandbox = NamespaceSandbox(self, spec, state, folder, box)
+        sandbox = NamespaceSandbox(self, spec, state, folder, box, copied)
         self._has_hard_limits = box.has_hard_limits
         self.store.hold(state)
         self._sandboxes[sandbox.sandbox_id] = sandbox
@@ -252,13 +268,17 @@ class NamespaceBackend:
             raise
         return sandbox
 
-    def _start_box(self, spec: SandboxSpec, state: State, folder: Path) -> BoxProcess:
-        lower = self.store.folders(state)
-        for place in (folder, folder / "up", folder / "work"):
+    def _mounts(self, state: State, up: Path, copied: Entries | None) -> tuple[str, ...]:
+        if copied is not None:
+            write_entries(copied, up)
+            return ("--bind", str(up), REPOSITORY_PATH)
+        work = up.with_name("work")
+        for place in (up, work):
             place.mkdir()
-        sources = [argument for path in lower for argument in ("--overlay-src", str(path))]
-        mounts = (*sources, "--overlay", str(folder / "up"), str(folder / "work"), "/repo")
-        return BoxProcess(spec.limits, mounts, environment=spec.environment)
+        lower = [
+            option for path in self.store.folders(state) for option in ("--overlay-src", str(path))
+        ]
+        return (*lower, "--overlay", str(up), str(work), REPOSITORY_PATH)
 
     def _find(self, sandbox: Sandbox) -> NamespaceSandbox:
         found = self._sandboxes.get(sandbox.sandbox_id)

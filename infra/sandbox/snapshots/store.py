@@ -5,7 +5,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ostinato.infra.platform.errors import InvalidArgument, OutputLimit
@@ -16,6 +16,7 @@ from ostinato.infra.sandbox.snapshots.layers import (
     entries_of_files,
     fold_entries,
     identify_entries,
+    read_entries,
     remove_folder,
     write_entries,
 )
@@ -54,6 +55,7 @@ class LayerStore:
         self._uses: Counter[str] = Counter()
         self._entries: dict[str, Entries] = {}
         self._hidden: dict[Path, Entries] = {}
+        self._read: dict[Path, Entries] = {}
 
     def base(self, repository: Path | None) -> State:
         """A repository without its caches and history."""
@@ -116,6 +118,20 @@ class LayerStore:
             write_entries(self.entries(state), partial)
             partial.rename(folder)
         return (lowest, folder)
+
+    def whole(self, state: State) -> Entries:
+        """All files of a state as one layer, for a box that gets a copy of them."""
+        if state.repository is None:
+            below: Entries = {}
+        else:
+            if state.repository not in self._read:
+                self._read[state.repository] = read_entries(state.repository)
+            below = self._read[state.repository]
+        return {
+            path: replace(entry, is_opaque=False)
+            for path, entry in fold_entries(below, self.entries(state)).items()
+            if entry.kind is not EntryKind.REMOVED
+        }
 
     def compare(
         self, before: State, after: State, writes: Entries | None = None
