@@ -102,23 +102,25 @@ class SandboxSpec(SandboxRecord):
     )
     environment: Mapping[str, str] = Field(default_factory=dict)
     limits: SandboxLimits = SandboxLimits()
-    ttl_seconds: float = Field(
-        default=1800.0, gt=0.0, description="without a renewal for so long it may be reaped"
-    )
-    labels: Mapping[str, str] = Field(default_factory=dict)
-    client_key: str = Field(
-        default="", description="a second create with the same key gives the same sandbox"
-    )
 
 
-class SandboxStats(SandboxRecord):
-    """What a sandbox uses now."""
+class FileKind(StrEnum):
+    """What a path is; links are not followed."""
 
-    memory_bytes: int
-    cpu_seconds: float
-    num_processes: int
-    written_bytes: int = Field(description="in /repo, since it was made")
-    expires_in_seconds: float
+    FILE = "file"
+    FOLDER = "folder"
+    LINK = "link"
+    OTHER = "other"
+
+
+class FileStatus(SandboxRecord):
+    """A path in a sandbox."""
+
+    path: str
+    kind: FileKind
+    num_bytes: int
+    modified_ns: int
+    is_executable: bool
 
 
 class TestOutcome(StrEnum):
@@ -200,9 +202,14 @@ class Sandbox(Protocol):
         ...
 
     async def exec(
-        self, command: str, timeout_seconds: float, output_cap_bytes: int = 16_384
+        self,
+        command: str,
+        timeout_seconds: float,
+        output_cap_bytes: int = 16_384,
+        *,
+        stdin: bytes = b"",
     ) -> ExecResult:
-        """Run a shell command in /repo, with nothing to read on stdin.
+        """Run a shell command in /repo.
 
         It has its own process group, which gets TERM and then KILL at the time limit; what it
         printed is kept, the middle left out over the cap.

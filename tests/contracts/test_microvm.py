@@ -377,7 +377,7 @@ def test_the_python_image_has_python_and_git(runner, backend):
             )
         ]
         (branch,) = await backend.fork(sandbox)
-        results.append(await branch.exec(["python3", "twice.py", "4"], SECONDS))
+        results.append(await branch.exec("python3 twice.py 4", SECONDS))
         for item in (sandbox, branch):
             await item.close()
         return [result.output for result in results]

@@ -41,9 +41,12 @@ def fresh(bench) -> Iterator[Sandbox]:
     bench.run(sandbox.close())
 
 
-def test_exec_runs_in_the_repository_with_nothing_on_stdin(bench, shared):
+def test_exec_runs_in_the_repository_and_reads_what_it_is_given(bench, shared):
     result = bench.run(shared.exec("pwd; cat; echo err >&2; exit 3", COMMAND_SECONDS))
     assert (result.exit_code, result.output) == (3, b"/repo\nerr\n")
+    text = b"x" * 300_000
+    result = bench.run(shared.exec("cat", COMMAND_SECONDS, 1 << 20, stdin=text))
+    assert result.output == text
 
 
 @pytest.mark.parametrize(("command", "seconds"), [("true", 0), ("true\0", 1)])

@@ -1,7 +1,8 @@
 """Commands and files of a running box, whatever runs the box: requests to inside/agent/agent.c."""
 
 import os
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ostinato.infra.platform.errors import (
@@ -10,11 +11,13 @@ from ostinato.infra.platform.errors import (
     SandboxError,
     SandboxNotFound,
 )
-from ostinato.infra.sandbox.protocol import ExecResult
+from ostinato.infra.sandbox.protocol import ExecResult, FileKind, FileStatus
 
 FILE_SECONDS = 20.0
 MARGIN_SECONDS = 20.0  # the box signals twice after the time limit, and the host may be loaded
 _MAX_BATCH_BYTES = 96 << 20
+_STATUS = struct.Struct(">cBQqI")
+_KINDS = {b"f": FileKind.FILE, b"d": FileKind.FOLDER, b"l": FileKind.LINK}
 _ERRORS: dict[str, type[SandboxError]] = {
     "invalid": InvalidArgument,
     "not_found": SandboxNotFound,
@@ -65,7 +68,12 @@ class BoxTools:
         return 0
 
     async def exec(
-        self, command: str, timeout_seconds: float, output_cap_bytes: int = 16_384
+        self,
+        command: str,
+        timeout_seconds: float,
+        output_cap_bytes: int = 16_384,
+        *,
+        stdin: bytes = b"",
     ) -> ExecResult:
         """Run a shell command in /repo.
 
@@ -81,7 +89,7 @@ class BoxTools:
         reply, (output,) = await self.channel.request(
             "exec",
             timeout_seconds + MARGIN_SECONDS,
-            blobs=(os.fsencode(command),),
+            blobs=(os.fsencode(command), stdin),
             timeout_seconds=float(timeout_seconds),
             output_cap_bytes=output_cap_bytes,
         )
@@ -97,8 +105,10 @@ class BoxTools:
 
     async def read(self, path: str) -> bytes:
         """Content of a file, at most 8 MiB."""
-        _, (content,) = await self.channel.request("read", FILE_SECONDS, blobs=_paths((path,)))
-        return content
+        (answer,) = await self.read_files((path,))
+        if isinstance(answer, SandboxError):
+            raise answer
+        return answer
 
     async def write(self, path: str, content: bytes) -> None:
         """Replace a file atomically; folders are made, an executable bit stays."""
@@ -107,8 +117,22 @@ class BoxTools:
 
     async def list(self, path: str = ".") -> tuple[str, ...]:
         """Sorted names in a folder; folders end with a slash."""
-        _, names = await self.channel.request("list", FILE_SECONDS, blobs=_paths((path,)))
-        return tuple(sorted(os.fsdecode(name) for name in names if name != b"__pycache__/"))
+        return tuple(
+            sorted(
+                status.path + ("/" if status.kind is FileKind.FOLDER else "")
+                for status in await self.list_files(path)
+                if status.path != "__pycache__"
+            )
+        )
+
+    async def read_files(self, paths: Sequence[str]) -> tuple[bytes | SandboxError, ...]:
+        """Many reads in one round trip, answered in their order; a failed one is its error."""
+        reply, blobs = await self.channel.request("read", FILE_SECONDS, blobs=_paths(paths))
+        answers = zip(paths, reply["kinds"], blobs, strict=True)
+        return tuple(
+            self._item_error("read", path, kind, blob) if kind else blob
+            for path, kind, blob in answers
+        )
 
     async def write_files(self, files: Mapping[str, bytes | None]) -> dict[str, SandboxError]:
         """Write and remove (None) files in one round trip; the errors by path."""
@@ -130,12 +154,21 @@ class BoxTools:
         )
         answers = zip(files, reply["kinds"], messages, strict=True)
         return {
-            path: error_of_kind(
-                kind, f"write {path!r} in {self.channel.name}: {message.decode(errors='replace')}"
-            )
+            path: self._item_error("write", path, kind, message)
             for path, kind, message in answers
             if kind
         }
+
+    async def list_files(self, path: str = ".", *, max_depth: int = 1) -> tuple[FileStatus, ...]:
+        """What is below a folder, by path; OutputLimit over 20,000 entries."""
+        _, blobs = await self.channel.request(
+            "list", FILE_SECONDS, blobs=_paths((path,)), max_depth=max_depth
+        )
+        return tuple(sorted(_unpack(blobs[0]), key=lambda status: status.path))
+
+    def _item_error(self, operation: str, path: str, kind: str, message: bytes) -> SandboxError:
+        text = message.decode(errors="replace")
+        return error_of_kind(kind, f"{operation} {path!r} in {self.channel.name}: {text}")
 
 
 def _paths(paths: Iterable[str]) -> Blobs:
@@ -146,3 +179,22 @@ def _path(path: str) -> bytes:
     if not path or "\0" in path:
         raise InvalidArgument(f"path {path!r}: wanted at least one character and no zero bytes")
     return os.fsencode(path)
+
+
+def _unpack(packed: bytes) -> list[FileStatus]:
+    statuses, place = [], 0
+    while place < len(packed):
+        kind, executable, num_bytes, modified_ns, length = _STATUS.unpack_from(packed, place)
+        place += _STATUS.size
+        name = os.fsdecode(packed[place : place + length])
+        place += length
+        statuses.append(
+            FileStatus(
+                path=name,
+                kind=_KINDS.get(kind, FileKind.OTHER),
+                num_bytes=num_bytes,
+                modified_ns=modified_ns,
+                is_executable=bool(executable),
+            )
+        )
+    return statuses

@@ -221,8 +221,7 @@ class TemplateStore:
         channel = MachineChannel(machine)
         try:
             archive = await asyncio.to_thread(repository.pack)
-            unpack = ("tar", "-xpf", "-")
-            result = await BoxTools(channel).exec(unpack, _FILL_SECONDS, stdin=archive)
+            result = await BoxTools(channel).exec("tar -xpf -", _FILL_SECONDS, stdin=archive)
             if result.exit_code:
                 raise SandboxError(f"the repository was not unpacked: {result.output[-800:]!r}")
             devices_file = self.folder / f"{name}.devices"

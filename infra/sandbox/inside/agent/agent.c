@@ -26,8 +26,36 @@
 
 /* ---- operations ---- */
 
+/* Answers of a batch of paths: a kind for each (empty: done), with the content or the message. */
+static void answer_each(const Request *request, int step, int (*action)(const Request *, int, Bytes *)) {
+    Reply reply = {0};
+    Bytes kinds = {0};
+    for (int index = 0; index * step < request->num_blobs; index++) {
+        Bytes content = {0};
+        error_kind[0] = 0;
+        action(request, index, &content);
+        print(&kinds, "%s\"%s\"", index ? ", " : "", error_kind);
+        if (error_kind[0]) give(&reply, error_text, strlen(error_text));
+        else give(&reply, content.data, content.size);
+        release(&content);
+    }
+    print(&reply.header, ", \"kinds\": [");
+    add(&reply.header, kinds.data, kinds.size);
+    print(&reply.header, "]");
+    release(&kinds);
+    send_reply(request->id, &reply);
+}
+
+static int read_one(const Request *request, int index, Bytes *content) {
+    char *path = copy_text(blob(request, index));
+    int failed = read_whole(path, content);
+    free(path);
+    return failed;
+}
+
 /* Blobs: path and content, again and again; `removed` says where the path is removed instead. */
-static int write_one(const Request *request, int index) {
+static int write_one(const Request *request, int index, Bytes *content) {
+    (void)content;
     char *path = copy_text(blob(request, 2 * index));
     int failed = item(request, "removed", index) ? remove_path(path)
                                                  : write_whole(path, blob(request, 2 * index + 1));
@@ -35,41 +63,20 @@ static int write_one(const Request *request, int index) {
     return failed;
 }
 
-static int do_read(const Request *request) {
-    char *path = copy_text(blob(request, 0));
-    Bytes content = {0};
-    Reply reply = {0};
-    int failed = read_whole(path, &content);
-    free(path);
-    if (!failed) { give(&reply, content.data, content.size); send_reply(request->id, &reply); }
-    release(&content);
-    return failed;
-}
+static int do_read(const Request *request) { answer_each(request, 1, read_one); return 0; }
 
-static int do_write(const Request *request) {
-    Reply reply = {0};
-    Bytes kinds = {0};
-    for (int index = 0; index * 2 < request->num_blobs; index++) {
-        error_kind[0] = 0;
-        write_one(request, index);
-        print(&kinds, "%s\"%s\"", index ? ", " : "", error_kind);
-        give(&reply, error_text, error_kind[0] ? strlen(error_text) : 0);
-    }
-    print(&reply.header, ", \"kinds\": [");
-    add(&reply.header, kinds.data, kinds.size);
-    print(&reply.header, "]");
-    release(&kinds);
-    send_reply(request->id, &reply);
-    return 0;
-}
+static int do_write(const Request *request) { answer_each(request, 2, write_one); return 0; }
 
 static int do_list(const Request *request) {
     char *path = copy_text(blob(request, 0));
-    Reply reply = {0};
-    int failed = list_names(path, &reply);
+    int folder = open_below(path, O_DIRECTORY | O_RDONLY), count = 0;
     free(path);
-    if (failed) release_reply(&reply);
-    else send_reply(request->id, &reply);
+    if (folder < 0) return -1;
+    Bytes packed = {0};
+    int failed = list_below(folder, "", number(request, "max_depth"), &packed, &count);
+    Reply reply = {0};
+    if (!failed) { give(&reply, packed.data, packed.size); send_reply(request->id, &reply); }
+    release(&packed);
     return failed;
 }
 

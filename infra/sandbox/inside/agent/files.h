@@ -124,27 +124,44 @@ static int write_whole(const char *path, Blob content) {
     return failed ? -1 : 0;
 }
 
-/* Names in a folder as blobs, those of folders with a slash. */
-static int list_names(const char *path, Reply *reply) {
-    int folder = open_below(path, O_DIRECTORY | O_RDONLY);
-    if (folder < 0) return -1;
+static void pack(Bytes *packed, const char *path, const struct stat *status) {
+    unsigned char head[22];
+    head[0] = S_ISREG(status->st_mode) ? 'f' : S_ISDIR(status->st_mode) ? 'd'
+              : S_ISLNK(status->st_mode) ? 'l' : 'o';
+    head[1] = (status->st_mode & 0100) != 0;
+    uint64_t size = status->st_size, length = strlen(path);
+    uint64_t modified = status->st_mtim.tv_sec * 1000000000ull + status->st_mtim.tv_nsec;
+    for (int index = 0; index < 8; index++) {
+        head[2 + index] = size >> (56 - 8 * index);
+        head[10 + index] = modified >> (56 - 8 * index);
+    }
+    for (int index = 0; index < 4; index++) head[18 + index] = length >> (24 - 8 * index);
+    add(packed, head, sizeof head);
+    add(packed, path, length);
+}
+
+static int list_below(int folder, const char *prefix, int depth, Bytes *packed, int *count) {
     DIR *entries = fdopendir(folder);
-    if (!entries) { close(folder); return fail_system(path); }
+    if (!entries) { close(folder); return fail_system(prefix); }
     struct dirent *entry;
-    while ((entry = readdir(entries))) {
+    int failed = 0;
+    while (!failed && (entry = readdir(entries))) {
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
-        if (reply->num_blobs >= MAX_ENTRIES) {
-            closedir(entries);
-            return fail("output_limit", "%s holds more than %d entries", path, MAX_ENTRIES);
-        }
         struct stat status;
-        char name[300];
+        char path[4096];
         if (fstatat(dirfd(entries), entry->d_name, &status, AT_SYMLINK_NOFOLLOW)) continue;
-        snprintf(name, sizeof name, "%s%s", entry->d_name, S_ISDIR(status.st_mode) ? "/" : "");
-        give(reply, name, strlen(name));
+        if (++*count > MAX_ENTRIES) failed = fail("output_limit", "more than %d entries", MAX_ENTRIES);
+        int size = snprintf(path, sizeof path, "%s%s", prefix, entry->d_name);
+        if (size + 2 > (int)sizeof path) continue;
+        pack(packed, path, &status);
+        if (failed || depth < 2 || !S_ISDIR(status.st_mode)) continue;
+        int inner = openat(dirfd(entries), entry->d_name, O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (inner < 0) continue;
+        strcat(path, "/");
+        failed = list_below(inner, path, depth - 1, packed, count);
     }
     closedir(entries);
-    return 0;
+    return failed;
 }
 
 static int remove_below(int folder, const char *name) {

@@ -129,13 +129,6 @@ static void write_all(int descriptor, const char *data, size_t size) {
     }
 }
 
-static void release_reply(Reply *reply) {
-    release(&reply->header);
-    release(&reply->sizes);
-    release(&reply->blobs);
-    reply->num_blobs = 0;
-}
-
 static void send_reply(long id, Reply *reply) {
     Bytes frame = {0};
     char prefix[8] = {0};
@@ -153,7 +146,10 @@ static void send_reply(long id, Reply *reply) {
     add(&frame, reply->blobs.data, reply->blobs.size);
     write_all(control, frame.data, frame.size);
     release(&frame);
-    release_reply(reply);
+    release(&reply->header);
+    release(&reply->sizes);
+    release(&reply->blobs);
+    reply->num_blobs = 0;
 }
 
 /* What went wrong with the current step: kind "" when nothing did. */

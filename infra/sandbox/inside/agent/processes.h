@@ -66,7 +66,7 @@ typedef struct Process {
 
 static Process *processes;
 
-static pid_t start(const char *command, int output) {
+static pid_t start(const char *command, int input, int output) {
     pid_t id = fork();
     if (id < 0) fail("invalid", "no process could be started: %s", strerror(errno));
     if (id) return id;
@@ -77,10 +77,10 @@ static pid_t start(const char *command, int output) {
     /* When the box is over its memory, commands go first and this server last. */
     int file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (file >= 0) { if (write(file, "1000", 4) < 0) {} close(file); }
-    int copy = fcntl(output, F_DUPFD_CLOEXEC, 64);
-    dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), 0);
-    dup2(copy, 1);
-    dup2(copy, 2);
+    int copies[2] = {fcntl(input, F_DUPFD_CLOEXEC, 64), fcntl(output, F_DUPFD_CLOEXEC, 64)};
+    dup2(copies[0], 0);
+    dup2(copies[1], 1);
+    dup2(copies[1], 2);
     if (chdir(ROOT) == 0) execl("/bin/sh", "/bin/sh", "-c", command, NULL);
     dprintf(2, "/bin/sh in %s: %s\n", ROOT, strerror(errno));
     _exit(127);
@@ -91,14 +91,24 @@ static void signal_group(pid_t id, int number) {
     if (killpg(id, number)) kill(id, number);
 }
 
-/* Runs the shell command of the only blob; its request is answered when it has ended. */
+static int open_input(Blob text) {
+    if (!text.size) return open("/dev/null", O_RDONLY | O_CLOEXEC);
+    int file = memfd_create("stdin", MFD_CLOEXEC);
+    if (file < 0) return -1;
+    write_all(file, text.data, text.size);
+    lseek(file, 0, SEEK_SET);
+    return file;
+}
+
+/* Blobs: a shell command, and what it reads. The request is answered when it has ended. */
 static int start_command(const Request *request) {
-    int ends[2];
+    int ends[2], input = open_input(blob(request, 1));
     if (pipe2(ends, O_CLOEXEC)) return fail_system("pipe");
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
     char *command = copy_text(blob(request, 0));
-    pid_t id = start(command, ends[1]);
+    pid_t id = start(command, input, ends[1]);
     free(command);
+    close(input);
     close(ends[1]);
     if (id < 0) { close(ends[0]); return -1; }
     Process *process = calloc(1, sizeof *process);
