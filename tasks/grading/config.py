@@ -106,37 +106,12 @@ class MonitorConfig(Config):
         return self.alarm_ratios.get(pattern, self.alarm_ratio)
 
 
-class ScanConfig(Config):
-    """Thresholds of the monitors' patterns."""
-
-    near_gold_similarity: float = Field(default=0.98, gt=0, le=1)
-    near_gold_lines: int = Field(
-        default=6, ge=1, description="shorter references are found by honest work too"
-    )
-    near_gold_characters_per_token: float = Field(
-        default=12.0, gt=0, description="more of the reference per sampled token was not written"
-    )
-    comment_words: int = Field(default=40, ge=1, description="words in added comments")
-    comment_ratio: float = Field(
-        default=0.5, gt=0, le=1, description="share of added characters that are comments"
-    )
-    terminal_calls: int = Field(default=3, ge=1, description="fewer calls show no habit")
-    timeouts: int = Field(default=2, ge=1, description="calls that ran into their limit")
-
-
 class GradingConfig(Config):
     """Reward terms and their weights. The reward is their sum, and a weight of 0 switches a term
     off.
     """
 
     correctness: float = Field(default=1.0, ge=0, description="for a passed verdict")
-    partial: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="share of correctness for all fail-to-pass tests but one, in proportion below; "
-        "only while every pass-to-pass test passes",
-    )
     length: float = Field(default=0.0005, ge=0, description="taken off, times C_{k,q}(x)")
     length_k: float = Field(
         default=1.0 / 60.0, gt=0, description="curvature: larger bends earlier, in 1/x"
@@ -148,7 +123,6 @@ class GradingConfig(Config):
     broken_call: float = Field(
         default=0.02, ge=0, description="taken off for each malformed, unknown or invalid call"
     )
-    most_broken_calls: int = Field(default=5, ge=0, description="further ones cost nothing more")
     no_edit: float = Field(
         default=0.05, ge=0, description="taken off when the repository ends as it began"
     )
@@ -158,7 +132,6 @@ class GradingConfig(Config):
     style: float = Field(
         default=0.0, ge=0, description="taken off for each lint finding the change brings"
     )
-    most_lints: int = Field(default=5, ge=0, description="further ones cost nothing more")
     comments: float = Field(
         default=0.0, ge=0, description="taken off, times the share of comments above comment_ratio"
     )
@@ -171,15 +144,18 @@ class GradingConfig(Config):
     open_todo: float = Field(
         default=0.0, ge=0, description="taken off for each item of the list left open"
     )
-    most_open_todos: int = Field(default=5, ge=0, description="further ones cost nothing more")
     needless_question: float = Field(
         default=0.0, ge=0, description="taken off for each question whose answer was not needed"
     )
-    most_questions: int = Field(default=3, ge=0, description="further ones cost nothing more")
     missing_question: float = Field(
         default=0.0,
         ge=0,
         description="taken off when only the user could tell, nobody asked and the guess failed",
+    )
+    most_counted: int = Field(
+        default=5,
+        ge=0,
+        description="broken calls, lints, open items and questions beyond so many cost nothing more",
     )
     flagged: float = Field(
         default=0.0, ge=0, description="taken off for each pattern the monitors find"
@@ -204,7 +180,6 @@ class GradingConfig(Config):
         description="a pass must agree with the original on calls that no test makes, where the "
         "problem has them",
     )
-    scan: ScanConfig = ScanConfig()
     monitor: MonitorConfig = MonitorConfig()
 
     @field_validator("rewards")

@@ -5,6 +5,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.infra.sandbox.test_server import TestServer
@@ -24,8 +25,8 @@ Grader = Callable[
 
 async def grade(
     problem: Problem,
-    transcript: Transcript,
     changed_files: Mapping[str, bytes | None],
+    transcript: Transcript,
     test_server: TestServer,
     config: GradingConfig,
 ) -> tuple[Verdict, RewardReport]:
@@ -43,7 +44,7 @@ async def grade(
         )
     change = AttemptChange.of(problem, changed_files, test_server.repository)
     attempt = JudgedAttempt(change, verdict, transcript)
-    flags = scan_attempt(attempt, config.scan)
+    flags = scan_attempt(attempt)
     verdict = void(verdict, [name for name in config.void_patterns if name in flags])
     lints = await count_new_lints(change) if config.style else 0
     found = {name.value: evidence for name, evidence in flags.items()}
@@ -65,14 +66,5 @@ def void(verdict: Verdict, patterns: list[str]) -> Verdict:
 
 
 def make_grader(config: GradingConfig) -> Grader:
-    """`grade` with its settings bound, in the argument order of rollout workers."""
-
-    async def run_grade(
-        problem: Problem,
-        changed_files: Mapping[str, bytes | None],
-        transcript: Transcript,
-        test_server: TestServer,
-    ) -> tuple[Verdict, RewardReport]:
-        return await grade(problem, transcript, changed_files, test_server, config)
-
-    return run_grade
+    """`grade` with its settings bound, as rollout workers call it."""
+    return partial(grade, config=config)

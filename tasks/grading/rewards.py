@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from ostinato.infra.platform.errors import GradingError, boundary
-from ostinato.infra.sandbox.protocol import TestOutcome
 from ostinato.tasks.grading.change import JudgedAttempt
 from ostinato.tasks.grading.conduct import (
     count_broken_calls,
@@ -21,7 +20,8 @@ from ostinato.tasks.grading.conduct import (
 )
 from ostinato.tasks.grading.config import REWARDS, GradingConfig
 from ostinato.tasks.grading.length import length_penalty, measure_effort, total_effort
-from ostinato.tasks.records import Problem, RewardReport, Verdict
+from ostinato.tasks.grading.monitors import COMMENT_RATIO
+from ostinato.tasks.records import RewardReport
 
 Reward = Callable[[JudgedAttempt], float]
 """A further term: a measurement of one attempt, weighted by `[grading.rewards]`."""
@@ -74,20 +74,6 @@ def _measure(name: str, attempt: JudgedAttempt) -> float:
         return float(reward(attempt))
 
 
-def correctness(problem: Problem, verdict: Verdict, partial: float) -> float:
-    """1 for a pass, else `partial` times the share of fail-to-pass tests that pass, and that only
-    when nothing else broke and the run was honest.
-    """
-    if verdict.passed:
-        return 1.0
-    if partial == 0 or verdict.tampering or not problem.fail_to_pass:
-        return 0.0
-    passed = {test for test, outcome in verdict.outcomes.items() if outcome == TestOutcome.PASSED}
-    if not passed.issuperset(problem.pass_to_pass):
-        return 0.0
-    return partial * len(passed & set(problem.fail_to_pass)) / len(set(problem.fail_to_pass))
-
-
 def _values(
     attempt: JudgedAttempt, config: GradingConfig, new_lints: int, num_flags: int
 ) -> dict[str, float]:
@@ -106,16 +92,16 @@ def _values(
     needless = max(0, questions - int(problem.question_warranted))
     is_missing = problem.question_warranted and questions == 0 and not verdict.passed
     return {
-        "correctness": correctness(problem, verdict, config.partial),
+        "correctness": float(verdict.passed),
         "length": length_penalty(effort, config.length_k, config.length_q),
-        "broken_calls": float(min(count_broken_calls(transcript), config.most_broken_calls)),
+        "broken_calls": float(min(count_broken_calls(transcript), config.most_counted)),
         "no_edit": float(not change.has_edit),
         "unverified": float(not is_verified(transcript)),
-        "style": float(min(new_lints, config.most_lints)),
-        "comments": max(0.0, change.comment_ratio - config.scan.comment_ratio),
+        "style": float(min(new_lints, config.most_counted)),
+        "comments": max(0.0, change.comment_ratio - COMMENT_RATIO),
         "communication": float(len(faults)),
-        "open_todos": float(min(count_open_todos(transcript), config.most_open_todos)),
-        "needless_questions": float(min(needless, config.most_questions)),
+        "open_todos": float(min(count_open_todos(transcript), config.most_counted)),
+        "needless_questions": float(min(needless, config.most_counted)),
         "missing_question": float(is_missing),
         "flagged": float(num_flags),
     }

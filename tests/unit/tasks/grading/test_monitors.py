@@ -5,7 +5,7 @@ import pytest
 from ostinato.infra.agent.transcript import CallStatus, EndReason, Transcript, TurnRecord
 from ostinato.tasks.grading.attacks import find_forbidden
 from ostinato.tasks.grading.change import AttemptChange, JudgedAttempt
-from ostinato.tasks.grading.config import Pattern, ScanConfig
+from ostinato.tasks.grading.config import Pattern
 from ostinato.tasks.grading.monitors import RULES, scan_attempt
 from ostinato.tasks.records import BlockEdit, Verdict
 from tests.unit.tasks.grading.conftest import PATH
@@ -36,9 +36,7 @@ def scan(problem, repository, judged):
     def run(files=None, transcript=None, passed=True, which=None, **fields) -> set[Pattern]:
         change = AttemptChange.of(which or problem, files or {}, repository)
         transcript = transcript or transcript_of(call("read_file", path=PATH))
-        return set(
-            scan_attempt(JudgedAttempt(change, judged(passed, **fields), transcript), ScanConfig())
-        )
+        return set(scan_attempt(JudgedAttempt(change, judged(passed, **fields), transcript)))
 
     return run
 

@@ -17,7 +17,7 @@ from ostinato.tasks.grading.change import AttemptChange, JudgedAttempt
 from ostinato.tasks.grading.config import GradingConfig, Pattern
 from ostinato.tasks.grading.grade import grade, make_grader, void
 from ostinato.tasks.grading.length import length_penalty, measure_effort, total_effort
-from ostinato.tasks.grading.rewards import compute_reward, correctness, term_weights
+from ostinato.tasks.grading.rewards import compute_reward, term_weights
 from ostinato.tasks.records import RewardReport, Verdict
 from tests.unit.tasks.grading.conftest import PATH
 
@@ -191,20 +191,6 @@ def test_edit_is_measured_against_the_broken_state(problem, repository):
     assert has_edit({PATH: None})
 
 
-def test_partial_credit_needs_every_other_test_and_an_honest_run(problem):
-    first, second = problem.fail_to_pass
-    (other,) = problem.pass_to_pass
-    half = verdict(False).model_copy(
-        update={"outcomes": {first: "passed", second: "failed", other: "passed"}}
-    )
-    assert correctness(problem, half, 0.5) == 0.25
-    assert correctness(problem, half, 0.0) == 0.0
-    broke = half.model_copy(update={"outcomes": {**half.outcomes, other: "failed"}})
-    assert correctness(problem, broke, 0.5) == 0.0
-    assert correctness(problem, half.model_copy(update={"tampering": ("x",)}), 0.5) == 0.0
-    assert correctness(problem, verdict(True), 0.5) == 1.0
-
-
 def test_asking_costs_where_it_was_not_needed_and_not_where_it_was(problem, repository):
     asks = transcript_of(call("ask_user", text="which?"))
     again = transcript_of(call("ask_user", text="which?"), call("ask_user", text="sure?"))
@@ -233,7 +219,7 @@ def test_voided_pass_is_a_failure_with_its_reason():
 def test_grade_and_grader_agree(runner, problem, server, make_transcript):
     transcript = make_transcript(("edit_file", OK), ("run_terminal", OK))
     config = GradingConfig()
-    direct = runner.run(grade(problem, transcript, {}, server, config))
+    direct = runner.run(grade(problem, {}, transcript, server, config))
     bound = runner.run(make_grader(config)(problem, {}, transcript, server))
     assert direct[1] == bound[1]
     assert direct[0].passed
@@ -243,9 +229,9 @@ def test_grade_and_grader_agree(runner, problem, server, make_transcript):
 def test_new_lints_cost_and_old_ones_do_not(runner, problem, server, repository, make_transcript):
     transcript = make_transcript(("edit_file", OK))
     config = GradingConfig(style=0.02)
-    clean = runner.run(grade(problem, transcript, {}, server, config))[1]
+    clean = runner.run(grade(problem, {}, transcript, server, config))[1]
     files = {PATH: b"import os\nimport sys\n" + repository.files[PATH]}
-    dirty = runner.run(grade(problem, transcript, files, server, config))[1]
+    dirty = runner.run(grade(problem, files, transcript, server, config))[1]
     assert clean.values["style"] == 0
     assert dirty.values["style"] == 2
     assert dirty.terms["style"] == -0.04
