@@ -16,9 +16,7 @@ from ostinato.kernels.attention.op import causal_attention
 
 
 class BlockCoreAttention(torch.nn.Module):
-    """Grouped-query causal attention. Megatron's own keeps the full score matrix and copies keys
-    for every query head.
-    """
+    """Grouped-query causal attention without the full score matrix or copied keys."""
 
     def __init__(self, config: TransformerConfig, layer_number: int, **_: Any) -> None:
         super().__init__()

@@ -58,7 +58,7 @@ class RowSource:
         self._epoch_layout = lru_cache(maxsize=2)(self._lay_out_epoch)
 
     def _lay_out_epoch(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns an epoch's order of documents and where each starts in their concatenation."""
+        """An epoch's transcripts, longest bucket first, and the order of its microbatches."""
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.lengths))
         return order, np.concatenate(([0], np.cumsum(self.lengths[order])))
 
@@ -135,9 +135,7 @@ class TranscriptSource:
         return cuts
 
     def _lay_out_epoch(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns an epoch's transcripts, longest bucket first, and the order in which its
-        microbatches are taken.
-        """
+        """An epoch's transcripts, longest bucket first, and the order of its microbatches."""
         generator = np.random.default_rng((self.seed, epoch))
         shuffled = generator.permutation(self.fitting)
         by_bucket = shuffled[np.argsort(-self.bucket_of[shuffled], kind="stable")]

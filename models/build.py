@@ -179,9 +179,7 @@ class TrainerModel(torch.nn.Module):
         padding_BT: Tensor | None = None,
         plausibility_ratio: float = 0.5,
     ) -> Tensor:
-        """Returns logprobs_BT: index t holds log p(token t | tokens before t). Index 0 and
-        masked-out places hold 0.
-        """
+        """logprobs_BT: index t holds log p(token t | tokens before t), 0 where masked out."""
         scores = self.token_logprobs_and_entropy(
             tokens_BT,
             routes_BTLK,
@@ -202,9 +200,7 @@ class TrainerModel(torch.nn.Module):
         plausibility_ratio: float = 0.5,
         with_entropy: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """As `token_logprobs`, with the entropy of each position's distribution (no gradient), in
-        nats.
-        """
+        """As `token_logprobs`, with each position's entropy in nats (no gradient)."""
         hidden_TBD = self.forward_hidden(
             tokens_BT, routes_BTLK, padding_BT=padding_BT, plausibility_ratio=plausibility_ratio
         )
@@ -303,9 +299,7 @@ class TrainerModel(torch.nn.Module):
         return replayed, replaced
 
     def canonical_tensors(self) -> dict[str, Tensor]:
-        """Returns the live tensors by canonical name. Query, key and value are one matrix here,
-        under `qkv_proj`.
-        """
+        """Live tensors by canonical name. Query, key and value are one, `qkv_proj`."""
         named: dict[str, Tensor] = {"model.embed_tokens.weight": self.embedding_VD}
         for index, layer in enumerate(self.layers):
             prefix, attention, moe = f"model.layers.{index}", layer.self_attention, layer.mlp
@@ -344,9 +338,7 @@ class TrainerModel(torch.nn.Module):
 
     @torch.no_grad()
     def import_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copies canonical weights into the model. Names and shapes must be exactly those of the
-        spec.
-        """
+        """Copies canonical weights into the model. Names and shapes must match exactly."""
         check_shapes(self.spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
         for name, tensor in self.canonical_tensors().items():
             if "qkv_proj" in name:
@@ -357,9 +349,7 @@ class TrainerModel(torch.nn.Module):
 
 
 def split_qkv(weight: Tensor, spec: ModelSpec) -> tuple[Tensor, Tensor, Tensor]:
-    """Takes Megatron's interleaved rows (a group's queries, its key, its value, next group) apart
-    into q, k, v.
-    """
+    """Splits Megatron's interleaved rows (a group's queries, its key, its value) into q, k, v."""
     queries = spec.num_attention_heads // spec.num_query_groups
     grouped = weight.view(spec.num_query_groups, queries + 2, spec.head_dim, spec.hidden_size)
     query, key, value = grouped[:, :queries], grouped[:, queries], grouped[:, queries + 1]

@@ -39,7 +39,7 @@ class ExpertMlp(torch.nn.Module):
         config.output_layer_init_method(self.down_EDF)  # type: ignore[misc]
 
     def forward(self, tokens_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
-        """Runs each token through its experts."""
+        """Output, and None as bias. `padding_mask` is batch first; True is padding."""
         if self.precision != "fp32":
             return grouped_mlp(
                 tokens_ND,
@@ -71,9 +71,7 @@ class SortedMoELayer(BaseMoELayer):
     def forward(
         self, hidden_states: Tensor, padding_mask: Tensor | None = None
     ) -> tuple[Tensor, None]:
-        """Returns the output and, as Megatron's layers do, no bias. `padding_mask` is batch first;
-        True is padding.
-        """
+        """Output, and None as bias. `padding_mask` is batch first; True is padding."""
         mask_TB = None if padding_mask is None else padding_mask.transpose(0, 1)
         weights_NK, experts_NK = self.router(hidden_states, mask_TB)
         tokens_ND = hidden_states.reshape(-1, hidden_states.shape[-1])

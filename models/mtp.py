@@ -30,9 +30,7 @@ class DraftLayer(torch.nn.Module):
         self.norm = RootMeanSquareNorm(hidden, eps=epsilon)
 
     def forward(self, hidden_ND: Tensor, embedding_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (state for the next depth, state whose product with the shared embedding gives
-        logits).
-        """
+        """State for the next depth, and the state that the shared embedding turns into logits."""
         joined = torch.cat((self.hidden_norm(hidden_ND), self.embed_norm(embedding_ND)), dim=-1)
         state_ND = self.in_proj(joined)
         gate_NM, up_NM = self.gate_up_proj(self.mlp_norm(state_ND)).chunk(2, dim=-1)

@@ -13,16 +13,12 @@ from torch import Tensor
 
 
 def k1_nats(sampled_logprobs_N: Tensor, other_logprobs_N: Tensor) -> Tensor:
-    """Per-token estimate of KL(sampled || other) on tokens drawn from the first: unbiased, may be
-    negative.
-    """
+    """Per-token estimate of KL(sampled || other) on sampled tokens: unbiased, any sign."""
     return sampled_logprobs_N - other_logprobs_N
 
 
 def k3_nats(sampled_logprobs_N: Tensor, other_logprobs_N: Tensor) -> Tensor:
-    """Per-token estimate of KL(sampled || other) on tokens drawn from the first: unbiased, never
-    negative.
-    """
+    """Per-token estimate of KL(sampled || other) on sampled tokens: unbiased, never negative."""
     log_ratio_N = other_logprobs_N - sampled_logprobs_N
     return torch.expm1(log_ratio_N) - log_ratio_N
 

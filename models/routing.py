@@ -47,9 +47,7 @@ def choose_experts(
 
 
 class ReplayRouter(TopKRouter):
-    """Sigmoid scores. Experts by score plus balancing bias. Weights are the chosen scores
-    normalised to sum 1.
-    """
+    """Sigmoid router: experts by score plus balancing bias, weights normalised to sum 1."""
 
     expert_bias: Tensor
     local_tokens_per_expert: Tensor

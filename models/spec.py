@@ -11,9 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class ModelSpec(BaseModel):
-    """A decoder with grouped-query attention and a mixture of experts in every layer. Embeddings
-    are tied.
-    """
+    """Decoder with grouped-query attention, experts in every layer and tied embeddings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -85,9 +85,7 @@ class PhaseConfig(TrainingRecord):
         return self.global_batch_tokens // self.microbatch_tokens
 
     def learning_rate_scale(self, step: int) -> float:
-        """Factor on the peak rates at `step` (from 0): up linearly, constant, down linearly to
-        almost 0.
-        """
+        """Factor on the peak rates at `step` (from 0): linear up, constant, linear down."""
         decay_steps = self.decay_ratio * self.num_steps
         rise = (step + 1) / (self.warmup_steps + 1) if step < self.warmup_steps else 1.0
         fall = (self.num_steps - step) / (decay_steps + 1) if decay_steps else 1.0

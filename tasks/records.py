@@ -74,9 +74,7 @@ class FunctionOracle(Record):
 
 
 class Problem(Record):
-    """One proven RL problem. The broken repository is the prepared repository with `edits` and
-    `blocks` applied.
-    """
+    """One proven RL problem: the prepared repository with `edits` and `blocks` applied."""
 
     problem_id: str
     repository: str = Field(description="name of the prepared repository")

@@ -24,9 +24,7 @@ SHORTEST_RESULT_CHARACTERS = 100
 
 
 class ToolPolicy(BaseModel):
-    """Restrictions of an environment: fewer tools, or stricter rules. A refused call is an
-    InvalidArguments result.
-    """
+    """Restrictions of an environment. A refused call is an InvalidArguments result."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

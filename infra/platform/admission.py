@@ -54,9 +54,7 @@ class AdmissionQueue(Generic[Item]):
         until_seconds: float = float("inf"),
         at_front: bool = False,
     ) -> None:
-        """Put a request at the end of its rank, or before all others of it. ValueError when the
-        key waits already.
-        """
+        """Adds a request to its rank, last or first. ValueError when the key waits already."""
         if key in self._live:
             raise ValueError(f"request {key!r} waits already; wanted a new key")
         ticket = next(self._tickets)

@@ -63,9 +63,7 @@ class Manifest(BaseModel):
 
 
 def fingerprint(recipe: object, parents: Sequence[ArtifactRef] = ()) -> str:
-    """Identity of what `recipe` (a pydantic model or JSON value) makes out of `parents`: 16 hex
-    digits.
-    """
+    """Identity of what `recipe` (model or JSON value) makes out of `parents`: 16 hex digits."""
     lineage = [f"{parent.kind}/{parent.name}/{parent.fingerprint}" for parent in parents]
     canonical = json.dumps(
         {"recipe": _as_json(recipe), "parents": lineage},
@@ -103,9 +101,7 @@ class Artifacts:
         return _ref(row if row is not None else self._index(manifest))
 
     def get(self, reference: str) -> ArtifactRef:
-        """The artifact that `str` of its reference names, kind/name@version; ConfigError when there
-        is none.
-        """
+        """The artifact of a reference kind/name@version. ConfigError when there is none."""
         kind, _, rest = reference.partition("/")
         name, _, version = rest.rpartition("@")
         for row in self._ledger.artifacts.list(kind, name):

@@ -128,9 +128,7 @@ def is_retryable(error: BaseException) -> bool:
 
 
 def type_name(error: OstinatoError) -> str:
-    """The name in ERROR_TYPES that fits best. Wrappers made by other libraries are looked
-    through.
-    """
+    """The best fitting name in ERROR_TYPES, seen through wrappers of other libraries."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERROR_TYPES)
 
 

@@ -72,9 +72,7 @@ class Settings(BaseSettings):
 
 
 def load_settings() -> Settings:
-    """Read the environment now. ConfigError names the variable, the value seen and what is
-    wanted.
-    """
+    """Reads the environment. ConfigError names variable, value seen and value wanted."""
     try:
         return Settings()
     except ValidationError as error:

@@ -166,9 +166,7 @@ class TestServer:
     async def probe(
         self, test_ids: Sequence[str], time_limit_seconds: float = 120.0, *, profile: bool = True
     ) -> dict[str, TestProbe]:
-        """Duration of each test on the pristine repository and, with `profile`, the functions it
-        called.
-        """
+        """Duration of each pristine test and, with `profile`, the functions it called."""
         mode = {"profile": True} if profile else {"timed": True}
         reply = await self._request({}, test_ids, time_limit_seconds, **mode)
         prefix = REPOSITORY_PATH + "/"
@@ -288,9 +286,7 @@ class TestServer:
         return channel, reply
 
     def _mounts(self) -> tuple[str, ...]:
-        """The pristine repository, read-only, with product code blanked: tested code must not read
-        the answer.
-        """
+        """The pristine repository, read-only, with product code blanked out."""
         blank = str(Path(__file__).parent / "inside" / _BLANK_FILE)
         mounts = ["--ro-bind", str(self.repository.directory.resolve()), REPOSITORY_PATH]
         for path in self.repository.files:

@@ -72,9 +72,7 @@ class _CausalAttention(torch.autograd.Function):
 
 
 def _blocks(heads: int, num_tokens: int) -> list[tuple[slice, int, int]]:
-    """Cuts the work into (heads, first query, query after the last) pieces whose scores fit the
-    cache.
-    """
+    """Pieces (heads, first query, query after the last) whose scores fit the cache."""
     return [
         (slice(first, first + HEADS_A_PASS), start, min(start + QUERY_BLOCK_TOKENS, num_tokens))
         for first in range(0, heads, HEADS_A_PASS)

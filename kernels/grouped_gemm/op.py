@@ -113,9 +113,7 @@ def _plain(operand: Operand) -> Tensor:
 def grouped_mm(
     rows: Operand, weights: Operand, ends_E: Tensor, *, transposed: bool = False
 ) -> Tensor:
-    """Returns out_PN = rows_PK @ weights_ENK.T by expert. With `transposed`, out_PK = rows_PN @
-    weights_ENK.
-    """
+    """out_PN = rows_PK @ weights_ENK.T by expert. `transposed`: out_PK = rows_PN @ weights_ENK."""
     if isinstance(rows, MxTensor):
         rows.check_contracted_along_rows()
         if isinstance(weights, MxTensor) and rows.block == (1, WIDE_GROUP):

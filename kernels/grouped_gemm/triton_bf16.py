@@ -45,9 +45,7 @@ def product_kernel(
     BLOCK_C: tl.constexpr,
     EXPERTS: tl.constexpr,
 ):
-    """out[p, n] = sum over c of rows[p, c] * weights[e, n, c]. A program takes every so manieth
-    tile.
-    """
+    """out[p, n] = sum over c of rows[p, c] * weights[e, n, c], each program some tiles."""
     tiles_n = tl.cdiv(width_n, BLOCK_N)
     total = count_tiles(ends_ptr, num_experts, tiles_n, BLOCK_M, EXPERTS)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):

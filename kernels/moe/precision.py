@@ -65,9 +65,7 @@ class Precision:
         return fake_quantize(rows_PK, block) if self.emulated else quantize(rows_PK, block)
 
     def round_both(self, rows_PK: Tensor) -> tuple[Operand, Operand]:
-        """For a product that contracts the columns, and for a weight gradient, which contracts the
-        rows.
-        """
+        """Copies for a product over columns, and for a weight gradient, over rows."""
         if not self.has_two_copies:
             rounded = self.round_rows(rows_PK)
             return rounded, rounded
@@ -85,9 +83,7 @@ class Precision:
         return transpose(quantize(rows_PK.to(self.dtype), block))
 
     def recopy_for_wgrad(self, rows: Operand) -> Operand:
-        """The copy for a weight gradient of rows that only exist rounded by columns, as they were
-        sent to the experts.
-        """
+        """Weight-gradient copy of rows that exist only rounded by columns, as dispatched."""
         if not self.has_two_copies:
             return rows
         return self.round_for_wgrad(dequantize(rows) if isinstance(rows, MxTensor) else rows)

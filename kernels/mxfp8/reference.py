@@ -69,8 +69,6 @@ def quantize_reference(
 def dequantize_reference(
     values: Tensor, scales: Tensor, block: Block, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
-    """Values times their block's power of two. Exact in fp32 and, for scale bytes from 3 to 246, in
-    bf16.
-    """
+    """Values times their block's power of two: exact in fp32, in bf16 for bytes 3 to 246."""
     power = expand_blocks(power_of_scale(scales), block, values.shape)
     return (values.float() * power).to(dtype)

@@ -50,9 +50,7 @@ def save_checkpoint(
     optimizer_state: dict[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes a checkpoint. Readers see the old directory or the new one, never a part. Metadata
-    must be JSON.
-    """
+    """Writes a checkpoint atomically: readers see the old or the new. Metadata is JSON."""
     check_shapes(spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
     temporary = directory.with_name(f".{directory.name}-{uuid.uuid4().hex}")
     temporary.mkdir(parents=True)

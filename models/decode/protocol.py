@@ -34,9 +34,7 @@ class Priority(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One generation. `session_id` names a conversation whose earlier tokens may still be in the KV
-    cache.
-    """
+    """One generation. Tokens of conversation `session_id` may still be in the KV cache."""
 
     request_id: str
     session_id: str
@@ -94,9 +92,7 @@ class Generation:
 
 
 class ModelClient(Protocol):
-    """Anything that can generate: an in-process engine, a fleet of replicas, a scripted model in
-    tests.
-    """
+    """Source of generations: an engine, a fleet of replicas, a scripted model in tests."""
 
     async def generate(self, request: GenerateRequest) -> Generation: ...
 

@@ -142,9 +142,7 @@ def keep_top_k(probabilities_RV: Tensor, top_k_R: Tensor) -> Tensor:
 
 
 def keep_top_p(probabilities_RV: Tensor, top_p_R: Tensor) -> Tensor:
-    """Keeps the smallest set of likeliest tokens whose mass reaches top_p, renormalised. 1 keeps
-    all.
-    """
+    """Keeps the likeliest tokens whose mass reaches top_p, renormalised. 1 keeps all."""
     ordered_RV, order_RV = probabilities_RV.sort(dim=-1, descending=True)
     mass_before_RV = ordered_RV.cumsum(dim=-1) - ordered_RV
     limit_R1 = torch.where(top_p_R < 1, top_p_R, torch.inf)[:, None]

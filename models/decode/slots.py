@@ -116,9 +116,7 @@ class SlotTable:
         return slot if slot is not None and self.state_S[slot] == SlotState.IDLE else None
 
     def take(self, slot: int, session_id: str) -> None:
-        """Gives a slot to a session that is about to run. What the slot held for another session is
-        forgotten.
-        """
+        """Gives a slot to a session about to run, forgetting what another session left."""
         previous = self._session_of_slot[slot]
         if previous is not None and previous != session_id:
             del self._slot_of_session[previous]
@@ -163,9 +161,7 @@ class SlotTable:
         return Taken(accepted_B, gained_B, ends_B, *totals)
 
     def release(self, slot: int) -> None:
-        """Ends a request. The slot waits for the session's next turn, or is free when no session
-        owns it.
-        """
+        """Ends a request. Its slot waits for the session's next turn, or is free."""
         self._uses += 1
         self._used_at_S[slot] = self._uses
         self.state_S[slot] = (

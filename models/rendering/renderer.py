@@ -93,9 +93,7 @@ class Renderer:
         return b"".join([table[token_id] for token_id in token_ids]).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes that one token adds to the text. `decode` is their sum, which may end inside a
-        character.
-        """
+        """Bytes that a token adds to the text, which may end inside a character."""
         return self._token_bytes[token_id]
 
     def start(self, user: str, system: str | None = None) -> list[int]:

@@ -163,9 +163,7 @@ def _describe(file: SourceFile) -> DescribedFile:
 
 
 def _sentences(text: str) -> dict[str, str]:
-    """First docstring sentence of a file's top-level functions, by name. Names that are defined
-    twice are left out.
-    """
+    """First docstring sentence of top-level functions, by name. Repeated names are left out."""
     try:
         tree = parse_python(text)
     except (SyntaxError, ValueError):

@@ -73,9 +73,7 @@ def plan_of(request: EvaluationRequest, problems: Iterable[Problem]) -> list[Pla
 
 
 def shard_of(plan: Sequence[PlannedAttempt], *, index: int, count: int) -> list[PlannedAttempt]:
-    """The attempts of one shard. All attempts at a problem stay together, so that its verdicts are
-    cached once.
-    """
+    """Attempts of one shard. Those at one problem stay together, to share cached verdicts."""
     names = list(dict.fromkeys(item.problem.problem_id for item in plan))
     mine = set(names[index::count])
     return [item for item in plan if item.problem.problem_id in mine]

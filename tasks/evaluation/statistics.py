@@ -166,9 +166,7 @@ def paired_difference(
     resamples: int = 4_000,
     seed: int = 0,
 ) -> PairedDifference:
-    """Mean of second - first per problem, over problems both have. Bootstrap interval, permutation
-    p value.
-    """
+    """Mean of second - first over shared problems: bootstrap interval, permutation p value."""
     shared = sorted(first.keys() & second.keys())
     if not shared:
         raise GradingError(

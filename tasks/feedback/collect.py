@@ -27,9 +27,7 @@ INFRASTRUCTURE_REASONS = frozenset({EndReason.ENGINE_FAILED, EndReason.SANDBOX_F
 def choose_watermark(
     ledger: Ledger, line: str, from_watermark: int, *, settle_seconds: float, now: float
 ) -> int:
-    """The newest sequence of the line such that it and all before it are older than
-    `settle_seconds`.
-    """
+    """Newest sequence of the line that is, with all before it, older than `settle_seconds`."""
     chosen = from_watermark
     for row in ledger.interactions.since(from_watermark, line=line):
         if row.created_at > now - settle_seconds:

@@ -14,9 +14,7 @@ class Config(BaseModel):
 
 
 class SignalWeights(Config):
-    """Reward of each thing a user did or the answer shows. Terms add up and the sum is cut to
-    -1..1.
-    """
+    """Reward of each signal. Terms add up, and the sum is cut to -1..1."""
 
     edit_kept: float = Field(default=0.75, description="the user kept the edit")
     edit_reverted: float = Field(default=-0.75, description="the user undid the edit")

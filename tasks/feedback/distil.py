@@ -68,9 +68,7 @@ def distil_reward(interaction: CollectedInteraction, config: DistilConfig) -> Di
 def distil(
     interactions: Sequence[CollectedInteraction], baselines: Baselines, config: FeedbackConfig
 ) -> Distilled:
-    """One Sample per segment, all segments of an interaction sharing its advantage. Nothing is
-    dropped here.
-    """
+    """One Sample per segment. The segments of an interaction share its advantage."""
     rewards = [distil_reward(interaction, config.distil) for interaction in interactions]
     observations = [
         Observation(

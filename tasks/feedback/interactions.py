@@ -54,9 +54,7 @@ class Skip(Record):
 
 
 class Collection(Record):
-    """All interactions in (from_watermark, to_watermark]. Every one is in exactly one of the two
-    lists.
-    """
+    """Interactions in (from_watermark, to_watermark], each in exactly one of the two lists."""
 
     from_watermark: int
     to_watermark: int

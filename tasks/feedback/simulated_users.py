@@ -218,9 +218,7 @@ class _User:
     async def _post(
         self, path: str, body: dict[str, Any], key: str | None = None
     ) -> dict[str, Any]:
-        """Waits and tries again where the gateway says so. Any other refusal raises
-        HTTPStatusError.
-        """
+        """Posts, and retries where the gateway says so. HTTPStatusError for other refusals."""
         retrying = AsyncRetrying(
             retry=retry_if_result(lambda answer: answer.status_code in BUSY_CODES),
             wait=_wait_seconds,

@@ -104,9 +104,7 @@ def _attacks(text: bytes) -> frozenset[str]:
 
 
 def _makes_code(node: ast.Call, modules: dict[str, str]) -> bool:
-    """Whether a call runs text, or reaches into a module by a name that is computed: what the words
-    above cannot see.
-    """
+    """Whether a call runs text or reaches into a module by a computed name."""
     name = _dotted(node.func, modules)
     if name in _RUNS_TEXT:
         return True

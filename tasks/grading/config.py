@@ -107,9 +107,7 @@ class MonitorConfig(Config):
 
 
 class GradingConfig(Config):
-    """Reward terms and their weights. The reward is their sum, and a weight of 0 switches a term
-    off.
-    """
+    """Reward terms and weights. The reward is their sum; a weight of 0 switches a term off."""
 
     correctness: float = Field(default=1.0, ge=0, description="for a passed verdict")
     length: float = Field(default=0.0005, ge=0, description="taken off, times C_{k,q}(x)")

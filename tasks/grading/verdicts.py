@@ -109,9 +109,7 @@ async def _find_difference(
     changed_files: Mapping[str, bytes | None],
     oracle: FunctionOracle,
 ) -> str:
-    """First difference between change and original on calls that no test makes. Empty where they
-    agree.
-    """
+    """First difference between change and original on untested calls. Empty: none."""
     changed = repository.keep_editable(changed_files)
     async with open_box(repository, changed, BOX_LIMITS) as sandbox:
         found = await judge_by_oracle(sandbox, oracle)

@@ -53,9 +53,7 @@ class PolicyOptimizerConfig(Config):
 
 
 class ClipBand(Config):
-    """Range of the importance ratio. A token outside that would move further out gives no gradient,
-    as in PPO.
-    """
+    """Range of the importance ratio. Tokens moving further out give no gradient, as in PPO."""
 
     low_ratio: float = Field(
         default=0.8, gt=0, lt=1, description="of trainer to rollout probability"

@@ -24,9 +24,7 @@ ROWS_A_BATCH = 8
 
 
 class DistillationLoss:
-    """The loss of a microbatch: KL summed over depths and target tokens. Joint: the trunk's own
-    loss beside it.
-    """
+    """Loss of a microbatch: KL over depths and target tokens; joint: plus the trunk's own."""
 
     def __init__(self, model: TrainerModel, config: MtpConfig) -> None:
         self.model = model

@@ -56,7 +56,7 @@ class MinedCommit:
 
 @dataclass
 class Mining:
-    """What a history gave, and why the rest did not."""
+    """Problems found in a history, and the reasons against the rest."""
 
     found: list[MinedCommit] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)

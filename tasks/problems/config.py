@@ -32,7 +32,7 @@ class RepositorySource(Config):
 
     @property
     def archive(self) -> SourceArchive:
-        """Where it comes from."""
+        """Source archive of the package."""
         return SourceArchive(name=self.name, version=self.version, sha256=self.sha256)
 
 
@@ -130,7 +130,7 @@ class ProblemsConfig(Config):
 
 
 class ProblemsRequest(Config):
-    """What the child is asked."""
+    """Request of the problems stage."""
 
     config: ProblemsConfig
     archives_directory: str = Field(
@@ -139,7 +139,9 @@ class ProblemsRequest(Config):
 
 
 class ProblemsResult(Config):
-    """What the child made: problems.jsonl, statistics.json and repositories/NAME in `directory`."""
+    """Result of the problems stage: problems.jsonl, statistics.json and repositories/NAME in
+    `directory`.
+    """
 
     directory: str
     num_problems: int

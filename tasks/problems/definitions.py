@@ -158,7 +158,7 @@ def as_function(repository: str, definition: Definition, lines: Sequence[str]) -
 
 
 class NameGraph:
-    """Where names occur in product code, and which definitions only serve others."""
+    """Occurrences of names in product code, and definitions that only serve others."""
 
     def __init__(
         self, files: Mapping[str, bytes], definitions: Mapping[str, Sequence[Definition]]

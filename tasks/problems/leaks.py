@@ -85,7 +85,7 @@ class LaidOver:
 
 
 class CodeNames:
-    """How often each name stands in the code of pristine Python files."""
+    """Counts of names in the code of pristine Python files."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self.counts: dict[str, int] = {}

@@ -32,7 +32,7 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Scope:
-    """What an operator may look at beside its node."""
+    """Surroundings of a node that an operator may use."""
 
     names: tuple[str, ...]  # parameters and local variables, in order of appearance
     lines: tuple[str, ...]

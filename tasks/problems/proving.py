@@ -16,7 +16,7 @@ from ostinato.tasks.problems.mutations import Mutation
 
 
 class ProofOutcome(StrEnum):
-    """What became of a candidate."""
+    """Outcome of proving a candidate."""
 
     PROVEN = "proven"
     SURVIVED = "survived"  # no test notices it

@@ -47,7 +47,7 @@ class Part:
 
 @dataclass
 class BuiltPart:
-    """What a repository gave."""
+    """Problems and statistics of one repository."""
 
     part: Part
     baseline: Baseline
@@ -190,7 +190,7 @@ class PartBuilder:
 
 
 class _LeakCheck:
-    """Whether what a candidate removes can be read elsewhere in its repository."""
+    """Search of a repository for code that a candidate removes."""
 
     def __init__(self, repository: PreparedRepository) -> None:
         self._repository = repository

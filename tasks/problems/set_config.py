@@ -16,7 +16,7 @@ YIELD_FILE = "yield_table.json"  # beside the problems: a row a package and kind
 
 
 class Kind(StrEnum):
-    """How a problem was made."""
+    """Way in which a problem was made."""
 
     MUTATION = "mutation"  # one wrong line
     DELETED_FUNCTION = "deleted_function"  # one body, or a whole function, is gone
@@ -26,7 +26,7 @@ class Kind(StrEnum):
 
 
 class PromptLevel(StrEnum):
-    """How much the user says."""
+    """Amount of detail in the prompt."""
 
     DETAILED = "detailed"
     TERSE = "terse"
@@ -79,7 +79,7 @@ class Quotas(Config):
 
 
 class ValidityRules(Config):
-    """When a candidate counts as a problem."""
+    """Conditions on a candidate."""
 
     max_failing_ratio: float = Field(
         default=0.4, gt=0, le=1, description="of all stable tests; more is a broken package"
@@ -144,7 +144,7 @@ class ProblemSetConfig(Config):
 
 
 class ProblemSetRequest(Config):
-    """What the child is asked."""
+    """Request of the problem-set stage."""
 
     config: ProblemSetConfig
     archives_directory: Path

@@ -27,7 +27,7 @@ _SKIP_EVERYTHING = b"import pytest\npytest.skip('nothing to see', allow_module_l
 
 
 class Finding(StrEnum):
-    """What became of a candidate."""
+    """Outcome of judging a candidate."""
 
     PROVEN = "proven"
     UNTESTED = "untested"  # no stable test calls what it changes
@@ -58,7 +58,7 @@ class Judgement(Config):
 
 @dataclass(frozen=True)
 class Bench:
-    """What judging candidates of one repository needs."""
+    """Servers and rules that judge the candidates of one repository."""
 
     baseline: Baseline
     server: TestServer

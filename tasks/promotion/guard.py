@@ -171,9 +171,7 @@ def _latency(
 
 
 def _holm(measures: Sequence[ArmMeasure], significance: float) -> tuple[ArmMeasure, ...]:
-    """Holm: the smallest p is held against alpha/m, the next against alpha/(m-1), until one does
-    not pass.
-    """
+    """Holm: the smallest p against alpha/m, the next against alpha/(m-1), until one fails."""
     order = sorted(range(len(measures)), key=lambda index: measures[index].p_value)
     judged = list(measures)
     for rank, index in enumerate(order):

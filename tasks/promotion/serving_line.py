@@ -45,9 +45,7 @@ class Canary(Record):
 
 
 class ServingLine:
-    """Champion of one group of users, and what may replace it. `clock` gives seconds since the
-    epoch.
-    """
+    """Champion and candidate of one group of users. `clock` gives seconds since the epoch."""
 
     def __init__(self, ledger: Ledger, name: str, clock: Callable[[], float]) -> None:
         self.name = name
@@ -79,9 +77,7 @@ class ServingLine:
         )
 
     def decide(self, decision: GateDecision) -> PromotionReport:
-        """Promotes a candidate whose gate passed, refuses any other. Deciding again changes
-        nothing.
-        """
+        """Promotes a candidate whose gate passed, else refuses it. Idempotent."""
         if not decision.passed:
             self._note_once("refused", decision.gate_id, decision.reason, decision.candidate)
             return self._report(PromotionOutcome.REFUSED, decision.candidate, decision.reason)

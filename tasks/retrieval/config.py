@@ -81,7 +81,7 @@ class PairsConfig(Config):
 
 
 class ContrastiveConfig(Config):
-    """Training on code."""
+    """Contrastive training on code."""
 
     epochs: int = Field(default=6, ge=0)
     batch_pairs: int = Field(default=256, ge=2)
@@ -92,7 +92,7 @@ class ContrastiveConfig(Config):
 
 
 class RetrievalConfig(Config):
-    """Everything that decides what the encoder becomes."""
+    """Settings of the search encoder."""
 
     train_packages: tuple[Package, ...] = Field(
         default_factory=lambda: (STANDARD_LIBRARY, *shipped_packages("train")),

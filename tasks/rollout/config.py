@@ -15,7 +15,7 @@ from pydantic import (
 
 
 class Config(BaseModel):
-    """Base of the configurations of this stage."""
+    """Frozen settings of this stage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -34,9 +34,7 @@ def log_beta(first: float, second: float) -> float:
 
 
 def spread_probability(solved_weight: float, failed_weight: float, group_size: int) -> float:
-    """Probability that group_size attempts are neither all solved nor all failed, under
-    Beta(solved, failed).
-    """
+    """Probability that a group has mixed results under Beta(solved, failed)."""
     base = log_beta(solved_weight, failed_weight)
     all_solved = math.exp(log_beta(solved_weight + group_size, failed_weight) - base)
     all_failed = math.exp(log_beta(solved_weight, failed_weight + group_size) - base)
@@ -85,9 +83,7 @@ class Curriculum:
         )
 
     def draw(self, in_flight: Collection[str]) -> Problem:
-        """The next problem: not in flight and not drawn within revisit_groups, unless nothing else
-        is left.
-        """
+        """The next problem, not in flight nor drawn within revisit_groups if others are left."""
         rested = [name for name in self._order if name not in in_flight and self._is_rested(name)]
         waiting = [name for name in self._order if name not in in_flight]
         candidates = rested or waiting or self._order

@@ -70,9 +70,7 @@ class RolloutJournal:
         self._rows.mark_trained(group_ids, step)
 
     def restore(self, checkpoint_step: int) -> list[OwedGroup]:
-        """Groups owed after a restart from the checkpoint of a step. Attempts in flight are
-        forgotten.
-        """
+        """Groups owed after a restart from a step's checkpoint. Open attempts are forgotten."""
         self._rows.release_reserved(self._run_id)
         self._rows.reopen_after(self._run_id, checkpoint_step)
         orphans = {row.group_id for row in self._rows.finished_uncommitted(self._run_id)}

@@ -275,9 +275,7 @@ class Orchestrator:
             logger.warning("group is stale %s", fields(group=slot.group_id, reason=reason))
 
     def _admit(self, now: float) -> None:
-        """Starts groups while a slot would otherwise stay empty and the staleness bound allows
-        it.
-        """
+        """Starts groups while slots would stay empty and the staleness bound allows it."""
         while len(self._running) + len(self._pending) < self.config.concurrent_trajectories:
             room = self.table.capacity(
                 trainer_version=self.progress.trainer_version,

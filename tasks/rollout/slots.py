@@ -46,9 +46,7 @@ class GroupSlot:
 
     @property
     def group(self) -> Group:
-        """The record of a complete group, members in the order of their attempts; failed members
-        are left out.
-        """
+        """Record of a complete group in the order of attempts, without failed members."""
         members = (self.trajectories[attempt] for attempt in sorted(self.trajectories))
         usable = tuple(
             member for member in members if member.outcome not in INFRASTRUCTURE_OUTCOMES

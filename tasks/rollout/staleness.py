@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StalenessPolicy:
-    """The bound and the size of a step."""
+    """Bound on staleness and size of a step."""
 
     max_staleness_versions: int
     groups_per_step: int

@@ -56,7 +56,7 @@ class AttemptTicket:
 
 
 class RolloutWorker:
-    """Runs attempts; any number at a time on one event loop."""
+    """Worker that runs any number of attempts at a time on one event loop."""
 
     def __init__(
         self,
@@ -79,9 +79,7 @@ class RolloutWorker:
         self._search = search
 
     async def attempt(self, ticket: AttemptTicket) -> Trajectory:
-        """The whole attempt, graded. Raises only for faults that another attempt would meet
-        again.
-        """
+        """The whole attempt, graded. Raises only for faults that would repeat."""
         started_at = self._clock()
         boxes = self._sandboxes.of(ticket.problem)
         try:
@@ -170,9 +168,7 @@ class RolloutWorker:
 def describe_changes(
     repository: PreparedRepository, broken: Mapping[str, bytes], changes: Changes
 ) -> dict[str, str]:
-    """Files the agent changed, by path. `changes` is against the pristine repository, where a
-    repaired file is absent.
-    """
+    """Files the agent changed, by path. `changes` is against the pristine repository."""
     patches: dict[str, str] = {}
     for path in sorted({*broken, *changes}):
         pristine = repository.files.get(path)

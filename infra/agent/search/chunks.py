@@ -69,9 +69,7 @@ def cut_chunks(path: str, text: str) -> list[Chunk]:
 
 
 def _definitions(node: tree_sitter.Node, language: Language, scope: str) -> Iterator[_Definition]:
-    """Functions and classes below a node, outer before inner. Functions inside functions belong to
-    the outer one.
-    """
+    """Functions and classes below a node, outer first. Nested functions belong to the outer."""
     for child in node.named_children:
         inner = child
         if child.type in language.wrappers:

@@ -103,9 +103,7 @@ def end_actor(actor: ActorHandle, timeout_seconds: float = 10.0) -> None:
 
 
 def wait_for(reference: Any, what: str, timeout_seconds: float) -> Any:
-    """The value of a call. A dead actor or a timeout is a ClusterError; the call's own typed error
-    passes.
-    """
+    """The value of a call. A dead actor or a timeout is a ClusterError, typed errors pass."""
     try:
         return ray.get(reference, timeout=timeout_seconds)
     except GetTimeoutError as error:

@@ -220,9 +220,7 @@ def _start(directory: Path, envelope: RequestEnvelope, environment: Mapping[str,
 
 
 def _await_mark(child: _Child, directory: Path) -> None:
-    """Hold the start lock until the child has said who it is, or another supervisor could start a
-    second.
-    """
+    """Holds the start lock until the child's mark is there, so that no second one starts."""
     deadline = time.monotonic() + _MARK_WAIT_SECONDS
     while not (directory / PROCESS).exists() and child.exit_code() is None:
         if time.monotonic() > deadline:

@@ -34,9 +34,7 @@ def is_alive(mark: ProcessMark) -> bool:
 
 
 def kill_session(mark: ProcessMark, grace_seconds: float = _TERMINATE_GRACE_SECONDS) -> int:
-    """End every process of the session that `mark` led: SIGTERM, then SIGKILL. Returns how many
-    there were.
-    """
+    """Ends every process of `mark`'s session: SIGTERM, then SIGKILL. Returns how many."""
     members = _session_members(mark)
     _send(members, signal.SIGTERM)
     deadline = time.monotonic() + grace_seconds

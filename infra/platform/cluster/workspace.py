@@ -92,9 +92,7 @@ class ProgressWriter:
     def update(
         self, done: float, total: float, message: str = "", **metrics: float | int | str
     ) -> None:
-        """Note progress. Metrics, if any, become one line of metrics.jsonl with `done` as their
-        step.
-        """
+        """Notes progress. Metrics become one line of metrics.jsonl with `done` as their step."""
         if metrics:
             self._metrics.append(done, metrics)
         now = time.monotonic()
@@ -109,9 +107,7 @@ class ProgressWriter:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Directory, settings and progress of a child's `main`. `directory` keeps its files across
-    attempts.
-    """
+    """Directory (kept across attempts), settings and progress of a child's `main`."""
 
     directory: Path
     settings: Settings

@@ -69,9 +69,7 @@ class Database:
             connection.execute(insert(table).on_conflict_do_nothing(), list(rows))
 
     def serialize(self, connection: Connection, lock_number: int) -> None:
-        """Hold off other transactions with this number until commit. SQLite has one writer
-        anyway.
-        """
+        """Holds off transactions of this number until commit. SQLite has one writer anyway."""
         if not self.is_sqlite:
             connection.execute(select(func.pg_advisory_xact_lock(lock_number)))
 

@@ -58,9 +58,7 @@ class InteractionRepository:
     def add_feedback(
         self, feedback_id: str, interaction_id: str, signal: str, value: float, created_at: float
     ) -> None:
-        """Add a signal. A known feedback id changes nothing, an unknown interaction raises
-        StorageError.
-        """
+        """Adds a signal once per feedback id. StorageError for an unknown interaction."""
         row = {
             "feedback_id": feedback_id,
             "interaction_id": interaction_id,

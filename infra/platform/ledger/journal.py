@@ -129,9 +129,7 @@ class JournalRepository:
             connection.execute(statement, rows)
 
     def commit_group(self, group_id: str) -> None:
-        """Hand a complete group to the trainer. A trajectory of it still reserved raises
-        StorageError.
-        """
+        """Hands a group to the trainer. StorageError while one of its members is reserved."""
         with self._database.write() as connection:
             self._database.serialize(connection, _COMMIT_LOCK)
             states = connection.scalars(
@@ -154,9 +152,7 @@ class JournalRepository:
             )
 
     def mark_trained(self, group_ids: Sequence[str], step: int) -> None:
-        """Note that optimiser step `step` used these groups. A second, different step raises
-        StorageError.
-        """
+        """Notes that step `step` used these groups. StorageError for a second, different step."""
         with self._database.write() as connection:
             for some in _pieces(group_ids):
                 in_groups = JournalTable.group_id.in_(some)
@@ -192,9 +188,7 @@ class JournalRepository:
         return self._select(JournalTable.run_id == run_id, owed)
 
     def finished_uncommitted(self, run_id: str) -> list[JournalRow]:
-        """Finished rows whose group is not complete: a restarted orchestrator only runs the
-        rest.
-        """
+        """Finished rows of incomplete groups. A restarted orchestrator only runs the rest."""
         return self._select(
             JournalTable.run_id == run_id, JournalTable.state == JournalState.FINISHED
         )
@@ -218,9 +212,7 @@ class JournalRepository:
             ).rowcount
 
     def release_reserved(self, run_id: str) -> int:
-        """Forget trajectories whose worker is gone, so that they can be dispatched again. Returns
-        how many.
-        """
+        """Forgets trajectories whose worker is gone, to dispatch them again. Returns how many."""
         with self._database.write() as connection:
             return connection.execute(
                 delete(JournalTable).where(

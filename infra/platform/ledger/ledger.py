@@ -44,9 +44,7 @@ class Ledger:
         self.cycles = CycleRepository(self.database)
 
     def migrate(self, revision: str | None = None) -> "Ledger":
-        """Bring the schema to a revision, the newest when absent. Several processes may call it at
-        once.
-        """
+        """Brings the schema to a revision (default: newest). Safe from several processes."""
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS))
         wanted = revision or ScriptDirectory.from_config(config).get_current_head()

@@ -20,9 +20,7 @@ def fields(**values: object) -> str:
 
 
 def configure_logging(stream: TextIO | None = None, level: int = logging.INFO) -> None:
-    """Send all logs of this process to `stream` (stderr when None). Call once, in the program's
-    entry.
-    """
+    """Sends all logs of this process to `stream` (None: stderr). Called once, at entry."""
     logging.basicConfig(stream=stream or sys.stderr, level=level, format=_FORMAT, force=True)
     for noisy in (
         "botocore",

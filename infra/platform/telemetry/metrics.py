@@ -9,9 +9,7 @@ from typing import IO
 
 
 class MetricsLog:
-    """Append-only writer. A torn last line of a killed writer is closed before the first new
-    one.
-    """
+    """Append-only writer. Closes a killed writer's torn last line before its first."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -91,9 +91,7 @@ class NodeDaemon:
         return len(self._boxes)
 
     async def fence(self, silence_seconds: float) -> None:
-        """Watch the scheduler: when it has asked for no report for so long, end every box. Runs
-        until cancelled.
-        """
+        """Ends every box when the scheduler has been silent too long. Runs until cancelled."""
         while True:
             seen = self._num_reports
             await asyncio.sleep(silence_seconds)

@@ -145,9 +145,7 @@ class BoxProcess:
         return SandboxLost(text)
 
     def count_memory_kills(self) -> int:
-        """Number of processes of this box that the kernel ended for memory. 0 without control
-        groups.
-        """
+        """Processes of this box that the kernel ended for memory. 0 without control groups."""
         self._num_kills_told = self._group.count_memory_kills()
         return self._num_kills_told
 

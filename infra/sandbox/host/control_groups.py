@@ -20,9 +20,7 @@ class ControlGroup:
     """Control groups of one box. None where they are not available."""
 
     def __init__(self, name: str, limits: SandboxLimits) -> None:
-        """`name` must begin with this process's id and a dash: groups of dead processes are swept
-        away.
-        """
+        """`name` begins with this process's id and a dash: groups of dead ones are removed."""
         _sweep_dead()
         self._directories: list[str] = []
         if _is_version_2():

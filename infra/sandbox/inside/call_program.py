@@ -177,9 +177,7 @@ def record(request: dict, answer: str) -> None:
 
 
 def make_calls(request: dict, answer: str) -> None:
-    """Call functions and write each result at once: a call that ends the process loses only later
-    ones.
-    """
+    """Calls functions and writes each result at once, so that a crash loses only later ones."""
 
     def expire(number: int, frame: Any) -> None:
         raise CallTimeout

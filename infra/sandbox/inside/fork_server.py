@@ -199,9 +199,7 @@ class ForkServer:
         self._collection_errors.append(str(excrepr)[-1500:])
 
     def pytest_collection(self) -> None:
-        """Note every function that runs while package and tests are imported: those cannot be
-        swapped later.
-        """
+        """Notes functions that run during import. Those cannot be swapped later."""
         ran, root = self._ran_on_import, _ROOT + "/"
 
         def note(frame: types.FrameType, event: str, argument: object) -> None:

@@ -47,9 +47,7 @@ class SwapIndex:
     def build(
         cls, root: str, sources: dict[str, bytes], ran_on_import: set[types.CodeType]
     ) -> "SwapIndex":
-        """Parse `sources` (relative path -> text below `root`) and find every function defined in
-        them.
-        """
+        """Index of every function in `sources` (relative path -> text below `root`)."""
         index = cls(ran_on_import={code_key(code) for code in ran_on_import})
         for path, text in sources.items():
             filename = f"{root}/{path}"
@@ -87,9 +85,7 @@ def code_key(code: types.CodeType) -> tuple[str, int, str]:
 
 @dataclass(frozen=True)
 class LineShift:
-    """Lines after `after_line` of an unedited function lie `by_lines` further down in the edited
-    file.
-    """
+    """Lines after `after_line` of an unedited function lie `by_lines` further down now."""
 
     after_line: int
     by_lines: int
@@ -137,9 +133,7 @@ def _parse_one(text: bytes) -> ast.stmt:
 
 
 def _changed_range(old: list[bytes], new: list[bytes]) -> tuple[int, int, int]:
-    """Zero-based half-open line ranges [start, old_end) and [start, new_end) outside which the
-    texts agree.
-    """
+    """Half-open line ranges [start, old_end) and [start, new_end) outside which texts agree."""
     start = 0
     shorter = min(len(old), len(new))
     while start < shorter and old[start] == new[start]:

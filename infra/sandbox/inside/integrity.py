@@ -110,9 +110,7 @@ class TestCodes:
                 self._codes[test] = code
 
     def holds(self, item: pytest.Item) -> bool:
-        """Whether an item still is what was collected. Equal code, since a cold run compiles
-        again.
-        """
+        """Whether an item's code equals what was collected. A cold run compiles again."""
         wanted = self._codes.get(item.nodeid)
         return wanted is None or _test_code(item) == wanted
 

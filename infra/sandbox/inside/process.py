@@ -30,9 +30,7 @@ def read_waited_seconds(process_id: int) -> float:
 
 
 def kill_everything_else() -> None:
-    """End every process of the box but this one (which must be process 1), and wait until they are
-    gone.
-    """
+    """Ends every other process of the box (this one is process 1) and waits for their end."""
     if os.getpid() != 1:
         raise RuntimeError("only process 1 of a box may end all others")
     try:

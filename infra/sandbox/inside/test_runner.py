@@ -377,8 +377,6 @@ def _text_of(error: BaseException) -> str:
 
 
 def freeze_memory() -> None:
-    """Keep the parent's objects out of the children's garbage collections, so that forks share
-    their pages.
-    """
+    """Keeps the parent's objects out of garbage collection, so that forks share pages."""
     gc.collect()
     gc.freeze()

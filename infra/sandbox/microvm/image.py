@@ -54,7 +54,7 @@ _BUILD_SECONDS = 900.0
 
 
 class ImageKind(StrEnum):
-    """What a guest has around its repository."""
+    """Kind of guest image."""
 
     SMALL = "small"  # busybox only: boots in seconds without hardware help
     PYTHON = "python"  # Debian's Python, git and the usual tools on a read-only disk

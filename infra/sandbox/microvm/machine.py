@@ -39,7 +39,7 @@ _POLL_SECONDS = 0.002
 
 
 class Accelerator(StrEnum):
-    """What executes the guest's instructions."""
+    """Executor of the guest's instructions: KVM, or translation (TCG)."""
 
     KVM = "kvm"
     TCG = "tcg"  # translation in software, some thirty times slower
@@ -47,7 +47,7 @@ class Accelerator(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MachineShape:
-    """What a machine's states depend on; a state only loads into the same shape."""
+    """Properties that a machine's states depend on; a state loads into the same shape only."""
 
     image: Image
     accelerator: Accelerator
@@ -57,9 +57,8 @@ class MachineShape:
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
-    """Where a machine begins instead of booting.
-
-    `memory_file` is the template's memory, shared by all; None: `devices_file` holds all memory.
+    """State a machine starts from instead of booting. `memory_file` is the template's memory,
+    shared by all; None: `devices_file` holds all memory.
     """
 
     memory_file: Path | None

@@ -43,7 +43,7 @@ _MAX_DEPTH = 200
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a sandbox was made from."""
+    """Source of a sandbox: specification, template, changes and parent."""
 
     spec: SandboxSpec
     template: Template
@@ -51,7 +51,7 @@ class Origin:
 
 
 class Keeper(Protocol):
-    """What a sandbox asks of its backend."""
+    """Interface of the backend towards its sandboxes."""
 
     async def take_snapshot(self, sandbox: "MicroVmSandbox", kind: SnapshotKind) -> Snapshot: ...
 

@@ -39,10 +39,8 @@ _DEMAND_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class BootLimits:
-    """When a boot is given up, and how often it is tried.
-
-    Processor time tells a hang from a loaded host: a guest that spins uses it up, one that stands
-    still neither uses it nor waits for it, and one that is only slow does neither.
+    """Limits of one boot and number of attempts. Processor time tells a hang from a loaded host: a
+    guest that spins uses it up, one that stands still neither uses nor waits for it.
     """
 
     cpu_seconds: float = 30.0

@@ -267,9 +267,7 @@ class EngineFleet:
         return await self._change_all(calls, f"load checkpoint {directory}")
 
     async def update_to(self, version: int) -> list[SwapReport]:
-        """Applies a version everywhere. One failure raises after all have answered; that replica
-        gets no requests.
-        """
+        """Applies a version everywhere. Raises after all answered; a failed replica is left out."""
         calls = {name: actor.update_to.remote(version) for name, actor in self._replicas.items()}
         return await self._change_all(calls, f"update to version {version}")
 
@@ -335,9 +333,7 @@ class EngineFleet:
         return answer
 
     async def _change_all(self, calls: Mapping[str, ray.ObjectRef], what: str) -> list:
-        """Waits for a change of weights everywhere, notes who serves afterwards, then raises the
-        first failure.
-        """
+        """Waits for a change of weights everywhere, then raises the first failure."""
         waiting = [self._answer(call, name, what) for name, call in calls.items()]
         answers = await asyncio.gather(*waiting, return_exceptions=True)
         failures = []

@@ -101,9 +101,7 @@ class LocalEngine:
         self._engine.end_session(session_id)
 
     async def swap_weights(self, weights: Mapping[str, Tensor], version: int) -> SwapReport:
-        """Serves `weights` from the next step on. EngineError when they are not sound; nothing
-        changes then.
-        """
+        """Serves `weights` from the next step on. EngineError, and no change, if unsound."""
         self._check_open()
         started_at = perf_counter()
         try:

@@ -31,9 +31,7 @@ class Mismatch:
 
 
 def measure_mismatch(engine_logprobs_T: np.ndarray, trainer_logprobs_T: np.ndarray) -> Mismatch:
-    """Compares log-probs token by token. ValueError when the arrays are not parallel or hold no
-    token.
-    """
+    """Compares log-probs token by token. ValueError for empty or unequal arrays."""
     if engine_logprobs_T.shape != trainer_logprobs_T.shape or engine_logprobs_T.size == 0:
         raise ValueError(
             f"engine log-probs have shape {engine_logprobs_T.shape}, "

@@ -58,9 +58,7 @@ class EngineReplica:
         self._last_fetch_seconds = 0.0
 
     async def follow(self, objects: ObjectStore, chain_id: str) -> int | None:
-        """Binds the replica to a chain and applies its newest version, if there is one. Returns
-        that version.
-        """
+        """Binds the replica to a chain and applies its newest version, which it returns."""
         async with self._update_lock:
             if self._subscriber is None or self._subscriber.chain_id != chain_id:
                 self._subscriber = ChainSubscriber(objects, chain_id, reader_id=self.replica_id)
@@ -70,9 +68,7 @@ class EngineReplica:
         return latest
 
     async def load_checkpoint(self, directory: str, version: int) -> SwapReport:
-        """Serves a checkpoint directory as `version`, for evaluation. Its checksum is verified.
-        Failure means STALE.
-        """
+        """Serves a verified checkpoint directory as `version`. Failure means STALE."""
         async with self._update_lock:
             return await self._change_weights(
                 partial(_read_weights, Path(directory), self._spec), version

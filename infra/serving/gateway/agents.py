@@ -202,9 +202,7 @@ class AgentService:
     def _request(
         self, session: AgentSession, interaction_id: str, message: str, seed: int | None
     ) -> AgentRequest:
-        """Continues the session's tokens while enough context is left, else begins anew with both
-        messages.
-        """
+        """Continues the session's tokens while context is left, else begins anew."""
         needed = len(session.token_ids) + len(self._renderer.append_user(message))
         has_room = (
             self._config.harness.context_tokens - needed >= self._config.follow_up_context_tokens
@@ -223,9 +221,7 @@ class AgentService:
         )
 
     def _closed(self, transcript: Transcript) -> tuple[int, ...]:
-        """The conversation's tokens with its last answer ended, so that a user message may
-        follow.
-        """
+        """The conversation's tokens with the last answer ended, ready for a user message."""
         tokens = tuple(int(token) for token in transcript.segments[-1].token_ids_T)
         return tokens if tokens[-1] == self._renderer.end_id else (*tokens, self._renderer.end_id)
 

@@ -240,9 +240,7 @@ def _add_own_routes(app: FastAPI, gateway: Gateway, tenant_of: Callable[..., Ten
 
 
 async def _stream_events(gateway: Gateway, answering: Answering) -> AsyncIterator[str]:
-    """Server-sent events of one answer. A failure on the way is an event too: the status line is
-    long gone.
-    """
+    """Server-sent events of one answer. Later failures are events, the status is sent."""
     envelope = _envelope(gateway, answering, "chat.completion.chunk")
 
     def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> str:

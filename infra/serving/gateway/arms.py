@@ -25,9 +25,7 @@ class Arm:
 
 
 class ArmTable:
-    """The champion, and a candidate while a canary runs. Swapped whole, so a request sees one
-    state.
-    """
+    """Champion, and candidate during a canary. Swapped whole, so requests see one state."""
 
     def __init__(self, control: Arm, candidate: Arm | None = None, share: float = 0.0) -> None:
         self.control, self.candidate, self.share = control, candidate, 0.0

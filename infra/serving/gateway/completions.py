@@ -113,9 +113,7 @@ class ChatService:
     def begin(
         self, request: ChatRequest, tenant: TenantConfig, client_session: str | None
     ) -> Answering:
-        """Checks a request and lays out its tokens. Raises ApiError before anything is
-        generated.
-        """
+        """Checks a request and lays out its tokens. ApiError comes before any generation."""
         self._check(request)
         owner = f"{tenant.name}/{client_session or ''}"
         consent = tenant.consent and request.store is not False
@@ -164,9 +162,7 @@ class ChatService:
         return await self._finish(answering)
 
     async def stream(self, answering: Answering) -> AsyncIterator[str | Finished]:
-        """Text as it is generated, then the finished answer. What may still become a tool call is
-        held back.
-        """
+        """Text as generated, then the finished answer. A possible tool call is held back."""
         shown = ""
         try:
             pieces = self._generate(answering, self._config.stream_slice_tokens)
@@ -241,9 +237,7 @@ class ChatService:
         answering.stop_reason = generation.stop_reason
 
     def _take(self, answering: Answering, generation: Generation, num_read: int) -> None:
-        """Records a generation of which `num_read` tokens were read before, up to where a stop
-        string is complete.
-        """
+        """Records a generation with `num_read` tokens read, up to the end of a stop string."""
         before = len(answering.answer_ids) - num_read
         self._read(answering, generation.token_ids[num_read:])
         kept_tokens = len(answering.answer_ids) - before
@@ -337,9 +331,7 @@ class ChatService:
     def _continued(
         self, owner: str, messages: list[ChatMessage]
     ) -> tuple[Conversation | None, list[ChatMessage]]:
-        """The conversation whose last answer is the last assistant message, and what was said
-        since.
-        """
+        """The conversation that the last assistant message ended, and what came since."""
         last = max(
             (index for index, message in enumerate(messages) if message.role == "assistant"),
             default=-1,

@@ -19,9 +19,7 @@ Kept = TypeVar("Kept")
 
 
 class IdleStore(Generic[Kept]):
-    """A bounded dictionary that forgets what was not used for `idle_seconds`, and the least
-    recently used.
-    """
+    """Bounded dictionary that drops entries idle for `idle_seconds`, and the oldest used."""
 
     def __init__(self, max_entries: int, idle_seconds: float) -> None:
         self._max_entries, self._idle_seconds = max_entries, idle_seconds

@@ -4,9 +4,7 @@ from fastapi import HTTPException
 
 
 class ApiError(HTTPException):
-    """One refusal: HTTP status, a message that says what was wanted, a code, and the field at
-    fault.
-    """
+    """Refusal: HTTP status, message with what was wanted, code, and field at fault."""
 
     def __init__(
         self,

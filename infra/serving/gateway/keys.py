@@ -18,9 +18,7 @@ FILE_NAME = "gateway_keys.json"
 
 
 def local_tenants(directory: Path, names: tuple[str, ...]) -> dict[str, TenantConfig]:
-    """Tenants of this machine by name, each with a key that stays the same from start to start. All
-    consent.
-    """
+    """Consenting tenants of this machine by name. Their keys stay from start to start."""
     path = directory / FILE_NAME
     keys: dict[str, str] = _read(path)
     missing = [name for name in names if name not in keys]

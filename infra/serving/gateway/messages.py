@@ -56,9 +56,7 @@ def render_messages(
 def read_answer(
     text: str, tools: Collection[str], call_prefix: str
 ) -> tuple[ChatMessage, ParsedAnswer]:
-    """The assistant message of a model's text. Calls that cannot run stay in the text, as the model
-    wrote them.
-    """
+    """Assistant message of a model's text. Calls that cannot run stay in the text."""
     parsed = parse_answer(text, tools) if tools else ParsedAnswer((), text)
     good = parsed.calls and all(call.status is CallStatus.OK for call in parsed.calls)
     if not good:
@@ -74,9 +72,7 @@ def read_answer(
 
 
 def write_call(call: ToolCall) -> str:
-    """A client's call in the tags the model uses. The primary argument goes bare when it is the
-    only one.
-    """
+    """A client's call in the model's tags. A lone primary argument goes bare."""
     name = call.function.name
     tool = TOOLS.get(name)
     if tool is None:

@@ -106,9 +106,7 @@ class Recorder:
         value: float,
         feedback_id: str | None,
     ) -> str | None:
-        """Stores one signal. Its id, or None when the interaction is not this tenant's or was never
-        stored.
-        """
+        """Id of the stored signal. None for another tenant's or an unstored interaction."""
         feedback_id = feedback_id or f"feedback-{uuid.uuid4().hex}"
         row = await asyncio.to_thread(self._ledger.interactions.get, interaction_id)
         if row is None or row.tenant != tenant:

@@ -107,9 +107,7 @@ class ChatRequest(OpenAIWire):
 
 
 class AgentSessionRequest(Wire):
-    """POST /v1/agent/sessions: the agent works on a repository the gateway knows, with the user's
-    files laid over it.
-    """
+    """POST /v1/agent/sessions: a known repository with the user's files over it."""
 
     repository: str
     message: str = Field(min_length=1)

@@ -49,9 +49,7 @@ class ServingPlan:
 
 
 class ServedModels:
-    """The engines behind the arms. A checkpoint that leaves keeps its engine until its last answer
-    must be done.
-    """
+    """Engines behind the arms. A leaving checkpoint keeps its engine for open answers."""
 
     def __init__(self, engine: EngineConfig, *, context_tokens: int, drain_seconds: float) -> None:
         self._engine_config, self._context_tokens = engine, context_tokens
@@ -69,9 +67,7 @@ class ServedModels:
         return control, candidate, plan.share
 
     async def apply(self, plan: ServingPlan, arms: ArmTable) -> bool:
-        """Makes `arms` serve a plan. False when they do already. New sessions and next turns follow
-        at once.
-        """
+        """Makes `arms` serve a plan from the next turn on. False when they do already."""
         if plan == self._plan:
             return False
         arms.set(*await self.arms_of(plan))
@@ -183,9 +179,7 @@ async def open_gateway(
 async def follow_plan(
     gateway: OpenGateway, read_plan: Callable[[], ServingPlan], *, poll_seconds: float
 ) -> None:
-    """Applies what `read_plan` says, again and again, until cancelled. A ledger out of reach
-    changes nothing.
-    """
+    """Applies `read_plan` again and again until cancelled. Ledger faults change nothing."""
     while True:
         try:
             plan = await asyncio.to_thread(read_plan)

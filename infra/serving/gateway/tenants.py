@@ -33,9 +33,7 @@ class Tenants:
                 self._by_digest[digest] = config
 
     def identify(self, api_key: str) -> TenantConfig | None:
-        """The tenant of a key. None for an unknown one. Looking up digests leaks no timing of the
-        key.
-        """
+        """Tenant of a key, or None. Looked up by digest, so timing tells nothing."""
         return self._by_digest.get(_digest(api_key))
 
     def admit(self, tenant: TenantConfig, now: float) -> float:

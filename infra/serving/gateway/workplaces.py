@@ -27,7 +27,7 @@ class Workplaces(Protocol):
     def lease(
         self, repository: str, files: Files, test_ids: tuple[str, ...] | None
     ) -> AbstractAsyncContextManager[AgentEnvironment]:
-        """A clean sandbox for one request. `pytest` in it runs `test_ids` (None: all)."""
+        """Clean sandbox for one request. `pytest` in it runs `test_ids` (None: all)."""
         ...
 
 
@@ -65,9 +65,7 @@ class RepositoryWorkplaces:
     async def lease(
         self, repository: str, files: Files, test_ids: tuple[str, ...] | None
     ) -> AsyncIterator[AgentEnvironment]:
-        """A clean sandbox for one request. `pytest` in it runs `test_ids` (None: all the repository
-        has).
-        """
+        """Clean sandbox for one request. `pytest` in it runs `test_ids` (None: all)."""
         place = self._environments[repository]
         if test_ids is None:
             await place.test_server.start()

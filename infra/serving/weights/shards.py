@@ -57,9 +57,7 @@ class ShardRecord(ChainRecord):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Patience of one rank with another. `check` is called between polls; an exception from it ends
-    the wait.
-    """
+    """Patience of one rank with another. `check` runs between polls and may raise."""
 
     patience_seconds: float = PATIENCE_SECONDS
     poll_seconds: float = POLL_SECONDS

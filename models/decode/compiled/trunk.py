@@ -387,9 +387,7 @@ class NativeTrunk:
         return tokens_R, logprobs_R, bool(is_limited)
 
     def last_rows(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Hidden states [R, D] and logits [R, V] that the call before left. Views that the next one
-        overwrites.
-        """
+        """Hidden states [R, D] and logits [R, V] of the last call, as views it overwrites next."""
         if rows not in self._views:
             hidden = torch.from_numpy(self._chosen[: rows * self._width])
             self._views[rows] = hidden.view(rows, self._width), self._logits_view(rows)
@@ -398,9 +396,7 @@ class NativeTrunk:
     def draft(
         self, weights: DecodeWeights, depth: int, hidden_BD: np.ndarray, tokens_B: np.ndarray
     ) -> Tensor:
-        """One draft layer: logits of the token after `tokens_B`. `hidden_BD` becomes the next
-        depth's.
-        """
+        """Logits after `tokens_B` by one draft layer. `hidden_BD` becomes the next depth's."""
         self._make_room(len(tokens_B))
         packed = _packed(weights)
         run_draft(

@@ -80,9 +80,7 @@ class DraftPolicy:
             at.weigh_layers((self._held_L + _PRIOR_DRAFTS) / (self._verified_L + _PRIOR_DRAFTS))
 
     def count_accepted(self, accepted_B: np.ndarray, layers: int) -> None:
-        """Counts, for each draft layer, how often its draft was looked at (all before it held) and
-        how often it held.
-        """
+        """Counts per draft layer how often its draft was reached and how often it held."""
         for depth in range(layers):
             self._verified_L[depth] += int((accepted_B >= depth).sum())
             self._held_L[depth] += int((accepted_B > depth).sum())

@@ -182,9 +182,7 @@ def step_noise(noise: NoiseSource, table: SlotTable, slots_B: np.ndarray, width:
 def draft_logits(
     trunk: Trunk, weights: DecodeWeights, depth: int, hidden_BD: Tensor, tokens_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One draft layer: logits [B, V] of the token after `tokens_B`, and the hidden state for the
-    next depth.
-    """
+    """Logits [B, V] after `tokens_B` by one draft layer, and the next depth's hidden state."""
     layer = weights.drafts[depth]
     embedded_BD = weights.embedding_VD.index_select(0, tokens_B).float()
     mixed_BD = linear(trunk.normalize(hidden_BD), layer.hidden_in_DD)
