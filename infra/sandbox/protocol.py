@@ -21,7 +21,7 @@ class SandboxRecord(BaseModel):
 
 
 class SandboxLimits(SandboxRecord):
-    """What one box may use."""
+    """Resource limits of one box."""
 
     memory_bytes: int = Field(
         default=512 << 20, description="whole box; enforced by cgroup where writable"
@@ -64,7 +64,7 @@ class ExecResult(SandboxRecord):
 
 
 class Capabilities(SandboxRecord):
-    """What a backend can do beyond files, file snapshots and forks, which all have."""
+    """Features of a backend beyond files, file snapshots and forks, which all have."""
 
     memory_snapshot: bool = Field(default=False, description="snapshot(MEMORY): processes too")
     own_kernel: bool = Field(default=False, description="a virtual machine, not a namespace")
@@ -74,7 +74,7 @@ class Capabilities(SandboxRecord):
 
 
 class SnapshotKind(StrEnum):
-    """What a snapshot holds."""
+    """Content of a snapshot."""
 
     FILES = "files"  # the repository folder; processes start anew
     MEMORY = "memory"  # files, memory and every process
@@ -90,7 +90,7 @@ class Snapshot(SandboxRecord):
 
 
 class SandboxSpec(SandboxRecord):
-    """What a sandbox is made of."""
+    """Specification of a sandbox."""
 
     template: str = Field(default="default", description="image of the system around /repo")
     repository: Path | None = Field(
@@ -105,7 +105,7 @@ class SandboxSpec(SandboxRecord):
 
 
 class FileKind(StrEnum):
-    """What a path is; links are not followed."""
+    """Kind of a path; links are not followed."""
 
     FILE = "file"
     FOLDER = "folder"
@@ -124,7 +124,7 @@ class FileStatus(SandboxRecord):
 
 
 class TestOutcome(StrEnum):
-    """What happened to one requested test; only PASSED counts."""
+    """Outcome of one requested test; only PASSED counts."""
 
     __test__ = False
 
