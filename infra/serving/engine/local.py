@@ -59,6 +59,7 @@ class LocalEngine:
         self.spec = spec
         self._config = config
         self.name = name
+        self._clock = clock
         self._engine = DecodeEngine(spec, self._prepare(weights, version), config, clock)
         self._waiters: dict[str, asyncio.Future[Generation]] = {}
         self._streams: dict[str, EngineStream] = {}
@@ -103,16 +104,16 @@ class LocalEngine:
     async def swap_weights(self, weights: Mapping[str, Tensor], version: int) -> SwapReport:
         """Serves `weights` from the next step on. EngineError, and no change, if unsound."""
         self._check_open()
-        started_at = perf_counter()
+        started_at = self._clock()
         try:
             prepared = await asyncio.to_thread(self._prepare, weights, version)
         except ValueError as error:
             raise EngineError(f"engine {self.name} refuses weights: {error}") from error
-        prepare_seconds = perf_counter() - started_at
+        prepare_seconds = self._clock() - started_at
         self._check_open()
-        started_at = perf_counter()
+        started_at = self._clock()
         self._engine.swap_weights(prepared)
-        return SwapReport(version, prepare_seconds, perf_counter() - started_at)
+        return SwapReport(version, prepare_seconds, self._clock() - started_at)
 
     def statistics(self) -> dict[str, float]:
         """Running totals of the engine and what it holds now."""
