@@ -8,12 +8,15 @@ STAMP := $(VENV)/.installed
 PACKAGES := flows tasks kernels models infra
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup constraints demo test check docs up clean
+.PHONY: setup constraints demo reached test check docs up clean
 
 setup: $(DEV_STAMP)  ## the environment with everything
 
 demo: $(STAMP)  ## the whole chain with the nano recipe; run again to continue
 	$(BIN)/ostinato demo
+
+reached: $(DEV_STAMP)  ## which product lines the documented commands run (half an hour)
+	$(BIN)/python -m tests.reached
 
 test: $(DEV_STAMP)  ## the default test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(PYTEST_ARGS)

@@ -1,0 +1,1 @@
+"""`make reached`: how much of the product the documented commands run."""

@@ -1,0 +1,72 @@
+"""Records which functions of the project run in this process; put first on PYTHONPATH by `tests.reached.commands`.
+
+Python functions by a profile hook in every thread; functions that numba compiles, which no hook
+sees, by whether they have a compiled signature when the process ends. What was seen is written every
+two seconds too, since many processes end by a signal.
+"""
+
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+
+FOLDER = os.environ.get("OSTINATO_REACHED_FOLDER", "")
+WRITE_SECONDS = 2.0
+
+
+class Recorder:
+    """Code objects seen in one process."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.codes = set()
+
+    def hook(self, frame, event, argument):
+        """The profile hook: cheap, since it runs at every call."""
+        if event == "call":
+            self.codes.add(frame.f_code)
+
+    def start(self):
+        threading.setprofile(self.hook)
+        threading.Thread(target=self._write_regularly, daemon=True, name="reached").start()
+        sys.setprofile(self.hook)
+        atexit.register(self.write)
+
+    def write(self):
+        """Writes places as [file, first line]; only files of a package called ostinato."""
+        places = {
+            (code.co_filename, code.co_firstlineno)
+            for code in list(self.codes)
+            if "/ostinato/" in code.co_filename
+        }
+        places |= set(self._compiled())
+        target = os.path.join(self.folder, f"{os.getpid()}.json")
+        with open(target + ".part", "w") as part:
+            json.dump(sorted(places), part)
+        os.replace(target + ".part", target)
+
+    def _compiled(self):
+        if "numba" not in sys.modules:
+            return
+        for name, module in list(sys.modules.items()):
+            if not name.startswith("ostinato."):
+                continue
+            for value in list(vars(module).values()):
+                if getattr(value, "signatures", None) and hasattr(value, "py_func"):
+                    code = value.py_func.__code__
+                    yield code.co_filename, code.co_firstlineno
+
+    def _write_regularly(self):
+        sys.setprofile(None)
+        while True:
+            time.sleep(WRITE_SECONDS)
+            try:
+                self.write()
+            except (OSError, RuntimeError):  # the folder is gone, or modules change meanwhile
+                continue
+
+
+if FOLDER:
+    Recorder(FOLDER).start()
