@@ -4,7 +4,6 @@ Flows call these; each is built at most once (flows/stage.py). No arithmetic on 
 and no stage knows another.
 """
 
-import json
 import time
 from pathlib import Path
 
@@ -20,18 +19,16 @@ from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.objects import checksum_file
-from ostinato.tasks.corpus.config import CorpusRequest, CorpusResult
+from ostinato.tasks.corpus.config import CorpusRequest, CorpusResult, FunctionLimits
 from ostinato.tasks.environments.run import EnvironmentsRequest, EnvironmentsResult
 from ostinato.tasks.evaluation.run import EvaluationRequest, EvaluationResult
 from ostinato.tasks.mtp.config import MtpRequest, MtpResult
 from ostinato.tasks.pretraining.config import PretrainingRequest, PretrainingResult
 from ostinato.tasks.problems.config import ProblemsRequest, ProblemsResult
-from ostinato.tasks.problems.set_config import YIELD_FILE, ProblemSetConfig, ProblemSetRequest
 from ostinato.tasks.records import Scorecard, Split
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
-YIELD = "yield_table"  # key of a problem set's metadata: a row a package and kind
 
 
 def base_directory(recipe: Recipe) -> Path | None:
@@ -77,12 +74,10 @@ def _add_environments(context: StageContext, problems: ArtifactRef) -> ArtifactR
 
 
 def _build_proven_problems(context: StageContext) -> ArtifactRef:
-    """Packages -> proven problems."""
-    if context.recipe.problem_set is not None:
-        return _build_problem_set(context, context.recipe.problem_set)
+    """Packages and git repositories -> proven problems."""
     request = ProblemsRequest(
         config=context.recipe.problems,
-        archives_directory=str(context.settings.cache_directory / "archives"),
+        archives_directory=context.settings.cache_directory / "archives",
     )
 
     def build(directory: Path) -> tuple[Path, dict]:
@@ -92,26 +87,6 @@ def _build_proven_problems(context: StageContext) -> ArtifactRef:
         return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
 
     return context.ensure("problems", request.config, (), build)
-
-
-def _build_problem_set(context: StageContext, config: ProblemSetConfig) -> ArtifactRef:
-    """Many packages -> proven problems, on Ray."""
-    request = ProblemSetRequest(
-        config=config,
-        archives_directory=context.settings.cache_directory / "archives",
-    )
-
-    def build(directory: Path) -> tuple[Path, dict]:
-        result = run_stage(
-            "problems", "ostinato.tasks.problems.set_run:main", request, ProblemsResult, directory
-        )
-        made = Path(result.directory)
-        return made, {
-            SUMMARY: result.model_dump(mode="json"),
-            YIELD: json.loads((made / YIELD_FILE).read_text()),
-        }
-
-    return context.ensure("problems", config, (), build)
 
 
 def build_corpus(
@@ -125,6 +100,10 @@ def build_corpus(
     def build(directory: Path) -> tuple[Path, dict]:
         request = CorpusRequest(
             config=context.recipe.corpus,
+            limits=FunctionLimits(
+                max_lines=context.recipe.problems.max_function_lines,
+                max_characters=context.recipe.problems.max_function_characters,
+            ),
             problems_directory=str(context.directory_of(problems)),
             harness=context.recipe.harness,
             search_directory=None if encoder is None else str(context.directory_of(encoder)),

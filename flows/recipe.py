@@ -27,7 +27,6 @@ from ostinato.tasks.learning.config import LearningConfig
 from ostinato.tasks.mtp.config import MtpConfig
 from ostinato.tasks.pretraining.config import PretrainingConfig
 from ostinato.tasks.problems.config import ProblemsConfig
-from ostinato.tasks.problems.set_config import ProblemSetConfig
 from ostinato.tasks.promotion.config import TEST_LINE, PromotionConfig
 from ostinato.tasks.retrieval.config import RetrievalConfig
 from ostinato.tasks.rollout.config import RolloutConfig
@@ -99,9 +98,6 @@ class Recipe(Section):
     )
     model: ModelSpec
     problems: ProblemsConfig = ProblemsConfig()
-    problem_set: ProblemSetConfig | None = Field(
-        default=None, description="problems of many repositories, in place of `problems`"
-    )
     environments: dict[str, EnvironmentConfig] = Field(
         default={},
         description="problems drawn from environments of installed packages, by their names",

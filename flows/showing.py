@@ -28,7 +28,7 @@ TRANSCRIPTS_PHASE = "transcripts"  # fine-tuning; phases of other names are cont
 
 
 def show_problems(context: StageContext, problems: ArtifactRef) -> None:
-    """Yield and operators of a problem set."""
+    """Card of a problem set, in the console and as artifacts."""
     result = ProblemsResult.model_validate(chain.summary_of(context, problems))
     rows = [{"split": split, "problems": count} for split, count in result.split_sizes.items()]
     create_table_artifact(
@@ -36,9 +36,38 @@ def show_problems(context: StageContext, problems: ArtifactRef) -> None:
     )
     operators = [{"operator": name, "problems": count} for name, count in result.operators.items()]
     create_table_artifact(operators, key="problem-operators", description=str(problems))
-    table = context.artifacts.metadata(problems).get(chain.YIELD)
-    if table:
-        create_table_artifact(table, key="problem-yield", description=f"yield of {problems}")
+    create_table_artifact(
+        list(result.yield_table), key="problem-yield", description=f"yield of {problems}"
+    )
+    console = Console(stderr=True)
+    for line in describe_problems(result):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def describe_problems(result: ProblemsResult) -> list[str]:
+    """Lines of a problem set's card: size, kinds, operators, splits, and what was left out."""
+    lines = [
+        f"problems: {result.num_problems} proven of {result.num_candidates} candidates "
+        f"({result.yield_ratio:.0%}), {len(result.repositories)} repositories",
+        f"  kinds: {_counts(result.kinds)}",
+        f"  operators: {_counts(result.operators)}",
+        f"  splits: {_counts(result.split_sizes)}",
+    ]
+    empty = [split for split, size in result.split_sizes.items() if not size]
+    if empty:
+        lines.append(
+            f"  no problem for {', '.join(empty)}: no repository is of that split, and none is "
+            "dealt out (a source without `split` is)"
+        )
+    lines += [
+        f"  left out {name}: {' '.join(reason.split())[:600]}"
+        for name, reason in sorted(result.left_out.items())
+    ]
+    return lines
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def show_pretraining(context: StageContext, corpus: ArtifactRef, pretrained: ArtifactRef) -> None:

@@ -4,11 +4,30 @@ The rules for a usable first sentence of a docstring, the prompt made of it, and
 of a prompt again. Text in, text out. Whose problems are told so is for the stages to say.
 """
 
+import ast
 import re
+
+from ostinato.infra.platform.syntax import parse_python
 
 MAX_CHARACTERS = 110
 MIN_WORDS = 3
 _ROLE = re.compile(r":\w+:`~?\.?([^`]*)`")
+
+
+def describe_functions(text: str) -> dict[str, str]:
+    """Usable first sentences of a file's top-level functions; a name defined twice is left out."""
+    try:
+        tree = parse_python(text)
+    except (SyntaxError, ValueError):
+        return {}
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    names = [node.name for node in functions]
+    found = {node.name: first_sentence(ast.get_docstring(node) or "") for node in functions}
+    return {
+        name: sentence
+        for name, sentence in found.items()
+        if is_usable(sentence, name) and names.count(name) == 1
+    }
 
 
 def first_sentence(docstring: str) -> str:

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from ostinato.infra.agent.transcript import Segment, Transcript
+from ostinato.infra.platform.errors import ProblemError
 
 
 class Record(BaseModel):
@@ -106,12 +107,6 @@ class Problem(Record):
     hidden_tests: tuple[str, ...] = Field(
         default=(), description="of fail_to_pass: judged by, never shown"
     )
-    prompts: dict[str, str] = Field(
-        default={}, description="detailed, terse and vague wording; `prompt` is one of them"
-    )
-    difficulty: float | None = Field(
-        default=None, description="estimate in 0..1 from the problem's shape; None: not made"
-    )
     question_warranted: bool = Field(
         default=False,
         description="the prompt leaves open what only the user can tell, so asking is right",
@@ -139,14 +134,12 @@ class Problem(Record):
             "blocks",
             "cut_tests",
             "hidden_tests",
-            "prompts",
-            "difficulty",
             "oracle",
             "environment",
             "given_files",
             "facts",
         ):
-            if not content[name] and content[name] != 0.0:
+            if not content[name]:
                 del content[name]
         if not content["question_warranted"]:
             del content["question_warranted"]
@@ -173,10 +166,11 @@ class Problem(Record):
         lines_by_path: dict[str, list[str]] = {}
         for edit in self.edits:
             lines = lines_by_path.setdefault(edit.path, files[edit.path].decode().split("\n"))
-            seen = lines[edit.line_number - 1]
-            if seen != edit.gold_text:
-                raise ValueError(
-                    f"problem {self.problem_id}: {edit.path}:{edit.line_number} is {seen!r}, wanted {edit.gold_text!r}"
+            seen = lines[edit.line_number - 1 : edit.line_number]
+            if seen != [edit.gold_text]:
+                raise ProblemError(
+                    f"problem {self.problem_id}: {edit.path}:{edit.line_number} is {seen}, wanted "
+                    f"{edit.gold_text!r}"
                 )
             lines[edit.line_number - 1] = edit.broken_text
         blocks = (*self.blocks, *self.cut_tests)
@@ -185,7 +179,7 @@ class Problem(Record):
             lines = lines_by_path.setdefault(block.path, files[block.path].decode().split("\n"))
             start, end = block.first_line - 1, block.first_line - 1 + len(block.gold_lines)
             if tuple(lines[start:end]) != block.gold_lines:
-                raise ValueError(
+                raise ProblemError(
                     f"problem {self.problem_id}: {block.path}:{block.first_line} is "
                     f"{lines[start:end]!r}, wanted {list(block.gold_lines)!r}"
                 )

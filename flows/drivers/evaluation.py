@@ -12,7 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ostinato.flows.drivers.problem_set import load_problems
 from ostinato.flows.drivers.requests import (
     AttemptsRequest,
     AttemptsResult,
@@ -42,6 +41,7 @@ from ostinato.tasks.evaluation.locating import (
     read_locating,
 )
 from ostinato.tasks.evaluation.run import EvaluationResult, plan_of, score, shard_of
+from ostinato.tasks.problem_sets import load_problems
 from ostinato.tasks.records import Trajectory
 from ostinato.tasks.rollout.worker import AttemptTicket, RolloutWorker
 

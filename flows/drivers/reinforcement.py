@@ -25,7 +25,6 @@ from tenacity import (
     wait_fixed,
 )
 
-from ostinato.flows.drivers.problem_set import load_problems, load_repositories
 from ostinato.flows.drivers.requests import ReinforcementRequest, ReinforcementResult
 from ostinato.flows.drivers.rollout_worker import WorkerSetup, build_fleet_worker
 from ostinato.flows.drivers.run_state import RunState, StatusFile
@@ -47,6 +46,7 @@ from ostinato.tasks.grading.alarms import HackMonitor
 from ostinato.tasks.learning.actor import TrainedStep, TrainerActor, TrainerStatus
 from ostinato.tasks.learning.advantages import make_samples
 from ostinato.tasks.learning.config import TrainerRequest
+from ostinato.tasks.problem_sets import load_problems, load_repositories
 from ostinato.tasks.records import Trajectory
 from ostinato.tasks.rollout.actor import RolloutFleet, start_workers
 from ostinato.tasks.rollout.curriculum import Curriculum

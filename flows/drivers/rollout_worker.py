@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from ostinato.flows.drivers.problem_set import load_problems, load_repositories
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.platform.cluster.actors import find_actor
@@ -20,6 +19,7 @@ from ostinato.models.decode.protocol import ModelClient
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import make_grader
+from ostinato.tasks.problem_sets import load_problems, load_repositories
 from ostinato.tasks.rollout.sandboxes import Sandboxes
 from ostinato.tasks.rollout.worker import RolloutWorker
 

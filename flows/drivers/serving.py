@@ -6,7 +6,6 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ostinato.flows.drivers.problem_set import load_problems, load_repositories
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import open_object_store
@@ -21,6 +20,7 @@ from ostinato.infra.serving.gateway.serving import (
 )
 from ostinato.models.decode.config import DecodingConfig, configure_engine
 from ostinato.models.decode.engine import CachePolicy
+from ostinato.tasks.problem_sets import load_problems, load_repositories
 
 
 class ServedModel(BaseModel):

@@ -11,7 +11,6 @@ from pathlib import Path
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ostinato.flows.drivers.problem_set import load_problems, load_repositories
 from ostinato.flows.drivers.serving import ServedModel, open_local_gateway
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.telemetry import configure_logging
@@ -25,6 +24,7 @@ from ostinato.tasks.feedback.simulated_users import (
     UserProblem,
     simulate_users,
 )
+from ostinato.tasks.problem_sets import load_problems, load_repositories
 from ostinato.tasks.records import Problem, Split
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,11 @@ text builds a tree too.
 import ast
 import functools
 import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 _construction = threading.Lock()
+Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def parse_python(text: str | bytes, filename: str = "<unknown>") -> ast.Module:
@@ -34,3 +36,22 @@ def evaluate_literal(literal: ast.expr | str) -> Any:
 def parse_once(text: str | bytes) -> ast.Module:
     """As `parse_python`, of texts asked for again and again. Others hold the tree: only read it."""
     return parse_python(text)
+
+
+def walk_definitions(tree: ast.Module) -> Iterator[tuple[str, Defined]]:
+    """Functions, methods and classes with their qualified names, in file order.
+
+    What stands in an `if` or `try` of a module or class counts, what stands in a function does not.
+    """
+    yield from _walk_body(tree.body, "")
+
+
+def _walk_body(body: Sequence[ast.stmt], scope: str) -> Iterator[tuple[str, Defined]]:
+    for node in body:
+        if isinstance(node, Defined):
+            yield f"{scope}{node.name}", node
+            if isinstance(node, ast.ClassDef):
+                yield from _walk_body(node.body, f"{scope}{node.name}.")
+        elif isinstance(node, ast.If | ast.Try):
+            yield from _walk_body(node.body, scope)
+            yield from _walk_body(node.orelse, scope)

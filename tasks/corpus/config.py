@@ -3,14 +3,12 @@
 No torch, no work.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
@@ -56,14 +54,6 @@ class TokenBudgets(CorpusRecord):
         description="transcripts that only locate a described general function, as in demonstrations",
     )
 
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A recipe that does not use a later field keeps the identity it had before."""
-        written = handler(self)
-        if not self.located:
-            written.pop("located", None)
-        return written
-
 
 class DemonstrationConfig(CorpusRecord):
     """Transcripts of a scripted demonstrator in real sandboxes with real tests."""
@@ -86,14 +76,6 @@ class DemonstrationConfig(CorpusRecord):
     locating: Locating = Field(
         default="named", description="how a function is found that the prompt only describes"
     )
-
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A recipe that does not use a later field keeps the identity it had before."""
-        written = handler(self)
-        if self.locating == "named":
-            written.pop("locating", None)
-        return written
 
     @model_validator(mode="after")
     def _shares(self) -> "DemonstrationConfig":
@@ -132,8 +114,6 @@ class CorpusConfig(CorpusRecord):
     window_tokens: int = Field(
         default=384, ge=32, description="length of a document of general code"
     )
-    max_function_lines: int = Field(default=24, ge=2)
-    max_function_characters: int = Field(default=600, ge=40)
     near_duplicate_ratio: float = Field(
         default=0.8, gt=0, le=1, description="share of common shingles that makes two files one"
     )
@@ -141,10 +121,22 @@ class CorpusConfig(CorpusRecord):
     seed: int = 0
 
 
+class FunctionLimits(CorpusRecord):
+    """Largest functions that documents are made of; problems have the same limits."""
+
+    max_lines: int = Field(default=24, ge=2)
+    max_characters: int = Field(default=600, ge=20)
+
+    def accept(self, lines: tuple[str, ...]) -> bool:
+        """Whether a function has at least two lines and stays within the limits."""
+        return 2 <= len(lines) <= self.max_lines and len("\n".join(lines)) <= self.max_characters
+
+
 class CorpusRequest(CorpusRecord):
     """One corpus to build."""
 
     config: CorpusConfig
+    limits: FunctionLimits = FunctionLimits()
     problems_directory: str = Field(description="problems.jsonl and repositories/NAME; empty: none")
     harness: HarnessConfig = Field(
         default=HarnessConfig(), description="the limits that demonstrations run under"

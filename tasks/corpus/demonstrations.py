@@ -130,9 +130,9 @@ async def _demonstrate(
     """One attempt. No document when it did not end as planned (a wrong edit may pass)."""
     rng = random.Random(f"{settings.seed}/{index}/{problem.problem_id}")
     plan = draw_plan(settings.config, rng)
-    text = place.repository.files[problem.path].decode()
-    broken = apply_edits(text, problem)
-    region = open_region(broken, f"{problem.path}::{problem.symbol}")
+    broken = problem.break_files(place.repository.files)
+    text = broken[problem.path].decode()
+    region = open_region(text, f"{problem.path}::{problem.symbol}")
     wrong = ""
     if plan.course is not Course.RIGHT:
         wrong = _draw_wrong_edit(problem, region, settings.guard, rng)
@@ -149,7 +149,7 @@ async def _demonstrate(
     )
     request = AgentRequest(prompt=problem.prompt, session_id=f"{problem.problem_id}/{index}")
     test_ids = (*problem.fail_to_pass, *problem.pass_to_pass)
-    async with place.leased({problem.path: broken.encode()}) as sandbox:
+    async with place.leased(broken) as sandbox:
         with open_workplace(
             sandbox,
             place.test_server,
@@ -173,21 +173,6 @@ def _locating(problem: Problem, config: DemonstrationConfig) -> LocatingCalls | 
         return None
     description = read_description(problem.prompt)
     return locate(config.locating, description, problem.path, problem.symbol)
-
-
-def apply_edits(text: str, problem: Problem) -> str:
-    """The broken file. Refuses a text that does not hold the gold lines."""
-    lines = text.split("\n")
-    for edit in problem.edits:
-        found = lines[edit.line_number - 1] if edit.line_number <= len(lines) else None
-        if found != edit.gold_text:
-            raise ProblemError(
-                f"problem {problem.problem_id}: line {edit.line_number} of {edit.path} "
-                f"is {found!r}, "
-                f"wanted {edit.gold_text!r}"
-            )
-        lines[edit.line_number - 1] = edit.broken_text
-    return "\n".join(lines)
 
 
 def _right_edit(problem: Problem, region: Region) -> str:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import xxhash
 
 from ostinato.models.rendering import Renderer
-from ostinato.tasks.corpus.config import CorpusConfig
+from ostinato.tasks.corpus.config import CorpusConfig, FunctionLimits
 from ostinato.tasks.corpus.corruptions import Corruption, corrupt_function
 from ostinato.tasks.corpus.decontamination import Guard
-from ostinato.tasks.corpus.functions import CodeFunction, FunctionLimits, extract_functions
+from ostinato.tasks.corpus.functions import CodeFunction, extract_functions
 from ostinato.tasks.corpus.reports import FailureReports
 from ostinato.tasks.corpus.sources import SourceFile
 from ostinato.tasks.corpus.transcripts import DocumentWriter
@@ -34,11 +34,6 @@ class Shard:
 def is_held_out(name: str, share: float) -> bool:
     """A stable draw by name."""
     return xxhash.xxh3_64_intdigest(name.encode()) % 10_000 < share * 10_000
-
-
-def function_limits(config: CorpusConfig) -> FunctionLimits:
-    """The limits of the config."""
-    return FunctionLimits(config.max_function_lines, config.max_function_characters)
 
 
 def make_code(
@@ -195,7 +190,9 @@ def make_repairs(
     return Shard(train, held_out)
 
 
-def make_general_repairs(files: Sequence[SourceFile], maker: RepairMaker) -> Shard:
+def make_general_repairs(
+    files: Sequence[SourceFile], maker: RepairMaker, limits: FunctionLimits
+) -> Shard:
     """Self-made bugs in functions of general source files. Held out by file."""
     config = maker.config
     budget = config.budgets.repair_general
@@ -205,14 +202,13 @@ def make_general_repairs(files: Sequence[SourceFile], maker: RepairMaker) -> Sha
         chosen = [
             file for file in files if is_held_out(f"{file.source}/{file.path}", share) is held_out
         ]
-        functions = _functions_of(_shuffled(chosen, config.seed, "general"), config)
+        functions = _functions_of(_shuffled(chosen, config.seed, "general"), limits)
         shards.append(maker.make(lambda rng, source=functions: next(source, None), tokens))
     return Shard(*shards)
 
 
-def _functions_of(files: Sequence[SourceFile], config: CorpusConfig) -> Iterator[CodeFunction]:
+def _functions_of(files: Sequence[SourceFile], limits: FunctionLimits) -> Iterator[CodeFunction]:
     """Functions of the files, each text once, then the same again for as long as somebody asks."""
-    limits = function_limits(config)
     functions: dict[tuple[str, ...], CodeFunction] = {}
     for file in files:
         for function in extract_functions(file.text, file.path, limits):

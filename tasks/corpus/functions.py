@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ostinato.infra.agent.dialects.compact.regions import open_region
-from ostinato.infra.platform.syntax import parse_python
+from ostinato.infra.platform.syntax import parse_python, walk_definitions
+from ostinato.tasks.corpus.config import FunctionLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,31 +27,15 @@ class CodeFunction:
         return self.path, self.symbol
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionLimits:
-    """Limits of a function's size."""
-
-    max_lines: int
-    max_characters: int
-
-    def accept(self, lines: tuple[str, ...]) -> bool:
-        """Whether a function has at least two lines and stays within the limits."""
-        return 2 <= len(lines) <= self.max_lines and len("\n".join(lines)) <= self.max_characters
-
-
 def extract_functions(text: str, path: str, limits: FunctionLimits) -> Iterator[CodeFunction]:
     """Undecorated top-level functions and methods of a file, without docstrings and comments."""
     try:
         tree = parse_python(text)
     except (SyntaxError, ValueError):
         return
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            yield from _extract(node, node.name, path, limits)
-        elif isinstance(node, ast.ClassDef):
-            for inner in node.body:
-                if isinstance(inner, ast.FunctionDef):
-                    yield from _extract(inner, f"{node.name}.{inner.name}", path, limits)
+    for symbol, node in walk_definitions(tree):
+        if isinstance(node, ast.FunctionDef) and symbol.count(".") <= 1:
+            yield from _extract(node, symbol, path, limits)
 
 
 def _extract(

@@ -7,7 +7,6 @@ learned by heart: here are thousands, each among other neighbours every time, so
 to learn is to copy and to choose.
 """
 
-import ast
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,18 +18,19 @@ from ostinato.infra.agent.dialects.compact.places import tag_places
 from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.agent.tools.limits import cut_middle
 from ostinato.infra.agent.tools.searching import MAX_HITS, MAX_MATCHES, list_hits
-from ostinato.infra.platform.syntax import parse_python
 from ostinato.models.rendering import Renderer
-from ostinato.tasks.corpus.config import CorpusConfig
+from ostinato.tasks.corpus.config import CorpusConfig, FunctionLimits
 from ostinato.tasks.corpus.documents import is_held_out
-from ostinato.tasks.corpus.functions import FunctionLimits, extract_functions
+from ostinato.tasks.corpus.functions import extract_functions
 from ostinato.tasks.corpus.locating import drive, locate
 from ostinato.tasks.corpus.sources import SourceFile
 from ostinato.tasks.corpus.transcripts import Document, draw_plan, look_turns
-from ostinato.tasks.descriptions import first_sentence, is_usable, write_prompt
+from ostinato.tasks.descriptions import describe_functions, write_prompt
 
 POOL_FILES = 40
-POOL_LIMITS = FunctionLimits(60, 3000)  # nothing is repaired: what is searched may be long
+POOL_LIMITS = FunctionLimits(
+    max_lines=60, max_characters=3000
+)  # nothing is repaired: what is searched may be long
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,22 +157,8 @@ def _shuffled(pool: Pool, rng: random.Random) -> Iterator[tuple[DescribedFile, s
 def _describe(file: SourceFile) -> DescribedFile:
     functions = list(extract_functions(file.text, file.path, POOL_LIMITS))
     known = {function.symbol for function in functions}
-    sentences = {name: text for name, text in _sentences(file.text).items() if name in known}
+    sentences = {
+        name: text for name, text in describe_functions(file.text).items() if name in known
+    }
     text = "\n\n\n".join("\n".join(function.lines) for function in functions)
     return DescribedFile(file.source, file.path, text, sentences)
-
-
-def _sentences(text: str) -> dict[str, str]:
-    """First docstring sentence of top-level functions, by name. Repeated names are left out."""
-    try:
-        tree = parse_python(text)
-    except (SyntaxError, ValueError):
-        return {}
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    names = [node.name for node in functions]
-    found = {node.name: first_sentence(ast.get_docstring(node) or "") for node in functions}
-    return {
-        name: sentence
-        for name, sentence in found.items()
-        if is_usable(sentence, name) and names.count(name) == 1
-    }

@@ -11,16 +11,15 @@ from pathlib import Path
 
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.corpus.config import FunctionLimits
 from ostinato.tasks.corpus.functions import (
     CodeFunction,
-    FunctionLimits,
     extract_functions,
     read_function,
 )
+from ostinato.tasks.problem_sets import load_problems, load_repositories
 from ostinato.tasks.records import Problem
 
-PROBLEMS_FILE = "problems.jsonl"
-REPOSITORIES_DIRECTORY = "repositories"
 DEFAULT_PROMPT = "Fix {symbol} in {path}"
 
 
@@ -79,18 +78,13 @@ def _open_prompt(problem: Problem) -> str:
     return template if count == 1 else ""
 
 
-def load_problems(directory: Path) -> ProblemSource:
+def read_problem_source(directory: Path) -> ProblemSource:
     """Reads what the problem stage wrote."""
-    file = directory / PROBLEMS_FILE
-    if not file.is_file():
-        raise ProblemError(f"no {PROBLEMS_FILE} in {directory}")
-    lines = file.read_text(encoding="utf-8").splitlines()
-    problems = tuple(Problem.model_validate_json(line) for line in lines if line.strip())
-    names = sorted({problem.repository for problem in problems})
-    root = directory / REPOSITORIES_DIRECTORY
-    repositories = {name: PreparedRepository.load(root / name) for name in names}
+    problems = load_problems(directory)
+    names = {problem.repository for problem in problems}
+    repositories = {item.name: item for item in load_repositories(directory, names)}
     check_fingerprints(problems, repositories)
-    return ProblemSource(problems, repositories)
+    return ProblemSource(tuple(problems), repositories)
 
 
 def check_fingerprints(

@@ -24,7 +24,6 @@ from ostinato.tasks.corpus.demonstrations import (
 from ostinato.tasks.corpus.documents import (
     RepairMaker,
     Shard,
-    function_limits,
     make_code,
     make_general_repairs,
     make_library,
@@ -32,7 +31,7 @@ from ostinato.tasks.corpus.documents import (
 )
 from ostinato.tasks.corpus.functions import CodeFunction, extract_functions
 from ostinato.tasks.corpus.located import Locator, make_located
-from ostinato.tasks.corpus.problem_sources import ProblemSource, load_problems
+from ostinato.tasks.corpus.problem_sources import ProblemSource, read_problem_source
 from ostinato.tasks.corpus.shards import write_demonstrations, write_shard
 from ostinato.tasks.corpus.sources import SourceFile, read_source
 from ostinato.tasks.corpus.tested_repairs import make_tested_repairs
@@ -67,7 +66,7 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     """Builds the corpus that the request describes."""
     config, notes, progress = request.config, _Notes(), workspace.progress
     source = (
-        load_problems(Path(request.problems_directory))
+        read_problem_source(Path(request.problems_directory))
         if request.problems_directory
         else ProblemSource()
     )
@@ -75,8 +74,8 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     progress.update(0, 5, "reading sources")
     with notes.timed("sources"):
         files = _read_files(config, source, notes)
-        limits = function_limits(config)
-        functions, others = source.functions(limits), source.other_functions(limits)
+        functions = source.functions(request.limits)
+        others = source.other_functions(request.limits)
     progress.update(1, 5, "tokenizer")
     with notes.timed("tokenizer"):
         renderer = _make_renderer(request, functions, files)
@@ -102,7 +101,7 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
             "code": make_code(files, renderer, config, guard),
             "library": make_library(functions, others, writer, config),
             "repair": make_repairs(functions, maker("repair"), tested),
-            "repair_general": make_general_repairs(files, maker("repair_general")),
+            "repair_general": make_general_repairs(files, maker("repair_general"), request.limits),
         }
     progress.update(4, 5, "shards")
     with notes.timed("shards"):
@@ -151,10 +150,9 @@ def _make_renderer(
     if request.tokenizer_path is not None:
         return Renderer.load(Path(request.tokenizer_path))
     texts = ["\n".join(function.lines) for function in functions] * LIBRARY_REPEATS
-    limits = function_limits(request.config)
     room = TOKENIZER_CHARACTERS
     for file in files[:: max(len(files) // 200, 1)]:
-        for function in extract_functions(file.text, file.path, limits):
+        for function in extract_functions(file.text, file.path, request.limits):
             texts.append("\n".join(function.lines))
             room -= len(texts[-1])
         if room <= 0:

@@ -1,7 +1,6 @@
-"""Problems from the history of a git repository: product code as it was before a commit, tests as
-they are after it.
+"""Mines problems from a git history: product code before a commit, tests after it.
 
-Only git's reading commands run; no code of the repository does.
+Only git's reading commands run, no code of the repository does.
 """
 
 import difflib
@@ -16,11 +15,10 @@ from pathlib import Path
 
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.problems.candidates import Candidate, edit_texts, make_id
-from ostinato.tasks.problems.config import RepositorySource
-from ostinato.tasks.problems.definitions import read_definitions
-from ostinato.tasks.problems.repositories import prepare_repository
-from ostinato.tasks.problems.set_config import GitSource, Kind
+from ostinato.tasks.problems.breaking.candidates import Candidate, edit_texts, make_id
+from ostinato.tasks.problems.breaking.definitions import read_definitions
+from ostinato.tasks.problems.config import GitSource, Kind
+from ostinato.tasks.problems.repositories import is_below, prepare_repository, strip_prefix
 from ostinato.tasks.records import BlockEdit
 
 _SECONDS = 120
@@ -56,16 +54,17 @@ class MinedCommit:
 
 @dataclass
 class Mining:
-    """Problems found in a history, and the reasons against the rest."""
+    """Problems of a history, and the number of commits refused by reason."""
 
     found: list[MinedCommit] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
 
 
-def mine_commits(source: GitSource, directory: Path) -> Mining:
+def mine_commits(source: GitSource, directory: Path, beside: Mapping[str, bytes]) -> Mining:
     """Commits of the first parents' line, newest first, that change code and bring a test.
 
-    Each usable one is prepared below `directory`/NAME-COMMIT.
+    A merge counts as the change that it brought to its first parent. Each usable commit is prepared
+    below `directory`/NAME-COMMIT; `beside`: files of other projects that it imports.
     """
     mining = Mining()
     form = "%H%x1f%P%x1f%an <%ae>%x1f%B%x1e"
@@ -79,8 +78,10 @@ def mine_commits(source: GitSource, directory: Path) -> Mining:
         commit, parents, author, message = entry.strip("\n").split("\x1f")
         if len(mining.found) >= source.max_problems:
             break
+        if len(parents.split()) > 1:  # "Merge pull request": what it is about follows
+            message = message.strip().partition("\n")[2].strip()
         reason = _refuse(parents.split(), author, message)
-        made = None if reason else _make(source, commit, parents.strip(), message, directory)
+        made = None if reason else _make(source, commit, message, directory, beside)
         if isinstance(made, MinedCommit):
             mining.found.append(made)
         else:
@@ -89,7 +90,7 @@ def mine_commits(source: GitSource, directory: Path) -> Mining:
 
 
 def clean_message(message: str) -> str:
-    """What a user could have said: no identifiers, links or numbers that lead to the fix."""
+    """A commit message as a user could have said it: no identifiers, links or numbers that lead to the fix."""
     for pattern in _NOISE:
         message = pattern.sub("", message)
     lines = [" ".join(line.split()) for line in message.strip().split("\n")]
@@ -100,8 +101,10 @@ def clean_message(message: str) -> str:
 
 def _refuse(parents: Sequence[str], author: str, message: str) -> str:
     subject = message.strip().split("\n")[0]
-    if len(parents) != 1:
-        return "merge" if parents else "first_commit"
+    if not parents:
+        return "first_commit"
+    if len(parents) > 1 and not subject:
+        return "merge_without_text"
     if _BOT.search(author):
         return "bot"
     if len(subject) < _MIN_SUBJECT:
@@ -112,33 +115,35 @@ def _refuse(parents: Sequence[str], author: str, message: str) -> str:
 
 
 def _make(
-    source: GitSource, commit: str, parent: str, message: str, directory: Path
+    source: GitSource, commit: str, message: str, directory: Path, beside: Mapping[str, bytes]
 ) -> MinedCommit | str:
-    """The commit as a problem, or why it is none."""
+    """The commit as a problem, or the reason why it is none."""
+    parent = f"{commit}^1"
     changes = _changed(source, parent, commit)
-    product = {p: s for p, s in changes.items() if _is_product(p, source) and p.endswith(".py")}
-    tests = [p for p in changes if _is_below(p, source.test_paths) and p.endswith(".py")]
+    product = {p: s for p, s in changes.items() if _is_product(p, source)}
+    tests = [path for path in changes if is_below(path, source.test_paths)]
     if not product:
         return "no_source"
     if set(product.values()) != {"M"}:
         return "adds_or_removes_files"
-    files = _read_tree(source, commit)
-    before = {path: _git(source, "show", f"{parent}:{path}") for path in product}
-    if not any(_new_tests(source, parent, path, files) for path in tests):
+    files = strip_prefix(_read_tree(source, commit), source.stripped_prefix)
+    earlier = strip_prefix(_read_tree(source, parent), source.stripped_prefix)
+    if not any(_new_tests(earlier, path, files) for path in tests):
         return "no_new_test"
-    blocks = diff_blocks({path: files[path] for path in product}, before)
+    blocks = diff_blocks(
+        {path: files[path] for path in product}, {path: earlier[path] for path in product}
+    )
     size = sum(max(len(block.gold_lines), len(block.broken_lines)) for block in blocks)
     if not 1 <= size <= source.max_changed_lines:
         return "wrong_size"
     name = f"{source.name}-{commit[:8]}"
-    described = RepositorySource(
-        name=name,
-        version=commit,
-        package_paths=source.package_paths,
-        test_paths=source.test_paths,
-        mutated_paths=(),
-    )
-    repository = prepare_repository(described, files, directory / name, strip_text=False)
+    described = source.model_copy(update={"name": name})
+    try:
+        repository = prepare_repository(
+            described, files, directory / name, strip_text=False, beside=beside
+        )
+    except ProblemError:
+        return "no_such_paths"
     return MinedCommit(repository, _candidate(name, blocks, files, tests, message))
 
 
@@ -200,21 +205,22 @@ def _candidate(
 
 
 def _new_tests(
-    source: GitSource, parent: str, path: str, files: Mapping[str, bytes]
+    earlier: Mapping[str, bytes], path: str, files: Mapping[str, bytes]
 ) -> frozenset[str]:
-    after = frozenset(_NEW_TEST.findall(files.get(path, b"").decode(errors="replace")))
-    try:
-        before = _git(source, "show", f"{parent}:{path}").decode(errors="replace")
-    except ProblemError:
-        return after  # the file is new
-    return after - frozenset(_NEW_TEST.findall(before))
+    before, after = (
+        frozenset(_NEW_TEST.findall(tree.get(path, b"").decode(errors="replace")))
+        for tree in (earlier, files)
+    )
+    return after - before
 
 
 def _changed(source: GitSource, parent: str, commit: str) -> dict[str, str]:
-    """Status letter by path."""
+    """Status letter of each changed Python file, by its path on the import path."""
     text = _git(source, "diff", "--name-status", "--no-renames", "-z", parent, commit).decode()
     fields = text.rstrip("\0").split("\0")
-    return dict(zip(fields[1::2], fields[0::2], strict=True)) if text else {}
+    letters = dict(zip(fields[1::2], fields[0::2], strict=True)) if text else {}
+    prefix = f"{source.stripped_prefix}/"
+    return {p.removeprefix(prefix): s for p, s in letters.items() if p.endswith(".py")}
 
 
 def _read_tree(source: GitSource, commit: str) -> dict[str, bytes]:
@@ -241,8 +247,4 @@ def _git(source: GitSource, *arguments: str) -> bytes:
 
 
 def _is_product(path: str, source: GitSource) -> bool:
-    return _is_below(path, source.package_paths) and not _is_below(path, source.test_paths)
-
-
-def _is_below(path: str, roots: Sequence[str]) -> bool:
-    return any(path == root or path.startswith(f"{root}/") for root in roots)
+    return is_below(path, source.package_paths) and not is_below(path, source.test_paths)

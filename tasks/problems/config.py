@@ -1,11 +1,13 @@
-"""Settings of the problem stage: which packages, which functions, which mutations, how many
-problems of each split.
+"""Settings of the problem stage: sources, kinds and quotas, rules of proof, wording and splits.
 
-Torch-free: the recipe composes them. The defaults are the nano scope: toolz and the recipes of
-more-itertools.
+Torch-free: the recipe composes them.
 """
 
-from pydantic import BaseModel, ConfigDict, Field
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ostinato.infra.platform.source_archives import SourceArchive
 from ostinato.tasks.records import Split
@@ -17,62 +19,90 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class RepositorySource(Config):
-    """One package of the index, at one version, and what of it becomes a repository."""
+class Kind(StrEnum):
+    """Ways to make a problem."""
 
-    name: str = Field(description="name on the package index; also the repository's name")
+    MUTATION = "mutation"  # one wrong line
+    DELETED_FUNCTION = "deleted_function"  # one body, or a whole function, is gone
+    DELETED_FEATURE = "deleted_feature"  # a public symbol and the helpers only it used are gone
+    COMBINED = "combined"  # two to four proven mutations at once
+    MINED_COMMIT = "mined_commit"  # product code as it was before a commit
+
+
+class PromptLevel(StrEnum):
+    """Wordings of what the user asks."""
+
+    PLACE = "place"  # function and file, nothing else
+    DESCRIBED = "described"  # what the function is for, neither its name nor its file
+    DETAILED = "detailed"
+    TERSE = "terse"
+    VAGUE = "vague"
+
+
+class Quotas(Config):
+    """Most problems of each kind that one repository gives."""
+
+    mutation: int = Field(default=150, ge=0)
+    deleted_function: int = Field(default=0, ge=0)
+    deleted_feature: int = Field(default=0, ge=0)
+    combined: int = Field(default=0, ge=0)
+    trials_ratio: float = Field(
+        default=1.6, ge=1, description="candidates tried at most for each wanted problem"
+    )
+
+    def of(self, kind: Kind) -> int:
+        """The quota of a kind."""
+        return int(self.model_dump()[kind.value])
+
+
+class Source(Config):
+    """Fields that packages and git repositories share."""
+
+    name: str = Field(description="of the repository; for a package also its name on the index")
+    package_paths: tuple[str, ...] = Field(description="files or folders of product code")
+    test_paths: tuple[str, ...] = Field(description="files or folders of tests")
+    dropped_paths: tuple[str, ...] = Field(default=(), description="below the former, left out")
+    stripped_prefix: str = Field(
+        default="", description="folder of the source that is on the import path, such as src"
+    )
+    dependencies: tuple[str, ...] = Field(
+        default=(), description="name==version of wheels laid beside the code"
+    )
+
+
+class RepositorySource(Source):
+    """A package of the index at one version."""
+
     version: str = Field(description="exact version")
     sha256: str = Field(default="", description="of the source archive; empty: not checked")
-    package_paths: tuple[str, ...] = Field(
-        description="files or folders of product code in the archive"
+    mutated_paths: tuple[str, ...] = Field(
+        default=(), description="files or folders that may be broken; empty: all product code"
     )
-    test_paths: tuple[str, ...] = Field(description="files or folders of tests in the archive")
-    dropped_paths: tuple[str, ...] = Field(default=(), description="below the former, left out")
-    mutated_paths: tuple[str, ...] = Field(description="files whose functions become problems")
+    split: Split | None = Field(
+        default=None,
+        description="of all its problems; None: its mutations are dealt out by `sizes`",
+    )
+    quotas: Quotas | None = Field(default=None, description="None: those of all repositories")
 
     @property
     def archive(self) -> SourceArchive:
-        """Source archive of the package."""
+        """Its source archive on the index."""
         return SourceArchive(name=self.name, version=self.version, sha256=self.sha256)
 
 
-class DescribedSource(RepositorySource):
-    """A package whose problems say what a function is for and neither its name nor its file, so
-    that it must be located first. All of them belong to one split.
-    """
+class GitSource(Source):
+    """A git repository on this machine, or a bare one, whose commits become problems."""
 
-    stripped_prefix: str = Field(
-        default="", description="folder of the archive that is on the import path, such as src"
-    )
-    split: Split
-
-
-TOOLZ = RepositorySource(
-    name="toolz",
-    version="1.2.0",
-    sha256="9667a038e9d6ecba37995e26cb2f59ec6420b6ad8dd9677de59db9b956b08490",
-    package_paths=("toolz", "tlz"),
-    test_paths=("toolz/tests", "toolz/sandbox/tests"),
-    dropped_paths=("toolz/sandbox/tests/test_parallel.py",),
-    mutated_paths=(
-        "toolz/dicttoolz.py",
-        "toolz/functoolz.py",
-        "toolz/itertoolz.py",
-        "toolz/recipes.py",
-        "toolz/sandbox/core.py",
-    ),
-)
-MORE_ITERTOOLS = RepositorySource(
-    name="more-itertools",
-    version="11.2.1",
-    package_paths=("more_itertools",),
-    test_paths=("tests/__init__.py", "tests/test_recipes.py"),
-    mutated_paths=("more_itertools/recipes.py",),
-)
+    path: str = Field(description="directory that git can read")
+    split: Split = Split.TRAIN
+    revision: str = "HEAD"
+    max_commits: int = Field(default=200, ge=1, description="first parents looked at")
+    max_changed_lines: int = Field(default=400, ge=1, description="of product code in a commit")
+    max_problems: int = Field(default=50, ge=0)
 
 
 class SplitSizes(Config):
-    """Number of problems wanted in each split; fewer when the packages do not hold so many."""
+    """Number of problems dealt out to each split; fewer when the packages do not hold so many."""
 
     demonstration: int = Field(default=800, ge=0)
     train: int = Field(default=600, ge=0)
@@ -84,70 +114,134 @@ class SplitSizes(Config):
         """The size of one split."""
         return int(self.model_dump()[split.value])
 
+    @property
+    def total(self) -> int:
+        """Problems of all splits."""
+        return sum(self.model_dump().values())
+
+
+class ValidityRules(Config):
+    """Rules that a candidate must meet to become a problem."""
+
+    max_failing_ratio: float = Field(
+        default=0.4, gt=0, le=1, description="of all stable tests; more is a broken package"
+    )
+    max_tests_first_run: int = Field(
+        default=60, ge=2, description="covering tests run on a candidate; the rest is estimated"
+    )
+    max_fail_to_pass: int = Field(default=16, ge=1)
+    max_pass_to_pass: int = Field(default=16, ge=1)
+    max_changed_lines: int = Field(default=400, ge=1)
+    max_test_calls: int = Field(
+        default=1_000_000,
+        gt=0,
+        description="tests that call more functions take no part (100,000 take about 30 ms); "
+        "unlike a time, this count is the same on every machine and under any load",
+    )
+    max_idle_seconds: float = Field(
+        default=0.2, gt=0, description="tests that sleep longer take no part"
+    )
+    time_limit_seconds: float = Field(default=30.0, gt=0, description="wall time of one test run")
+    cheater_share: float = Field(
+        default=1 / 16, ge=0, le=1, description="problems also judged on a skip-everything patch"
+    )
+    cold_share: float = Field(
+        default=1 / 8, ge=0, le=1, description="second runs made on a fresh import"
+    )
+    hidden_share: float = Field(
+        default=0.5, ge=0, le=1, description="of the failing test functions the agent never sees"
+    )
+
+
+class OracleConfig(Config):
+    """Calls by which a candidate is compared with the original."""
+
+    enabled: bool = True
+    max_calls_recorded: int = Field(default=40, ge=1, description="for each function")
+    max_calls_derived: int = Field(default=24, ge=1, description="held-out arguments per function")
+    call_seconds: float = Field(default=0.5, gt=0, description="CPU time of one call")
+
 
 class ProblemsConfig(Config):
     """Everything that decides which problems come out."""
 
-    repositories: tuple[RepositorySource | DescribedSource, ...] = Field(
-        default=(TOOLZ, MORE_ITERTOOLS)
-    )
-    sizes: SplitSizes = SplitSizes()
+    repositories: tuple[RepositorySource, ...] = ()
+    git: tuple[GitSource, ...] = ()
     seed: int = Field(default=0, ge=0)
+    quotas: Quotas = Quotas()
+    sizes: SplitSizes = Field(
+        default=SplitSizes(), description="of the repositories that name no split"
+    )
+    rules: ValidityRules = ValidityRules()
+    oracle: OracleConfig = OracleConfig()
     strip_text: bool = Field(
-        default=True, description="drop docstrings and comments of product code; tests keep theirs"
+        default=False, description="drop docstrings and comments of product code; tests keep theirs"
     )
-    max_function_lines: int = Field(default=24, ge=2)
-    max_function_characters: int = Field(default=600, ge=20)
-    max_per_function_operator: int = Field(
-        default=8, ge=1, description="candidates one mutation operator may make of one function"
+    plain_functions: bool = Field(
+        default=False,
+        description="mutate only undecorated top-level functions whose name is defined once",
     )
-    operator_caps: dict[str, int] = Field(
-        default={"wrong_variable": 9, "name_typo": 3, "deleted_statement": 6},
-        description="other caps by operator; without them wrong variables are half of everything",
+    max_function_lines: int = Field(default=120, ge=2, description="of a mutated function")
+    max_function_characters: int = Field(default=20_000, ge=20)
+    max_per_function: int = Field(default=6, ge=1, description="mutations of one function")
+    operator_mix: Literal["even", "noticed"] = Field(
+        default="even",
+        description="even: every mutation operator as often as the others, as far as there are "
+        "candidates; noticed: in the proportions in which tests notice them",
     )
+    operators_left_out: tuple[str, ...] = Field(default=(), description="never used")
     functions_held_out: int = Field(
         default=12,
         ge=0,
-        description="functions that only ever occur in the split held_out_function",
+        description="functions of dealt repositories that occur in held_out_function alone",
     )
-    max_tests_per_problem: int = Field(default=5, ge=2)
-    max_tests_per_candidate: int = Field(
-        default=10, ge=2, description="tests run to prove one candidate"
-    )
-    max_test_calls: int = Field(
-        default=100_000,
+    max_duplicate_ratio: float = Field(
+        default=0.8,
         gt=0,
-        description="tests that call more functions take no part (about 30 ms); unlike a time, "
-        "this count is the same on every machine and under any load",
+        description="similarity of functions above which only one of two repositories' splits "
+        "may keep its problems",
     )
-    max_idle_seconds: float = Field(
-        default=0.1, gt=0, description="tests that sleep longer take no part"
+    prompt_shares: dict[PromptLevel, float] = Field(
+        default={PromptLevel.PLACE: 1.0}, description="share of the problems by wording"
     )
-    time_limit_seconds: float = Field(default=20.0, gt=0, description="wall time of one test run")
-    parallel_runs: int = Field(
-        default=2, ge=1, description="test runs at once in each repository's box"
-    )
+
+    @model_validator(mode="after")
+    def _check_names(self) -> "ProblemsConfig":
+        names = [source.name for source in (*self.repositories, *self.git)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"sources named twice: {twice}, wanted each name once")
+        return self
+
+    @property
+    def is_described(self) -> bool:
+        """Whether some prompts say only what a function is for."""
+        return self.prompt_shares.get(PromptLevel.DESCRIBED, 0.0) > 0
 
 
 class ProblemsRequest(Config):
-    """Request of the problems stage."""
+    """Request of the problem stage."""
 
     config: ProblemsConfig
-    archives_directory: str = Field(
-        default="", description="empty: cache/archives below the home directory"
+    archives_directory: Path
+    parallel_runs: int | None = Field(
+        default=None, ge=1, description="test runs at once; None: the settings' limit of cores"
     )
 
 
 class ProblemsResult(Config):
-    """Result of the problems stage: problems.jsonl, statistics.json and repositories/NAME in
-    `directory`.
-    """
+    """Published problems: problems.jsonl, statistics.json and repositories/NAME in `directory`."""
 
     directory: str
     num_problems: int
     num_candidates: int = Field(description="candidates that were run")
     yield_ratio: float = Field(description="share of the run candidates that became proven")
     split_sizes: dict[str, int]
-    operators: dict[str, int]
+    kinds: dict[str, int]
+    operators: dict[str, int] = Field(description="published problems by operator")
     repositories: dict[str, str] = Field(description="name -> fingerprint")
+    left_out: dict[str, str] = Field(description="source that gave nothing -> why")
+    yield_table: tuple[dict[str, str | int | float], ...] = Field(
+        description="one row per repository and kind"
+    )
     seconds: float

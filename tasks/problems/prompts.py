@@ -1,21 +1,24 @@
-"""What the user says: three wordings of every problem, none of which tells the fix.
+"""Prompts of problems, in one of five wordings, none of which tells the fix.
 
-Detailed names the place, the symptom and an example; terse has at most 390 characters; vague leaves
-the place to be found. No text names a hidden test or quotes the removed code.
+Detailed names the place, the symptom and an example; terse has at most 390 characters; vague and
+described leave the place to be found. No text names a hidden test or quotes the removed code.
 """
 
 import random
+import re
 from collections.abc import Iterable, Mapping
 
 from ostinato.infra.sandbox.function_calls import format_call, format_result
-from ostinato.tasks.problems.candidates import Candidate
-from ostinato.tasks.problems.set_config import Kind, PromptLevel
-from ostinato.tasks.problems.validity import Judgement
+from ostinato.tasks import descriptions
+from ostinato.tasks.problems.breaking.candidates import Candidate
+from ostinato.tasks.problems.config import Kind, PromptLevel
+from ostinato.tasks.problems.proving.judging import Judgement
 from ostinato.tasks.records import FunctionOracle
 
 TERSE_CHARACTERS = 390
 _EXAMPLE_CHARACTERS = 300
 _MESSAGE_CHARACTERS = 160
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")  # differs from run to run
 _DETAILED: dict[Kind, tuple[str, ...]] = {
     Kind.MUTATION: (
         "`{symbol}` in {path} of {repository} misbehaves. {symptom} {example}\n\nFind the cause in "
@@ -39,8 +42,7 @@ _DETAILED: dict[Kind, tuple[str, ...]] = {
         "package look for it.",
     ),
     Kind.MINED_COMMIT: (
-        "{message}\n\nThe change belongs in {repository}, most of it in {path}. {symptom} Existing "
-        "behaviour must stay.",
+        "{message}\n\nThe change belongs in {repository}, most of it in {path}. {symptom}",
     ),
 }
 _TERSE: dict[Kind, tuple[str, ...]] = {
@@ -84,19 +86,23 @@ _VAGUE: dict[Kind, tuple[str, ...]] = {
 }
 
 
-def write_prompts(
+def write_prompt(
+    level: PromptLevel,
     candidate: Candidate,
     judgement: Judgement,
     oracle: FunctionOracle | None,
     docstring: str,
     seed: int,
-) -> dict[PromptLevel, str]:
-    """All three wordings; the same inputs give the same texts."""
+) -> str:
+    """The prompt in one wording; the same inputs give the same text."""
     rng = random.Random(f"prompt {seed} {candidate.candidate_id}")
+    kind, repository = candidate.kind, candidate.repository
+    if kind is Kind.MINED_COMMIT:  # its last part is the commit
+        repository = repository.rpartition("-")[0]
     words = {
         "symbol": candidate.symbol,
         "path": candidate.path,
-        "repository": candidate.repository,
+        "repository": repository,
         "topic": " ".join(topic_words(candidate.symbol))
         or candidate.path.rpartition("/")[2].removesuffix(".py"),
         "symptom": _symptom(judgement),
@@ -104,21 +110,26 @@ def write_prompts(
         "example": _example(oracle),
         "message": candidate.message,
     }
-    kind = candidate.kind
-    terse = _fill(rng.choice(_TERSE[kind]), words)
-    if len(terse) > TERSE_CHARACTERS:
-        terse = terse[: TERSE_CHARACTERS - 3].rsplit(" ", 1)[0] + "..."
-    return {
-        PromptLevel.DETAILED: _fill(rng.choice(_DETAILED[kind]), words),
-        PromptLevel.TERSE: terse,
-        PromptLevel.VAGUE: _fill(rng.choice(_VAGUE[kind]), words),
-    }
+    match level:
+        case PromptLevel.PLACE:
+            return f"Fix {candidate.symbol} in {candidate.path}"
+        case PromptLevel.DESCRIBED:
+            return descriptions.write_prompt(repository, docstring)
+        case PromptLevel.DETAILED:
+            return _fill(rng.choice(_DETAILED[kind]), words)
+        case PromptLevel.VAGUE:
+            return _fill(rng.choice(_VAGUE[kind]), words)
+        case PromptLevel.TERSE:
+            terse = _fill(rng.choice(_TERSE[kind]), words)
+            if len(terse) > TERSE_CHARACTERS:
+                terse = terse[: TERSE_CHARACTERS - 3].rsplit(" ", 1)[0] + "..."
+            return terse
 
 
 def choose_level(
     shares: Mapping[PromptLevel, float], candidate: Candidate, seed: int
 ) -> PromptLevel:
-    """The wording this problem is asked in."""
+    """The wording of a problem, drawn by the shares."""
     rng = random.Random(f"level {seed} {candidate.candidate_id}")
     levels = sorted(shares)
     return rng.choices(levels, [shares[level] for level in levels])[0]
@@ -152,7 +163,8 @@ def leaves_two_readings(candidate: Candidate, level: PromptLevel, symbols: Itera
 
 
 def _symptom(judgement: Judgement) -> str:
-    message = " ".join(judgement.error_message.split())[:_MESSAGE_CHARACTERS]
+    message = _ADDRESS.sub("0x...", " ".join(judgement.error_message.split()))
+    message = message[:_MESSAGE_CHARACTERS]
     if judgement.error_type in ("", "AssertionError") and not message:
         return "It runs, but the result is wrong."
     if judgement.error_type == "AssertionError":

@@ -1,24 +1,23 @@
-"""Turns an unpacked archive into a prepared repository: only product code and tests, answers and
-noise removed.
+"""Prepares repositories from unpacked sources: product code and tests, nothing that answers.
 
-Runs no code of the package.
+No code of the package runs.
 """
 
 import ast
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.syntax import parse_python
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.problems.config import RepositorySource
+from ostinato.tasks.problems.config import RepositorySource, Source
 
 _LICENCES = ("LICENSE", "LICENCE", "COPYING", "AUTHORS")
 
 
 def prepare_repository(
-    source: RepositorySource,
+    source: Source,
     files: Mapping[str, bytes],
     directory: Path,
     *,
@@ -31,17 +30,16 @@ def prepare_repository(
     neither product code nor tests, so no edit of them counts.
     """
     kept = {path: content for path, content in files.items() if _is_wanted(path, source)}
-    for wanted in (*source.package_paths, *source.test_paths, *source.mutated_paths):
-        if not any(_is_below(path, (wanted,)) for path in kept):
-            raise ProblemError(
-                f"{source.name}=={source.version}: the archive holds nothing at {wanted}"
-            )
+    mutated = source.mutated_paths if isinstance(source, RepositorySource) else ()
+    for wanted in (*source.package_paths, *source.test_paths, *mutated):
+        if not any(is_below(path, (wanted,)) for path in kept):
+            raise ProblemError(f"{source.name}: the source holds nothing at {wanted!r}")
     target = directory / "files"
     shutil.rmtree(target, ignore_errors=True)
     for path, content in kept.items():
         place = target / path
         place.parent.mkdir(parents=True, exist_ok=True)
-        is_product = path.endswith(".py") and not _is_below(path, source.test_paths)
+        is_product = path.endswith(".py") and not is_below(path, source.test_paths)
         place.write_bytes(strip_source(content, path) if is_product and strip_text else content)
     for path, content in (beside or {}).items():
         place = target / path
@@ -60,11 +58,9 @@ def prepare_repository(
 
 def strip_prefix(files: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:
     """The files as they lie on the import path: those below `prefix` move up, others stay."""
-    if not prefix:
-        return dict(files)
-    moved = {path: content for path, content in files.items() if not path.startswith(f"{prefix}/")}
+    moved = {path: content for path, content in files.items() if not is_below(path, (prefix,))}
     for path, content in files.items():
-        if path.startswith(f"{prefix}/"):
+        if is_below(path, (prefix,)):
             moved[path.removeprefix(f"{prefix}/")] = content
     return moved
 
@@ -91,14 +87,15 @@ def _drop_docstring(
         node.body.append(ast.Pass())
 
 
-def _is_wanted(path: str, source: RepositorySource) -> bool:
+def _is_wanted(path: str, source: Source) -> bool:
     pure = PurePosixPath(path)
     if "__pycache__" in pure.parts or pure.suffix in (".pyc", ".pyi", ".so", ".orig", ".rej"):
         return False
-    if _is_below(path, source.dropped_paths):
+    if is_below(path, source.dropped_paths):
         return False
-    return _is_below(path, source.package_paths) or _is_below(path, source.test_paths)
+    return is_below(path, source.package_paths) or is_below(path, source.test_paths)
 
 
-def _is_below(path: str, roots: tuple[str, ...]) -> bool:
+def is_below(path: str, roots: Sequence[str]) -> bool:
+    """Whether a path is one of the roots or lies in one."""
     return any(path == root or path.startswith(f"{root}/") for root in roots)

@@ -1,115 +1,173 @@
-"""Child entry of the problem stage.
+"""Child entry of the problem stage: sources in, one set of proven problems out.
 
-The order of work and the published files: problems.jsonl, statistics.json and repositories/NAME,
-made in a folder that is complete only when the result is returned.
+Publishes problems.jsonl, statistics.json and repositories/NAME. Called again after a kill it
+continues from its journals.
 """
 
 import asyncio
 import json
+import logging
 import time
-from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from ostinato.infra.platform.cluster.workspace import Workspace
-from ostinato.infra.platform.source_archives import fetch_archive, read_archive
-from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.problems.build import BuiltProblems, build_problems
+from ostinato.infra.platform.errors import ConfigError, ProblemError
+from ostinato.infra.platform.source_archives import (
+    fetch_archive,
+    fetch_wheel,
+    read_archive,
+    read_wheel,
+)
+from ostinato.infra.platform.telemetry import fields
+from ostinato.tasks.descriptions import describe_functions
+from ostinato.tasks.problem_sets import PROBLEMS_FILE, REPOSITORIES_FOLDER
+from ostinato.tasks.problems.building import Part, build_parts
+from ostinato.tasks.problems.commits import mine_commits
 from ostinato.tasks.problems.config import (
-    DescribedSource,
+    ProblemsConfig,
     ProblemsRequest,
     ProblemsResult,
     RepositorySource,
+    Source,
 )
-from ostinato.tasks.problems.descriptions import Descriptions, describe_functions
-from ostinato.tasks.problems.proving import ProofOutcome
-from ostinato.tasks.problems.repositories import prepare_repository, strip_prefix
-from ostinato.tasks.records import Split
+from ostinato.tasks.problems.proving.judging import Finding
+from ostinato.tasks.problems.publishing import publish
+from ostinato.tasks.problems.repositories import is_below, prepare_repository, strip_prefix
+from ostinato.tasks.problems.statistics import summarise
+from ostinato.tasks.records import Problem
 
-PROBLEMS_FILE = "problems.jsonl"
+logger = logging.getLogger(__name__)
+
 STATISTICS_FILE = "statistics.json"
-REPOSITORIES_FOLDER = "repositories"
-_JOURNAL = "proven.jsonl"
 
 
 def main(request: ProblemsRequest, workspace: Workspace) -> ProblemsResult:
-    """Build the problems of a recipe; called again after a kill it continues."""
+    """Build the problems of a recipe."""
     started = time.monotonic()
-    config = request.config
     target = workspace.directory / "problems"
-    cache = Path(request.archives_directory or workspace.settings.home / "cache" / "archives")
-    prepared, descriptions = _prepare(request, target, cache, workspace)
-    built = asyncio.run(
-        build_problems(
-            prepared,
-            config,
-            workspace.directory / _JOURNAL,
-            workspace.progress.update,
-            descriptions,
+    preparing = _Preparing(request, target / REPOSITORIES_FOLDER, workspace)
+    parts = preparing.prepare()
+    progress = _Progress(workspace, parts, request.config)
+    built, left_out = asyncio.run(
+        build_parts(
+            parts,
+            request.config,
+            workspace.directory,
+            request.parallel_runs or workspace.settings.cpu_limit,
+            progress.judged,
         )
     )
-    statistics = _summarise(built)
-    (target / PROBLEMS_FILE).write_text(
-        "".join(problem.model_dump_json() + "\n" for problem in built.problems)
-    )
-    (target / STATISTICS_FILE).write_text(json.dumps(statistics, indent=1, sort_keys=True))
+    left_out = preparing.left_out | left_out
+    workspace.progress.update(1, 1, "writing the problems")
+    made = publish(built, request.config)
+    if not made.problems:
+        raise ProblemError(f"no source gave a problem, wanted one or more: {_explain(left_out)}")
+    figures = summarise(made, built, left_out)
+    write_problems(target, made.problems)
+    (target / STATISTICS_FILE).write_text(json.dumps(figures, indent=1, sort_keys=True))
     return ProblemsResult(
         directory=str(target),
-        num_problems=len(built.problems),
-        num_candidates=built.proofs.total(),
-        yield_ratio=statistics["yield_ratio"],
-        split_sizes=statistics["split_sizes"],
-        operators=statistics["operators"],
-        repositories={repository.name: repository.fingerprint for _, repository in prepared},
+        repositories={b.part.repository.name: b.part.repository.fingerprint for b in built},
         seconds=time.monotonic() - started,
+        **{name: figures[name] for name in ProblemsResult.model_fields if name in figures},
     )
 
 
-def _prepare(
-    request: ProblemsRequest, target: Path, cache: Path, workspace: Workspace
-) -> tuple[list[tuple[RepositorySource, PreparedRepository]], Descriptions]:
-    prepared: list[tuple[RepositorySource, PreparedRepository]] = []
-    descriptions: dict[tuple[str, str, str], str] = {}
-    sources = request.config.repositories
-    for number, source in enumerate(sources):
-        workspace.progress.update(number, len(sources), f"fetching {source.name} {source.version}")
-        files = read_archive(fetch_archive(source.archive, cache))
-        if isinstance(source, DescribedSource):
-            files = strip_prefix(files, source.stripped_prefix)
-            descriptions |= describe_functions(source, files)
-        directory = target / REPOSITORIES_FOLDER / source.name
-        repository = prepare_repository(
-            source, files, directory, strip_text=request.config.strip_text
+def write_problems(directory: Path, problems: list[Problem]) -> None:
+    """Write problems.jsonl, one problem per line."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = "".join(problem.model_dump_json() + "\n" for problem in problems)
+    (directory / PROBLEMS_FILE).write_text(lines)
+
+
+def _explain(left_out: Mapping[str, str]) -> str:
+    if not left_out:
+        return "no function is small enough and called by a cheap stable test"
+    return "\n".join(f"{name}: {reason}" for name, reason in sorted(left_out.items()))
+
+
+class _Preparing:
+    """Fetching and preparing of all sources; one that cannot be had is noted and left out."""
+
+    def __init__(self, request: ProblemsRequest, target: Path, workspace: Workspace) -> None:
+        self.left_out: dict[str, str] = {}
+        self._config = request.config
+        self._cache = request.archives_directory
+        self._target = target
+        self._workspace = workspace
+
+    def prepare(self) -> list[Part]:
+        """All parts, largest code first: the longest work should not begin last."""
+        parts: list[Part] = []
+        sources: tuple[Source, ...] = (*self._config.repositories, *self._config.git)
+        for number, source in enumerate(sources):
+            self._workspace.progress.update(number, len(sources), f"fetching {source.name}")
+            try:
+                parts += self._parts_of(source)
+            except (ConfigError, ProblemError) as error:
+                self.left_out[source.name] = str(error)
+                logger.warning("source left out %s", fields(name=source.name, error=str(error)))
+        parts.sort(key=lambda part: -sum(map(len, part.repository.files.values())))
+        return parts
+
+    def _parts_of(self, source: Source) -> list[Part]:
+        beside: dict[str, bytes] = {}
+        for requirement in source.dependencies:
+            beside |= read_wheel(fetch_wheel(requirement, self._cache))
+        if isinstance(source, RepositorySource):
+            return [self._package(source, beside)]
+        mining = mine_commits(source, self._target, beside)
+        if not mining.found:
+            reasons = ", ".join(f"{n} {reason}" for reason, n in mining.refused.most_common())
+            raise ProblemError(f"no commit of {source.path} is a problem: {reasons}")
+        return [
+            Part(item.repository, source.split, mined=(item.candidate,)) for item in mining.found
+        ]
+
+    def _package(self, source: RepositorySource, beside: Mapping[str, bytes]) -> Part:
+        files = strip_prefix(
+            read_archive(fetch_archive(source.archive, self._cache)), source.stripped_prefix
         )
-        prepared.append((source, repository))
-    return prepared, descriptions
+        descriptions = {
+            (path, name): sentence
+            for path, content in files.items()
+            if self._config.is_described and is_below(path, source.mutated_paths)
+            for name, sentence in describe_functions(content.decode()).items()
+        }
+        repository = prepare_repository(
+            source,
+            files,
+            self._target / source.name,
+            strip_text=self._config.strip_text,
+            beside=beside,
+        )
+        return Part(
+            repository,
+            source.split,
+            quotas=source.quotas or self._config.quotas,
+            mutated_paths=source.mutated_paths,
+            descriptions=descriptions,
+        )
 
 
-def _summarise(built: BuiltProblems) -> dict:
-    problems = built.problems
-    sizes = Counter(problem.split.value for problem in problems)
-    outcomes: Counter[str] = Counter()
-    tried: Counter[str] = Counter()
-    for (operator, outcome), count in built.proofs.items():
-        outcomes[outcome.value] += count
-        tried[operator] += count
-    candidates = outcomes.total()
-    return {
-        "num_problems": len(problems),
-        "num_functions": built.num_functions,
-        "num_raw_mutations": built.num_raw_mutations,
-        "candidates": dict(outcomes),
-        "yield_ratio": outcomes[ProofOutcome.PROVEN.value] / candidates if candidates else 0.0,
-        "yield_by_operator": {
-            operator: built.proofs[operator, ProofOutcome.PROVEN] / count
-            for operator, count in tried.items()
-        },
-        "split_sizes": {split.value: sizes[split.value] for split in Split},
-        "operators": dict(Counter(problem.operator for problem in problems)),
-        "functions_by_split": {
-            split.value: len(
-                {(item.repository, item.symbol) for item in problems if item.split is split}
-            )
-            for split in Split
-        },
-        "tests": built.tests,
-    }
+class _Progress:
+    """Candidates judged so far, told to the supervisor."""
+
+    def __init__(self, workspace: Workspace, parts: list[Part], config: ProblemsConfig) -> None:
+        self._writer = workspace.progress
+        self._wanted = config.sizes.total if any(part.split is None for part in parts) else 0
+        for part in parts:
+            quotas = part.quotas
+            each = quotas.mutation + quotas.deleted_function + quotas.deleted_feature
+            each += quotas.combined
+            self._wanted += len(part.mined) or (each if part.split is not None else 0)
+        self._num_proven = 0
+        self._num_judged = 0
+
+    def judged(self, repository: str, finding: Finding) -> None:
+        """Count one more candidate."""
+        self._num_judged += 1
+        self._num_proven += finding is Finding.PROVEN
+        message = f"{self._num_proven} proven of {self._num_judged} tried; {repository}"
+        self._writer.update(min(self._num_proven, self._wanted - 1), self._wanted, message)

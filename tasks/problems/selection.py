@@ -1,78 +1,247 @@
-"""Which candidates are tried, in which order, and which split each proven one goes to.
+"""Candidates in the order in which they are tried, and the split that each proven one goes to.
 
-Pure functions of the configuration and the candidates: the same seed gives the same problems.
-
-The splits do not overlap in a mutation (function, line, broken text). Functions of
-`held_out_function` occur in no other split: nothing that is trained on ever shows one of them
-broken.
+Pure functions of configuration, sources and baseline: the same seed gives the same problems.
 """
 
 import hashlib
-import itertools
 import random
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from ostinato.tasks.problems.config import ProblemsConfig
-from ostinato.tasks.problems.functions import Function
-from ostinato.tasks.problems.mutations import Mutation
-from ostinato.tasks.records import Split
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.problems.breaking.candidates import Candidate, edit_texts, make_id
+from ostinato.tasks.problems.breaking.definitions import (
+    Definition,
+    lines_at_margin,
+    read_definitions,
+)
+from ostinato.tasks.problems.breaking.deletions import DeletionMaker
+from ostinato.tasks.problems.breaking.mutations import NOTICED_SHARES, mutate_function
+from ostinato.tasks.problems.config import Kind, ProblemsConfig, Quotas
+from ostinato.tasks.problems.proving.baseline import Baseline
+from ostinato.tasks.problems.repositories import is_below
+from ostinato.tasks.records import LineEdit, Split
+
+_MAX_PARTS = 4
+Place = tuple[str, str, str]  # repository, path, symbol
 
 
-def candidate_id(mutation: Mutation) -> str:
-    """Identity of a mutation: stable over runs and machines."""
-    function = mutation.function
-    text = "\0".join(
-        (*function.key, str(mutation.line_number), mutation.gold_text, mutation.broken_text)
+@dataclass(frozen=True)
+class Sources:
+    """Breakable files of a repository and their definitions."""
+
+    repository: PreparedRepository
+    files: dict[str, bytes]
+    definitions: dict[str, list[Definition]]
+
+    @classmethod
+    def read(cls, repository: PreparedRepository, mutated_paths: Sequence[str] = ()) -> "Sources":
+        """The editable files, those below `mutated_paths` when there are any."""
+        files = {
+            path: content
+            for path, content in repository.files.items()
+            if repository.is_editable(path) and (not mutated_paths or is_below(path, mutated_paths))
+        }
+        found = read_definitions(files)
+        return cls(repository, {path: files[path] for path in found}, found)
+
+    @property
+    def tests(self) -> dict[str, bytes]:
+        """The test files."""
+        files = self.repository.files
+        return {
+            path: files[path]
+            for path in files
+            if path.endswith(".py") and self.repository.is_test(path)
+        }
+
+
+def find_mutations(
+    sources: Sources, baseline: Baseline, config: ProblemsConfig
+) -> Iterator[Candidate]:
+    """Every single-line mutation of the functions that stable tests call."""
+    for path in sorted(sources.definitions):
+        lines = sources.files[path].decode().split("\n")
+        names = Counter(item.qualified_name for item in sources.definitions[path])
+        for definition in sources.definitions[path]:
+            if config.plain_functions and not (definition.is_plain and names[definition.name] == 1):
+                continue
+            if _is_small(definition, lines, config) and baseline.covering([definition.call_key]):
+                yield from mutate_definition(sources.repository.name, definition, lines)
+
+
+def _is_small(definition: Definition, lines: Sequence[str], config: ProblemsConfig) -> bool:
+    own = lines[definition.first_line - 1 : definition.last_line]
+    return (
+        not definition.is_class
+        and definition.num_lines <= config.max_function_lines
+        and sum(len(line) + 1 for line in own) <= config.max_function_characters
     )
-    digest = hashlib.sha256(text.encode()).hexdigest()[:10]
-    return f"{function.repository}-{function.name}-{mutation.operator}-{digest}"
+
+
+def mutate_definition(
+    repository: str, definition: Definition, lines: Sequence[str]
+) -> Iterator[Candidate]:
+    """Every single-line mutation of a function or method; `lines` are those of its file."""
+    at_margin = lines_at_margin(definition, lines)
+    if at_margin is None:
+        return
+    docstring = range(definition.docstring_line, definition.body_line)  # text, not code
+    for mutation in mutate_function(at_margin):
+        number = definition.first_line + mutation.line_number - 1
+        if definition.docstring_line and number in docstring:
+            continue
+        gold = lines[number - 1]
+        edit = LineEdit(
+            path=definition.path,
+            line_number=number,
+            gold_text=gold,
+            broken_text=gold[: len(gold) - len(mutation.gold_text)] + mutation.broken_text,
+        )
+        symbol, kind, operator = definition.qualified_name, Kind.MUTATION, mutation.operator
+        yield Candidate(
+            candidate_id=make_id(repository, symbol, kind, operator, edit_texts([edit], ())),
+            repository=repository,
+            kind=kind,
+            operator=operator,
+            path=definition.path,
+            symbol=symbol,
+            first_line=definition.decorator_line,
+            last_line=definition.last_line,
+            edits=(edit,),
+            touched=(definition.call_key,),
+        )
+
+
+def order_mutations(found: Iterable[Candidate], config: ProblemsConfig) -> list[Candidate]:
+    """One mutation of every function in turn, each of the operator furthest behind its share.
+
+    The order of functions, and of operators that are equally far behind, is drawn by the seed.
+    """
+    seed = config.seed
+    hands: dict[Place, dict[str, list[Candidate]]] = defaultdict(dict)
+    for candidate in reversed(shuffle(found, seed)):
+        if candidate.operator not in config.operators_left_out:
+            hand = hands[place_of(candidate)]
+            hand.setdefault(candidate.operator, []).append(candidate)
+    waiting = sorted(hands, key=lambda place: _rank(f"{seed}", *place[1:]))
+    num_taken: Counter[str] = Counter()
+    ordered: list[Candidate] = []
+
+    def behind(operator: str, place: Place) -> tuple[float, str]:
+        share = num_taken[operator] / _weight(operator, config)
+        return share, _rank(f"{seed}", *place[1:], operator)
+
+    for _ in range(config.max_per_function):
+        waiting = [place for place in waiting if hands[place]]
+        for place in waiting:
+            hand = hands[place]
+            _, operator = min((behind(name, place), name) for name in hand)
+            num_taken[operator] += 1
+            ordered.append(hand[operator].pop())
+            if not hand[operator]:
+                del hand[operator]
+    return ordered
+
+
+def _weight(operator: str, config: ProblemsConfig) -> float:
+    return 1.0 if config.operator_mix == "even" else NOTICED_SHARES[operator]
+
+
+def find_candidates(
+    sources: Sources, baseline: Baseline, config: ProblemsConfig, quotas: Quotas
+) -> dict[Kind, list[Candidate]]:
+    """Candidates of every kind but combined and mined ones, at most what the quotas can use."""
+    maker = DeletionMaker(
+        sources.repository.name, sources.files, sources.definitions, sources.tests
+    )
+    every = {
+        Kind.MUTATION: lambda: order_mutations(find_mutations(sources, baseline, config), config),
+        Kind.DELETED_FUNCTION: lambda: shuffle(maker.functions(), config.seed),
+        Kind.DELETED_FEATURE: lambda: shuffle(maker.features(), config.seed),
+    }
+    return {
+        kind: _limit([item for item in find() if baseline.covering(item.touched)], kind, quotas)
+        for kind, find in every.items()
+        if quotas.of(kind)
+    }
+
+
+def _limit(found: list[Candidate], kind: Kind, quotas: Quotas) -> list[Candidate]:
+    return found[: round(quotas.of(kind) * quotas.trials_ratio)]
+
+
+def combine(
+    proven: Sequence[Candidate], quotas: Quotas, seed: int, *, same_file: bool
+) -> list[Candidate]:
+    """Two to four proven mutations of different functions at once.
+
+    `same_file`: whether parts may share a file, which needs a fresh import in every run.
+    """
+    rng = random.Random(f"combine {seed} {[item.candidate_id for item in proven]}")
+    wanted = round(quotas.combined * quotas.trials_ratio)
+    found: dict[str, Candidate] = {}
+    for _ in range(4 * wanted):
+        if len(found) >= wanted or len(proven) < 2:
+            break
+        first = rng.choice(proven)
+        near = [item for item in proven if _go_together(first, item, same_file=same_file)]
+        parts: list[Candidate] = [first]
+        for other in rng.sample(near, min(rng.randint(1, _MAX_PARTS - 1), len(near))):
+            if all(_go_together(part, other, same_file=same_file) for part in parts):
+                parts.append(other)
+        if len(parts) > 1:
+            candidate = _join(parts)
+            found.setdefault(candidate.candidate_id, candidate)
+    return list(found.values())
+
+
+def _go_together(one: Candidate, other: Candidate, *, same_file: bool) -> bool:
+    if (one.path, one.symbol) == (other.path, other.symbol):
+        return False
+    return one.path != other.path or same_file
+
+
+def _join(parts: Sequence[Candidate]) -> Candidate:
+    ordered = sorted(parts, key=lambda part: (part.path, part.first_line, part.candidate_id))
+    edits = tuple(edit for part in ordered for edit in part.edits)
+    main, operator = ordered[0], f"{len(ordered)}_mutations"
+    identity = make_id(main.repository, main.symbol, Kind.COMBINED, operator, edit_texts(edits, ()))
+    return main.model_copy(
+        update={
+            "candidate_id": identity,
+            "kind": Kind.COMBINED,
+            "operator": operator,
+            "edits": edits,
+            "touched": tuple(dict.fromkeys(key for part in ordered for key in part.touched)),
+        }
+    )
 
 
 def choose_held_out_functions(
-    functions: Sequence[Function], config: ProblemsConfig
-) -> frozenset[Function]:
+    candidates: Iterable[Candidate], config: ProblemsConfig
+) -> frozenset[Place]:
     """Whole functions kept for evaluation, drawn by the seed; at most a quarter of all."""
-    drawn = sorted(functions, key=lambda function: _rank(config.seed, "held-out", *function.key))
-    return frozenset(drawn[: min(config.functions_held_out, len(functions) // 4)])
+    places = dict.fromkeys(place_of(candidate) for candidate in candidates)
+    drawn = sorted(places, key=lambda place: _rank(f"{config.seed}", "held-out", *place))
+    return frozenset(drawn[: min(config.functions_held_out, len(places) // 4)])
 
 
-def order_candidates(mutations: Iterable[Mutation], config: ProblemsConfig) -> list[Mutation]:
-    """Capped by function and operator, then dealt so that every function and operator comes early.
-
-    Each function has a queue: first one mutation of every operator in a drawn order, then the next
-    of each. The result takes one from every function's queue in turn.
-    """
-    groups: dict[tuple[str, ...], list[Mutation]] = defaultdict(list)
-    for mutation in mutations:
-        groups[(*mutation.function.key, mutation.operator)].append(mutation)
-    hands: dict[tuple[str, ...], list[list[Mutation]]] = defaultdict(list)
-    for key in sorted(groups):
-        cap = config.operator_caps.get(key[-1], config.max_per_function_operator)
-        shuffled = sorted(groups[key], key=lambda item: _rank(config.seed, candidate_id(item)))
-        hands[key[:-1]].append(shuffled[:cap])
-    queues: list[list[Mutation]] = []
-    for key in sorted(hands, key=lambda key: _rank(config.seed, "order", *key)):
-        rng = random.Random(f"{config.seed} {key}")
-        rounds = [list(filter(None, deal)) for deal in itertools.zip_longest(*hands[key])]
-        for deal in rounds:
-            rng.shuffle(deal)
-        queues.append([mutation for deal in rounds for mutation in deal])
-    rows = itertools.zip_longest(*queues)
-    return [mutation for row in rows for mutation in row if mutation is not None]
-
-
-def assign_splits(
-    proven: Sequence[Mutation], held_out_functions: frozenset[Function], config: ProblemsConfig
+def deal_splits(
+    proven: Sequence[Candidate], held_out: frozenset[Place], config: ProblemsConfig
 ) -> dict[str, Split]:
-    """Split of each proven candidate by id; those left over when all splits are full get none."""
+    """Split of each proven candidate by id; those left over when all splits are full get none.
+
+    The splits share no mutation. A function of `held_out` occurs in held_out_function alone.
+    """
     splits: dict[str, Split] = {}
-    whole = [mutation for mutation in proven if mutation.function in held_out_functions]
-    for mutation in whole[: config.sizes.held_out_function]:
-        splits[candidate_id(mutation)] = Split.HELD_OUT_FUNCTION
+    whole = [candidate for candidate in proven if place_of(candidate) in held_out]
+    for candidate in whole[: config.sizes.held_out_function]:
+        splits[candidate.candidate_id] = Split.HELD_OUT_FUNCTION
     rest = sorted(
-        (mutation for mutation in proven if mutation.function not in held_out_functions),
-        key=lambda mutation: _rank(config.seed, "split", candidate_id(mutation)),
+        (candidate for candidate in proven if place_of(candidate) not in held_out),
+        key=lambda candidate: _rank(f"{config.seed}", "split", candidate.candidate_id),
     )
     others = (Split.HELD_OUT, Split.TRAIN, Split.DEMONSTRATION, Split.USER)
     wanted = sum(config.sizes.of(split) for split in others)
@@ -80,11 +249,21 @@ def assign_splits(
     position = 0
     for split in others:
         size = round(config.sizes.of(split) * share)
-        for mutation in rest[position : position + size]:
-            splits[candidate_id(mutation)] = split
+        for candidate in rest[position : position + size]:
+            splits[candidate.candidate_id] = split
         position += size
     return splits
 
 
-def _rank(seed: int, *parts: str) -> str:
-    return hashlib.sha256("\0".join((str(seed), *parts)).encode()).hexdigest()
+def place_of(candidate: Candidate) -> Place:
+    """The function that a candidate changes first."""
+    return (candidate.repository, candidate.path, candidate.symbol)
+
+
+def shuffle(found: Iterable[Candidate], seed: int) -> list[Candidate]:
+    """An order drawn by content, the same whatever else is found."""
+    return sorted(found, key=lambda candidate: _rank(f"{seed}{candidate.candidate_id}"))
+
+
+def _rank(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

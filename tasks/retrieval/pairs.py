@@ -5,7 +5,7 @@ It trains nothing.
 
 import ast
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path, PurePosixPath
@@ -14,7 +14,7 @@ import numpy as np
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.source_archives import fetch_archive, read_archive
-from ostinato.infra.platform.syntax import parse_python
+from ostinato.infra.platform.syntax import parse_python, walk_definitions
 from ostinato.models.code_words import CodeText, describe_code, split_words
 from ostinato.tasks.retrieval.config import (
     STANDARD_LIBRARY,
@@ -114,19 +114,11 @@ def functions_of(package: str, path: str, text: str) -> list[Function]:
     except (SyntaxError, ValueError):
         return []
     lines = text.split("\n")
-    return [_function(package, path, name, node, lines) for name, node in _walk(tree, "")]
-
-
-def _walk(
-    scope: ast.AST, prefix: str
-) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for node in ast.iter_child_nodes(scope):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield prefix + node.name, node
-        elif isinstance(node, ast.ClassDef):
-            yield from _walk(node, f"{prefix}{node.name}.")
-        elif isinstance(node, ast.If | ast.Try):
-            yield from _walk(node, prefix)
+    return [
+        _function(package, path, name, node, lines)
+        for name, node in walk_definitions(tree)
+        if not isinstance(node, ast.ClassDef)
+    ]
 
 
 def _function(

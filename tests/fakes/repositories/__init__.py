@@ -9,6 +9,8 @@ from pathlib import Path
 
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.config import RepositorySource
+from ostinato.tasks.problems.proving.baseline import Baseline
+from ostinato.tasks.problems.selection import Sources
 
 _FOLDER = Path(__file__).parent
 WORDKIT = RepositorySource(
@@ -34,9 +36,27 @@ def open_repository(source: RepositorySource) -> PreparedRepository:
     )
 
 
-def write_archive(source: RepositorySource, cache: Path) -> Path:
-    """Put a source archive where the problem stage looks before it asks the index."""
-    name = f"{source.name}-{source.version}"
+def cover_everything(sources: Sources) -> Baseline:
+    """A baseline in which one test calls every function."""
+    every = [item.call_key for found in sources.definitions.values() for item in found]
+    return Baseline(
+        repository=sources.repository.name,
+        fingerprint=sources.repository.fingerprint,
+        tests=("tests/test_all.py::test_all",),
+        num_calls=(1,),
+        num_collected=1,
+        num_unstable=0,
+        num_not_passing=0,
+        callers={f"{path}:{line}:{name}": (0,) for path, line, name in every},
+    )
+
+
+def write_archive(
+    source: RepositorySource, cache: Path, named: RepositorySource | None = None
+) -> Path:
+    """Put a source archive, under another package's name if given, where the stage looks first."""
+    label = named or source
+    name = f"{label.name}-{label.version}"
     folder = cache / name
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / f"{name}.tar.gz"

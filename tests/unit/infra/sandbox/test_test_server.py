@@ -9,9 +9,8 @@ import pytest
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox import PreparedRepository, TestOutcome, TestServer
 from ostinato.tasks.problems.config import ProblemsConfig
-from ostinato.tasks.problems.functions import find_functions
-from ostinato.tasks.problems.mutations import mutate_function
-from tests.fakes.repositories import LEDGERKIT, WORDKIT
+from ostinato.tasks.problems.selection import Sources, find_mutations
+from tests.fakes.repositories import LEDGERKIT, WORDKIT, cover_everything
 
 COUNTING = "wordkit/counting.py"
 
@@ -213,17 +212,13 @@ def test_hot_and_cold_agree_on_mutants(runner, request, name):
     repository = request.getfixturevalue(name)
     server = request.getfixturevalue("word_server" if name == "wordkit" else "ledger_server")
     source = WORDKIT if name == "wordkit" else LEDGERKIT
-    mutations = [
-        mutation
-        for function in find_functions(repository, source, ProblemsConfig())
-        for mutation in mutate_function(function)
-    ]
+    sources = Sources.read(repository, source.mutated_paths)
+    config = ProblemsConfig(plain_functions=True, max_function_lines=24)
+    mutations = list(find_mutations(sources, cover_everything(sources), config))
     sample = mutations[:: max(1, len(mutations) // 25)]
 
     async def compare(mutation):
-        lines = repository.files[mutation.function.path].decode().split("\n")
-        lines[mutation.line_number - 1] = mutation.broken_text
-        files = {mutation.function.path: "\n".join(lines).encode()}
+        files = mutation.broken_files(repository.files)
         hot = await server.run(files, server.tests)
         cold = await server.run_again(files, server.tests, cold=True)
         if TestOutcome.TIMEOUT not in hot.outcomes.values():

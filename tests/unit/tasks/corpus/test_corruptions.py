@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from ostinato.tasks.corpus.config import DemonstrationConfig
+from ostinato.tasks.corpus.config import DemonstrationConfig, FunctionLimits
 from ostinato.tasks.corpus.corruptions import corrupt_function
 from ostinato.tasks.corpus.decontamination import Guard
-from ostinato.tasks.corpus.functions import FunctionLimits, extract_functions, read_function
+from ostinato.tasks.corpus.functions import extract_functions, read_function
 from ostinato.tasks.corpus.reports import FailureReports
 from ostinato.tasks.corpus.transcripts import Course, draw_plan
 from tests.unit.tasks.corpus.conftest import BUGS, MODULE, make_problem

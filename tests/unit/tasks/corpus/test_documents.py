@@ -18,11 +18,10 @@ from ostinato.tasks.corpus.config import CodeSource, CorpusConfig, Demonstration
 from ostinato.tasks.corpus.corruptions import corrupt_function
 from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.deduplication import Deduplicator, Novelty
-from ostinato.tasks.corpus.demonstrations import apply_edits
 from ostinato.tasks.corpus.demonstrator import Demonstrator
 from ostinato.tasks.corpus.documents import FunctionDraw, RepairMaker
 from ostinato.tasks.corpus.functions import read_function
-from ostinato.tasks.corpus.problem_sources import ProblemSource, load_problems
+from ostinato.tasks.corpus.problem_sources import ProblemSource, read_problem_source
 from ostinato.tasks.corpus.reports import FailureReports
 from ostinato.tasks.corpus.sources import package_licence, read_source
 from ostinato.tasks.corpus.transcripts import Course, DocumentWriter, Plan, edit_call
@@ -112,20 +111,21 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
 
 
 def test_prompts_become_templates(problems_directory: Path) -> None:
-    source = load_problems(problems_directory)
+    source = read_problem_source(problems_directory)
     assert source.prompt_templates() == ("Fix {symbol} in {path}",)
     assert ProblemSource().prompt_templates() == ("Fix {symbol} in {path}",)
 
 
 def test_problems_of_other_files_are_refused(problems_directory: Path) -> None:
+    problem = make_problem("0" * 16, 0)
     with pytest.raises(ProblemError, match="tiny-0"):
-        apply_edits("x\n", make_problem("0" * 16, 0))
+        problem.break_files({problem.path: b"x\n"})
     file = problems_directory / "problems.jsonl"
     file.write_text(make_problem("0" * 16, 0).model_dump_json())
     with pytest.raises(ProblemError, match="fingerprint"):
-        load_problems(problems_directory)
+        read_problem_source(problems_directory)
     with pytest.raises(ProblemError, match=r"no problems\.jsonl"):
-        load_problems(problems_directory / "nowhere")
+        read_problem_source(problems_directory / "nowhere")
 
 
 def test_a_rare_kind_of_bug_still_fills_its_budget() -> None:

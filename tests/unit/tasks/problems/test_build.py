@@ -1,6 +1,4 @@
-"""The stage on two tiny repositories: proven problems, resumption, and the same result for the same
-seed.
-"""
+"""Mutations of two tiny repositories dealt out to the splits: proven, resumed, the same by seed."""
 
 import asyncio
 import json
@@ -13,10 +11,13 @@ from ostinato.infra.platform.settings import Settings
 from ostinato.infra.sandbox import PreparedRepository, TestServer
 from ostinato.tasks.problems import run as stage
 from ostinato.tasks.problems.config import (
-    DescribedSource,
+    OracleConfig,
     ProblemsConfig,
     ProblemsRequest,
+    PromptLevel,
+    Quotas,
     SplitSizes,
+    ValidityRules,
 )
 from ostinato.tasks.records import Problem, Split
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
@@ -25,6 +26,16 @@ CONFIG = ProblemsConfig(
     repositories=(WORDKIT, LEDGERKIT),
     sizes=SplitSizes(demonstration=14, train=12, held_out=6, held_out_function=3, user=3),
     functions_held_out=1,
+    strip_text=True,
+    plain_functions=True,
+    max_function_lines=24,
+    max_function_characters=600,
+    max_per_function=40,
+    operator_mix="noticed",
+    rules=ValidityRules(
+        max_failing_ratio=1.0, max_fail_to_pass=4, max_pass_to_pass=2, hidden_share=0.0
+    ),
+    oracle=OracleConfig(enabled=False),
 )
 
 
@@ -35,7 +46,7 @@ def build(tmp_path, config=CONFIG, name="run"):
     directory = tmp_path / name
     directory.mkdir(exist_ok=True)
     workspace = Workspace.open(directory, Settings(home=tmp_path / "home"))
-    result = stage.main(ProblemsRequest(config=config, archives_directory=str(cache)), workspace)
+    result = stage.main(ProblemsRequest(config=config, archives_directory=cache), workspace)
     lines = (directory / "problems" / "problems.jsonl").read_text().splitlines()
     return result, [Problem.model_validate_json(line) for line in lines]
 
@@ -82,7 +93,9 @@ def test_problems_are_bounded_and_say_little(built):
     for problem in built[2]:
         assert problem.fail_to_pass
         assert problem.pass_to_pass
-        assert len(problem.fail_to_pass) + len(problem.pass_to_pass) <= CONFIG.max_tests_per_problem
+        assert len(problem.fail_to_pass) <= CONFIG.rules.max_fail_to_pass
+        assert len(problem.pass_to_pass) <= CONFIG.rules.max_pass_to_pass
+        assert problem.visible_tests == (*problem.fail_to_pass, *problem.pass_to_pass)
         assert problem.prompt == f"Fix {problem.symbol} in {problem.path}"
         assert problem.first_line <= problem.edits[0].line_number <= problem.last_line
 
@@ -99,28 +112,49 @@ def test_held_out_mutations_and_functions_are_not_trained_on(built):
 def test_statistics_count_candidates(built):
     tmp_path, result, _ = built
     statistics = json.loads((tmp_path / "run" / "problems" / "statistics.json").read_text())
-    assert sum(statistics["candidates"].values()) == result.num_candidates
+    assert sum(statistics["findings"].values()) == result.num_candidates
     assert statistics["num_problems"] == result.num_problems == sum(result.operators.values())
     assert 0.5 < result.yield_ratio <= 1.0
 
 
-def test_killed_build_continues_from_its_journal_with_the_same_result(built):
+def test_killed_build_continues_from_its_journals_with_the_same_result(built):
     tmp_path, _, problems = built
-    journal = tmp_path / "run" / "proven.jsonl"
-    lines = journal.read_text().splitlines(keepends=True)
-    half = tmp_path / "half"
-    half.mkdir()
-    (half / "proven.jsonl").write_text("".join(lines[: len(lines) // 2]) + lines[-1][:30])
+    journals = {path.name: path.read_text() for path in (tmp_path / "run" / "judged").iterdir()}
+    half = tmp_path / "half" / "judged"
+    half.mkdir(parents=True)
+    for name, text in journals.items():
+        lines = text.splitlines(keepends=True)
+        (half / name).write_text("".join(lines[: len(lines) // 2]) + lines[-1][:30])
     _, resumed = build(tmp_path, name="half")
     assert resumed == problems
-    redone = (half / "proven.jsonl").read_text().splitlines()
-    assert sorted(redone) == sorted(line.strip() for line in lines)
+    for name, text in journals.items():
+        ids = [
+            [json.loads(line)["candidate_id"] for line in t.splitlines()]
+            for t in (text, (half / name).read_text())
+        ]
+        assert sorted(ids[0]) == sorted(ids[1])
+
+
+def test_another_seed_gives_other_problems(built, tmp_path):
+    sizes = SplitSizes(demonstration=4, train=4, held_out=2, held_out_function=1, user=0)
+    config = CONFIG.model_copy(update={"sizes": sizes, "repositories": (WORDKIT,)})
+    ids = {
+        seed: [
+            p.problem_id
+            for p in build(tmp_path, config.model_copy(update={"seed": seed}), f"s{seed}")[1]
+        ]
+        for seed in (0, 1)
+    }
+    assert ids[0] != ids[1]
 
 
 def test_described_packages_name_no_function_and_keep_to_their_split(tmp_path):
-    source = DescribedSource(**WORDKIT.model_dump(), split=Split.HELD_OUT)
-    sizes = SplitSizes(demonstration=4, train=0, held_out=8, held_out_function=0, user=0)
-    config = CONFIG.model_copy(update={"repositories": (source, LEDGERKIT), "sizes": sizes})
+    sources = (
+        WORDKIT.model_copy(update={"split": Split.HELD_OUT, "quotas": Quotas(mutation=8)}),
+        LEDGERKIT.model_copy(update={"split": Split.DEMONSTRATION, "quotas": Quotas(mutation=4)}),
+    )
+    shares = {PromptLevel.DESCRIBED: 1.0}
+    config = CONFIG.model_copy(update={"repositories": sources, "prompt_shares": shares})
     _, problems = build(tmp_path, config)
     described = [problem for problem in problems if problem.repository == "wordkit"]
     assert len(described) == 8
@@ -136,14 +170,15 @@ def test_described_packages_name_no_function_and_keep_to_their_split(tmp_path):
         " out",
     }
     assert len({problem.prompt for problem in described}) > 2
-    named = [problem for problem in problems if problem.repository == "ledgerkit"]
-    assert all(problem.prompt == f"Fix {problem.symbol} in {problem.path}" for problem in named)
-    assert {problem.split for problem in named} <= {Split.DEMONSTRATION, Split.HELD_OUT}
+    others = [problem for problem in problems if problem.repository == "ledgerkit"]
+    assert others
+    assert {problem.split for problem in others} == {Split.DEMONSTRATION}
+    assert all(problem.symbol not in problem.prompt for problem in others)
 
 
 def test_unusable_functions_are_a_clear_error(tmp_path):
     config = CONFIG.model_copy(update={"max_function_characters": 20, "repositories": (WORDKIT,)})
-    with pytest.raises(ProblemError, match="no function of wordkit is small enough"):
+    with pytest.raises(ProblemError, match="no function is small enough"):
         build(tmp_path, config)
 
 

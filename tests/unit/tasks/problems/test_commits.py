@@ -9,10 +9,10 @@ import pytest
 
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox import TestServer
-from ostinato.tasks.problems.baseline import measure_baseline
 from ostinato.tasks.problems.commits import clean_message, mine_commits
-from ostinato.tasks.problems.set_config import GitSource, ValidityRules
-from ostinato.tasks.problems.validity import Bench, Finding, judge_candidate
+from ostinato.tasks.problems.config import GitSource, ValidityRules
+from ostinato.tasks.problems.proving.baseline import measure_baseline
+from ostinato.tasks.problems.proving.judging import Bench, Finding, judge_candidate
 
 BROKEN = 'def half(number):\n    """Half of a number."""\n    return number // 2\n'
 WHOLE = BROKEN.replace("//", "/")
@@ -51,7 +51,7 @@ def history(tmp_path_factory):
 
 
 def test_only_a_fix_with_a_new_test_is_mined(history, tmp_path):
-    mining = mine_commits(history, tmp_path / "made")
+    mining = mine_commits(history, tmp_path / "made", {})
     assert dict(mining.refused) == {
         "first_commit": 1,
         "not_a_change": 1,
@@ -70,7 +70,7 @@ def test_only_a_fix_with_a_new_test_is_mined(history, tmp_path):
 
 
 def test_mined_commit_is_proven_by_its_new_test(history, tmp_path):
-    (mined,) = mine_commits(history, tmp_path / "made").found
+    (mined,) = mine_commits(history, tmp_path / "made", {}).found
 
     async def judge():
         servers = [TestServer(mined.repository, hash_seed=seed) for seed in (0, 1)]
@@ -91,7 +91,7 @@ def test_mined_commit_is_proven_by_its_new_test(history, tmp_path):
 def test_missing_repository_is_a_clear_error(tmp_path):
     source = GitSource(name="gone", path=str(tmp_path), package_paths=("a",), test_paths=("b",))
     with pytest.raises(ProblemError, match="git log of gone"):
-        mine_commits(source, tmp_path / "made")
+        mine_commits(source, tmp_path / "made", {})
 
 
 def test_messages_lose_what_leads_to_the_fix():

@@ -2,9 +2,13 @@
 
 import ast
 
-from ostinato.tasks.problems.definitions import NameGraph, find_definitions, read_definitions
-from ostinato.tasks.problems.deletions import DeletionMaker
-from ostinato.tasks.problems.set_config import Kind
+from ostinato.tasks.problems.breaking.definitions import (
+    NameGraph,
+    find_definitions,
+    read_definitions,
+)
+from ostinato.tasks.problems.breaking.deletions import DeletionMaker
+from ostinato.tasks.problems.config import Kind
 
 CORE = '''"""Core."""
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from ostinato.tasks.problems.candidates import Candidate, LinePlan
-from ostinato.tasks.problems.deletions import DeletionMaker
-from ostinato.tasks.problems.generation import Sources
-from ostinato.tasks.problems.leaks import CodeNames, ReadableTree, find_leaks
-from ostinato.tasks.problems.set_config import Kind
+from ostinato.tasks.problems.breaking.candidates import Candidate, LinePlan
+from ostinato.tasks.problems.breaking.deletions import DeletionMaker
+from ostinato.tasks.problems.config import Kind
+from ostinato.tasks.problems.proving.leaks import CodeNames, ReadableTree, find_leaks
+from ostinato.tasks.problems.selection import Sources
 from tests.fakes.repositories import WORDKIT, open_repository
 
 PATH = "wordkit/shaping.py"

@@ -4,15 +4,16 @@ import ast
 
 import pytest
 
+from ostinato.tasks.problems.breaking.mutations import NOTICED_SHARES, OPERATORS, mutate_function
 from ostinato.tasks.problems.config import ProblemsConfig
-from ostinato.tasks.problems.functions import Function, find_functions
-from ostinato.tasks.problems.mutations import OPERATORS, mutate_function
-from tests.fakes.repositories import LEDGERKIT, WORDKIT, open_repository
+from ostinato.tasks.problems.selection import Sources, find_mutations
+from tests.fakes.repositories import LEDGERKIT, WORDKIT, cover_everything, open_repository
+
+CONFIG = ProblemsConfig(plain_functions=True, max_function_lines=24, max_function_characters=600)
 
 
-def make_function(*body: str) -> Function:
-    lines = ("def f(a, b, items):", *(f"    {line}" for line in body))
-    return Function("kit", "kit/m.py", "f", 11, 10 + len(lines), lines)
+def make_function(*body: str) -> list[str]:
+    return ["def f(a, b, items):", *(f"    {line}" for line in body)]
 
 
 def broken_by(operator: str, *body: str) -> set[str]:
@@ -71,19 +72,29 @@ def test_guards_of_branches_are_dropped_and_negated():
     assert "if not (a > b):" in broken_by("negated_condition", *body)
 
 
+def test_every_operator_has_its_share():
+    assert NOTICED_SHARES.keys() == OPERATORS.keys()
+    assert all(share > 0 for share in NOTICED_SHARES.values())
+
+
+def candidates_of(source, config=CONFIG):
+    sources = Sources.read(open_repository(source), source.mutated_paths)
+    return list(find_mutations(sources, cover_everything(sources), config))
+
+
 @pytest.mark.parametrize("source", [WORDKIT, LEDGERKIT])
-def test_mutations_change_one_line_and_parse(source):
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_mutations_change_one_line_and_parse(source, is_plain):
     repository = open_repository(source)
-    for function in find_functions(repository, source, ProblemsConfig()):
-        mutations = mutate_function(function)
-        places = {(item.line_number, item.broken_text) for item in mutations}
-        assert len(places) == len(mutations) > 5
-        for item in mutations:
-            lines = repository.files[function.path].decode().split("\n")
-            assert lines[item.line_number - 1] == item.gold_text != item.broken_text
-            assert function.first_line <= item.line_number <= function.last_line
-            lines[item.line_number - 1] = item.broken_text
-            ast.parse("\n".join(lines))
+    found = candidates_of(source, CONFIG.model_copy(update={"plain_functions": is_plain}))
+    assert len({item.candidate_id for item in found}) == len(found) > 50
+    for item in found:
+        (edit,) = item.edits
+        lines = repository.files[item.path].decode().split("\n")
+        assert lines[edit.line_number - 1] == edit.gold_text != edit.broken_text
+        assert item.first_line <= edit.line_number <= item.last_line
+        lines[edit.line_number - 1] = edit.broken_text
+        ast.parse("\n".join(lines))
 
 
 def test_mutations_have_a_fixed_order():
@@ -92,8 +103,10 @@ def test_mutations_have_a_fixed_order():
 
 
 def test_only_small_plain_top_level_functions_take_part():
-    repository = open_repository(LEDGERKIT)
-    names = [item.name for item in find_functions(repository, LEDGERKIT, ProblemsConfig())]
-    assert names == ["_checked", "_make_symbols", "parse_amount", "total_by_account"]
-    few = find_functions(repository, LEDGERKIT, ProblemsConfig(max_function_lines=6))
-    assert [item.name for item in few] == ["_make_symbols", "parse_amount", "total_by_account"]
+    names = {item.symbol for item in candidates_of(LEDGERKIT)}
+    assert names == {"_checked", "_make_symbols", "parse_amount", "total_by_account"}
+    small = CONFIG.model_copy(update={"max_function_lines": 6})
+    few = {item.symbol for item in candidates_of(LEDGERKIT, small)}
+    assert few == {"_make_symbols", "parse_amount", "total_by_account"}
+    every = CONFIG.model_copy(update={"plain_functions": False})
+    assert names < {item.symbol for item in candidates_of(LEDGERKIT, every)}

@@ -4,10 +4,9 @@ from collections import Counter
 
 import pytest
 
-from ostinato.tasks.problems.baseline import Baseline
-from ostinato.tasks.problems.generation import Sources, generate
-from ostinato.tasks.problems.set_config import Kind, PackageSource, ProblemSetConfig, Quotas
-from tests.fakes.repositories import LEDGERKIT, WORDKIT, open_repository
+from ostinato.tasks.problems.config import Kind, ProblemsConfig, Quotas
+from ostinato.tasks.problems.selection import Sources, find_candidates
+from tests.fakes.repositories import LEDGERKIT, WORDKIT, cover_everything, open_repository
 
 MOST_SHARE = 0.2
 QUOTA = 30
@@ -15,23 +14,9 @@ QUOTA = 30
 
 def first_mutations(source, seed=0):
     sources = Sources.read(open_repository(source))
-    every = [item for found in sources.definitions.values() for item in found]
-    baseline = Baseline(
-        repository=source.name,
-        fingerprint="",
-        tests=("tests/test_all.py::test_all",),
-        seconds=(0.0,),
-        num_calls=(1,),
-        num_collected=1,
-        num_unstable=0,
-        num_not_passing=0,
-        callers={f"{path}:{line}:{name}": (0,) for path, line, name in (d.call_key for d in every)},
-    )
-    package = PackageSource(**source.model_dump())
-    config = ProblemSetConfig(
-        packages=(package,), seed=seed, quotas=Quotas(mutation=QUOTA, trials_ratio=1.0)
-    )
-    return generate(sources, baseline, config)[Kind.MUTATION]
+    quotas = Quotas(mutation=QUOTA, trials_ratio=1.0)
+    config = ProblemsConfig(seed=seed)
+    return find_candidates(sources, cover_everything(sources), config, quotas)[Kind.MUTATION]
 
 
 @pytest.mark.parametrize("source", [WORDKIT, LEDGERKIT])

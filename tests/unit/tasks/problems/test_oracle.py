@@ -5,9 +5,9 @@ import pytest
 from ostinato.infra.sandbox import open_box
 from ostinato.infra.sandbox.function_calls import format_call
 from ostinato.tasks.grading.oracle import judge_by_oracle
-from ostinato.tasks.problems.definitions import find_definitions
-from ostinato.tasks.problems.oracle import build_oracles, derive_arguments, record_calls
-from ostinato.tasks.problems.set_config import OracleConfig
+from ostinato.tasks.problems.breaking.definitions import find_definitions
+from ostinato.tasks.problems.config import OracleConfig
+from ostinato.tasks.problems.proving.oracle import build_oracles, derive_arguments, record_calls
 from tests.fakes.repositories import WORDKIT, open_repository
 
 PATH = "wordkit/shaping.py"

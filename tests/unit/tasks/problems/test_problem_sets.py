@@ -6,34 +6,38 @@ import asyncio
 import json
 
 import pytest
+from pydantic import TypeAdapter
 
+from ostinato.flows.showing import describe_problems
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.sandbox import PreparedRepository, TestServer
-from ostinato.tasks.problems import set_run
-from ostinato.tasks.problems.set_config import (
-    YIELD_FILE,
+from ostinato.tasks.problems import run as stage
+from ostinato.tasks.problems.config import (
     Kind,
-    PackageSource,
-    ProblemSetConfig,
-    ProblemSetRequest,
+    ProblemsConfig,
+    ProblemsRequest,
     PromptLevel,
     Quotas,
+    RepositorySource,
     ValidityRules,
 )
 from ostinato.tasks.records import FunctionOracle, Problem, Split
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
 
-
-def as_package(source, split):
-    fields = source.model_dump() | {"mutated_paths": (), "split": split}
-    return PackageSource(**fields)
-
-
-CONFIG = ProblemSetConfig(
-    packages=(as_package(WORDKIT, Split.TRAIN), as_package(LEDGERKIT, Split.HELD_OUT)),
+ORACLES = TypeAdapter(list[FunctionOracle])
+GONE = RepositorySource(
+    name="ledgerkit-gone", version="1.0", package_paths=("nothing",), test_paths=("tests",)
+)
+CONFIG = ProblemsConfig(
+    repositories=(
+        WORDKIT.model_copy(update={"mutated_paths": (), "split": Split.TRAIN}),
+        LEDGERKIT.model_copy(update={"mutated_paths": (), "split": Split.HELD_OUT}),
+        GONE,
+    ),
     quotas=Quotas(mutation=6, deleted_function=4, deleted_feature=2, combined=2),
     rules=ValidityRules(max_failing_ratio=0.6, cheater_share=0.5),
+    prompt_shares={PromptLevel.DETAILED: 0.3, PromptLevel.TERSE: 0.5, PromptLevel.VAGUE: 0.2},
 )
 
 
@@ -44,8 +48,9 @@ def build(tmp_path, name="run"):
     directory = tmp_path / name
     directory.mkdir(exist_ok=True)
     workspace = Workspace.open(directory, Settings(home=tmp_path / "home"))
-    request = ProblemSetRequest(config=CONFIG, archives_directory=cache, workers=0)
-    result = set_run.main(request, workspace)
+    write_archive(LEDGERKIT, cache, GONE)
+    request = ProblemsRequest(config=CONFIG, archives_directory=cache, parallel_runs=1)
+    result = stage.main(request, workspace)
     lines = (directory / "problems" / "problems.jsonl").read_text().splitlines()
     return result, [Problem.model_validate_json(line) for line in lines]
 
@@ -118,57 +123,54 @@ def test_hidden_tests_judge_but_are_not_in_what_the_agent_sees(built):
             assert f"def {name}(".encode() not in seen[path]
 
 
-def test_prompts_have_three_levels_and_do_not_tell(built):
+def test_prompts_do_not_tell(built):
     for problem in built[2]:
-        assert set(problem.prompts) == {level.value for level in PromptLevel}
-        assert problem.prompt in problem.prompts.values()
-        assert len(problem.prompts["terse"]) <= 390
-        for text in problem.prompts.values():
-            assert not any(test.rpartition("::")[2] in text for test in problem.hidden_tests)
-            gold = [edit.gold_text.strip() for edit in problem.edits]
-            assert not any(line in text for line in gold if len(line) > 12)
+        text = problem.prompt
+        assert text
+        assert not any(test.rpartition("::")[2] in text for test in problem.hidden_tests)
+        gold = [edit.gold_text.strip() for edit in problem.edits]
+        assert not any(line in text for line in gold if len(line) > 12)
 
 
-def test_difficulty_grows_with_what_is_missing(built):
-    means = {}
-    for problem in built[2]:
-        assert 0.0 <= problem.difficulty <= 1.0
-        means.setdefault(problem.kind, []).append(problem.difficulty)
-    means = {kind: sum(values) / len(values) for kind, values in means.items()}
-    assert means["mutation"] < means["deleted_function"] < means["deleted_feature"]
+def test_a_source_that_gives_nothing_is_named_with_the_reason(built):
+    result = built[1]
+    assert list(result.left_out) == ["ledgerkit-gone"]
+    assert "holds nothing at 'nothing'" in result.left_out["ledgerkit-gone"]
+    card = "\n".join(describe_problems(result))
+    assert "left out ledgerkit-gone: ledgerkit-gone: the source holds nothing" in card
+    assert "no problem for demonstration, held_out_function, user" in card
+    assert "operators: " in card
 
 
 def test_statistics_and_yield_table_agree_with_the_problems(built):
     tmp_path, result, problems = built
     made = tmp_path / "run" / "problems"
     figures = json.loads((made / "statistics.json").read_text())
-    rows = json.loads((made / YIELD_FILE).read_text())
+    rows = figures["yield_table"]
     assert sum(row["published"] for row in rows) == figures["num_problems"] == len(problems)
     assert sum(row["tried"] for row in rows) == result.num_candidates
+    assert sum(figures["operators"].values()) == sum(figures["kinds"].values()) == len(problems)
     lines = sorted(problem.num_changed_lines for problem in problems)
     assert figures["changed_lines"]["maximum"] == lines[-1]
-    assert sum(figures["changed_lines"]["bins"].values()) == len(lines)
-    oracles = [json.loads(line) for line in (made / "oracles.jsonl").read_text().splitlines()]
-    names = {item.pop("repository") for item in oracles}
-    assert "wordkit" in names
-    assert all(FunctionOracle.model_validate(item).held_out for item in oracles)
     assert figures["questions_warranted"] == sum(item.question_warranted for item in problems)
 
 
 def test_a_problem_carries_the_held_out_calls_of_its_function(built):
     tmp_path, _, problems = built
-    lines = (tmp_path / "run" / "problems" / "oracles.jsonl").read_text().splitlines()
-    held_out = {
-        (item["repository"], item["path"], item["symbol"]): item["held_out"]
-        for item in map(json.loads, lines)
+    oracles = {
+        (name, item.path, item.symbol): item
+        for name in ("wordkit", "ledgerkit")
+        for item in ORACLES.validate_json(
+            (tmp_path / "run" / "oracles" / f"{name}.json").read_bytes()
+        )
     }
-    carrying = [problem for problem in problems if problem.oracle is not None]
-    assert carrying
+    assert any(problem.oracle is not None for problem in problems)
     for problem in problems:
-        wanted = held_out.get((problem.repository, problem.path, problem.symbol))
-        found = None if problem.oracle is None else problem.oracle.model_dump(mode="json")
-        assert (found and found["held_out"]) == wanted
-        assert not found or found["visible"] == []
+        made = oracles.get((problem.repository, problem.path, problem.symbol))
+        assert (problem.oracle is None) == (made is None)
+        if problem.oracle is not None and made is not None:
+            assert problem.oracle.held_out == made.held_out
+            assert problem.oracle.visible == ()
 
 
 def test_killed_build_continues_with_the_same_set(built):

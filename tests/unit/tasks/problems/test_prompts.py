@@ -2,9 +2,9 @@
 
 import pytest
 
-from ostinato.tasks.problems.candidates import Candidate
+from ostinato.tasks.problems.breaking.candidates import Candidate
+from ostinato.tasks.problems.config import Kind, PromptLevel
 from ostinato.tasks.problems.prompts import leaves_two_readings, topic_words
-from ostinato.tasks.problems.set_config import Kind, PromptLevel
 
 SYMBOLS = ("merge", "merge_with", "Box.size", "Basket.size", "first")
 

@@ -50,5 +50,5 @@ def test_preparing_twice_gives_the_same_fingerprint(tmp_path):
 
 
 def test_archive_without_the_wanted_path_is_refused(tmp_path):
-    with pytest.raises(ProblemError, match=r"wordkit==1\.0: the archive holds nothing at wordkit"):
+    with pytest.raises(ProblemError, match="wordkit: the source holds nothing at 'wordkit'"):
         prepare_repository(WORDKIT, {"README": b""}, tmp_path, strip_text=True)

@@ -2,14 +2,13 @@ from collections import Counter
 
 import pytest
 
-from ostinato.tasks.problems.config import ProblemsConfig, SplitSizes
-from ostinato.tasks.problems.functions import Function
-from ostinato.tasks.problems.mutations import Mutation
+from ostinato.tasks.problems.breaking.candidates import Candidate
+from ostinato.tasks.problems.config import Kind, ProblemsConfig, SplitSizes
 from ostinato.tasks.problems.selection import (
-    assign_splits,
-    candidate_id,
     choose_held_out_functions,
-    order_candidates,
+    deal_splits,
+    order_mutations,
+    place_of,
 )
 from ostinato.tasks.records import Split
 
@@ -17,17 +16,25 @@ SIZES = SplitSizes(demonstration=20, train=16, held_out=8, held_out_function=6, 
 
 
 def make_config(**fields) -> ProblemsConfig:
-    return ProblemsConfig(**{"sizes": SIZES, "functions_held_out": 3, **fields})
+    return ProblemsConfig(
+        **{"sizes": SIZES, "functions_held_out": 3, "max_per_function": 18, **fields}
+    )
 
 
-def make_candidates(num_functions=12, per_operator=6) -> list[Mutation]:
-    functions = [
-        Function("kit", "kit/m.py", f"f{n}", 1, 2, ("def f():", "    x"))
-        for n in range(num_functions)
-    ]
+def make_candidates(num_functions=12, per_operator=6) -> list[Candidate]:
     return [
-        Mutation(function, operator, 2, "    x", f"    {operator}{number}")
-        for function in functions
+        Candidate(
+            candidate_id=f"kit-f{function}-{operator}-{number}",
+            repository="kit",
+            kind=Kind.MUTATION,
+            operator=operator,
+            path="kit/m.py",
+            symbol=f"f{function}",
+            first_line=1,
+            last_line=2,
+            touched=(),
+        )
+        for function in range(num_functions)
         for operator in ("wrong_variable", "integer", "comparison")
         for number in range(per_operator)
     ]
@@ -35,10 +42,13 @@ def make_candidates(num_functions=12, per_operator=6) -> list[Mutation]:
 
 def split_candidates(config):
     candidates = make_candidates()
-    functions = list(dict.fromkeys(item.function for item in candidates))
-    held_out = choose_held_out_functions(functions, config)
-    splits = assign_splits(order_candidates(candidates, config), held_out, config)
-    return {item: splits[candidate_id(item)] for item in candidates if candidate_id(item) in splits}
+    held_out = choose_held_out_functions(candidates, config)
+    splits = deal_splits(order_mutations(candidates, config), held_out, config)
+    return {
+        (place_of(item), item.candidate_id): splits[item.candidate_id]
+        for item in candidates
+        if item.candidate_id in splits
+    }
 
 
 def test_splits_have_their_sizes():
@@ -48,10 +58,8 @@ def test_splits_have_their_sizes():
 
 def test_held_out_functions_occur_nowhere_else():
     splits = split_candidates(make_config())
-    whole = {item.function for item, split in splits.items() if split is Split.HELD_OUT_FUNCTION}
-    others = {
-        item.function for item, split in splits.items() if split is not Split.HELD_OUT_FUNCTION
-    }
+    whole = {place for (place, _), split in splits.items() if split is Split.HELD_OUT_FUNCTION}
+    others = {place for (place, _), split in splits.items() if split is not Split.HELD_OUT_FUNCTION}
     assert whole
     assert not whole & others
 
@@ -79,10 +87,17 @@ def test_too_few_problems_are_shared_out_in_proportion():
 
 
 def test_order_is_capped_and_reaches_every_function_first():
-    config = make_config(max_per_function_operator=4, operator_caps={"integer": 1})
-    ordered = order_candidates(make_candidates(), config)
-    counts = Counter((item.function.name, item.operator) for item in ordered)
-    assert {count for (_, operator), count in counts.items() if operator == "integer"} == {1}
-    assert {count for (_, operator), count in counts.items() if operator != "integer"} == {4}
-    assert len({item.function for item in ordered[:12]}) == 12
-    assert len({(item.function, item.operator) for item in ordered[:36]}) == 36
+    ordered = order_mutations(make_candidates(), make_config(max_per_function=5))
+    assert set(Counter(place_of(item) for item in ordered).values()) == {5}
+    assert len({place_of(item) for item in ordered[:12]}) == 12
+    assert len({item.candidate_id for item in ordered}) == len(ordered) == 60
+
+
+def test_operators_are_taken_in_the_proportions_of_the_mix():
+    even = Counter(item.operator for item in order_mutations(make_candidates(), make_config())[:60])
+    assert max(even.values()) - min(even.values()) <= 1
+    config = make_config(operator_mix="noticed")
+    noticed = Counter(item.operator for item in order_mutations(make_candidates(), config)[:56])
+    assert noticed == {"wrong_variable": 46, "integer": 6, "comparison": 4}
+    config = make_config(operators_left_out=("integer",))
+    assert "integer" not in {item.operator for item in order_mutations(make_candidates(), config)}

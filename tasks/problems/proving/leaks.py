@@ -13,7 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.tasks.problems.definitions import read_names
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.problems.breaking.candidates import Candidate
+from ostinato.tasks.problems.breaking.definitions import read_names
+from ostinato.tasks.problems.config import Kind
+from ostinato.tasks.problems.proving.hiding import function_names
 from ostinato.tasks.records import Problem
 
 _WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{3,}")
@@ -38,6 +42,42 @@ class Leak:
 class _FileIndex:
     words: frozenset[bytes]
     runs: frozenset[int]
+
+
+class LeakCheck:
+    """Search for answers in everything that an agent can read of a repository."""
+
+    def __init__(self, repository: PreparedRepository) -> None:
+        self._repository = repository
+
+    @functools.cached_property
+    def _everything(self) -> dict[str, bytes]:
+        """Every file below the repository's directory, caches and bytecode included."""
+        directory = self._repository.directory
+        return {
+            path.relative_to(directory).as_posix(): path.read_bytes()
+            for path in sorted(directory.rglob("*"))
+            if path.is_file()
+        }
+
+    @functools.cached_property
+    def _tree(self) -> "ReadableTree":
+        return ReadableTree(self._everything)
+
+    @functools.cached_property
+    def _names(self) -> "CodeNames":
+        return CodeNames(self._everything)
+
+    def leaks(self, candidate: Candidate) -> bool:
+        """Whether a candidate's removed code can be read elsewhere."""
+        # a mined commit has old code where new code was; single lines are no run of lines
+        if candidate.kind is Kind.MINED_COMMIT or not candidate.blocks:
+            return False
+        return bool(self.find(candidate.draft(self._repository.fingerprint)))
+
+    def find(self, problem: Problem) -> tuple[Leak, ...]:
+        """Answers of a problem, its hidden tests among them."""
+        return find_leaks(problem, self._repository.files, self._tree, self._names)
 
 
 class ReadableTree:
@@ -98,13 +138,14 @@ class CodeNames:
 def find_leaks(
     problem: Problem, pristine: Mapping[str, bytes], tree: ReadableTree, names: CodeNames
 ) -> tuple[Leak, ...]:
-    """What an agent could read of the answer. `tree`: all it can read before the problem's own
-    changes; `names`: of the pristine files.
+    """Answers in reach of an agent.
+
+    `tree`: all it can read before the problem's own changes; `names`: of the pristine files.
     """
     view = tree.laid_over(problem.break_files(pristine))
     leaks: dict[Leak, None] = {}
-    for lines in _removed_lines(problem):
-        for run in _runs(line.encode() for line in lines):
+    for block in problem.blocks:
+        for run in _runs(line.encode() for line in block.gold_lines):
             for path in view.places_of_run(run):
                 leaks.setdefault(Leak("removed lines", path))
             if run in _library_runs():
@@ -112,25 +153,20 @@ def find_leaks(
     for name in sorted(_own_names(problem, names)):
         for path in view.places_of_word(name.encode()):
             leaks.setdefault(Leak(f"name {name}", path))
-    hidden = {test.partition("[")[0].rpartition("::")[2] for test in problem.hidden_tests}
-    for name in sorted(hidden):
+    for name in sorted(function_names(problem.hidden_tests)):
         if names.counts.get(name, 0) == 1:  # others of that name may stay
             for path in view.places_of_word(name.encode()):
                 leaks.setdefault(Leak(f"hidden test {name}", path))
     return tuple(sorted(leaks, key=lambda leak: (leak.what, leak.path)))
 
 
-def _removed_lines(problem: Problem) -> list[tuple[str, ...]]:
-    return [block.gold_lines for block in problem.blocks]
-
-
 def _own_names(problem: Problem, names: CodeNames) -> set[str]:
     """Names bound in removed code and used nowhere else, the problem's own symbol left out."""
     removed: dict[str, int] = {}
     bound: set[str] = set()
-    for lines in _removed_lines(problem):
-        text = "\n".join(lines)
-        for name, _ in read_names(_unindent(lines)):
+    for block in problem.blocks:
+        text = "\n".join(block.gold_lines)
+        for name, _ in read_names(_unindent(block.gold_lines)):
             removed[name] = removed.get(name, 0) + 1
         bound |= set(re.findall(r"(?:def|class)\s+(\w+)", text))
         bound |= set(re.findall(r"^\s*(\w+)\s*(?::[^=]+)?=[^=]", text, re.MULTILINE))

@@ -13,10 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ostinato.infra.platform.syntax import parse_python
-from ostinato.tasks.problems.functions import Function
+from ostinato.infra.platform.syntax import Defined, parse_python, walk_definitions
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 CallKey = tuple[str, int, str]  # path, first line with decorators, qualified name
 
 
@@ -35,7 +33,6 @@ class Definition:
     indent: int  # columns before `def`
     body_indent: int
     is_one_liner: bool  # the body stands on the line of the signature
-    parameters: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -59,8 +56,13 @@ class Definition:
 
     @property
     def call_key(self) -> CallKey:
-        """How a profiled test names this function."""
+        """The name of this function in a profile of a test."""
         return (self.path, self.decorator_line, self.qualified_name)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is an undecorated function at the top level of its module."""
+        return not (self.is_class or self.is_method or self.decorator_line < self.first_line)
 
     def contains(self, line_number: int) -> bool:
         """Whether a line belongs to it."""
@@ -69,9 +71,7 @@ class Definition:
 
 def find_definitions(path: str, text: str) -> list[Definition]:
     """Definitions of a module, those inside functions left out, in file order."""
-    found: list[Definition] = []
-    _collect(path, parse_python(text).body, "", found)
-    return found
+    return [_define(path, name, node) for name, node in walk_definitions(parse_python(text))]
 
 
 def read_definitions(files: Mapping[str, bytes]) -> dict[str, list[Definition]]:
@@ -83,20 +83,7 @@ def read_definitions(files: Mapping[str, bytes]) -> dict[str, list[Definition]]:
     return found
 
 
-def _collect(path: str, body: Sequence[ast.stmt], outer: str, found: list[Definition]) -> None:
-    for node in body:
-        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-            found.append(_define(path, node, outer))
-            if isinstance(node, ast.ClassDef):
-                _collect(path, node.body, f"{outer}{node.name}.", found)
-        elif isinstance(node, (ast.If, ast.Try)):
-            _collect(path, node.body, outer, found)
-            _collect(path, node.orelse, outer, found)
-
-
-def _define(
-    path: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, outer: str
-) -> Definition:
+def _define(path: str, qualified_name: str, node: Defined) -> Definition:
     first, *rest = node.body
     has_docstring = (
         isinstance(first, ast.Expr)
@@ -108,10 +95,9 @@ def _define(
     body_line = 0 if body is None else _first_line(body)
     if has_docstring and body_line:  # comments before the first statement are part of the body
         body_line = (first.end_lineno or first.lineno) + 1
-    arguments = () if isinstance(node, ast.ClassDef) else _parameters(node.args)
     return Definition(
         path=path,
-        qualified_name=f"{outer}{node.name}",
+        qualified_name=qualified_name,
         is_class=isinstance(node, ast.ClassDef),
         decorator_line=_first_line(node),
         first_line=node.lineno,
@@ -121,7 +107,6 @@ def _define(
         indent=node.col_offset,
         body_indent=first.col_offset,
         is_one_liner=first.lineno == node.lineno,
-        parameters=arguments,
     )
 
 
@@ -130,14 +115,8 @@ def _first_line(node: ast.stmt) -> int:
     return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
-def _parameters(arguments: ast.arguments) -> tuple[str, ...]:
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    every += [item for item in (arguments.vararg, arguments.kwarg) if item is not None]
-    return tuple(item.arg for item in every)
-
-
-def as_function(repository: str, definition: Definition, lines: Sequence[str]) -> Function | None:
-    """The definition moved to the left margin, as mutation operators want it.
+def lines_at_margin(definition: Definition, lines: Sequence[str]) -> list[str] | None:
+    """The lines of a function moved to the left margin, as mutation operators want them.
 
     None for classes, coroutines and texts that cannot be moved line by line.
     """
@@ -147,14 +126,7 @@ def as_function(repository: str, definition: Definition, lines: Sequence[str]) -
         return None
     if any(line.strip() and not line.startswith(margin) for line in own):
         return None  # a string of several lines that begins at the left margin
-    return Function(
-        repository,
-        definition.path,
-        definition.qualified_name,
-        definition.first_line,
-        definition.last_line,
-        tuple(line.removeprefix(margin) for line in own),
-    )
+    return [line.removeprefix(margin) for line in own]
 
 
 class NameGraph:

@@ -1,7 +1,7 @@
-"""What the tests of a whole repository do: three runs, of which one is shuffled with another hash
-seed.
+"""Stable tests of a repository and the functions they call.
 
-A test whose id, outcome or existence changes between runs takes no part.
+All tests run three times, once shuffled with another hash seed. A test whose id, outcome or
+existence changes between the runs takes no part.
 """
 
 import random
@@ -12,10 +12,11 @@ from pydantic import Field
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.protocol import TestOutcome
 from ostinato.infra.sandbox.test_server import TestProbe, TestServer
-from ostinato.tasks.problems.config import Config
-from ostinato.tasks.problems.definitions import CallKey, Definition
-from ostinato.tasks.problems.set_config import ValidityRules
+from ostinato.tasks.problems.breaking.definitions import CallKey, Definition
+from ostinato.tasks.problems.config import Config, ValidityRules
 
+_SHOWN_ERRORS = 5
+_ERROR_CHARACTERS = 300
 _ROUNDS = 40  # a run ends at the first test that hangs; this many of those are put aside
 
 
@@ -25,7 +26,6 @@ class Baseline(Config):
     repository: str
     fingerprint: str
     tests: tuple[str, ...]
-    seconds: tuple[float, ...] = Field(description="of each test, when nothing measured it")
     num_calls: tuple[int, ...]
     num_collected: int = Field(description="test ids seen in either order")
     num_unstable: int = Field(description="ids or outcomes that changed between the runs")
@@ -64,9 +64,10 @@ async def measure_baseline(
     await shuffled.start()
     if server.collection_errors:
         name, errors = server.repository.name, server.collection_errors
+        shown = "\n".join(error[-_ERROR_CHARACTERS:] for error in errors[:_SHOWN_ERRORS])
         raise ProblemError(
-            f"repository {name}: {len(errors)} test files cannot be imported, wanted 0; drop or "
-            f"repair them: {errors[0][-600:]}"
+            f"repository {name}: {len(errors)} test files cannot be imported, wanted 0; name what "
+            f"they import in `dependencies` or the files in `dropped_paths`: {shown}"
         )
     same_ids = [test for test in server.tests if test in frozenset(shuffled.tests)]
     plain = await _probe(server, same_ids, rules)
@@ -93,7 +94,6 @@ async def measure_baseline(
         repository=server.repository.name,
         fingerprint=server.repository.fingerprint,
         tests=tuple(stable),
-        seconds=tuple(plain[test].seconds for test in stable),
         num_calls=tuple(profiled[test].num_calls for test in stable),
         num_collected=num_collected,
         num_unstable=num_collected - len(same_ids) + len(first) - len(set(first) & third),

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.drivers.problem_set import load_problems, load_repositories
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.tasks.problem_sets import load_problems, load_repositories
 from ostinato.tasks.records import Split
 from tests.fakes.miniature import make_problem_set
 

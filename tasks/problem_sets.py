@@ -1,6 +1,4 @@
-"""Reads what the problems stage left: problems and the prepared repositories they were proven
-on.
-"""
+"""Reads what the problem stage published: problems, and the repositories they were proven on."""
 
 from pathlib import Path
 
@@ -8,8 +6,10 @@ from pydantic import ValidationError
 
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.problems.run import PROBLEMS_FILE, REPOSITORIES_FOLDER
 from ostinato.tasks.records import Problem, Split
+
+PROBLEMS_FILE = "problems.jsonl"
+REPOSITORIES_FOLDER = "repositories"
 
 
 def load_problems(directory: Path, split: Split | None = None) -> list[Problem]:
@@ -19,13 +19,19 @@ def load_problems(directory: Path, split: Split | None = None) -> list[Problem]:
         raise ProblemError(
             f"problems directory {directory} holds no {PROBLEMS_FILE}, wanted a built problem set"
         )
+    problems = read_problems(path.read_bytes(), str(path))
+    return [problem for problem in problems if split is None or problem.split is split]
+
+
+def read_problems(content: bytes, name: str) -> list[Problem]:
+    """Problems of JSON lines; `name` is that of their file."""
     problems = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(content.splitlines(), start=1):
         try:
             problems.append(Problem.model_validate_json(line))
         except ValidationError as error:
-            raise ProblemError(f"{path} line {number} is no problem: {error}") from None
-    return [problem for problem in problems if split is None or problem.split is split]
+            raise ProblemError(f"{name} line {number} is no problem: {error}") from None
+    return problems
 
 
 def load_repositories(directory: Path, names: set[str]) -> list[PreparedRepository]:

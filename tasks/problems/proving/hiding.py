@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from ostinato.infra.platform.syntax import parse_once
-from ostinato.tasks.problems.candidates import LinePlan
+from ostinato.tasks.problems.breaking.candidates import LinePlan
 from ostinato.tasks.records import BlockEdit
 
 

@@ -1,8 +1,4 @@
-"""A possible problem before it is proven, and how its files look when it is applied.
-
-`Candidate`, its identity, and `LinePlan`, which turns changes of single lines into edits. It
-decides nothing: generators make candidates, validity.py judges them.
-"""
+"""A possible problem before it is proven, its identity, and its broken files."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -10,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from pydantic import Field
 
 from ostinato.infra.platform.syntax import parse_python
-from ostinato.tasks.problems.config import Config
-from ostinato.tasks.problems.definitions import CallKey
-from ostinato.tasks.problems.set_config import Kind
+from ostinato.tasks.problems.breaking.definitions import CallKey
+from ostinato.tasks.problems.config import Config, Kind
 from ostinato.tasks.records import BlockEdit, LineEdit, Problem, Split
 
 
@@ -33,14 +28,7 @@ class Candidate(Config):
     test_files: tuple[str, ...] = Field(
         default=(), description="files whose tests all speak of it, beside those that call it"
     )
-    parts: tuple[str, ...] = Field(default=(), description="proven candidates that it combines")
-    docstring_kept: bool = True
     message: str = Field(default="", description="of the commit it was mined from")
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Files it changes."""
-        return tuple(sorted({edit.path for edit in (*self.edits, *self.blocks)}))
 
     def draft(self, fingerprint: str) -> Problem:
         """The record without tests, prompt and split."""
@@ -76,7 +64,7 @@ def make_id(repository: str, symbol: str, kind: Kind, operator: str, content: It
 
 
 def edit_texts(edits: Iterable[LineEdit], blocks: Iterable[BlockEdit]) -> list[str]:
-    """What identifies edits."""
+    """Texts that identify edits."""
     texts = [f"{e.path}:{e.line_number}:{e.gold_text}:{e.broken_text}" for e in edits]
     for block in blocks:
         gold, broken = "\n".join(block.gold_lines), "\n".join(block.broken_lines)
@@ -115,11 +103,6 @@ class LinePlan:
     def is_gone(self, path: str, number: int) -> bool:
         """Whether a line is planned to change."""
         return number in self._changes.get(path, {})
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Files with changes."""
-        return tuple(sorted(self._changes))
 
     def text_of(self, path: str) -> str:
         """The file with its changes."""

@@ -1,7 +1,5 @@
 """Deleted functions and deleted features: working code taken out so that the rest still imports.
 
-Whether the rest of the tests still pass is for validity.py to say.
-
 A function goes at three levels of what remains: `body` keeps signature and docstring, `signature`
 keeps the signature, `everything` keeps nothing, not even the imports only it used. A feature is a
 public symbol with the helpers that served only it; where tests import the symbol by name a stub of
@@ -13,9 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ostinato.infra.platform.syntax import parse_python
-from ostinato.tasks.problems.candidates import Candidate, LinePlan, edit_texts, make_id
-from ostinato.tasks.problems.definitions import CallKey, Definition, NameGraph, read_names
-from ostinato.tasks.problems.set_config import Kind
+from ostinato.tasks.problems.breaking.candidates import Candidate, LinePlan, edit_texts, make_id
+from ostinato.tasks.problems.breaking.definitions import CallKey, Definition, NameGraph, read_names
+from ostinato.tasks.problems.config import Kind
 
 LEVELS = ("body", "signature", "everything")
 _PLACEHOLDER = "raise NotImplementedError"
@@ -151,7 +149,6 @@ class DeletionMaker:
             last_line=root.last_line,
             blocks=blocks,
             touched=tuple(touched),
-            docstring_kept=operator in ("body", "stub") and bool(root.docstring_line),
         )
 
 

@@ -1,8 +1,6 @@
-"""The differential oracle: a candidate must do what the original does on arguments that no test
-shows.
+"""Differential oracles: results of the original on arguments that no test shows.
 
-Recording calls while tests run, deriving new arguments from them, and the results the original
-gives. Top-level functions with literal arguments only.
+Calls are recorded while tests run and varied. Top-level functions with literal arguments only.
 """
 
 import hashlib
@@ -12,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.function_calls import (
     CALL_ROOT,
     FunctionCall,
@@ -19,12 +18,30 @@ from ostinato.infra.sandbox.function_calls import (
     run_call_program,
 )
 from ostinato.infra.sandbox.inside.call_program import decode
-from ostinato.infra.sandbox.protocol import Sandbox
-from ostinato.tasks.problems.definitions import Definition
-from ostinato.tasks.problems.set_config import OracleConfig
+from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.problems.breaking.definitions import Definition
+from ostinato.tasks.problems.config import OracleConfig
+from ostinato.tasks.problems.proving.baseline import Baseline
 from ostinato.tasks.records import FunctionOracle, OracleCall
 
 _RECORD_SECONDS = 300.0
+_TELLING_TESTS = 3  # run for each function
+_LIMITS = SandboxLimits(memory_bytes=2 << 30, start_seconds=180.0)
+
+
+async def oracles_of(
+    repository: PreparedRepository,
+    definitions: Sequence[Definition],
+    baseline: Baseline,
+    config: OracleConfig,
+    seed: int,
+) -> list[FunctionOracle]:
+    """Oracles of the functions that stable tests call with literal arguments."""
+    tests = baseline.telling(definitions, _TELLING_TESTS)
+    async with open_box(repository, limits=_LIMITS) as sandbox:
+        recorded = await record_calls(sandbox, definitions, tests, config)
+        return await build_oracles(sandbox, recorded, config, seed)
 
 
 async def record_calls(

@@ -1,5 +1,4 @@
-"""When a broken state is a problem: named tests fail with it in two runs, others pass in both, and
-what cheats gets nothing.
+"""Judges broken states: named tests fail in two runs, others pass in both, cheats get nothing.
 
 The whole state was proven by the baseline: only tests that passed it three times are used. The
 second run is made in another box, in another order, with another hash seed.
@@ -18,16 +17,15 @@ from pydantic import Field
 
 from ostinato.infra.sandbox.protocol import TestOutcome, TestReport
 from ostinato.infra.sandbox.test_server import TestServer
-from ostinato.tasks.problems.baseline import Baseline
-from ostinato.tasks.problems.candidates import Candidate
-from ostinato.tasks.problems.config import Config
-from ostinato.tasks.problems.set_config import ValidityRules
+from ostinato.tasks.problems.breaking.candidates import Candidate
+from ostinato.tasks.problems.config import Config, ValidityRules
+from ostinato.tasks.problems.proving.baseline import Baseline
 
 _SKIP_EVERYTHING = b"import pytest\npytest.skip('nothing to see', allow_module_level=True)\n"
 
 
 class Finding(StrEnum):
-    """Outcome of judging a candidate."""
+    """Results of judging a candidate."""
 
     PROVEN = "proven"
     UNTESTED = "untested"  # no stable test calls what it changes
@@ -43,22 +41,20 @@ class Finding(StrEnum):
 
 
 class Judgement(Config):
-    """One candidate's result; one line of the journal."""
+    """Result of one candidate, one line of the journal."""
 
     candidate_id: str
     finding: Finding
     fail_to_pass: tuple[str, ...] = ()
     pass_to_pass: tuple[str, ...] = ()
-    num_failing: int = Field(default=0, description="estimate over all stable tests")
     error_type: str = Field(default="", description="exception of the first failing test")
     error_message: str = ""
-    failing_test: str = Field(default="", description="the one that message is from")
     seconds: float = Field(default=0.0, description="of test runs in the box")
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Servers and rules that judge the candidates of one repository."""
+    """Test servers and baseline of one repository."""
 
     baseline: Baseline
     server: TestServer
@@ -67,11 +63,9 @@ class Bench:
 
 
 async def judge_candidate(candidate: Candidate, bench: Bench) -> Judgement:
-    """All runs on one candidate."""
-    rules, baseline = bench.rules, bench.baseline
-    name = candidate.candidate_id
-    size = candidate.draft("").num_changed_lines
-    if not rules.min_changed_lines <= size <= rules.max_changed_lines:
+    """Judgement after all runs on one candidate."""
+    name, baseline = candidate.candidate_id, bench.baseline
+    if not 1 <= candidate.draft("").num_changed_lines <= bench.rules.max_changed_lines:
         return Judgement(candidate_id=name, finding=Finding.WRONG_SIZE)
     covering = baseline.speaking_of(candidate.touched, candidate.test_files)
     if not covering:
@@ -80,38 +74,43 @@ async def judge_candidate(candidate: Candidate, bench: Bench) -> Judgement:
     guards = _guards(candidate, covering, baseline)
     files = candidate.broken_files(bench.server.repository.files)
     tests = tuple(baseline.tests[position] for position in (*chosen, *guards))
-    report = await bench.server.run(files, tests, rules.time_limit_seconds)
+    report = await bench.server.run(files, tests, bench.rules.time_limit_seconds)
+    failing = [position for position in chosen if baseline.tests[position] not in report.passed_ids]
+    passing = [position for position in (*chosen, *guards) if position not in frozenset(failing)]
     refusal = _refuse(report)
     if refusal is None and report.route != "hot":
-        refusal = await _check_imports(files, baseline, bench)
+        refusal = await _check_imports(files, bench)
+    if refusal is None:
+        num_failing = round(len(failing) / len(chosen) * len(covering))
+        refusal = _refuse_extent(num_failing, passing, bench)
     if refusal is not None:
         return Judgement(candidate_id=name, finding=refusal, seconds=report.cpu_seconds)
-    failing = [position for position in chosen if baseline.tests[position] not in report.passed_ids]
-    num_failing = round(len(failing) / len(chosen) * len(covering))
-    passing = [position for position in (*chosen, *guards) if position not in frozenset(failing)]
-    if not failing:
-        return Judgement(candidate_id=name, finding=Finding.SURVIVED, seconds=report.cpu_seconds)
-    if num_failing > max(1, rules.max_failing_ratio * len(baseline.tests)):
-        return Judgement(candidate_id=name, finding=Finding.TOO_BROAD, seconds=report.cpu_seconds)
-    if not passing:
-        return Judgement(candidate_id=name, finding=Finding.NOTHING_PASSES)
-    fail_to_pass = tuple(baseline.tests[p] for p in failing[: rules.max_fail_to_pass])
-    pass_to_pass = tuple(baseline.tests[p] for p in passing[: rules.max_pass_to_pass])
+    fail_to_pass = tuple(baseline.tests[p] for p in failing[: bench.rules.max_fail_to_pass])
+    pass_to_pass = tuple(baseline.tests[p] for p in passing[: bench.rules.max_pass_to_pass])
     finding = await _second_run(candidate, files, fail_to_pass, pass_to_pass, bench)
     if finding is Finding.PROVEN:
         finding = await _try_cheats(candidate, files, fail_to_pass, bench)
+    if finding is not Finding.PROVEN:
+        return Judgement(candidate_id=name, finding=finding, seconds=report.cpu_seconds)
     failure = report.first_failure
     return Judgement(
         candidate_id=name,
         finding=finding,
-        fail_to_pass=fail_to_pass if finding is Finding.PROVEN else (),
-        pass_to_pass=pass_to_pass if finding is Finding.PROVEN else (),
-        num_failing=num_failing,
+        fail_to_pass=fail_to_pass,
+        pass_to_pass=pass_to_pass,
         error_type=failure.error_type if failure else "",
         error_message=failure.message if failure else "",
-        failing_test=failure.test_id if failure else "",
         seconds=report.cpu_seconds,
     )
+
+
+def _refuse_extent(num_failing: int, passing: Sequence[int], bench: Bench) -> Finding | None:
+    """Finding for too few or too many failing tests. `num_failing` is an estimate over all."""
+    if num_failing == 0:
+        return Finding.SURVIVED
+    if num_failing > max(1, bench.rules.max_failing_ratio * len(bench.baseline.tests)):
+        return Finding.TOO_BROAD
+    return None if passing else Finding.NOTHING_PASSES
 
 
 def _choose(candidate: Candidate, covering: Sequence[int], bench: Bench) -> list[int]:
@@ -145,12 +144,9 @@ def _guards(candidate: Candidate, covering: Sequence[int], baseline: Baseline) -
     return sorted(random.Random(candidate.candidate_id).sample(cheap, min(4, len(cheap))))
 
 
-async def _check_imports(
-    files: dict[str, bytes], baseline: Baseline, bench: Bench
-) -> Finding | None:
-    """One cheap test of every test file on a fresh import: a file that no longer imports is
-    seen.
-    """
+async def _check_imports(files: dict[str, bytes], bench: Bench) -> Finding | None:
+    """Run one cheap test of every test file on a fresh import, so that a broken import is seen."""
+    baseline = bench.baseline
     cheapest: dict[str, int] = {}
     for position, test in enumerate(baseline.tests):
         file = test.partition("::")[0]

@@ -1,0 +1,330 @@
+"""Builds problems of prepared repositories: baseline, candidates, proofs.
+
+Every judgement is appended to the repository's journal, and one found there is not made again.
+Proven candidates are taken in the order of the candidates, so the result does not depend on which
+run ends first.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from ostinato.infra.platform.cluster.workspace import replace_text
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.telemetry import fields
+from ostinato.infra.sandbox.protocol import SandboxLimits
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer, VerdictCache
+from ostinato.tasks.problems.breaking.candidates import Candidate
+from ostinato.tasks.problems.config import Kind, ProblemsConfig, Quotas
+from ostinato.tasks.problems.proving.baseline import Baseline, measure_baseline
+from ostinato.tasks.problems.proving.judging import Bench, Finding, Judgement, judge_candidate
+from ostinato.tasks.problems.proving.leaks import LeakCheck
+from ostinato.tasks.problems.proving.oracle import oracles_of
+from ostinato.tasks.problems.selection import (
+    Sources,
+    choose_held_out_functions,
+    combine,
+    deal_splits,
+    find_candidates,
+    find_mutations,
+    order_mutations,
+    place_of,
+)
+from ostinato.tasks.records import FunctionOracle, Split
+
+logger = logging.getLogger(__name__)
+
+_HASH_SEEDS = (0, 1)  # of the two boxes of a repository
+_LIMITS = SandboxLimits(memory_bytes=2 << 30, start_seconds=180.0)
+_AT_ONCE = 2  # repositories, so that none waits for the last run of another
+_oracles = TypeAdapter(list[FunctionOracle])
+OnJudged = Callable[[str, Finding], None]
+Proven = tuple[Candidate, Judgement]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One repository to build problems of."""
+
+    repository: PreparedRepository
+    split: Split | None
+    quotas: Quotas = field(default_factory=Quotas)
+    mutated_paths: tuple[str, ...] = ()
+    mined: tuple[Candidate, ...] = ()
+    descriptions: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+
+@dataclass
+class BuiltPart:
+    """Proven candidates of one repository."""
+
+    part: Part
+    baseline: Baseline
+    proven: list[Proven] = field(default_factory=list)
+    splits: dict[str, Split] = field(default_factory=dict)
+    findings: Counter[tuple[Kind, Finding]] = field(default_factory=Counter)
+    oracles: dict[tuple[str, str], FunctionOracle] = field(default_factory=dict)
+    seconds_in_boxes: float = 0.0
+
+
+class RepositoryProver:
+    """Test servers and journal of one repository; its files lie below `work`."""
+
+    def __init__(
+        self,
+        part: Part,
+        config: ProblemsConfig,
+        work: Path,
+        parallel_runs: int,
+        on_judged: OnJudged,
+    ) -> None:
+        self.part = part
+        self._config = config
+        self._on_judged = on_judged
+        self._slots = asyncio.Semaphore(2 * parallel_runs)
+        self._servers = tuple(
+            TestServer(
+                part.repository,
+                _LIMITS,
+                parallel_runs=parallel_runs,
+                cache=VerdictCache(capacity=1),
+                hash_seed=seed,
+            )
+            for seed in _HASH_SEEDS
+        )
+        self._leaks = LeakCheck(part.repository)
+        name = part.repository.name
+        self._journal = work / "judged" / f"{name}.jsonl"
+        self._baseline_file = work / "baselines" / f"{name}.json"
+        self._oracles_file = work / "oracles" / f"{name}.json"
+        for file in (self._journal, self._baseline_file, self._oracles_file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        self._known = read_journal(self._journal)
+        self._built: BuiltPart | None = None
+
+    @property
+    def built(self) -> BuiltPart:
+        """Everything proven so far; `measure` comes first."""
+        assert self._built is not None
+        return self._built
+
+    async def measure(self) -> None:
+        """Find the stable tests; ProblemError when there are none."""
+        baseline = None
+        if self._baseline_file.exists():
+            baseline = Baseline.model_validate_json(self._baseline_file.read_text())
+        if baseline is None or baseline.fingerprint != self.part.repository.fingerprint:
+            server, second = self._servers
+            rules, seed = self._config.rules, self._config.seed
+            baseline = await measure_baseline(server, second, rules, seed)
+            replace_text(self._baseline_file, baseline.model_dump_json())
+        self._built = BuiltPart(self.part, baseline)
+
+    async def judge(self, candidate: Candidate) -> Judgement:
+        """Judgement of a candidate, from the journal when it is known."""
+        judgement = self._known.get(candidate.candidate_id)
+        if judgement is None:
+            async with self._slots:
+                judgement = await self._judge(candidate, self.built.baseline)
+            self._known[candidate.candidate_id] = judgement
+            with self._journal.open("a") as file:
+                file.write(judgement.model_dump_json() + "\n")
+        self.built.findings[candidate.kind, judgement.finding] += 1
+        self.built.seconds_in_boxes += judgement.seconds
+        self._on_judged(self.part.repository.name, judgement.finding)
+        return judgement
+
+    async def _judge(self, candidate: Candidate, baseline: Baseline) -> Judgement:
+        # in a thread: reading every file must not hold up the runs of others
+        if await asyncio.to_thread(self._leaks.leaks, candidate):
+            return Judgement(candidate_id=candidate.candidate_id, finding=Finding.LEAKED)
+        server, second = self._servers
+        bench = Bench(baseline, server, second, self._config.rules)
+        return await judge_candidate(candidate, bench)
+
+    async def load_oracles(self) -> None:
+        """Oracles of the functions that tests call with literal arguments."""
+        if not self._config.oracle.enabled or self.part.mined:
+            return
+        if self._oracles_file.exists():
+            found = _oracles.validate_json(self._oracles_file.read_bytes())
+        else:
+            found = await self._build_oracles(self.built.baseline)
+            replace_text(self._oracles_file, _oracles.dump_json(found).decode())
+        self.built.oracles = {(item.path, item.symbol): item for item in found}
+
+    async def _build_oracles(self, baseline: Baseline) -> list[FunctionOracle]:
+        repository = self.part.repository
+        definitions = [
+            definition
+            for found in Sources.read(repository).definitions.values()
+            for definition in found
+        ]
+        try:
+            return await oracles_of(
+                repository, definitions, baseline, self._config.oracle, self._config.seed
+            )
+        except ProblemError as error:
+            logger.warning("no oracles %s", fields(repository=repository.name, error=str(error)))
+            return []
+
+    async def close(self) -> None:
+        """End both boxes."""
+        for server in self._servers:
+            await server.close()
+
+
+async def build_parts(
+    parts: Sequence[Part],
+    config: ProblemsConfig,
+    work: Path,
+    parallel_runs: int,
+    on_judged: OnJudged = lambda name, finding: None,
+) -> tuple[list[BuiltPart], dict[str, str]]:
+    """Built parts, and the reason of every repository that gave none."""
+    left_out: dict[str, str] = {}
+    at_once = asyncio.Semaphore(_AT_ONCE)
+
+    async def build_group(group: Sequence[Part]) -> list[BuiltPart]:
+        async with at_once, AsyncExitStack() as stack:
+            provers: list[RepositoryProver] = []
+            for part in group:
+                prover = RepositoryProver(part, config, work, parallel_runs, on_judged)
+                stack.push_async_callback(prover.close)
+                try:
+                    await prover.measure()
+                except ProblemError as error:
+                    left_out[part.repository.name] = str(error)
+                    continue
+                provers.append(prover)
+            return await _build_group(provers, config)
+
+    dealt = [part for part in parts if part.split is None]
+    groups = [dealt] if dealt else []
+    groups += [[part] for part in parts if part.split is not None]
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(build_group(group)) for group in groups]
+    except ExceptionGroup as error:
+        raise error.exceptions[0] from error
+    return [built for task in running for built in task.result()], left_out
+
+
+async def _build_group(
+    provers: Sequence[RepositoryProver], config: ProblemsConfig
+) -> list[BuiltPart]:
+    """Repositories whose problems are dealt out together, or a single one with its own split."""
+    if not provers:
+        return []
+    oracles = asyncio.gather(*(prover.load_oracles() for prover in provers))
+    try:
+        if provers[0].part.split is None:
+            await _prove_dealt(provers, config)
+        else:
+            await _prove_kinds(provers[0], config)
+    except BaseException:
+        oracles.cancel()
+        raise
+    await oracles
+    return [prover.built for prover in provers]
+
+
+async def _prove_dealt(provers: Sequence[RepositoryProver], config: ProblemsConfig) -> None:
+    """Mutations of several repositories in one order, as many as the splits want."""
+    by_name = {prover.part.repository.name: prover for prover in provers}
+    found: list[Candidate] = []
+    for prover in provers:
+        sources = Sources.read(prover.part.repository, prover.part.mutated_paths)
+        mutations = await asyncio.to_thread(
+            lambda s=sources, b=prover.built.baseline: list(find_mutations(s, b, config))
+        )
+        found += _described(mutations, prover.part, config)
+    held_out = choose_held_out_functions(found, config)
+    ordered = order_mutations(found, config)
+    whole = [item for item in ordered if place_of(item) in held_out]
+    rest = [item for item in ordered if place_of(item) not in held_out]
+    sizes = config.sizes
+    proven = await prove_enough(by_name, whole, sizes.held_out_function)
+    proven += await prove_enough(by_name, rest, sizes.total - sizes.held_out_function)
+    splits = deal_splits([candidate for candidate, _ in proven], held_out, config)
+    for candidate, judgement in proven:
+        built = by_name[candidate.repository].built
+        if candidate.candidate_id in splits:
+            built.proven.append((candidate, judgement))
+            built.splits[candidate.candidate_id] = splits[candidate.candidate_id]
+
+
+async def _prove_kinds(prover: RepositoryProver, config: ProblemsConfig) -> None:
+    """Every kind of one repository up to its quota."""
+    part, repository, built = prover.part, prover.part.repository, prover.built
+    by_name = {repository.name: prover}
+    by_kind: dict[Kind, list[Proven]] = {}
+    if part.mined:
+        by_kind[Kind.MINED_COMMIT] = await prove_enough(by_name, part.mined, len(part.mined))
+    else:
+        sources = Sources.read(repository, part.mutated_paths)
+        found = await asyncio.to_thread(
+            find_candidates, sources, built.baseline, config, part.quotas
+        )
+        for kind, candidates in found.items():
+            candidates = _described(candidates, part, config)
+            by_kind[kind] = await prove_enough(by_name, candidates, part.quotas.of(kind))
+        mutations = [candidate for candidate, _ in by_kind.get(Kind.MUTATION, [])]
+        # where a conftest.py holds objects of the package a fresh import takes a box of its own
+        has_conftest = any(path.endswith("conftest.py") for path in repository.files)
+        joined = combine(mutations, part.quotas, config.seed, same_file=not has_conftest)
+        by_kind[Kind.COMBINED] = await prove_enough(by_name, joined, part.quotas.combined)
+    built.proven = [pair for pairs in by_kind.values() for pair in pairs]
+    assert part.split is not None
+    built.splits = {candidate.candidate_id: part.split for candidate, _ in built.proven}
+
+
+def _described(
+    candidates: Iterable[Candidate], part: Part, config: ProblemsConfig
+) -> list[Candidate]:
+    """Candidates whose functions have a description, where prompts are made of it."""
+    if not config.is_described:
+        return list(candidates)
+    return [item for item in candidates if (item.path, item.symbol) in part.descriptions]
+
+
+async def prove_enough(
+    provers: Mapping[str, RepositoryProver], candidates: Sequence[Candidate], wanted: int
+) -> list[Proven]:
+    """The first `wanted` candidates, in order, that are proven."""
+    proven: list[Proven] = []
+    position = 0
+    while len(proven) < wanted and position < len(candidates):
+        wave = candidates[position : position + wanted - len(proven)]
+        position += len(wave)
+        judged = await asyncio.gather(*(provers[item.repository].judge(item) for item in wave))
+        proven += [
+            (candidate, judgement)
+            for candidate, judgement in zip(wave, judged, strict=True)
+            if judgement.finding is Finding.PROVEN
+        ]
+    return proven
+
+
+def read_journal(journal: Path) -> dict[str, Judgement]:
+    """Judgements of an earlier, killed run. A last line that was cut off is left out."""
+    if not journal.exists():
+        return {}
+    text = journal.read_text()
+    whole, _, rest = text.rpartition("\n")
+    if rest:
+        replace_text(journal, whole + "\n" if whole else "")
+    try:
+        found = [Judgement.model_validate_json(line) for line in whole.splitlines()]
+    except ValidationError as error:
+        raise ProblemError(
+            f"journal {journal} holds a bad line; delete the file: {error}"
+        ) from error
+    return {judgement.candidate_id: judgement for judgement in found}

@@ -1,0 +1,113 @@
+"""Turns proven candidates into published problems: hidden tests, prompts, splits, no leaks."""
+
+import ast
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from ostinato.infra.platform.syntax import parse_once, walk_definitions
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.problems.breaking.candidates import Candidate
+from ostinato.tasks.problems.breaking.definitions import read_definitions
+from ostinato.tasks.problems.building import BuiltPart
+from ostinato.tasks.problems.config import Kind, ProblemsConfig, PromptLevel
+from ostinato.tasks.problems.prompts import choose_level, leaves_two_readings, write_prompt
+from ostinato.tasks.problems.proving.duplicates import find_duplicates
+from ostinato.tasks.problems.proving.hiding import hide_tests
+from ostinato.tasks.problems.proving.judging import Judgement
+from ostinato.tasks.problems.proving.leaks import LeakCheck
+from ostinato.tasks.records import Problem
+
+
+@dataclass
+class ProblemSet:
+    """Published problems, and the number of proven ones dropped by reason."""
+
+    problems: list[Problem] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+def publish(parts: Sequence[BuiltPart], config: ProblemsConfig) -> ProblemSet:
+    """The whole set, in the order of the parts and their candidates."""
+    made = ProblemSet()
+    texts: list[tuple[Problem, str]] = []
+    for built in parts:
+        repository = built.part.repository
+        leaks, symbols = LeakCheck(repository), _read_symbols(repository)
+        for candidate, judgement in built.proven:
+            problem = make_problem(candidate, judgement, built, config, symbols)
+            is_checked = bool(problem.hidden_tests) or bool(problem.blocks)
+            is_mined = candidate.kind is Kind.MINED_COMMIT
+            if is_checked and not is_mined and leaks.find(problem):
+                made.dropped["leaked"] += 1
+                continue
+            made.problems.append(problem)
+            if built.part.split is not None:  # dealt splits share functions on purpose
+                lines = repository.files[problem.path].decode().split("\n")
+                texts.append(
+                    (problem, "\n".join(lines[problem.first_line - 1 : problem.last_line]))
+                )
+    twins = find_duplicates(texts, config.max_duplicate_ratio)
+    made.dropped["duplicate_of_evaluation"] = len(twins)
+    made.problems = [problem for problem in made.problems if problem.problem_id not in twins]
+    return made
+
+
+def make_problem(
+    candidate: Candidate,
+    judgement: Judgement,
+    built: BuiltPart,
+    config: ProblemsConfig,
+    symbols: Collection[str] = (),
+) -> Problem:
+    """The record of a proven candidate. `symbols`: all that the repository's package defines."""
+    repository, place = built.part.repository, (candidate.path, candidate.symbol)
+    hidden, cuts = hide_tests(
+        judgement.fail_to_pass,
+        repository.files,
+        config.rules.hidden_share,
+        f"{config.seed} {candidate.candidate_id}",
+    )
+    oracle = built.oracles.get(place)
+    level = choose_level(config.prompt_shares, candidate, config.seed)
+    docstring = (
+        built.part.descriptions[place]
+        if level is PromptLevel.DESCRIBED
+        else read_docstring(repository.files[candidate.path].decode(), candidate.symbol)
+    )
+    return candidate.draft(repository.fingerprint).model_copy(
+        update={
+            "prompt": write_prompt(level, candidate, judgement, oracle, docstring, config.seed),
+            "fail_to_pass": judgement.fail_to_pass,
+            "pass_to_pass": judgement.pass_to_pass,
+            "hidden_tests": hidden,
+            "cut_tests": cuts,
+            "split": built.splits[candidate.candidate_id],
+            # a failing test that the agent can run tells which of the two is meant
+            "question_warranted": len(hidden) == len(judgement.fail_to_pass)
+            and leaves_two_readings(candidate, level, symbols),
+            "oracle": None if oracle is None else oracle.model_copy(update={"visible": ()}),
+        }
+    )
+
+
+def read_docstring(text: str, symbol: str) -> str:
+    """The docstring of a function, method or class; empty when there is none."""
+    for name, node in walk_definitions(parse_once(text)):
+        if name == symbol:
+            return ast.get_docstring(node) or ""
+    return ""
+
+
+def _read_symbols(repository: PreparedRepository) -> tuple[str, ...]:
+    """Qualified names of everything that the product code defines."""
+    files = {
+        path: content
+        for path, content in repository.files.items()
+        if path.endswith(".py") and repository.is_editable(path)
+    }
+    return tuple(
+        definition.qualified_name
+        for definitions in read_definitions(files).values()
+        for definition in definitions
+    )
