@@ -1,7 +1,7 @@
 """Turns of recorded agents, to be answered again.
 
-Owns `load_turns`: the contexts that an agent's model answered in a run's recorded groups. Enters: a
-directory of rollouts (`*.safetensors`). Leaves: prompts as token ids, by problem.
+`load_turns`: the contexts that an agent's model answered in a run's recorded groups.
+A directory of rollouts (`*.safetensors`) in, prompts as token ids by problem out.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Our engine beside vLLM's CPU build and Hugging Face generate: same weights, same prompts.
 
-Owns the reference shape of the comparison and the processes of each side. Ours is one process a
+The reference shape of the comparison and the processes of each side. Ours is one process a
 core, each with its share of the prompts; the others get both cores in their own way. Rounds
 alternate between the sides, so that a slow moment of the machine hits all; figures are medians.
 Everyone decodes greedily and never stops early. The peers run Qwen3-MoE with the weights rounded to

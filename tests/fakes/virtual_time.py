@@ -1,6 +1,6 @@
 """An asyncio loop whose clock jumps to the next timer instead of sleeping.
 
-Owns `run_virtual`. Work that only awaits timers and futures runs in virtual seconds: a simulated
+`run_virtual`. Work that only awaits timers and futures runs in virtual seconds: a simulated
 hour takes milliseconds and is the same on every run. Real sockets and threads must not be awaited
 in it.
 """

@@ -1,6 +1,6 @@
 """An S3 server that fails: a proxy in front of a real S3 protocol server, which answers as told by a plan.
 
-Owns `FaultyS3`. Each request takes the next fault from the plan (None passes it on): 500, 503, a
+`FaultyS3`. Each request takes the next fault from the plan (None passes it on): 500, 503, a
 cut connection, half a body, a slow answer, and 500 after the server has done what it was asked.
 """
 

@@ -1,7 +1,6 @@
 """The model's formulae in plain torch, without Megatron: what every implementation must agree with.
 
-Enters: a spec and canonical weights. Leaves: logits of one row of tokens. Slow and simple on
-purpose.
+A spec and canonical weights in, logits of one row of tokens out. Slow and simple on purpose.
 
 Shapes: T tokens, V vocabulary, D model width, N heads, H head width, E experts.
 """

@@ -1,7 +1,7 @@
 """Two tiny repositories with tests, for everything that needs one without a network.
 
 `wordkit` has plain functions and tests beside the package; `ledgerkit` has classes, decorators, state made at import and
-tests inside the package. Leaves: prepared repositories and source archives of them.
+tests inside the package. Prepared repositories and source archives of them.
 """
 
 import tarfile

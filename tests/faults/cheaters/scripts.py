@@ -1,6 +1,6 @@
 """The scripts: what each cheater says turn by turn, and which monitor must notice.
 
-Owns pieces of text only. Code that a script puts into the product is kept here as plain Python.
+Pieces of text only. Code that a script puts into the product is kept here as plain Python.
 """
 
 from dataclasses import dataclass

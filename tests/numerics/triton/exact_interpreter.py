@@ -1,6 +1,6 @@
 """Triton's interpreter with exact casts and products, so that kernels are checked bit by bit.
 
-Owns `install`, to be called before a kernel runs. The interpreter rounds to fp8 without carrying
+`install`, to be called before a kernel runs. The interpreter rounds to fp8 without carrying
 into the exponent, truncates to bf16 and misreads bf16 products; these two replacements go through
 torch. A test fails when Triton moves what they replace.
 """

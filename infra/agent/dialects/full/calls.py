@@ -1,6 +1,6 @@
 r"""The plain-text form of calls, for templates without call tokens.
 
-Owns the grammar both ways: `write_call` and `parse_calls`.
+The grammar both ways: `write_call` and `parse_calls`.
 
     <call tool="edit_file">
     <path>pkg/core.py</path>
