@@ -45,7 +45,7 @@ class SandboxLimits(SandboxRecord):
 
 
 class ExecResult(SandboxRecord):
-    """How a command ended.
+    """Result of a command.
 
     `output` is stdout and stderr as they came, cut in the middle when `truncated`.
     """
