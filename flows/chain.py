@@ -93,7 +93,7 @@ def build_corpus(
     context: StageContext, problems: ArtifactRef, encoder: ArtifactRef | None = None
 ) -> ArtifactRef:
     """Source code and problems -> token shards and demonstrations. `encoder` answers
-    codebase_search in them; None: plain passages.
+    codebase_search in them; None: words alone.
     """
     base = base_directory(context.recipe)
 

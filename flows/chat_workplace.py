@@ -17,6 +17,7 @@ import pathspec
 
 from ostinato.infra.agent.config import RecentFile
 from ostinato.infra.agent.environment import AgentEnvironment
+from ostinato.infra.agent.search.service import LocalSearch, SearchService
 from ostinato.infra.agent.tools.testing import make_test_runner
 from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import ConfigError
@@ -206,6 +207,7 @@ async def open_workplace(
     root = root.resolve()
     files = copy_repository(root, copy)
     layout = guess_layout(files)
+    search = LocalSearch(SearchService.load(None), "chat", files, "chat")
     repository = PreparedRepository.from_directory(
         "chat", copy, layout.package_paths, layout.test_paths
     )
@@ -218,7 +220,9 @@ async def open_workplace(
             chosen = choose_tests(place.test_server.tests, tests)
             if chosen:
                 run_tests = make_test_runner(place.test_server, chosen, test_limit_seconds)
-        environment = AgentEnvironment(sandbox, run_tests=run_tests, baseline=files)
+        environment = AgentEnvironment(
+            sandbox, run_tests=run_tests, baseline=files, code_search=search
+        )
         yield Workplace(root, files, layout, environment, place)
     finally:
         await place.close()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ostinato.infra.agent.config import HarnessConfig, ToolPolicy
 from ostinato.infra.agent.dialects.compact.regions import Region
-from ostinato.infra.agent.search.service import CodeSearch
+from ostinato.infra.agent.search.service import LocalSearch
 from ostinato.infra.platform.errors import SandboxError, is_retryable
 from ostinato.infra.sandbox.protocol import Sandbox, TestReport
 
@@ -53,8 +53,7 @@ class AgentEnvironment:
     sandbox: Sandbox
     run_tests: RunTests | None = None
     ask_user: AskUser | None = None
-    code_search: CodeSearch | None = None
-    """Answers codebase_search; None: plain passages of the files in the sandbox."""
+    code_search: LocalSearch | None = None  # answers codebase_search
     state: HarnessState = field(default_factory=HarnessState)
     policy: ToolPolicy | None = None  # None: the config's
     baseline: Mapping[str, bytes] | None = None  # at the start, for lints; None: as first seen

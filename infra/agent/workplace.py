@@ -17,23 +17,18 @@ def open_workplace(
     *,
     test_ids: Sequence[str],
     test_limit_seconds: float,
-    search: SearchService | None,
+    search: SearchService,
     session_id: str,
     baseline: Mapping[str, bytes] | None = None,
 ) -> Iterator[AgentEnvironment]:
-    """The environment for the length of the block. `search` None: plain passages."""
-    code_search = None
-    if search is not None:
-        repository = server.repository
-        search.add_repository(repository.fingerprint, repository.files)
-        code_search = LocalSearch(search, repository.fingerprint, session_id)
+    """The environment for the length of the block."""
+    repository = server.repository
     try:
         yield AgentEnvironment(
             sandbox,
             run_tests=make_test_runner(server, test_ids, test_limit_seconds) if test_ids else None,
-            code_search=code_search,
+            code_search=LocalSearch(search, repository.fingerprint, repository.files, session_id),
             baseline=baseline,
         )
     finally:
-        if search is not None:
-            search.close_session(session_id)
+        search.close_session(session_id)

@@ -74,7 +74,7 @@ class DemonstrationSettings:
     renderer: Renderer
     guard: Guard
     seed: int
-    search: SearchService | None = None  # answers codebase_search; None: plain passages
+    search: SearchService  # answers codebase_search
 
 
 async def make_demonstrations(

@@ -80,7 +80,7 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     with notes.timed("tokenizer"):
         renderer = _make_renderer(request, functions, files)
         renderer.save(workspace.directory)
-    search = _open_search(request)
+    search = SearchService.load(request.search_directory)
     with notes.timed("demonstrations"):
         demonstrations = _demonstrate(request, source, renderer, guard, workspace, search)
     progress.update(3, 5, "documents that locate")
@@ -160,18 +160,13 @@ def _make_renderer(
     return Renderer(train_tokenizer(texts, request.config.vocab_size))
 
 
-def _open_search(request: CorpusRequest) -> SearchService | None:
-    directory = request.search_directory
-    return None if directory is None else SearchService.load(Path(directory))
-
-
 def _demonstrate(
     request: CorpusRequest,
     source: ProblemSource,
     renderer: Renderer,
     guard: Guard,
     workspace: Workspace,
-    search: SearchService | None,
+    search: SearchService,
 ) -> Demonstrations:
     config = request.config
     problems = [item for item in source.problems if item.split is Split.DEMONSTRATION]
@@ -189,12 +184,11 @@ def _locate(
     request: CorpusRequest,
     files: Sequence[SourceFile],
     renderer: Renderer,
-    search: SearchService | None,
+    search: SearchService,
 ) -> list[Document]:
     if not request.config.budgets.located:
         return []
-    service = search or SearchService(None)
-    return make_located(files, Locator(request.config, request.harness, renderer, service))
+    return make_located(files, Locator(request.config, request.harness, renderer, search))
 
 
 def _test_repairs(

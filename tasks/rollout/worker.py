@@ -69,14 +69,14 @@ class RolloutWorker:
         clock: Callable[[], float],
         search: SearchService | None = None,
     ) -> None:
-        """`search` answers codebase_search in every box; None: plain passages."""
+        """`search` answers codebase_search in every box; None: words alone."""
         self._model = model
         self._renderer = renderer
         self._harness = harness
         self._sandboxes = sandboxes
         self._grade = grade
         self._clock = clock
-        self._search = search
+        self._search = search or SearchService(None)
 
     async def attempt(self, ticket: AttemptTicket) -> Trajectory:
         """The whole attempt, graded. Raises only for faults that would repeat."""

@@ -1,5 +1,1 @@
-"""Search over the text of a repository."""
-
-from ostinato.infra.agent.search.bm25 import Hit, search_files
-
-__all__ = ["Hit", "search_files"]
+"""Search over the code of a repository."""

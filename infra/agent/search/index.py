@@ -6,24 +6,32 @@ edit costs one file. Word statistics are exact whatever the stack: an index that
 one that was built anew.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
-from ostinato.infra.agent.search.bm25 import Hit
 from ostinato.infra.agent.search.chunk_cache import ChunkCache
 from ostinato.infra.agent.search.chunks import Chunk, cut_chunks
-from ostinato.infra.agent.search.field_scores import BODY_ONLY, BY_FIELD, FieldRule, score_words
-from ostinato.infra.agent.search.fusion import fuse_ranks, fuse_standardised
+from ostinato.infra.agent.search.field_scores import score_words
+from ostinato.infra.agent.search.fusion import fuse_standardised
 from ostinato.infra.agent.search.merkle import MerkleTree, hash_content
 from ostinato.infra.agent.search.segment import Segment, WordStatistics
 from ostinato.models.code_words import split_words
 
 MOST_LAYERS = 8
-Fusion = Literal["standardised", "ranks", "lexical", "bm25", "dense"]
 _SCORE_DECIMALS = 9  # sums in another order differ beyond these
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One chunk that matched."""
+
+    path: str
+    first_line: int
+    last_line: int
+    title: str
+    score: float
 
 
 @dataclass(slots=True)
@@ -117,7 +125,7 @@ class CodeIndex:
             layer.segment.copy_files(layer.shown_paths(), segment)
         return segment
 
-    def search(self, query: str, limit: int, fusion: Fusion = "standardised") -> list[Hit]:
+    def search(self, query: str, limit: int) -> list[Hit]:
         """The best chunks, best first. Equal scores by path and line. Nothing when no word of the
         query and no vector says anything.
         """
@@ -125,25 +133,20 @@ class CodeIndex:
         masks = np.concatenate([layer.visible for layer in layers])
         if not masks.any():
             return []
-        rules = BODY_ONLY if fusion == "bm25" else BY_FIELD
-        lexical = self._lexical(query, layers, rules)[masks]
+        lexical = self._lexical(query, layers)[masks]
         dense = self._dense(query, layers, masks)
-        if dense is None or fusion in ("lexical", "bm25"):
-            scores, found = lexical, lexical > 0
-        elif fusion == "dense":
-            scores, found = dense, np.ones(len(dense), dtype=bool)
-        else:
-            fuse = fuse_standardised if fusion == "standardised" else fuse_ranks
-            weight = 1.0 if self._cache.encoder is None else self._cache.encoder.dense_weight
-            scores, found = fuse(lexical, dense, weight), np.ones(len(dense), dtype=bool)
+        scores, found = lexical, lexical > 0
+        if dense is not None and self._cache.encoder is not None:
+            scores = fuse_standardised(lexical, dense, self._cache.encoder.dense_weight)
+            found = np.ones(len(dense), dtype=bool)
         return self._best(layers, np.flatnonzero(masks), scores, found, limit)
 
-    def _lexical(self, query: str, layers: list[_Layer], rules: Sequence[FieldRule]) -> np.ndarray:
+    def _lexical(self, query: str, layers: list[_Layer]) -> np.ndarray:
         words = split_words(query)
         parts = [layer.segment.statistics for layer in layers]
         hidden = [layer.hidden for layer in layers]
         return np.concatenate(
-            [score_words(layer.segment, words, parts, hidden, rules) for layer in layers]
+            [score_words(layer.segment, words, parts, hidden) for layer in layers]
         )
 
     def _dense(self, query: str, layers: list[_Layer], masks: np.ndarray) -> np.ndarray | None:

@@ -4,12 +4,10 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from ostinato.infra.agent.search.bm25 import Hit
 from ostinato.infra.agent.search.chunk_cache import ChunkCache
 from ostinato.infra.agent.search.encoder import BagEncoder, TextEncoder
-from ostinato.infra.agent.search.index import CodeIndex
+from ostinato.infra.agent.search.index import CodeIndex, Hit
 from ostinato.infra.platform.errors import ConfigError
 
 SEARCHED_SUFFIXES = (".py", ".pyi", ".md", ".rst", ".toml", ".txt", ".cfg")
@@ -18,14 +16,6 @@ MOST_SESSIONS = 4_096
 
 Files = Mapping[str, bytes | None]
 """Path -> content; None: removed."""
-
-
-class CodeSearch(Protocol):
-    """Search over one sandbox's repository."""
-
-    async def search(self, changes: Files, query: str, limit: int) -> list[Hit]:
-        """The best chunks of the pristine repository with `changes` laid over it."""
-        ...
 
 
 @dataclass(slots=True)
@@ -51,9 +41,9 @@ class SearchService:
         self._most_sessions = most_sessions
 
     @classmethod
-    def load(cls, encoder_directory: Path) -> "SearchService":
-        """A service with a trained encoder's files."""
-        return cls(BagEncoder(encoder_directory))
+    def load(cls, encoder_directory: str | None) -> "SearchService":
+        """A service with a trained encoder's files. None: BM25 by field alone."""
+        return cls(None if encoder_directory is None else BagEncoder(Path(encoder_directory)))
 
     def add_repository(self, repository_id: str, files: Mapping[str, bytes]) -> None:
         """Indexes a pristine repository. A known id is not indexed again."""
@@ -106,14 +96,16 @@ class SearchService:
 
 @dataclass(frozen=True, slots=True)
 class LocalSearch:
-    """One sandbox's view of a service in this process."""
+    """View of one sandbox on the service. The repository is indexed at its first search."""
 
     service: SearchService
     repository_id: str
+    files: Mapping[str, bytes]  # of the pristine repository
     session_id: str
 
-    async def search(self, changes: Files, query: str, limit: int) -> list[Hit]:
-        """See CodeSearch."""
+    def search(self, changes: Files, query: str, limit: int) -> list[Hit]:
+        """The best chunks of the pristine repository with `changes` laid over it."""
+        self.service.add_repository(self.repository_id, self.files)
         return self.service.search(self.session_id, self.repository_id, changes, query, limit)
 
 

@@ -4,15 +4,12 @@ from collections.abc import Sequence
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure, ToolTimeout
-from ostinato.infra.agent.search import Hit, search_files
+from ostinato.infra.agent.search.index import Hit
 from ostinato.infra.sandbox.text_search import TextMatch, TextSearch, read_matches, search_command
 
 MAX_MATCHES = 20  # of grep, in the compact dialect
 MAX_HITS = 5
 MAX_HITS_ANYWHERE = 100  # looked through when only some directories are wanted
-MAX_SEARCHED_FILES = 400
-MAX_SEARCHED_FILE_BYTES = 200_000
-SEARCHED_SUFFIXES = (".py", ".md", ".rst", ".toml", ".txt", ".cfg")
 OUTPUT_CAP_BYTES = 100_000
 
 
@@ -36,23 +33,14 @@ async def find_text(
 async def search_texts(
     environment: AgentEnvironment, query: str, directories: Sequence[str] = ()
 ) -> str:
-    """The best passages of the sandbox, or of some of its directories: by the search service where
-    there is one, else by BM25 over its text files.
-    """
+    """The best chunks of the sandbox's code, or of some of its directories."""
+    if environment.code_search is None:
+        raise ToolFailure("there is no code search here, use grep")
     places = [directory.strip("./") for directory in directories]
-    if environment.code_search is not None:
-        changes = await environment.sandbox.diff()
-        most = MAX_HITS if not places else MAX_HITS_ANYWHERE
-        hits = await environment.code_search.search(changes, query, most)
-        return list_hits([hit for hit in hits if _is_below(hit.path, places)][:MAX_HITS])
-    files: dict[str, str] = {}
-    for path in await _walk(environment):
-        if not _is_below(path, places):
-            continue
-        data = await environment.sandbox.read(path)
-        if len(data) <= MAX_SEARCHED_FILE_BYTES:
-            files[path] = data.decode(errors="replace")
-    return list_hits(search_files(files, query, limit=MAX_HITS))
+    changes = await environment.sandbox.diff()
+    most = MAX_HITS if not places else MAX_HITS_ANYWHERE
+    hits = environment.code_search.search(changes, query, most)
+    return list_hits([hit for hit in hits if _is_below(hit.path, places)][:MAX_HITS])
 
 
 def _is_below(path: str, places: Sequence[str]) -> bool:
@@ -63,15 +51,3 @@ def list_hits(hits: Sequence[Hit]) -> str:
     """Hits as codebase_search shows them."""
     lines = [f"{hit.path}:{hit.first_line}-{hit.last_line} {hit.title}" for hit in hits]
     return "\n".join(lines) or "nothing found"
-
-
-async def _walk(environment: AgentEnvironment) -> list[str]:
-    """Files that are searched, sorted. Hidden ones are left out."""
-    found: list[str] = []
-    folders = [""]
-    while folders and len(found) < MAX_SEARCHED_FILES:
-        folder = folders.pop()
-        names = [name for name in await environment.list_names(folder or ".") if name[0] != "."]
-        folders += [folder + name for name in names if name.endswith("/")]
-        found += [folder + name for name in names if name.endswith(SEARCHED_SUFFIXES)]
-    return sorted(found[:MAX_SEARCHED_FILES])

@@ -44,13 +44,13 @@ class RepositoryWorkplaces:
         test_limit_seconds: float,
         search: SearchService | None = None,
     ) -> None:
-        """`search` answers codebase_search, as in training. None: plain passages."""
+        """`search` answers codebase_search; None: without a trained encoder."""
         self._environments = {
             repository.name: RepositoryEnvironment.create(repository, boxes_per_repository)
             for repository in repositories
         }
         self._test_limit_seconds = test_limit_seconds
-        self._search = search
+        self._search = search or SearchService(None)
         self._num_leases = 0
 
     def names(self) -> tuple[str, ...]:

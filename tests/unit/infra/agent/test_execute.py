@@ -102,9 +102,10 @@ def test_only_new_lints_are_shown(environment) -> None:
 
 def test_search_finds_code_and_grep_runs_in_the_box() -> None:
     box = MemorySandbox({"a.py": b"def first():\n    pass\n"}, run=lambda command: (1, b""))
-    environment = AgentEnvironment(box)
+    search = LocalSearch(SearchService(None), "repo", dict(box.files), "s")
+    environment = AgentEnvironment(box, code_search=search)
     answer = "<codebase_search>first</codebase_search><grep>it's</grep>"
-    assert texts(environment, answer) == ["a.py:1-2 def first():", "no matches"]
+    assert texts(environment, answer) == ["a.py:1-3 def first():", "no matches"]
     assert "-e 'it'\"'\"'s' -- ." in box.commands[0]
 
 
@@ -181,9 +182,8 @@ def test_unknown_tools_in_the_config_are_named() -> None:
 
 def test_codebase_search_asks_the_service_about_the_files_as_they_are_now() -> None:
     box = MemorySandbox({"pkg/a.py": b"def first_true():\n    pass\n", "b.py": b"x = 1\n"})
-    service = SearchService(None)
-    service.add_repository("repo", box.files)
-    there = AgentEnvironment(box, code_search=LocalSearch(service, "repo", "session"))
+    search = LocalSearch(SearchService(None), "repo", dict(box.files), "session")
+    there = AgentEnvironment(box, code_search=search)
     asked = "<codebase_search>first true</codebase_search>"
 
     assert texts(there, asked) == ["pkg/a.py:1-3 def first_true():"]

@@ -10,6 +10,7 @@ from ostinato.infra.agent.dialects.full.calls import parse_calls, write_call
 from ostinato.infra.agent.dialects.full.tools import FULL_TOOLS
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.execute import CallResult, execute_calls
+from ostinato.infra.agent.search.service import LocalSearch, SearchService
 from ostinato.infra.agent.transcript import CallStatus
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -58,7 +59,8 @@ async def take_turns(directory: Path) -> tuple[list[list[CallResult]], dict[str,
     sandbox = await place.lease()
     try:
         await sandbox.exec("ln -s /etc/passwd link", timeout_seconds=10)
-        environment = AgentEnvironment(sandbox, baseline=dict(repository.files))
+        search = LocalSearch(SearchService(None), "pkg", repository.files, "s")
+        environment = AgentEnvironment(sandbox, code_search=search, baseline=dict(repository.files))
         results = [
             await execute_calls(parse_calls(text, FULL_TOOLS).calls, environment, CONFIG)
             for text in TURNS
@@ -117,7 +119,7 @@ def test_tests_run_as_a_command(outcome) -> None:
     assert "name 'valu' is not defined" in failed
     assert passed.startswith("exit code 0")
     assert "1 passed" in passed
-    assert found.startswith("pkg/core.py:4-5 def double")
+    assert found.startswith("pkg/core.py:4-6 def double")
 
 
 def test_files_come_and_go(outcome) -> None:

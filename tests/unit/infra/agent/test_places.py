@@ -30,11 +30,8 @@ class Stack:
 
 @pytest.fixture
 def box() -> AgentEnvironment:
-    service = SearchService(None)
-    service.add_repository("kit", FILES)
-    return AgentEnvironment(
-        MemorySandbox(dict(FILES)), code_search=LocalSearch(service, "kit", "s")
-    )
+    search = LocalSearch(SearchService(None), "kit", FILES, "s")
+    return AgentEnvironment(MemorySandbox(dict(FILES)), code_search=search)
 
 
 def run(box: AgentEnvironment, answer: str, config: HarnessConfig = TAGGED) -> list[CallResult]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import run_agent
+from ostinato.infra.agent.search.service import LocalSearch, SearchService
 from ostinato.infra.agent.tools.testing import make_test_runner
 from ostinato.infra.agent.transcript import CallStatus, EndReason
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
@@ -39,7 +40,8 @@ async def attempt(directory: Path, renderer):
     try:
         async with place.leased({"pkg/core.py": broken}) as sandbox:
             model = ScriptedModel(renderer, ANSWERS)
-            environment = AgentEnvironment(sandbox, run_tests)
+            search = LocalSearch(SearchService(None), "pkg", place.repository.files, "s")
+            environment = AgentEnvironment(sandbox, run_tests, code_search=search)
             request = AgentRequest(prompt="Fix double", session_id="s")
             transcript = await run_agent(model, renderer, environment, request, CONFIG)
             return transcript, await sandbox.diff()
@@ -61,7 +63,7 @@ def test_every_tool_works_in_a_real_box(tmp_path: Path, renderer) -> None:
     assert search.results[0] == "pkg/\ntests/"
     assert search.results[1].startswith("pkg/core.py:2:    result = valu * 2")
     assert search.results[2] == "no matches"
-    assert "pkg/core.py:1-3 def double(value):" in search.results[4]
+    assert "pkg/core.py:1-4 def double(value):" in search.results[4]
     statuses = [call.status for call in search.calls]
     assert statuses[3] is CallStatus.ENVIRONMENT
     assert statuses[5:] == [CallStatus.ENVIRONMENT] * 4

@@ -5,12 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.infra.agent.search.chunk_cache import ChunkCache
-from ostinato.infra.agent.search.index import CodeIndex, Fusion
+from ostinato.infra.agent.search.index import CodeIndex
 from tests.unit.infra.agent.search.encoders import HashedEncoder
 from tests.unit.infra.agent.search.repositories import CHANGES, FILES, LEDGER, WORDS
 
 QUERIES = st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map(" ".join)
-FUSIONS: tuple[Fusion, ...] = ("standardised", "ranks", "lexical", "bm25", "dense")
 
 
 def new_cache() -> ChunkCache:
@@ -22,21 +21,23 @@ def applied(files: dict[str, bytes], changes: dict[str, bytes | None]) -> dict[s
     return {path: content for path, content in merged.items() if content is not None}
 
 
-@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("encoder", [HashedEncoder(), None])
 @settings(max_examples=20, deadline=None)
 @given(files=FILES, edits=st.lists(CHANGES, max_size=4), query=QUERIES, fork_at=st.integers(0, 4))
-def test_moved_index_equals_rebuilt(fusion: Fusion, files, edits, query: str, fork_at: int) -> None:
-    moved = CodeIndex.build(new_cache(), files)
+def test_moved_index_equals_rebuilt(
+    encoder: HashedEncoder | None, files, edits, query: str, fork_at: int
+) -> None:
+    moved = CodeIndex.build(ChunkCache(encoder), files)
     for number, changes in enumerate(edits):
         if number == fork_at:
             moved = moved.fork()
         moved.update(changes)
         files = applied(files, changes)
-    rebuilt = CodeIndex.build(new_cache(), files)
+    rebuilt = CodeIndex.build(ChunkCache(encoder), files)
 
     assert moved.tree.digest == rebuilt.tree.digest
     assert moved.num_chunks == rebuilt.num_chunks
-    seen, wanted = (index.search(query, 50, fusion) for index in (moved, rebuilt))
+    seen, wanted = (index.search(query, 50) for index in (moved, rebuilt))
     assert [hit.score for hit in seen] == pytest.approx([hit.score for hit in wanted], abs=1e-6)
     assert {(hit.path, hit.first_line) for hit in seen} == {
         (hit.path, hit.first_line) for hit in wanted
