@@ -11,11 +11,10 @@ from pathlib import Path
 
 from ostinato.flows import chain
 from ostinato.flows.child_task import run_stage
-from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.tasks.checkpoint_evaluation.records import EvaluationResult
 from ostinato.tasks.evaluation.locating import ArmComparison, LocatingRow, compare_arms
-from ostinato.tasks.evaluation.run import EvaluationResult
 from ostinato.tasks.records import Split
 
 ARMS = ("with", "without")
@@ -31,7 +30,7 @@ def open_arm(context: StageContext, recipe: str, arm: str) -> StageContext:
     """
     stem = recipe.removesuffix(".toml")
     name = f"{stem}_{arm}" + recipe.removeprefix(stem)
-    return StageContext.open(load_recipe(name, seed=context.recipe.seed))
+    return StageContext.open(name, context.recipe.seed, context.options)
 
 
 def train_arm(
@@ -51,15 +50,17 @@ def evaluate_arm(
 
     def build(directory: Path) -> tuple[Path, dict]:
         plain = chain.evaluation_request(arm, problems, checkpoint, Split.HELD_OUT)
-        evaluation = plain.evaluation.model_copy(
+        request = plain.model_copy(
             update={
                 "context_tokens": recipe.harness.context_tokens,
                 "notes_locating": True,
                 "search_directory": None if search is None else str(arm.directory_of(search)),
             }
         )
-        request = plain.model_copy(update={"evaluation": evaluation})
-        name, entry = f"evaluation of {recipe.name}", "ostinato.flows.drivers.evaluation:main"
+        name, entry = (
+            f"evaluation of {recipe.name}",
+            "ostinato.tasks.checkpoint_evaluation.run:main",
+        )
         result = run_stage(name, entry, request, EvaluationResult, directory)
         text = json.dumps([row.model_dump(mode="json") for row in result.locating])
         summary = {
@@ -85,7 +86,7 @@ def compare(context: StageContext, rows: Mapping[str, ArtifactRef]) -> ArtifactR
         return chain.one_file(directory, COMPARISON_FILE, text), {chain.SUMMARY: found}
 
     parents = tuple(rows[name] for name in ARMS)
-    return context.ensure(KIND, {"confidence": confidence}, parents, build)
+    return context.ensure("comparison", {"confidence": confidence}, parents, build)
 
 
 def read_comparison(context: StageContext, ref: ArtifactRef) -> ArmComparison:

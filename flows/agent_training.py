@@ -7,29 +7,33 @@ from ostinato.flows.continued_pretraining import continued_pretraining
 from ostinato.flows.mtp_distillation import mtp_distillation
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.realtime_cycle import realtime_cycle
-from ostinato.flows.recipe import load_recipe
 from ostinato.flows.reinforcement import reinforcement
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stage import RunOptions, StageContext
 
 
 @flow(name="agent-training")
-def agent_training(recipe: str = "nano", seed: int | None = None) -> str:
+def agent_training(
+    recipe: str = "nano", seed: int | None = None, options: RunOptions | None = None
+) -> str:
     """Runs every stage that is not finished yet; returns the path of the report.
 
     Args:
         recipe: name of a shipped recipe or path of a TOML file.
         seed: overrides the recipe's seed.
+        options: overridden settings, stages to keep or to build again.
     """
-    context = StageContext.open(load_recipe(recipe, seed=seed))
-    problems = problem_building(recipe, seed)
-    pretrained = continued_pretraining(recipe, seed, problems)
-    drafted = mtp_distillation(recipe, seed, problems, pretrained)
+    context = StageContext.open(recipe, seed, options)
+    problems = problem_building(recipe, seed, options=context.options)
+    pretrained = continued_pretraining(recipe, seed, problems, options=context.options)
+    drafted = mtp_distillation(recipe, seed, problems, pretrained, options=context.options)
     chain.evaluate_both(context, problems, drafted)
-    reinforced = reinforcement(recipe, seed, problems, drafted)
+    reinforced = reinforcement(recipe, seed, problems, drafted, options=context.options)
     chain.evaluate_both(context, problems, reinforced)
     cycle = None
     if context.recipe.serving.line is not None:
         cycle = realtime.first_cycle(
-            context, reinforced, lambda: realtime_cycle(recipe, seed, problems, reinforced)
+            context,
+            reinforced,
+            lambda: realtime_cycle(recipe, seed, problems, reinforced, options=context.options),
         )
     return str(showing.show_run(context, problems, pretrained, drafted, reinforced, cycle))

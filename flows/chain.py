@@ -8,24 +8,20 @@ import time
 from pathlib import Path
 
 from ostinato.flows.child_task import run_stage
-from ostinato.flows.drivers.requests import (
-    CheckpointEvaluationRequest,
-    ReinforcementRequest,
-    ReinforcementResult,
-)
-from ostinato.flows.drivers.speculation_config import SpeculationRequest, SpeculationResult
 from ostinato.flows.recipe import Recipe
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.objects import checksum_file
+from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest, EvaluationResult
 from ostinato.tasks.corpus.config import CorpusRequest, CorpusResult, FunctionLimits
 from ostinato.tasks.environments.run import EnvironmentsRequest, EnvironmentsResult
-from ostinato.tasks.evaluation.run import EvaluationRequest, EvaluationResult
 from ostinato.tasks.mtp.config import MtpRequest, MtpResult
+from ostinato.tasks.mtp.speculation_config import SpeculationRequest, SpeculationResult
 from ostinato.tasks.pretraining.config import PretrainingRequest, PretrainingResult
 from ostinato.tasks.problems.config import ProblemsRequest, ProblemsResult
 from ostinato.tasks.records import Scorecard, Split
+from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
@@ -156,7 +152,7 @@ def pretrain(
 
     identity = {"config": recipe.pretraining, "model": recipe.model, "base": base_identity(recipe)}
     parents = (corpus,) if start is None else (corpus, start)
-    return context.ensure("pretrained", identity, parents, build)
+    return context.ensure("pretraining", identity, parents, build)
 
 
 def distil_draft_layers(
@@ -173,7 +169,7 @@ def distil_draft_layers(
         result = run_stage("mtp", "ostinato.tasks.mtp.run:main", request, MtpResult, directory)
         return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
 
-    return context.ensure("drafted", context.recipe.mtp, (corpus, pretrained), build)
+    return context.ensure("mtp", context.recipe.mtp, (corpus, pretrained), build)
 
 
 def measure_speculation(
@@ -191,7 +187,7 @@ def measure_speculation(
         )
         result = run_stage(
             "speculation",
-            "ostinato.flows.drivers.speculation:main",
+            "ostinato.tasks.mtp.speculation:main",
             request,
             SpeculationResult,
             directory,
@@ -227,11 +223,11 @@ def reinforce(context: StageContext, problems: ArtifactRef, start: ArtifactRef) 
             decoding=recipe.decoding,
             **recipe.reinforcement.model_dump(),
         )
-        entry = "ostinato.flows.drivers.reinforcement:main"
+        entry = "ostinato.tasks.reinforcement.run:main"
         result = run_stage("reinforcement", entry, request, ReinforcementResult, directory)
         return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
 
-    return context.ensure("reinforced", identity, (problems, start), build)
+    return context.ensure("reinforcement", identity, (problems, start), build)
 
 
 def evaluate(
@@ -244,7 +240,11 @@ def evaluate(
         request = evaluation_request(context, problems, checkpoint, split)
         name = f"evaluation of {checkpoint.kind}, {split.value}"
         result = run_stage(
-            name, "ostinato.flows.drivers.evaluation:main", request, EvaluationResult, directory
+            name,
+            "ostinato.tasks.checkpoint_evaluation.run:main",
+            request,
+            EvaluationResult,
+            directory,
         )
         card = result.scorecard
         context.ledger.scorecards.add(
@@ -258,7 +258,7 @@ def evaluate(
             SUMMARY: {"wall_seconds": result.wall_seconds}
         }
 
-    ref = context.ensure("scorecard", identity, (problems, checkpoint), build)
+    ref = context.ensure("evaluation", identity, (problems, checkpoint), build)
     return Scorecard.model_validate_json(
         (context.directory_of(ref) / "scorecard.json").read_bytes()
     )
@@ -277,22 +277,20 @@ def evaluation_identity(recipe: Recipe, split: Split) -> dict:
 
 def evaluation_request(
     context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split
-) -> CheckpointEvaluationRequest:
+) -> EvaluationRequest:
     """An evaluation as the recipe wants it, on this machine's cores."""
     recipe = context.recipe
-    return CheckpointEvaluationRequest(
-        evaluation=EvaluationRequest(
-            checkpoint_directory=str(context.directory_of(checkpoint)),
-            checkpoint_name=str(checkpoint),
-            problems_directory=str(context.directory_of(problems)),
-            split=split,
-            config=recipe.evaluation,
-            harness=recipe.harness,
-            engine_slots=recipe.reinforcement.engine_slots,
-            decoding=recipe.decoding,
-            processes=context.settings.cpu_limit,
-        ),
+    return EvaluationRequest(
+        checkpoint_directory=str(context.directory_of(checkpoint)),
+        checkpoint_name=str(checkpoint),
+        problems_directory=str(context.directory_of(problems)),
+        split=split,
+        config=recipe.evaluation,
+        harness=recipe.harness,
         grading=recipe.grading,
+        engine_slots=recipe.reinforcement.engine_slots,
+        decoding=recipe.decoding,
+        processes=context.settings.cpu_limit,
     )
 
 

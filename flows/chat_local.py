@@ -13,36 +13,27 @@ import typer
 
 from ostinato.flows import realtime
 from ostinato.flows.chat import ServedModel, build_command
-from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stage import StageContext
-from ostinato.infra.platform.errors import StorageError, boundary
-from ostinato.infra.serving.engine.local import LocalEngine
-from ostinato.models.checkpoint import load_checkpoint
-from ostinato.models.decode.config import CachePolicy, configure_engine
+from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.models.rendering import Renderer
 
 
 @contextlib.asynccontextmanager
 async def load_local(reference: str, recipe: str) -> AsyncIterator[ServedModel]:
     """A checkpoint served inside this process: a directory, an artifact's name, or "promoted"."""
-    context = StageContext.open(load_recipe(recipe))
+    context = StageContext.open(recipe)
     directory, name = Path(reference), reference
     if not directory.is_dir():
         promoted = reference == "promoted"
         ref = realtime.champion_ref(context) if promoted else context.artifacts.get(reference)
         directory, name = context.directory_of(ref), str(ref)
-    with boundary(StorageError, f"checkpoint {name} in {directory}"):
-        checkpoint = load_checkpoint(directory)
-        renderer = Renderer.load(directory)
-    config = configure_engine(
-        context.recipe.decoding, slots=4, cache_policy=CachePolicy.EXACT, lookup_entries=0
-    )
-    engine = LocalEngine(checkpoint.spec, checkpoint.weights, 0, config, name)
+    load_engine = load_entry("ostinato.infra.serving.engine.local:load_local_engine")
+    engine = load_engine(directory, name, context.recipe.decoding, slots=4, lookup_entries=0)
     try:
         harness = context.recipe.harness
         limit = min(harness.context_tokens, engine.max_context_tokens)
         harness = harness.model_copy(update={"context_tokens": limit})
-        yield ServedModel(name, harness, engine=engine, renderer=renderer)
+        yield ServedModel(name, harness, engine=engine, renderer=Renderer.load(directory))
     finally:
         engine.close()
 

@@ -6,9 +6,8 @@ from prefect.states import Completed, Failed
 
 from ostinato.flows import chain, realtime, showing
 from ostinato.flows.problem_building import problem_building
-from ostinato.flows.recipe import load_recipe
 from ostinato.flows.reinforcement import reinforcement
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 
@@ -18,6 +17,7 @@ def checkpoint_evaluation(
     seed: int | None = None,
     problems: ArtifactRef | None = None,
     checkpoint: ArtifactRef | None = None,
+    options: RunOptions | None = None,
 ) -> State:
     """Scores a checkpoint on both held-out splits and holds it against the serving one.
 
@@ -26,10 +26,11 @@ def checkpoint_evaluation(
         seed: overrides the recipe's seed.
         problems: a built problem set; built when absent.
         checkpoint: what to score; the recipe's newest when absent.
+        options: overridden settings, stages to keep or to build again.
     """
-    context = StageContext.open(load_recipe(recipe, seed=seed))
-    problems = problems or problem_building(recipe, seed)
-    checkpoint = checkpoint or reinforcement(recipe, seed, problems)
+    context = StageContext.open(recipe, seed, options)
+    problems = problems or problem_building(recipe, seed, options=context.options)
+    checkpoint = checkpoint or reinforcement(recipe, seed, problems, options=context.options)
     card, hard = chain.evaluate_both(context, problems, checkpoint)
     decision = realtime.judge_against_champion(context, problems, card)
     showing.show_scorecards((card, hard), decision)

@@ -8,25 +8,43 @@ import sys
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from ostinato.flows import local_prefect, status_report
 from ostinato.flows.doctor import run_checks
-from ostinato.infra.platform.errors import OstinatoError
+from ostinato.flows.recipe import describe_recipe, load_recipe, recipe_names
+from ostinato.flows.stage import RunOptions
+from ostinato.infra.platform.errors import ConfigError, OstinatoError
 from ostinato.infra.platform.settings import load_settings
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 RecipeOption = Annotated[
     str, typer.Option(help="name of a shipped recipe, or the path of a TOML file")
 ]
-SeedOption = Annotated[int | None, typer.Option(help="overrides the recipe's seed")]
+SeedOption = Annotated[int | None, typer.Option(help="overrides the recipe's seed", min=0)]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="overrides a setting, section.key=value; repeatable"),
+]
+KeepOption = Annotated[
+    list[str] | None,
+    typer.Option(help="stage whose newest artifact is used although its code changed; repeatable"),
+]
+RebuildOption = Annotated[list[str] | None, typer.Option(help="stage to build again; repeatable")]
 
 
 @app.command()
-def demo(recipe: RecipeOption = "nano", seed: SeedOption = None) -> None:
+def demo(
+    recipe: RecipeOption = "nano",
+    seed: SeedOption = None,
+    settings: SetOption = None,
+    keep: KeepOption = None,
+    rebuild: RebuildOption = None,
+) -> None:
     """Runs the whole chain; run it again and it continues where it stopped."""
-    _run_flow("agent_training", recipe, seed)
+    _run_flow("agent_training", recipe, seed, _options(settings, keep, rebuild))
 
 
 @app.command()
@@ -36,15 +54,47 @@ def run(
     ],
     recipe: RecipeOption = "nano",
     seed: SeedOption = None,
+    settings: SetOption = None,
+    keep: KeepOption = None,
+    rebuild: RebuildOption = None,
 ) -> None:
     """Runs one flow of the chain and what it needs."""
-    _run_flow(flow.replace("-", "_"), recipe, seed)
+    _run_flow(flow.replace("-", "_"), recipe, seed, _options(settings, keep, rebuild))
 
 
 @app.command()
-def evaluate(recipe: RecipeOption = "nano", seed: SeedOption = None) -> None:
+def evaluate(
+    recipe: RecipeOption = "nano",
+    seed: SeedOption = None,
+    settings: SetOption = None,
+    keep: KeepOption = None,
+    rebuild: RebuildOption = None,
+) -> None:
     """Evaluates the recipe's newest checkpoint on held-out problems; exit code 1 when the gate fails."""
-    _run_flow("checkpoint_evaluation", recipe, seed)
+    _run_flow("checkpoint_evaluation", recipe, seed, _options(settings, keep, rebuild))
+
+
+recipes = typer.Typer(no_args_is_help=True, help="Shipped recipes, and what one comes to.")
+app.add_typer(recipes, name="recipe")
+
+
+@recipes.command("list")
+def list_recipes() -> None:
+    """Names of the shipped recipes, each with its description."""
+    console = Console()
+    for name in recipe_names():
+        console.print(f"{name:<22} {load_recipe(name).description}", highlight=False)
+
+
+@recipes.command("show")
+def show_recipe(
+    recipe: Annotated[str, typer.Argument(help="name of a recipe, or the path of a TOML file")],
+    seed: SeedOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Every setting of a recipe with its value and its description."""
+    loaded = load_recipe(recipe, seed=seed, overrides=settings or ())
+    Console().print(describe_recipe(loaded), highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -93,14 +143,28 @@ def status() -> None:
     console.print(table)
 
 
-def _run_flow(flow: str, recipe: str, seed: int | None) -> None:
+def _options(
+    settings: list[str] | None, keep: list[str] | None, rebuild: list[str] | None
+) -> RunOptions:
+    try:
+        return RunOptions(
+            overrides=tuple(settings or ()), keep=tuple(keep or ()), rebuild=tuple(rebuild or ())
+        )
+    except ValidationError as error:
+        raise ConfigError("; ".join(mistake["msg"] for mistake in error.errors())) from None
+
+
+def _run_flow(flow: str, recipe: str, seed: int | None, options: RunOptions) -> None:
     if flow not in local_prefect.flow_names():
         raise typer.BadParameter(
             f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}"
         )
+    # a mistake in it stops here, before anything starts
+    load_recipe(recipe, seed=seed, overrides=options.overrides)
     settings = load_settings()
     with local_prefect.server(settings, Console(stderr=True)) as environment:
-        arguments = ["--recipe", recipe] + ([] if seed is None else ["--seed", str(seed)])
+        arguments = ["--recipe", recipe, "--options", options.model_dump_json()]
+        arguments += [] if seed is None else ["--seed", str(seed)]
         process = subprocess.run(
             [sys.executable, "-m", "ostinato.flows.run_flow", flow, *arguments],
             env={**os.environ, **environment},

@@ -4,14 +4,16 @@ from prefect import flow
 
 from ostinato.flows import chain, showing
 from ostinato.flows.problem_building import problem_building
-from ostinato.flows.recipe import load_recipe
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 
 @flow(name="continued-pretraining")
 def continued_pretraining(
-    recipe: str = "nano", seed: int | None = None, problems: ArtifactRef | None = None
+    recipe: str = "nano",
+    seed: int | None = None,
+    problems: ArtifactRef | None = None,
+    options: RunOptions | None = None,
 ) -> ArtifactRef:
     """Trains the recipe's base checkpoint on; returns the fine-tuned checkpoint.
 
@@ -19,9 +21,12 @@ def continued_pretraining(
         recipe: name of a shipped recipe or path of a TOML file.
         seed: overrides the recipe's seed.
         problems: a built problem set; built when absent.
+        options: overridden settings, stages to keep or to build again.
     """
-    context = StageContext.open(load_recipe(recipe, seed=seed))
-    corpus = chain.build_corpus(context, problems or problem_building(recipe, seed))
+    context = StageContext.open(recipe, seed, options)
+    corpus = chain.build_corpus(
+        context, problems or problem_building(recipe, seed, options=context.options)
+    )
     pretrained = chain.pretrain(context, corpus)
     showing.show_pretraining(context, corpus, pretrained)
     return pretrained

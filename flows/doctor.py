@@ -24,7 +24,7 @@ from ostinato.infra.sandbox.host.system import build_agent, find_ripgrep
 _PYTHON_WANTED = ((3, 11), (3, 13))
 _RAY_MEMORY_BYTES = 2 * 2**30
 _IMPORT_LIMIT_SECONDS = 180
-_OWN_PROGRAMS = ("-m prefect server", "-m ostinato.flows.drivers.gateway")
+_OWN_PROGRAMS = ("-m prefect server", "-m ostinato.flows.gateway_process")
 _REINSTALL = "run `make setup` again"
 
 _TORCH_PROGRAM = """

@@ -118,7 +118,7 @@ def up(settings: Settings, recipe: str, console: Console) -> None:
                 command=[
                     sys.executable,
                     "-m",
-                    "ostinato.flows.drivers.gateway",
+                    "ostinato.flows.gateway_process",
                     "--recipe",
                     recipe,
                 ],

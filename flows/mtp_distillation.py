@@ -5,8 +5,7 @@ from prefect import flow
 from ostinato.flows import chain, showing
 from ostinato.flows.continued_pretraining import continued_pretraining
 from ostinato.flows.problem_building import problem_building
-from ostinato.flows.recipe import load_recipe
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 
@@ -16,6 +15,7 @@ def mtp_distillation(
     seed: int | None = None,
     problems: ArtifactRef | None = None,
     pretrained: ArtifactRef | None = None,
+    options: RunOptions | None = None,
 ) -> ArtifactRef:
     """Distils draft layers and measures them; returns the checkpoint with both.
 
@@ -24,10 +24,13 @@ def mtp_distillation(
         seed: overrides the recipe's seed.
         problems: a built problem set; built when absent.
         pretrained: the trunk; trained when absent.
+        options: overridden settings, stages to keep or to build again.
     """
-    context = StageContext.open(load_recipe(recipe, seed=seed))
-    problems = problems or problem_building(recipe, seed)
-    pretrained = pretrained or continued_pretraining(recipe, seed, problems)
+    context = StageContext.open(recipe, seed, options)
+    problems = problems or problem_building(recipe, seed, options=context.options)
+    pretrained = pretrained or continued_pretraining(
+        recipe, seed, problems, options=context.options
+    )
     corpus = chain.build_corpus(context, problems)
     drafted = chain.distil_draft_layers(context, corpus, pretrained)
     speculation = chain.measure_speculation(context, corpus, drafted)

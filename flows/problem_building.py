@@ -3,20 +3,22 @@
 from prefect import flow
 
 from ostinato.flows import chain, showing
-from ostinato.flows.recipe import load_recipe
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 
 @flow(name="problem-building")
-def problem_building(recipe: str = "nano", seed: int | None = None) -> ArtifactRef:
+def problem_building(
+    recipe: str = "nano", seed: int | None = None, options: RunOptions | None = None
+) -> ArtifactRef:
     """Builds, proves and splits the recipe's problems.
 
     Args:
         recipe: name of a shipped recipe or path of a TOML file.
         seed: overrides the recipe's seed.
+        options: overridden settings, stages to keep or to build again.
     """
-    context = StageContext.open(load_recipe(recipe, seed=seed))
+    context = StageContext.open(recipe, seed, options)
     problems = chain.build_problems(context)
     showing.show_problems(context, problems)
     return problems

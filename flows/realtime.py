@@ -14,9 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ostinato.flows import chain
 from ostinato.flows.child_task import run_stage
-from ostinato.flows.drivers.cycle_training import CycleTrainingRequest, CycleTrainingResult
-from ostinato.flows.drivers.serving import ServedModel
-from ostinato.flows.drivers.traffic import TrafficRequest
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
@@ -30,6 +27,12 @@ from ostinato.tasks.promotion.serving_line import (
     PromotionReport,
     ServingLine,
 )
+from ostinato.tasks.realtime.records import (
+    CycleTrainingRequest,
+    CycleTrainingResult,
+    ServedModel,
+    TrafficRequest,
+)
 from ostinato.tasks.records import GateDecision, Scorecard, Split
 
 logger = logging.getLogger(__name__)
@@ -38,7 +41,7 @@ SKIPPED = "skipped"  # outcome of a cycle whose window holds nothing to learn fr
 
 
 class CycleReport(BaseModel):
-    """What one cycle did."""
+    """Result of one cycle."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -196,7 +199,7 @@ def serve_simulated_users(
     directory = context.run_directory("traffic", f"{number:06d}-{served.fingerprint}")
     return run_stage(
         "simulated users",
-        "ostinato.flows.drivers.traffic:main",
+        "ostinato.tasks.realtime.traffic:main",
         request,
         SimulatedUsersReport,
         directory,
@@ -243,7 +246,7 @@ def train_candidate(
             feedback=recipe.feedback,
             learning=recipe.learning,
         )
-        entry = "ostinato.flows.drivers.cycle_training:main"
+        entry = "ostinato.tasks.realtime.cycle_training:main"
         result = run_stage("cycle training", entry, request, CycleTrainingResult, directory)
         if result.checkpoint_directory is None:
             raise _NothingToLearn(result)

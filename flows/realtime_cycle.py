@@ -4,9 +4,8 @@ from prefect import flow
 
 from ostinato.flows import realtime, showing
 from ostinato.flows.problem_building import problem_building
-from ostinato.flows.recipe import load_recipe
 from ostinato.flows.reinforcement import reinforcement
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 
@@ -16,6 +15,7 @@ def realtime_cycle(
     seed: int | None = None,
     problems: ArtifactRef | None = None,
     trained: ArtifactRef | None = None,
+    options: RunOptions | None = None,
 ) -> realtime.CycleReport:
     """Learns from what users did with the serving checkpoint and ships the result if it is not worse.
 
@@ -24,11 +24,12 @@ def realtime_cycle(
         seed: overrides the recipe's seed.
         problems: a built problem set; built when absent.
         trained: goes before the gate of the recipe's serving line first; made when absent.
+        options: overridden settings, stages to keep or to build again.
     """
-    context = StageContext.open(load_recipe(recipe, seed=seed))
+    context = StageContext.open(recipe, seed, options)
     realtime.serving_line(context)  # a recipe without one stops here, before anything is trained
-    problems = problems or problem_building(recipe, seed)
-    trained = trained or reinforcement(recipe, seed, problems)
+    problems = problems or problem_building(recipe, seed, options=context.options)
+    trained = trained or reinforcement(recipe, seed, problems, options=context.options)
     report = realtime.run_cycle(context, problems, trained)
     showing.show_cycle(report)
     return report

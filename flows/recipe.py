@@ -6,6 +6,8 @@ wanted.
 """
 
 import difflib
+import json
+import textwrap
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +15,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ostinato.flows.drivers.speculation_config import SpeculationConfig
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.decode.config import DecodingConfig
@@ -25,9 +26,11 @@ from ostinato.tasks.feedback.config import FeedbackConfig, SimulatedUsersConfig
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.learning.config import LearningConfig
 from ostinato.tasks.mtp.config import MtpConfig
+from ostinato.tasks.mtp.speculation_config import SpeculationConfig
 from ostinato.tasks.pretraining.config import PretrainingConfig
 from ostinato.tasks.problems.config import ProblemsConfig
 from ostinato.tasks.promotion.config import TEST_LINE, PromotionConfig
+from ostinato.tasks.reinforcement.records import ReinforcementConfig
 from ostinato.tasks.retrieval.config import RetrievalConfig
 from ostinato.tasks.rollout.config import RolloutConfig
 
@@ -40,22 +43,6 @@ class Section(BaseModel):
     """Frozen; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ReinforcementConfig(Section):
-    """Length and size of the RL run; how it learns and samples stands in `learning` and `rollout`."""
-
-    max_steps: int = Field(default=60, ge=1, description="optimiser steps, at most")
-    budget_seconds: float | None = Field(
-        default=None,
-        gt=0,
-        description="no new step starts after this much run time; None: no limit",
-    )
-    engine_replicas: int = Field(default=1, ge=1, description="decode engines, one process each")
-    engine_slots: int = Field(
-        default=64, ge=1, description="requests that one engine decodes together"
-    )
-    rollout_workers: int = Field(default=1, ge=1, description="processes that drive the harness")
 
 
 class CycleConfig(Section):
@@ -166,6 +153,35 @@ def load_recipe(
         return Recipe.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_explain(path, error)) from None
+
+
+def describe_recipe(recipe: BaseModel, prefix: str = "") -> str:
+    """Every setting of a recipe as TOML, each under its description."""
+    lines: list[str] = []
+    tables: list[str] = []
+    for name, field in type(recipe).model_fields.items():
+        value = getattr(recipe, name)
+        if isinstance(value, BaseModel):
+            tables.append(f"\n[{prefix}{name}]\n{describe_recipe(value, f'{prefix}{name}.')}")
+            continue
+        if field.description:
+            lines += [f"# {line}" for line in textwrap.wrap(field.description, 96)]
+        lines.append(f"# {name} is not set" if value is None else f"{name} = {_as_toml(value)}")
+    return "\n".join([*lines, *tables])
+
+
+def _as_toml(value: Any) -> str:
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json", exclude_none=True)
+    if isinstance(value, dict):
+        return (
+            "{ "
+            + ", ".join(f"{json.dumps(str(k))} = {_as_toml(v)}" for k, v in value.items())
+            + " }"
+        )
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_as_toml, value)) + "]"
+    return json.dumps(value)
 
 
 def _read_toml(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:

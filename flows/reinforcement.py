@@ -5,8 +5,7 @@ from prefect import flow
 from ostinato.flows import chain, showing
 from ostinato.flows.mtp_distillation import mtp_distillation
 from ostinato.flows.problem_building import problem_building
-from ostinato.flows.recipe import load_recipe
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 
@@ -16,6 +15,7 @@ def reinforcement(
     seed: int | None = None,
     problems: ArtifactRef | None = None,
     start: ArtifactRef | None = None,
+    options: RunOptions | None = None,
 ) -> ArtifactRef:
     """Runs RL from a fine-tuned checkpoint; returns the checkpoint after it.
 
@@ -24,10 +24,11 @@ def reinforcement(
         seed: overrides the recipe's seed.
         problems: a built problem set; built when absent.
         start: the checkpoint to begin with; made when absent.
+        options: overridden settings, stages to keep or to build again.
     """
-    context = StageContext.open(load_recipe(recipe, seed=seed))
-    problems = problems or problem_building(recipe, seed)
-    start = start or mtp_distillation(recipe, seed, problems)
+    context = StageContext.open(recipe, seed, options)
+    problems = problems or problem_building(recipe, seed, options=context.options)
+    start = start or mtp_distillation(recipe, seed, problems, options=context.options)
     reinforced = chain.reinforce(context, problems, start)
     showing.show_reinforcement(context, reinforced)
     return reinforced

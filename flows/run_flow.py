@@ -6,7 +6,7 @@ import sys
 
 from rich.console import Console
 
-from ostinato.flows.recipe import load_recipe
+from ostinato.flows.stage import RunOptions
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.platform.telemetry import configure_logging
 
@@ -17,14 +17,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("flow")
     parser.add_argument("--recipe", default="nano")
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--options", type=RunOptions.model_validate_json, default=RunOptions())
     options = parser.parse_args(arguments)
     configure_logging()
     module = importlib.import_module(f"ostinato.flows.{options.flow}")
     console = Console(stderr=True)
     try:
-        # a mistake in it stops here, before anything starts
-        load_recipe(options.recipe, seed=options.seed)
-        getattr(module, options.flow)(recipe=options.recipe, seed=options.seed)
+        getattr(module, options.flow)(
+            recipe=options.recipe, seed=options.seed, options=options.options
+        )
     except OstinatoError as error:
         console.print(f"[red]{type(error).__name__}[/]: {error}", highlight=False, soft_wrap=True)
         return 2

@@ -5,22 +5,24 @@ from prefect import flow
 from ostinato.flows import ablation_chain, search_chain, showing
 from ostinato.flows.continued_pretraining import continued_pretraining
 from ostinato.flows.problem_building import problem_building
-from ostinato.flows.recipe import load_recipe
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 
 @flow(name="search-ablation")
-def search_ablation(recipe: str = "nano_search", seed: int | None = None) -> ArtifactRef:
+def search_ablation(
+    recipe: str = "nano_search", seed: int | None = None, options: RunOptions | None = None
+) -> ArtifactRef:
     """Trains and evaluates both arms from one shared checkpoint; returns the comparison.
 
     Args:
         recipe: what both arms share; their own recipes are called the same with _with and _without.
         seed: overrides the recipes' seed.
+        options: overridden settings, stages to keep or to build again.
     """
-    context = StageContext.open(load_recipe(recipe, seed=seed))
-    problems = problem_building(recipe, seed)
-    start = continued_pretraining(recipe, seed, problems)
+    context = StageContext.open(recipe, seed, options)
+    problems = problem_building(recipe, seed, options=context.options)
+    start = continued_pretraining(recipe, seed, problems, options=context.options)
     encoder = search_chain.train_encoder(context)
     rows: dict[str, ArtifactRef] = {}
     for name in ablation_chain.ARMS:

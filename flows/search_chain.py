@@ -19,7 +19,7 @@ def train_encoder(context: StageContext) -> ArtifactRef:
         result = run_stage("retrieval", entry, request, RetrievalResult, directory)
         return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
 
-    return context.ensure("search-encoder", config, (), build)
+    return context.ensure("retrieval", config, (), build)
 
 
 def encoder_result(context: StageContext, encoder: ArtifactRef) -> RetrievalResult:

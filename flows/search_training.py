@@ -4,8 +4,7 @@ from prefect import flow
 from prefect.artifacts import create_table_artifact
 
 from ostinato.flows import search_chain
-from ostinato.flows.recipe import load_recipe
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.retrieval.config import RankingScores
 
@@ -14,14 +13,16 @@ from ostinato.tasks.retrieval.config import RankingScores
 def search_training(
     recipe: str = "nano",
     seed: int | None = None,
+    options: RunOptions | None = None,
 ) -> ArtifactRef:
     """Trains the encoder on code and publishes it with the table of its measurements.
 
     Args:
         recipe: name of a shipped recipe or path of a TOML file.
         seed: overrides the recipe's seed.
+        options: overridden settings, stages to keep or to build again.
     """
-    context = StageContext.open(load_recipe(recipe, seed=seed))
+    context = StageContext.open(recipe, seed, options)
     encoder = search_chain.train_encoder(context)
     result = search_chain.encoder_result(context, encoder)
     create_table_artifact(

@@ -11,8 +11,6 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 from rich.console import Console
 
 from ostinato.flows import chain, report
-from ostinato.flows.drivers.requests import ReinforcementResult
-from ostinato.flows.drivers.speculation_config import SpeculationResult
 from ostinato.flows.realtime import CycleReport
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
@@ -20,9 +18,11 @@ from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.corpus.config import CorpusResult
 from ostinato.tasks.evaluation.locating import ArmComparison
 from ostinato.tasks.mtp.config import MtpResult
+from ostinato.tasks.mtp.speculation_config import SpeculationResult
 from ostinato.tasks.pretraining.config import PretrainingResult
 from ostinato.tasks.problems.config import ProblemsResult
 from ostinato.tasks.records import GateDecision, Metric, Scorecard, Split
+from ostinato.tasks.reinforcement.records import ReinforcementResult
 
 TRANSCRIPTS_PHASE = "transcripts"  # fine-tuning; phases of other names are continued pretraining
 

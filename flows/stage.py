@@ -1,24 +1,115 @@
 """One stage of the chain: look it up by identity, else run it and publish what it made.
 
-`StageContext`, which binds a recipe to this machine's settings, object store, ledger and artifacts,
-and `ensure`, the single rule of resumption: an artifact with the same fingerprint is never built
-twice. It computes nothing itself.
+`StageContext.ensure` holds the rule of resumption: an artifact of the same settings, code and parents
+is never built twice, and a stage under way goes on under the identity it began with.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from ostinato.flows.recipe import Recipe
-from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, fingerprint
-from ostinato.infra.platform.ledger import Ledger
+from ostinato.flows.recipe import Recipe, load_recipe
+from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, Identity, Manifest
+from ostinato.infra.platform.cluster.workspace import read_record, replace_text
+from ostinato.infra.platform.code_identity import changed_files, installed_tree
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.settings import Settings, load_settings
 
 logger = logging.getLogger(__name__)
+
+START_FILE = "stage.json"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage by its name on the command line, the kind of its artifacts and its child entries."""
+
+    name: str
+    kind: str
+    entries: tuple[str, ...]
+
+
+STAGES = {
+    stage.name: stage
+    for stage in (
+        Stage(
+            "problems",
+            "problems",
+            ("ostinato.tasks.problems.run:main",),
+        ),
+        Stage("environments", "environments", ("ostinato.tasks.environments.run:main",)),
+        Stage("corpus", "corpus", ("ostinato.tasks.corpus.run:main",)),
+        Stage("pretraining", "pretrained", ("ostinato.tasks.pretraining.run:main",)),
+        Stage("mtp", "drafted", ("ostinato.tasks.mtp.run:main",)),
+        Stage("speculation", "speculation", ("ostinato.tasks.mtp.speculation:main",)),
+        Stage("reinforcement", "reinforced", ("ostinato.tasks.reinforcement.run:main",)),
+        Stage("evaluation", "scorecard", ("ostinato.tasks.checkpoint_evaluation.run:main",)),
+        Stage("locating", "locating", ("ostinato.tasks.checkpoint_evaluation.run:main",)),
+        Stage("comparison", "search-ablation", ("ostinato.tasks.evaluation.locating",)),
+        Stage("candidate", "candidate", ("ostinato.tasks.realtime.cycle_training:main",)),
+        Stage(
+            "cycle",
+            "cycle",
+            (
+                "ostinato.tasks.realtime.traffic:main",
+                "ostinato.tasks.realtime.cycle_training:main",
+                "ostinato.tasks.checkpoint_evaluation.run:main",
+                "ostinato.tasks.evaluation.gates",
+            ),
+        ),
+        Stage("retrieval", "search-encoder", ("ostinato.tasks.retrieval.run:main",)),
+    )
+}
+
+
+class RunOptions(BaseModel):
+    """Options of one run beside its recipe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    overrides: tuple[str, ...] = Field(default=(), description="section.key=value, as TOML")
+    keep: tuple[str, ...] = Field(
+        default=(), description="stages whose newest artifact is used although code changed"
+    )
+    rebuild: tuple[str, ...] = Field(
+        default=(), description="stages that are built again although nothing changed"
+    )
+    rebuild_since: float | None = Field(
+        default=None, description="what `rebuild` names and is older (seconds since the epoch)"
+    )
+
+    @field_validator("keep", "rebuild")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in STAGES:
+                raise ValueError(f"no stage {name!r}, wanted one of {', '.join(STAGES)}")
+        return names
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dated(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("rebuild") and not values.get("rebuild_since"):
+            return {**values, "rebuild_since": time.time()}
+        return values
+
+
+class StageStart(BaseModel):
+    """Identity that a stage under way began with; `stage.json` of its run directory."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    identity: Identity
+    fingerprint: str
+    began_at: float
+    changed_files: tuple[str, ...] = Field(default=(), description="code that changed since")
 
 
 @dataclass(frozen=True)
@@ -30,15 +121,18 @@ class StageContext:
     objects: ObjectStore
     ledger: Ledger
     artifacts: Artifacts
+    options: RunOptions
 
     @classmethod
-    def open(cls, recipe: Recipe) -> "StageContext":
-        """Opens ledger and object store of the current settings; errors name the url."""
+    def open(
+        cls, recipe: str, seed: int | None = None, options: RunOptions | None = None
+    ) -> "StageContext":
+        """Reads the recipe and opens ledger and object store; errors name key or url."""
+        options = options or RunOptions()
+        loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
         settings = load_settings()
-        objects = open_object_store(settings)
-        ledger = Ledger(settings.ledger_url)
-        ledger.migrate()
-        return cls(recipe, settings, objects, ledger, Artifacts(objects, ledger))
+        objects, ledger = open_object_store(settings), open_ledger(settings)
+        return cls(loaded, settings, objects, ledger, Artifacts(objects, ledger), options)
 
     def directory_of(self, ref: ArtifactRef) -> Path:
         """Verified local copy of an artifact."""
@@ -48,28 +142,139 @@ class StageContext:
 
     def run_directory(self, kind: str, identity: str) -> Path:
         """Where a stage keeps its unfinished work; the same for the same identity, so that it resumes."""
-        return (
-            self.settings.home
-            / "runs"
-            / f"{self.recipe.name}-seed{self.recipe.seed}"
-            / f"{kind}-{identity}"
-        )
+        return self._runs / f"{kind}-{identity}"
 
     def ensure(
         self,
-        kind: str,
-        identity_of: BaseModel | dict,
+        stage_name: str,
+        settings: BaseModel | dict,
         parents: Sequence[ArtifactRef],
         build: Callable[[Path], tuple[Path, dict]],
     ) -> ArtifactRef:
-        """The artifact of this kind and identity, built at most once.
+        """The artifact of a stage, these settings, the code as it is and these parents, built at
+        most once.
 
         `build` receives the run directory and returns the directory to publish and its metadata.
         """
-        identity = fingerprint(identity_of, parents)
-        known = self.artifacts.find(kind, self.recipe.name, identity)
-        if known is not None:
-            logger.info("stage=%s fingerprint=%s skipped=already_built", kind, identity)
-            return known
-        made, metadata = build(self.run_directory(kind, identity))
-        return self.artifacts.publish(kind, self.recipe.name, identity, made, parents, metadata)
+        stage = STAGES[stage_name]
+        code = installed_tree(self.settings.cache_directory).code_of(
+            stage.entries, plugins=frozenset(_strings_in(settings))
+        )
+        identity = self.artifacts.identify(stage.kind, self.recipe.name, settings, code, parents)
+        known = self.artifacts.made_with(identity)
+        ref = self._reusable(stage, identity, known)
+        if ref is not None:
+            return ref
+        start = self._under_way(identity, exactly=stage.name in self.options.rebuild)
+        if start is None:
+            _tell_why(stage, identity, known)
+            start = _begin(identity, known)
+        else:
+            _tell_resumed(stage, start)
+        directory = self.run_directory(stage.kind, start.fingerprint)
+        directory.mkdir(parents=True, exist_ok=True)
+        replace_text(directory / START_FILE, start.model_dump_json(indent=1))
+        made, metadata = build(directory)
+        return self.artifacts.publish(
+            identity,
+            made,
+            metadata,
+            fingerprint=start.fingerprint,
+            changed_files=start.changed_files,
+        )
+
+    @property
+    def _runs(self) -> Path:
+        return self.settings.home / "runs" / f"{self.recipe.name}-seed{self.recipe.seed}"
+
+    def _reusable(
+        self, stage: Stage, identity: Identity, known: list[tuple[ArtifactRef, Manifest]]
+    ) -> ArtifactRef | None:
+        if stage.name in self.options.keep:
+            if not known:
+                raise ConfigError(
+                    f"--keep {stage.name}: no artifact {stage.kind}/{self.recipe.name} of these "
+                    "settings is known, wanted one; run once without it"
+                )
+            logger.info("stage=%s artifact=%s kept=as_asked", stage.name, known[0][0])
+            return known[0][0]
+        exact = {identity.fingerprint(number) for number in range(len(known) + 1)}
+        since = self.options.rebuild_since if stage.name in self.options.rebuild else None
+        for ref, manifest in known:
+            is_same = ref.fingerprint in exact or (
+                manifest.code == identity.code and manifest.parents == identity.parents
+            )
+            if is_same and (since is None or manifest.created_at >= since):
+                logger.info(
+                    "stage=%s fingerprint=%s skipped=already_built", stage.name, ref.fingerprint
+                )
+                return ref
+        return None
+
+    def _under_way(self, identity: Identity, *, exactly: bool) -> StageStart | None:
+        """The unfinished start of the same settings and parents that is newest, if there is one;
+        `exactly`: of the same code too.
+        """
+        found = []
+        for path in self._runs.glob(f"{identity.kind}-*/{START_FILE}"):
+            start = read_record(path, StageStart)
+            if start is None or start.identity.parents != identity.parents:
+                continue
+            if start.identity.settings_fingerprint != identity.settings_fingerprint:
+                continue
+            if exactly and start.identity.code != identity.code:
+                continue
+            if self.artifacts.find(identity.kind, identity.name, start.fingerprint) is None:
+                found.append(start)
+        if not found:
+            return None
+        newest = max(found, key=lambda start: start.began_at)
+        changed = {*newest.changed_files, *changed_files(newest.identity.code, identity.code)}
+        return newest.model_copy(update={"changed_files": tuple(sorted(changed))})
+
+
+def _begin(identity: Identity, known: Sequence[tuple[ArtifactRef, Manifest]]) -> StageStart:
+    built = {ref.fingerprint for ref, _ in known}
+    repetition = 0
+    while identity.fingerprint(repetition) in built:
+        repetition += 1
+    return StageStart(
+        identity=identity, fingerprint=identity.fingerprint(repetition), began_at=time.time()
+    )
+
+
+def _tell_why(
+    stage: Stage, identity: Identity, known: Sequence[tuple[ArtifactRef, Manifest]]
+) -> None:
+    if not known:
+        return
+    ref, manifest = known[0]
+    changed = changed_files(manifest.code, identity.code)
+    why = f"changed since {ref}: {', '.join(changed)}" if changed else f"other parents than {ref}"
+    if not changed and manifest.parents == identity.parents:
+        why = f"asked for, beside {ref}"
+    logger.warning("stage %s is built again (%s); --keep %s reuses it", stage.name, why, stage.name)
+
+
+def _tell_resumed(stage: Stage, start: StageStart) -> None:
+    if start.changed_files:
+        logger.warning(
+            "stage %s goes on with what it began as %s; changed meanwhile: %s; --rebuild %s begins anew",
+            stage.name,
+            start.fingerprint,
+            ", ".join(start.changed_files),
+            stage.name,
+        )
+
+
+def _strings_in(value: Any) -> Iterator[str]:
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in (*value.keys(), *value.values()):
+            yield from _strings_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings_in(item)

@@ -7,14 +7,11 @@ their keys. No torch here.
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
@@ -125,25 +122,6 @@ class Problem(Record):
     facts: dict[str, str] = Field(
         default={}, description="what only the judge of the environment knows"
     )
-
-    @model_serializer(mode="wrap")
-    def _leave_out_unused(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fields that single-line problems do not have are not written: their files stay the same."""
-        content = serialize(self)
-        for name in (
-            "blocks",
-            "cut_tests",
-            "hidden_tests",
-            "oracle",
-            "environment",
-            "given_files",
-            "facts",
-        ):
-            if not content[name]:
-                del content[name]
-        if not content["question_warranted"]:
-            del content["question_warranted"]
-        return content
 
     @property
     def visible_tests(self) -> tuple[str, ...]:

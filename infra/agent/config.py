@@ -4,15 +4,13 @@
 `PromptFacts` and `AgentRequest` (one attempt). Plain values in, no behaviour.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -144,29 +142,6 @@ class HarnessConfig(BaseModel):
         if self.dialect != COMPACT and self.tools == TOOL_NAMES:
             return tuple(TOOLS.built_in)
         return self.tools
-
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fields that came later are written only when set: a recipe that does not use them keeps
-        the identity it had before they existed.
-        """
-        written = handler(self)
-        for name in LATER_FIELDS:
-            if getattr(self, name) == type(self).model_fields[name].default:
-                written.pop(name, None)
-        return written
-
-
-LATER_FIELDS = (
-    "dialect",
-    "policy",
-    "turn_limit_characters",
-    "summary_limit_tokens",
-    "announce_turns",
-    "announce_tokens",
-    "infrastructure_retries",
-    "place_tags",
-)
 
 
 class RecentFile(BaseModel):

@@ -8,7 +8,7 @@ came between the two.
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +52,57 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    schema_version: int = 1
+    schema_version: int = 2
     kind: str
     name: str
     fingerprint: str
+    settings_fingerprint: str = Field(
+        default="", description="of the settings alone, its ancestors' among them"
+    )
+    code: dict[str, str] = Field(
+        default={}, description="file or package -> digest or version, when it was finished"
+    )
+    changed_files: tuple[str, ...] = Field(
+        default=(), description="code that changed between its begin and its end"
+    )
     parents: tuple[ArtifactRef, ...]
     metadata: dict[str, Any]
     files: tuple[ArtifactFile, ...]
     created_at: float
 
 
+class Identity(BaseModel):
+    """Everything that decides what a stage makes: settings, code and parents."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str
+    name: str
+    settings_fingerprint: str
+    code: dict[str, str]
+    parents: tuple[ArtifactRef, ...]
+
+    def fingerprint(self, repetition: int = 0) -> str:
+        """Names the artifact; `repetition`: how often it was built before from the same."""
+        content: dict[str, Any] = {"settings": self.settings_fingerprint, "code": self.code}
+        if repetition:
+            content["repetition"] = repetition
+        return fingerprint(content, self.parents)
+
+
 def fingerprint(recipe: object, parents: Sequence[ArtifactRef] = ()) -> str:
-    """Identity of what `recipe` (model or JSON value) makes out of `parents`: 16 hex digits."""
-    lineage = [f"{parent.kind}/{parent.name}/{parent.fingerprint}" for parent in parents]
+    """Identity of what `recipe` (a pydantic model or JSON value) makes out of `parents`: 16 hex
+    digits. A setting at its default counts as not written: defaults are code.
+    """
+    return _digest_of(
+        _as_json(recipe),
+        [f"{parent.kind}/{parent.name}/{parent.fingerprint}" for parent in parents],
+    )
+
+
+def _digest_of(recipe: Any, lineage: list[str]) -> str:
     canonical = json.dumps(
-        {"recipe": _as_json(recipe), "parents": lineage},
+        {"recipe": recipe, "parents": lineage},
         sort_keys=True,
         separators=(",", ":"),
         ensure_ascii=True,
@@ -77,7 +113,7 @@ def fingerprint(recipe: object, parents: Sequence[ArtifactRef] = ()) -> str:
 
 def _as_json(value: object) -> Any:
     if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
+        return value.model_dump(mode="json", exclude_defaults=True)
     if isinstance(value, dict):
         return {str(key): _as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -100,6 +136,39 @@ class Artifacts:
         row = self._ledger.artifacts.find(kind, name, fingerprint)
         return _ref(row if row is not None else self._index(manifest))
 
+    def identify(
+        self,
+        kind: str,
+        name: str,
+        settings: object,
+        code: Mapping[str, str],
+        parents: Sequence[ArtifactRef],
+    ) -> Identity:
+        """The identity of what a stage would make."""
+        lineage = [
+            f"{parent.kind}/{parent.name}/{self.manifest(parent).settings_fingerprint}"
+            for parent in parents
+        ]
+        return Identity(
+            kind=kind,
+            name=name,
+            settings_fingerprint=_digest_of(_as_json(settings), lineage),
+            code=dict(code),
+            parents=tuple(parents),
+        )
+
+    def made_with(self, identity: Identity) -> list[tuple[ArtifactRef, Manifest]]:
+        """Artifacts of the same settings, whatever code made them; newest first."""
+        self.find(identity.kind, identity.name, identity.fingerprint())  # indexes a lost row again
+        refs = [_ref(row) for row in self._ledger.artifacts.list(identity.kind, identity.name)]
+        found = [(ref, self._manifest(ref.object_prefix)) for ref in reversed(refs)]
+        return [
+            (ref, manifest)
+            for ref, manifest in found
+            if manifest is not None
+            and manifest.settings_fingerprint == identity.settings_fingerprint
+        ]
+
     def get(self, reference: str) -> ArtifactRef:
         """The artifact of a reference kind/name@version. ConfigError when there is none."""
         kind, _, rest = reference.partition("/")
@@ -115,17 +184,20 @@ class Artifacts:
 
     def publish(
         self,
-        kind: str,
-        name: str,
-        fingerprint: str,
+        identity: Identity,
         directory: Path,
-        parents: Sequence[ArtifactRef] = (),
         metadata: dict[str, Any] | None = None,
+        *,
+        fingerprint: str | None = None,
+        changed_files: Sequence[str] = (),
     ) -> ArtifactRef:
         """Upload all files under `directory`, then the manifest, then index it.
 
-        A fingerprint that is already published keeps its first content: nothing is uploaded.
+        `fingerprint`: the one its stage began with; None: the identity's own. One that is already
+        published keeps its first content: nothing is uploaded.
         """
+        kind, name = identity.kind, identity.name
+        fingerprint = fingerprint or identity.fingerprint()
         known = self.find(kind, name, fingerprint)
         if known is not None:
             return known
@@ -146,7 +218,10 @@ class Artifacts:
             kind=kind,
             name=name,
             fingerprint=fingerprint,
-            parents=tuple(parents),
+            settings_fingerprint=identity.settings_fingerprint,
+            code=identity.code,
+            changed_files=tuple(changed_files),
+            parents=identity.parents,
             metadata=metadata or {},
             files=tuple(files),
             created_at=time.time(),

@@ -5,15 +5,12 @@ Torch-free: the recipe composes them.
 """
 
 from enum import StrEnum
-from typing import Any
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
 )
 
 from ostinato.infra.platform.plugins import PluginGroup
@@ -185,11 +182,3 @@ class GradingConfig(Config):
     def _known_rewards(cls, rewards: dict[str, float]) -> dict[str, float]:
         REWARDS.refuse_unknown(rewards)
         return rewards
-
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A recipe that does not use a later field keeps the identity it had before."""
-        written = handler(self)
-        if not self.asks_oracle:
-            written.pop("asks_oracle", None)
-        return written

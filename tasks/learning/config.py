@@ -4,14 +4,12 @@ Torch-free: the recipe composes them. How many groups make a step and how stale 
 rollout stage's to say.
 """
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
@@ -20,16 +18,6 @@ class Config(BaseModel):
     """Frozen settings. Unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    later_fields: ClassVar[tuple[str, ...]] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A recipe that does not use a later field keeps the identity it had before the field existed."""
-        written = handler(self)
-        for name in self.later_fields:
-            if getattr(self, name) == type(self).model_fields[name].default:
-                written.pop(name, None)
-        return written
 
 
 class PolicyOptimizerConfig(Config):
@@ -94,8 +82,6 @@ class ObjectiveConfig(Config):
 class RouterReplayConfig(Config):
     """Replay of the engine's choice of experts in the trainer."""
 
-    later_fields = ("compared_tokens",)
-
     enabled: bool = True
     plausibility_ratio: float = Field(
         default=0.5,
@@ -130,8 +116,6 @@ class PackingConfig(Config):
 
 class LearningConfig(Config):
     """The learning stage."""
-
-    later_fields = ("world_size",)
 
     world_size: int = Field(
         default=1,

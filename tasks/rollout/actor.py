@@ -1,7 +1,7 @@
 """Rollout workers as Ray actors, and the client that hands them attempts in batches.
 
 `RolloutActor` (one process: a RolloutWorker, its boxes, its view of the engine fleet) and
-`RolloutFleet` (the orchestrator's side). Tickets travel in one call per turn of the event loop and
+`RolloutFleet` (the orchestrator's side). Requests travel in one call per turn of the event loop and
 trajectories come back as bytes, all that are finished in one call: Ray's price is paid per batch,
 not per attempt. When a worker process dies its attempts end as sandbox_failed and Ray starts it
 again.
@@ -21,7 +21,8 @@ from ostinato.infra.platform.errors import ClusterError, OstinatoError
 from ostinato.infra.platform.telemetry import fields
 from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.payload import trajectory_from_bytes, trajectory_to_bytes
-from ostinato.tasks.rollout.worker import UNGRADED, AttemptTicket, RolloutWorker
+from ostinato.tasks.rollout.records import AttemptRequest
+from ostinato.tasks.rollout.worker import UNGRADED, RolloutWorker
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +48,10 @@ class RolloutActor:
     async def ready(self) -> None:
         """Answers once the worker is made; a failure to make it reaches the caller."""
 
-    async def submit(self, tickets: Sequence[AttemptTicket]) -> None:
+    async def submit(self, requests: Sequence[AttemptRequest]) -> None:
         """Starts attempts and returns at once."""
-        for ticket in tickets:
-            task = asyncio.create_task(self._run(ticket))
+        for request in requests:
+            task = asyncio.create_task(self._run(request))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -73,16 +74,16 @@ class RolloutActor:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._worker.close()
 
-    async def _run(self, ticket: AttemptTicket) -> None:
+    async def _run(self, request: AttemptRequest) -> None:
         try:
-            trajectory = await self._worker.attempt(ticket)
-            self._finished.append((ticket.trajectory_id, trajectory_to_bytes(trajectory), None))
+            trajectory = await self._worker.attempt(request)
+            self._finished.append((request.trajectory_id, trajectory_to_bytes(trajectory), None))
         except OstinatoError as error:
-            self._finished.append((ticket.trajectory_id, None, error))
+            self._finished.append((request.trajectory_id, None, error))
         except Exception as error:  # supervision: whatever it is must reach the orchestrator
-            logger.exception("attempt broke %s", fields(trajectory=ticket.trajectory_id))
-            text = f"attempt {ticket.trajectory_id}: {type(error).__name__}: {error}"
-            self._finished.append((ticket.trajectory_id, None, ClusterError(text)))
+            logger.exception("attempt broke %s", fields(trajectory=request.trajectory_id))
+            text = f"attempt {request.trajectory_id}: {type(error).__name__}: {error}"
+            self._finished.append((request.trajectory_id, None, ClusterError(text)))
         self._has_finished.set()
 
 
@@ -112,8 +113,8 @@ class RolloutFleet:
     def __init__(self, workers: Mapping[str, ActorHandle], clock: Callable[[], float]) -> None:
         self._workers = dict(workers)
         self._clock = clock
-        self._outbox: dict[str, list[AttemptTicket]] = {name: [] for name in workers}
-        self._waiting: dict[str, dict[str, tuple[AttemptTicket, asyncio.Future[Trajectory]]]] = {
+        self._outbox: dict[str, list[AttemptRequest]] = {name: [] for name in workers}
+        self._waiting: dict[str, dict[str, tuple[AttemptRequest, asyncio.Future[Trajectory]]]] = {
             name: {} for name in workers
         }
         self._is_flush_planned = False
@@ -129,15 +130,15 @@ class RolloutFleet:
                 raise ClusterError(f"rollout worker {name} did not start: {error!r}") from error
         self._pumps = [asyncio.create_task(self._pump(name)) for name in self._workers]
 
-    async def attempt(self, ticket: AttemptTicket) -> Trajectory:
+    async def attempt(self, request: AttemptRequest) -> Trajectory:
         """One attempt on some worker."""
         if self._failure is not None:
             raise ClusterError(str(self._failure))
         name = min(self._waiting, key=lambda worker: len(self._waiting[worker]))
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Trajectory] = loop.create_future()
-        self._waiting[name][ticket.trajectory_id] = (ticket, future)
-        self._outbox[name].append(ticket)
+        self._waiting[name][request.trajectory_id] = (request, future)
+        self._outbox[name].append(request)
         if not self._is_flush_planned:
             self._is_flush_planned = True
             loop.call_soon(self._flush)
@@ -157,9 +158,9 @@ class RolloutFleet:
 
     def _flush(self) -> None:
         self._is_flush_planned = False
-        for name, tickets in self._outbox.items():
-            if tickets:
-                self._workers[name].submit.remote(tickets)
+        for name, requests in self._outbox.items():
+            if requests:
+                self._workers[name].submit.remote(requests)
                 self._outbox[name] = []
 
     async def _pump(self, name: str) -> None:
@@ -198,9 +199,9 @@ class RolloutFleet:
 
     def _fail_attempts(self, name: str, reason: str) -> None:
         lost, self._waiting[name] = self._waiting[name], {}
-        for ticket, future in lost.values():
+        for request, future in lost.values():
             if not future.done():
-                future.set_result(lost_trajectory(ticket, reason, self._clock()))
+                future.set_result(lost_trajectory(request, reason, self._clock()))
 
     def _give_up(self, error: ClusterError) -> None:
         self._failure = error
@@ -210,7 +211,7 @@ class RolloutFleet:
                     future.set_exception(ClusterError(str(error)))
 
 
-def lost_trajectory(ticket: AttemptTicket, reason: str, at: float) -> Trajectory:
+def lost_trajectory(request: AttemptRequest, reason: str, at: float) -> Trajectory:
     """The record of an attempt whose worker is gone."""
     transcript = Transcript(
         segments=(),
@@ -221,11 +222,11 @@ def lost_trajectory(ticket: AttemptTicket, reason: str, at: float) -> Trajectory
         wall_seconds=0.0,
     )
     return Trajectory(
-        trajectory_id=ticket.trajectory_id,
-        group_id=ticket.group_id,
-        problem_id=ticket.problem.problem_id,
-        attempt=ticket.attempt,
-        seed=ticket.seed,
+        trajectory_id=request.trajectory_id,
+        group_id=request.group_id,
+        problem_id=request.problem.problem_id,
+        attempt=request.attempt,
+        seed=request.seed,
         outcome=Outcome.SANDBOX_FAILED,
         reason=reason,
         verdict=None,

@@ -3,14 +3,12 @@
 Nothing is computed here and torch is never imported.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
 )
 
 
@@ -108,11 +106,3 @@ class RolloutConfig(Config):
     seed: int = Field(default=0, ge=0, description="seed of problem choice and of sampling")
     staleness: StalenessConfig = StalenessConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
-
-    @model_serializer(mode="wrap")
-    def _leave_out_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A recipe with boxes of its workers keeps the identity it had before there was a choice."""
-        written = handler(self)
-        if self.boxes == "worker":
-            written.pop("boxes", None)
-        return written

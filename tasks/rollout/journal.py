@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ostinato.infra.platform.ledger.journal import Finish, JournalRepository, Reservation
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.tasks.records import Group, Trajectory
-from ostinato.tasks.rollout.orchestrator import AttemptRequest
 from ostinato.tasks.rollout.payload import group_from_bytes, group_to_bytes
+from ostinato.tasks.rollout.records import AttemptRequest
 
 RESTARTED = "the orchestrator restarted before the group was complete"
 

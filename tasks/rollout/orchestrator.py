@@ -26,6 +26,7 @@ from ostinato.tasks.rollout.config import RolloutConfig
 from ostinato.tasks.rollout.curriculum import Curriculum
 from ostinato.tasks.rollout.distributions import LengthAndDuration
 from ostinato.tasks.rollout.history import GroupResult
+from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.slots import (
     INFRASTRUCTURE_OUTCOMES,
     Batch,
@@ -38,18 +39,6 @@ from ostinato.tasks.rollout.staleness import StalenessPolicy
 
 logger = logging.getLogger(__name__)
 LEAST_WAIT_SECONDS = 0.001  # a timer that rounding fires early must not spin
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptRequest:
-    """One attempt for a rollout worker."""
-
-    trajectory_id: str
-    group_id: str
-    problem: Problem
-    attempt: int
-    retry: int
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +232,14 @@ class Orchestrator:
         group = slot.group
         self._journal.commit(group)
         solved = sum(1 for member in group.trajectories if member.verdict and member.verdict.passed)
-        self.curriculum.observe(group.problem_id, attempts=len(group.trajectories), solved=solved)
+        result = GroupResult(
+            group_id=group.group_id,
+            problem_id=group.problem_id,
+            attempts=len(group.trajectories),
+            solved=solved,
+        )
+        self.curriculum.observe(result.problem_id, attempts=result.attempts, solved=solved)
+        self.on_group(result)
 
     def _retry(self, request: AttemptRequest) -> None:
         """Queues a new attempt with an id of its own after a wait."""
@@ -313,7 +309,9 @@ class Orchestrator:
         suffix = f".r{retry}" if retry else ""
         trajectory_id = f"{group_id}.t{attempt}{suffix}"
         seed = xxhash.xxh3_64_intdigest(f"{self.config.seed}:{trajectory_id}".encode()) >> 1
-        return AttemptRequest(trajectory_id, group_id, problem, attempt, retry, seed)
+        return AttemptRequest(
+            trajectory_id, group_id, problem, attempt, retry, seed, self.config.temperature
+        )
 
     def _fill_slots(self) -> None:
         while self._pending and len(self._running) < self.config.concurrent_trajectories:

@@ -8,7 +8,6 @@ grading and clock come in.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.loop.attempt import run_agent
@@ -20,9 +19,10 @@ from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
-from ostinato.models.decode.protocol import ModelClient, Priority
+from ostinato.models.decode.protocol import ModelClient
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.records import Outcome, Problem, RewardReport, Trajectory, Verdict
+from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes
 
 OUTCOMES = {
@@ -40,19 +40,6 @@ Changes = Mapping[str, bytes | None]
 GradeFunction = Callable[
     [Problem, Changes, Transcript, TestServer], Awaitable[tuple[Verdict, RewardReport]]
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptTicket:
-    """One attempt as the worker sees it."""
-
-    trajectory_id: str
-    group_id: str
-    problem: Problem
-    attempt: int
-    seed: int
-    temperature: float
-    priority: Priority = Priority.TRAINING
 
 
 class RolloutWorker:
@@ -78,12 +65,14 @@ class RolloutWorker:
         self._clock = clock
         self._search = search or SearchService(None)
 
-    async def attempt(self, ticket: AttemptTicket) -> Trajectory:
-        """The whole attempt, graded. Raises only for faults that would repeat."""
+    async def attempt(self, request: AttemptRequest) -> Trajectory:
+        """The whole attempt, graded. Raises only for faults that another attempt would meet
+        again.
+        """
         started_at = self._clock()
-        boxes = self._sandboxes.of(ticket.problem)
+        boxes = self._sandboxes.of(request.problem)
         try:
-            return await self._attempt_in_box(ticket, boxes, started_at)
+            return await self._attempt_in_box(request, boxes, started_at)
         except SandboxError as error:
             transcript = Transcript(
                 segments=(),
@@ -93,16 +82,16 @@ class RolloutWorker:
                 detail=str(error),
                 wall_seconds=self._clock() - started_at,
             )
-            return self._record(ticket, transcript, started_at)
+            return self._record(request, transcript, started_at)
 
     async def close(self) -> None:
         """Ends the boxes."""
         await self._sandboxes.close()
 
     async def _attempt_in_box(
-        self, ticket: AttemptTicket, boxes: RepositoryEnvironment, started_at: float
+        self, request: AttemptRequest, boxes: RepositoryEnvironment, started_at: float
     ) -> Trajectory:
-        problem = ticket.problem
+        problem = request.problem
         broken = problem.break_files(boxes.repository.files)
         async with self._sandboxes.leased(boxes, broken) as sandbox:
             with open_workplace(
@@ -111,7 +100,7 @@ class RolloutWorker:
                 test_ids=problem.visible_tests,
                 test_limit_seconds=self._harness.call_time_limit_seconds,
                 search=self._search,
-                session_id=ticket.trajectory_id,
+                session_id=request.trajectory_id,
                 baseline={**boxes.repository.files, **broken},
             ) as environment:
                 transcript = await run_agent(
@@ -120,10 +109,10 @@ class RolloutWorker:
                     environment,
                     AgentRequest(
                         prompt=problem.prompt,
-                        session_id=ticket.trajectory_id,
-                        seed=ticket.seed,
-                        temperature=ticket.temperature,
-                        priority=ticket.priority,
+                        session_id=request.trajectory_id,
+                        seed=request.seed,
+                        temperature=request.temperature,
+                        priority=request.priority,
                     ),
                     self._harness,
                     clock=self._clock,
@@ -132,15 +121,15 @@ class RolloutWorker:
                 EndReason.SANDBOX_FAILED,
                 EndReason.ENGINE_FAILED,
             ):
-                return self._record(ticket, transcript, started_at)
+                return self._record(request, transcript, started_at)
             changes = await sandbox.diff()
         verdict, reward = await self._grade(problem, changes, transcript, boxes.test_server)
         patches = describe_changes(boxes.repository, broken, changes)
-        return self._record(ticket, transcript, started_at, verdict, reward, patches)
+        return self._record(request, transcript, started_at, verdict, reward, patches)
 
     def _record(
         self,
-        ticket: AttemptTicket,
+        request: AttemptRequest,
         transcript: Transcript,
         started_at: float,
         verdict: Verdict | None = None,
@@ -149,11 +138,11 @@ class RolloutWorker:
     ) -> Trajectory:
         reason = transcript.end_reason.value
         return Trajectory(
-            trajectory_id=ticket.trajectory_id,
-            group_id=ticket.group_id,
-            problem_id=ticket.problem.problem_id,
-            attempt=ticket.attempt,
-            seed=ticket.seed,
+            trajectory_id=request.trajectory_id,
+            group_id=request.group_id,
+            problem_id=request.problem.problem_id,
+            attempt=request.attempt,
+            seed=request.seed,
             outcome=OUTCOMES[transcript.end_reason],
             reason=f"{reason}: {transcript.detail}" if transcript.detail else reason,
             verdict=verdict,

@@ -60,11 +60,7 @@ def test_relative_links_lead_somewhere(name: str) -> None:
     prose = re.sub(r"```.*?```|`[^`\n]*`", "", _text(name), flags=re.DOTALL)
     links = [link for link in LINK.findall(prose) if not link.startswith(("http", "mailto:"))]
 
-    assert [
-        link
-        for link in links
-        if not (ROOT / name).parent.joinpath(link).exists()
-    ] == []
+    assert [link for link in links if not (ROOT / name).parent.joinpath(link).exists()] == []
 
 
 @pytest.mark.parametrize("name", GUIDES)

@@ -148,3 +148,27 @@ def test_import_loads_nothing_heavy(module: str, heavy: tuple[str, ...]) -> None
 
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.split() == []
+
+
+def test_flows_import_without_torch_megatron_and_numba() -> None:
+    modules = [
+        "ostinato." + name[:-3].replace("/", ".")
+        for name in list_modules()
+        if name.startswith("flows/") and not name.endswith("__init__.py")
+    ]
+    program = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}:\n"
+        "    importlib.import_module(name)\n"
+        "    print(*{'torch', 'megatron', 'numba'} & set(sys.modules), name)\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert answer.returncode == 0, answer.stderr
+    assert [line for line in answer.stdout.splitlines() if len(line.split()) > 1] == []

@@ -19,12 +19,12 @@ from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.config import RolloutConfig, StalenessConfig
 from ostinato.tasks.rollout.curriculum import Curriculum
 from ostinato.tasks.rollout.orchestrator import (
-    AttemptRequest,
     Limits,
     Orchestrator,
     Progress,
     StepRequest,
 )
+from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import MemoryJournal, make_problem, make_trajectory
 from tests.fakes.virtual_time import run_virtual
 

@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from ostinato.flows import ablation_chain
-from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.evaluation.locating import ArmComparison
@@ -100,7 +99,7 @@ def main() -> None:
         command += ["search-ablation", "--recipe", options.recipe]
         command += [] if options.seed is None else ["--seed", str(options.seed)]
         subprocess.run(command, check=True)
-    found = read_newest(StageContext.open(load_recipe(options.recipe, seed=options.seed)))
+    found = read_newest(StageContext.open(options.recipe, seed=options.seed))
     show(found)
     figures = flatten(found)
     met = all(figures[name] > target for name, target in TARGETS.items())

@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from ostinato.flows import chain, realtime
-from ostinato.flows.drivers.cycle_training import CycleTrainingRequest
 from ostinato.infra.platform.ledger.artifacts import ArtifactRepository
 from ostinato.infra.platform.ledger.cycles import CycleRepository
 from ostinato.infra.platform.ledger.promotions import PromotionRepository
+from ostinato.tasks.realtime.records import CycleTrainingRequest
 from tests.fakes.finished_stages import (
     add_checkpoint,
     add_problems,

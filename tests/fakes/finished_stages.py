@@ -2,10 +2,10 @@
 artifacts, so that what decides about them runs without a model.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from ostinato.flows import chain
-from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.evaluation.statistics import AttemptRow, scorecard_from
@@ -20,9 +20,9 @@ def open_context(directory: Path, name: str, text: str = "") -> StageContext:
     """
     path = directory / f"{name}.toml"
     path.write_text(f'extends = "miniature"\nname = "{name}"\n{text}')
-    recipe = load_recipe(str(path))
-    cycle = recipe.cycle.model_copy(update={"simulated_users": None})
-    return StageContext.open(recipe.model_copy(update={"cycle": cycle}))
+    context = StageContext.open(str(path))
+    cycle = context.recipe.cycle.model_copy(update={"simulated_users": None})
+    return replace(context, recipe=context.recipe.model_copy(update={"cycle": cycle}))
 
 
 def add_problems(context: StageContext, name: str) -> ArtifactRef:
@@ -32,7 +32,7 @@ def add_problems(context: StageContext, name: str) -> ArtifactRef:
 
 def add_checkpoint(context: StageContext, problems: ArtifactRef, name: str) -> ArtifactRef:
     """A checkpoint that nobody loads."""
-    return _publish(context, "reinforced", {"checkpoint": name}, (problems,))
+    return _publish(context, "reinforcement", {"checkpoint": name}, (problems,))
 
 
 def add_scorecard(
@@ -45,7 +45,7 @@ def add_scorecard(
     def build(directory: Path) -> tuple[Path, dict]:
         return chain.one_file(directory, "scorecard.json", card.model_dump_json()), {}
 
-    context.ensure("scorecard", identity, (problems, checkpoint), build)
+    context.ensure("evaluation", identity, (problems, checkpoint), build)
 
 
 def make_scorecard(checkpoint: str, suite_id: str, solve_rate: float) -> Scorecard:
@@ -66,9 +66,9 @@ def make_scorecard(checkpoint: str, suite_id: str, solve_rate: float) -> Scoreca
 
 
 def _publish(
-    context: StageContext, kind: str, identity: dict, parents: tuple[ArtifactRef, ...]
+    context: StageContext, stage: str, identity: dict, parents: tuple[ArtifactRef, ...]
 ) -> ArtifactRef:
     def build(directory: Path) -> tuple[Path, dict]:
         return chain.one_file(directory, "content.json", str(identity)), {}
 
-    return context.ensure(kind, identity, parents, build)
+    return context.ensure(stage, identity, parents, build)

@@ -16,7 +16,7 @@ from ostinato.tasks.records import (
     Trajectory,
     Verdict,
 )
-from ostinato.tasks.rollout.orchestrator import AttemptRequest
+from ostinato.tasks.rollout.records import AttemptRequest
 
 End = Literal["committed", "stale", "failed", "trained"]
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ostinato.flows.drivers.requests import ReinforcementRequest, ReinforcementResult
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import ProcessMark
@@ -23,6 +22,7 @@ from ostinato.infra.platform.ledger.rows import JournalRow
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.learning.config import LearningConfig
+from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 from ostinato.tasks.rollout.config import RolloutConfig
 from tests.fakes.miniature import make_checkpoint, make_problem_set
 
@@ -94,7 +94,7 @@ def test_run_killed_between_steps_ends_as_if_it_had_not_been(
 
     def start() -> ReinforcementResult:
         return run_child(
-            "ostinato.flows.drivers.reinforcement:main",
+            "ostinato.tasks.reinforcement.run:main",
             request,
             ReinforcementResult,
             directory=run,

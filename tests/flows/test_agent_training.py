@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from ostinato.flows.agent_training import agent_training
-from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stage import StageContext
 
 
@@ -13,7 +12,7 @@ from ostinato.flows.stage import StageContext
 def test_agent_training_run_again_repeats_nothing(prefect_server: None, home: Path) -> None:
     page = Path(agent_training("miniature"))
     assert "unseen mutations" in page.read_text()
-    context = StageContext.open(load_recipe("miniature"))
+    context = StageContext.open("miniature")
     kinds = {
         "problems",
         "corpus",

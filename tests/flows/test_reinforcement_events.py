@@ -5,13 +5,13 @@ from typing import Literal
 
 import pytest
 
-from ostinato.flows.drivers.requests import ReinforcementRequest, ReinforcementResult
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.learning.config import LearningConfig, ObjectiveConfig, RouterReplayConfig
+from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 from ostinato.tasks.rollout.config import RolloutConfig
 from tests.fakes.miniature import make_checkpoint, make_problem_set
 
@@ -48,7 +48,7 @@ def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(
         engine_slots=4,
     )
     result = run_child(
-        "ostinato.flows.drivers.reinforcement:main",
+        "ostinato.tasks.reinforcement.run:main",
         request,
         ReinforcementResult,
         directory=tmp_path / "run",

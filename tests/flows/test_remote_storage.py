@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from ostinato.flows.agent_training import agent_training
-from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stage import StageContext
 from tests.fakes.storage import BUCKET, create_schema, postgres_server, s3_server
 
@@ -35,7 +34,7 @@ def remote_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_stage_context_keeps_objects_on_the_server_that_the_settings_name(
     remote_home: Path,
 ) -> None:
-    context = StageContext.open(load_recipe("miniature"))
+    context = StageContext.open("miniature")
     context.objects.put_bytes("key", b"value")
     assert context.objects.list() == ["key"]
     assert context.ledger.promotions.history() == []
@@ -48,7 +47,7 @@ def test_agent_training_on_s3_and_postgres_leaves_every_artifact_there(
 ) -> None:
     page = Path(agent_training("miniature"))
     assert "unseen mutations" in page.read_text()
-    context = StageContext.open(load_recipe("miniature"))
+    context = StageContext.open("miniature")
     kinds = ("problems", "corpus", "pretrained", "drafted", "reinforced", "candidate")
     for kind in kinds:
         [row] = context.ledger.artifacts.list(kind)

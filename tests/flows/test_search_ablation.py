@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from ostinato.flows import ablation_chain
-from ostinato.flows.recipe import load_recipe
 from ostinato.flows.search_ablation import search_ablation
 from ostinato.flows.stage import StageContext
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
@@ -101,7 +100,7 @@ def test_search_ablation_compares_both_arms_and_repeats_nothing(
 
     comparison = search_ablation(str(shared))
 
-    context = StageContext.open(load_recipe(str(shared)))
+    context = StageContext.open(str(shared))
     assert ablation_chain.newest_comparison(context) == comparison
     found = ablation_chain.read_comparison(context, comparison)
     assert found.solved_difference.count == context.recipe.problems.sizes.held_out

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from ostinato.flows import search_chain
-from ostinato.flows.recipe import load_recipe
 from ostinato.flows.search_training import search_training
 from ostinato.flows.stage import StageContext
 from ostinato.infra.agent.search.chunk_cache import ChunkCache
@@ -22,7 +21,7 @@ FILES = {
 def test_search_training_publishes_an_encoder_that_serves(prefect_server: None, home: Path) -> None:
     encoder = search_training("miniature")
 
-    context = StageContext.open(load_recipe("miniature"))
+    context = StageContext.open("miniature")
     result = search_chain.encoder_result(context, encoder)
     assert result.num_pairs > 0
     assert len(result.loss_nats) == context.recipe.retrieval.contrastive.epochs

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
@@ -93,14 +93,19 @@ def _run(entry: str, directory: Path) -> None:
     _logger.info("child is done %s", fields(entry=entry, directory=directory))
 
 
-def _resolve(entry: str) -> tuple[Main, type[BaseModel]]:
+def load_entry(entry: str) -> Any:
+    """The function that "module:function" names; ConfigError when there is none."""
     module_name, _, function_name = entry.partition(":")
     try:
-        function = vars(importlib.import_module(module_name))[function_name]
+        return vars(importlib.import_module(module_name))[function_name]
     except (ModuleNotFoundError, KeyError) as error:
         raise ConfigError(
             f"entry {entry!r} cannot be found: {error}; wanted module:function"
         ) from error
+
+
+def _resolve(entry: str) -> tuple[Main, type[BaseModel]]:
+    function = load_entry(entry)
     parameters = [
         kind for name, kind in typing.get_type_hints(function).items() if name != "return"
     ]

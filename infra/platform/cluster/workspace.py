@@ -122,7 +122,9 @@ class Workspace:
 def make_envelope(entry: str, request: BaseModel) -> RequestEnvelope:
     """The request with the identity by which its result is recognised."""
     content = request.model_dump(mode="json")
-    canonical = json.dumps([entry, content], sort_keys=True, separators=(",", ":"))
+    # without defaults: a field that a later version of the code adds leaves a run under way its work
+    written = request.model_dump(mode="json", exclude_defaults=True)
+    canonical = json.dumps([entry, written], sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(canonical.encode()).hexdigest()[:16]
     return RequestEnvelope(entry=entry, fingerprint=digest, request=content)
 

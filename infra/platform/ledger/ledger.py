@@ -15,6 +15,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger.artifacts import ArtifactRepository
 from ostinato.infra.platform.ledger.cycles import CycleRepository
 from ostinato.infra.platform.ledger.database import Database
@@ -43,18 +44,29 @@ class Ledger:
         self.interactions = InteractionRepository(self.database)
         self.cycles = CycleRepository(self.database)
 
-    def migrate(self, revision: str | None = None) -> "Ledger":
-        """Brings the schema to a revision (default: newest). Safe from several processes."""
+    def migrate(self) -> "Ledger":
+        """Bring the schema to the newest revision; several processes may call it at once. A ledger
+        of another version is a ConfigError.
+        """
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS))
-        wanted = revision or ScriptDirectory.from_config(config).get_current_head()
+        scripts = ScriptDirectory.from_config(config)
+        known = {script.revision for script in scripts.walk_revisions()}
         with self.database.read() as connection:
-            if _revision(connection) == wanted:
-                return self
+            revision = _revision(connection)
+        if revision == scripts.get_current_head():
+            return self
+        if revision is not None and revision not in known:
+            raise ConfigError(
+                f"ledger {self.url} was made by another version of Ostinato (schema {revision!r}, "
+                f"wanted one of {sorted(known)}): nothing of it can be used again. Move its home "
+                "away, for example mv HOME HOME.old, or name a new one in OSTINATO_HOME, and run "
+                "the same command"
+            )
         with self._file_lock(), self.database.write() as connection:
             self.database.serialize(connection, _MIGRATION_LOCK)
             config.attributes["connection"] = connection
-            command.upgrade(config, revision or "head")
+            command.upgrade(config, "head")
         return self
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 
-from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.models import Base
 
@@ -29,28 +29,16 @@ def test_migrate_from_several_ledgers_at_once_runs_once(ledger_url: str) -> None
         ledger.close()
 
 
-def test_champion_of_an_older_ledger_is_kept_under_a_line_that_no_recipe_names(
-    ledger_url: str,
-) -> None:
-    ledger = Ledger(ledger_url)
-    ledger.migrate("0001")
-    with ledger.database.write() as connection:
-        for statement in (
-            "INSERT INTO promotions (action, state, to_checkpoint_id, reason, at)"
-            " VALUES ('promote', 'closed', 'a', '', 1.0), ('promote', 'undone', 'b', '', 2.0)",
-            "INSERT INTO champion (slot, checkpoint_id, entry_id, reason, at)"
-            " VALUES ('champion', 'a', 1, '', 1.0)",
-        ):
-            connection.execute(text(statement))
-    ledger.migrate()
-    assert ledger.promotions.lines() == ["champion"]
-    [entry] = ledger.promotions.history("champion")
-    assert entry.to_checkpoint_id == "a"
-    ledger.close()
-
-
 def test_use_before_migrate_says_so(ledger_url: str) -> None:
     ledger = Ledger(ledger_url)
     with pytest.raises(StorageError, match=r"call Ledger\.migrate\(\) first"):
         ledger.cycles.open_cycle("nano")
     ledger.close()
+
+
+def test_ledger_of_another_version_says_what_to_do(ledger: Ledger) -> None:
+    with ledger.database.write() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+
+    with pytest.raises(ConfigError, match=r"another version of Ostinato .*'0001'.*OSTINATO_HOME"):
+        Ledger(ledger.url).migrate()

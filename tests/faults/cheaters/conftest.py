@@ -13,8 +13,9 @@ from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import make_grader
 from ostinato.tasks.records import BlockEdit, Problem, Split, Trajectory
+from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes
-from ostinato.tasks.rollout.worker import AttemptTicket, RolloutWorker
+from ostinato.tasks.rollout.worker import RolloutWorker
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.repositories import WORDKIT, open_repository
 
@@ -128,7 +129,7 @@ def attempt(
             clock=time.monotonic,
         )
         what = problem.model_copy(update=change)
-        return runner.run(worker.attempt(AttemptTicket("r.g.t", "r.g", what, 0, 1, 1.0)))
+        return runner.run(worker.attempt(AttemptRequest("r.g.t", "r.g", what, 0, 0, 1)))
 
     yield run
     runner.run(sandboxes.close())

@@ -52,11 +52,6 @@ def test_recipes_of_large_problems_repeat_passes_and_weigh_every_term(name: str)
     assert all(term_weights(grading).values()), term_weights(grading)
 
 
-def test_a_later_field_of_grading_leaves_the_identity_of_older_recipes() -> None:
-    assert "asks_oracle" not in load_recipe("nano").grading.model_dump(mode="json")
-    assert load_recipe("problems_16").grading.model_dump(mode="json")["asks_oracle"] is True
-
-
 def test_a_recipe_of_ones_own_extends_a_shipped_one_or_its_neighbour(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('extends = "nano"\n[reinforcement]\nmax_steps = 3\n')
     (tmp_path / "nano.toml").write_text('extends = "mine"\nname = "neighbour"\n')

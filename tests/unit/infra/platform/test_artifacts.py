@@ -14,6 +14,7 @@ from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
 
+CODE = {"tasks/corpus/run.py": "a1"}
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: (
@@ -44,8 +45,8 @@ def _directory(tmp_path: Path, **files: str) -> Path:
 def _publish(
     artifacts: Artifacts, directory: Path, recipe: object, parents: tuple[ArtifactRef, ...] = ()
 ) -> ArtifactRef:
-    identity = fingerprint(recipe, parents)
-    return artifacts.publish("corpus", "nano", identity, directory, parents, {"tokens": 12})
+    identity = artifacts.identify("corpus", "nano", recipe, CODE, parents)
+    return artifacts.publish(identity, directory, {"tokens": 12})
 
 
 @given(_JSON)
@@ -68,6 +69,29 @@ def test_fingerprint_of_a_model_is_that_of_its_json_and_its_parents() -> None:
     assert fingerprint(Recipe(tokens=3), [parent]) != fingerprint(Recipe(tokens=3))
     assert fingerprint(Recipe(tokens=3), [parent]) == fingerprint(Recipe(tokens=3), [elsewhere])
     assert len(fingerprint(Recipe(tokens=3))) == 16
+
+
+def test_fingerprint_of_a_setting_at_its_default_is_that_of_one_not_written() -> None:
+    class Recipe(BaseModel):
+        tokens: int
+        later: int = 4
+
+    assert fingerprint(Recipe(tokens=3, later=4)) == fingerprint({"tokens": 3})
+    assert fingerprint(Recipe(tokens=3, later=5)) == fingerprint({"tokens": 3, "later": 5})
+
+
+def test_identity_changes_with_code_and_lists_what_the_same_settings_made(
+    artifacts: Artifacts, tmp_path: Path
+) -> None:
+    directory = _directory(tmp_path, a="one")
+    first = _publish(artifacts, directory, {"seed": 1})
+    changed = artifacts.identify("corpus", "nano", {"seed": 1}, {"tasks/corpus/run.py": "b2"}, ())
+    second = artifacts.publish(changed, directory)
+
+    assert second.fingerprint != first.fingerprint
+    assert [ref for ref, _ in artifacts.made_with(changed)] == [second, first]
+    elsewhere = artifacts.identify("corpus", "nano", {"seed": 2}, CODE, ())
+    assert artifacts.made_with(elsewhere) == []
 
 
 def test_publish_then_fetch_gives_the_same_files(artifacts: Artifacts, tmp_path: Path) -> None:

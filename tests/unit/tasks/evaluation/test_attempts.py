@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.platform.errors import GradingError
+from ostinato.tasks.checkpoint_evaluation.run import shard_of
 from ostinato.tasks.evaluation.attempts import (
     PlannedAttempt,
     draw_problems,
@@ -12,9 +13,8 @@ from ostinato.tasks.evaluation.attempts import (
     read_rows,
     run_attempts,
 )
-from ostinato.tasks.evaluation.run import shard_of
 from ostinato.tasks.records import Outcome, Trajectory
-from ostinato.tasks.rollout.orchestrator import AttemptRequest
+from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 PROBLEMS = [make_problem(f"p{index}") for index in range(6)]

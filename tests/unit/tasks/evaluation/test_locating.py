@@ -22,7 +22,7 @@ from ostinato.tasks.evaluation.locating import (
     read_locating,
 )
 from ostinato.tasks.records import Trajectory
-from ostinato.tasks.rollout.orchestrator import AttemptRequest
+from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 PROMPT_TOKENS = 5

@@ -1,7 +1,7 @@
 from ostinato.tasks.grading.alarms import HackMonitor
 from ostinato.tasks.grading.config import MonitorConfig, Pattern
 from ostinato.tasks.records import RewardReport
-from ostinato.tasks.rollout.orchestrator import AttemptRequest
+from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 from tests.unit.tasks.grading.test_rewards import call, transcript_of
 

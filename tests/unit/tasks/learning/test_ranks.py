@@ -284,8 +284,3 @@ def test_deal_gives_each_microbatch_to_one_rank_and_evens_the_work(num_ranks: in
     assert all(share == sorted(share) for share in shares)
     sizes = [sum(microbatches[index].tokens_BT.size for index in share) for share in shares]
     assert max(sizes) - min(sizes) <= 80  # one microbatch
-
-
-def test_config_of_one_rank_is_written_as_before() -> None:
-    assert "world_size" not in LearningConfig().model_dump()
-    assert LearningConfig(world_size=2).model_dump()["world_size"] == 2

@@ -15,7 +15,7 @@ from ostinato.tasks.learning.advantages import make_samples, penalize_divergence
 from ostinato.tasks.learning.config import PackingConfig
 from ostinato.tasks.learning.packing import pack
 from ostinato.tasks.records import Group, RewardReport
-from ostinato.tasks.rollout.orchestrator import AttemptRequest
+from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.memory_sandbox import MemorySandbox
 from tests.fakes.rollouts import make_problem, make_trajectory
 from tests.fakes.scripted_model import ScriptedModel

@@ -12,8 +12,7 @@ import pytest
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.actor import RolloutFleet, start_workers
-from ostinato.tasks.rollout.orchestrator import AttemptRequest
-from ostinato.tasks.rollout.worker import AttemptTicket
+from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 pytest_plugins = ["tests.fakes.ray_here"]
@@ -26,7 +25,7 @@ class ScriptedWorker:
     def __init__(self, directory: Path) -> None:
         (directory / f"{os.getpid()}.pid").touch()
 
-    async def attempt(self, ticket: AttemptTicket) -> Trajectory:
+    async def attempt(self, ticket: AttemptRequest) -> Trajectory:
         name = ticket.problem.problem_id
         if name == "broken":
             raise ProblemError("problem broken: no such repository")
@@ -40,8 +39,8 @@ class ScriptedWorker:
         return None
 
 
-def ticket(problem: str, attempt: int) -> AttemptTicket:
-    return AttemptTicket(f"{problem}.t{attempt}", problem, make_problem(problem), attempt, 7, 1.0)
+def ticket(problem: str, attempt: int) -> AttemptRequest:
+    return AttemptRequest(f"{problem}.t{attempt}", problem, make_problem(problem), attempt, 0, 7)
 
 
 async def test_workers_answer_raise_and_survive_the_death_of_a_process(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import make_grader
 from ostinato.tasks.records import Outcome, Problem, Trajectory
-from ostinato.tasks.rollout.config import RolloutConfig
+from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.sandboxes import BOX_LIMITS, Sandboxes
-from ostinato.tasks.rollout.worker import AttemptTicket, RolloutWorker
+from ostinato.tasks.rollout.worker import RolloutWorker
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.rollouts import make_problem
 from tests.fakes.toy_gateway import make_renderer, toy_repository
@@ -79,7 +79,7 @@ def worker_of(repository: PreparedRepository, lender: FleetClient | None) -> Rol
 
 async def attempts(worker: RolloutWorker, problem: Problem, count: int) -> list[Trajectory]:
     tickets = [
-        AttemptTicket(f"run.g0.t{index}", "run.g0", problem, index, index, temperature=1.0)
+        AttemptRequest(f"run.g0.t{index}", "run.g0", problem, index, 0, index)
         for index in range(count)
     ]
     return await asyncio.gather(*(worker.attempt(ticket) for ticket in tickets))
@@ -126,9 +126,3 @@ def test_attempts_in_the_fleets_boxes_are_those_in_the_workers_own(
     assert after["boxes"] <= 4
     assert lost.outcome is Outcome.SANDBOX_FAILED
     assert "rollout-boxes is not registered" in lost.reason
-
-
-def test_the_choice_of_boxes_is_identity_only_when_it_is_made() -> None:
-    assert "boxes" not in RolloutConfig().model_dump()
-    assert RolloutConfig(boxes="fleet").model_dump()["boxes"] == "fleet"
-    assert RolloutConfig.model_validate({"boxes": "fleet"}).boxes == "fleet"

@@ -9,8 +9,8 @@ from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.tasks.records import Group, Outcome
 from ostinato.tasks.rollout.journal import RolloutJournal
-from ostinato.tasks.rollout.orchestrator import AttemptRequest
 from ostinato.tasks.rollout.payload import group_from_bytes, group_to_bytes
+from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 

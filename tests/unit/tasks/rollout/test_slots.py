@@ -3,7 +3,7 @@
 import pytest
 
 from ostinato.tasks.records import Outcome
-from ostinato.tasks.rollout.orchestrator import AttemptRequest
+from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.slots import GroupSlot, GroupState, SlotTable
 from ostinato.tasks.rollout.staleness import StalenessPolicy
 from tests.fakes.rollouts import make_problem, make_trajectory

@@ -12,9 +12,9 @@ from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import make_grader
 from ostinato.tasks.records import Outcome, Problem, Trajectory
+from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes
 from ostinato.tasks.rollout.worker import (
-    AttemptTicket,
     RolloutWorker,
 )
 from tests.fakes.answering_model import AnsweringModel
@@ -64,9 +64,7 @@ async def run_attempt(
         clock=time.monotonic,
     )
     try:
-        return await worker.attempt(
-            AttemptTicket("run.g0.t0", "run.g0", problem, 0, 1, temperature=1.0)
-        )
+        return await worker.attempt(AttemptRequest("run.g0.t0", "run.g0", problem, 0, 0, 1))
     finally:
         await sandboxes.close()
 

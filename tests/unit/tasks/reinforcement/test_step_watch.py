@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.drivers.step_watch import StepWatch
 from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
@@ -27,7 +26,8 @@ from ostinato.tasks.learning.config import (
 from ostinato.tasks.learning.report import StepReport
 from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Group, RewardReport, Sample
-from ostinato.tasks.rollout.orchestrator import AttemptRequest
+from ostinato.tasks.reinforcement.step_watch import StepWatch
+from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 from tests.unit.tasks.learning.samples import TINY
 

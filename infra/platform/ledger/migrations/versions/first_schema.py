@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
-revision: str = "0001"
+revision: str = "one_spine_1"
 down_revision: str | None = None
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
@@ -13,7 +13,7 @@ depends_on: str | Sequence[str] | None = None
 
 def upgrade() -> None:
     """Forward."""
-    _create_runs_and_events()
+    _create_events()
     _create_artifacts()
     _create_journal()
     _create_checkpoints()
@@ -34,7 +34,6 @@ def downgrade() -> None:
         "artifact_parents",
         "artifacts",
         "events",
-        "runs",
     ):
         op.drop_table(table)
 
@@ -60,17 +59,7 @@ def _row_number(name: str, autoincrement: bool = True) -> sa.Column[int]:
     return sa.Column(name, kind, autoincrement=autoincrement, nullable=False)
 
 
-def _create_runs_and_events() -> None:
-    op.create_table(
-        "runs",
-        _text("run_id"),
-        _text("kind"),
-        _text("state"),
-        _json("payload"),
-        _real("started_at"),
-        _real("finished_at", nullable=True),
-        sa.PrimaryKeyConstraint("run_id"),
-    )
+def _create_events() -> None:
     op.create_table(
         "events",
         _row_number("event_id"),
@@ -148,8 +137,8 @@ def _create_checkpoints() -> None:
     op.create_table(
         "promotions",
         _row_number("entry_id"),
+        _text("line"),
         _text("action"),
-        _text("state"),
         _text("from_checkpoint_id", nullable=True),
         _text("to_checkpoint_id"),
         _text("scorecard_id", nullable=True),
@@ -159,13 +148,13 @@ def _create_checkpoints() -> None:
     )
     op.create_table(
         "champion",
-        _text("slot"),
+        _text("line"),
         _text("checkpoint_id"),
         _text("scorecard_id", nullable=True),
         _number("entry_id"),
         _text("reason"),
         _real("at"),
-        sa.PrimaryKeyConstraint("slot"),
+        sa.PrimaryKeyConstraint("line"),
     )
 
 
@@ -174,6 +163,7 @@ def _create_interactions() -> None:
         "interactions",
         _row_number("sequence"),
         _text("interaction_id"),
+        _text("line"),
         _text("tenant"),
         _text("session_id"),
         _text("arm"),
@@ -204,6 +194,8 @@ def _create_cycles() -> None:
     op.create_table(
         "cycles",
         _text("cycle_id"),
+        _text("line"),
+        _text("served"),
         _number("from_watermark"),
         _number("to_watermark"),
         _text("outcome", nullable=True),

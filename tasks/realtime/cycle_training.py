@@ -8,8 +8,6 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
@@ -17,41 +15,13 @@ from ostinato.infra.platform.telemetry import configure_logging, fields
 from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
 from ostinato.tasks.feedback.carry_over import STAGE, carried_baselines, distil_payload
 from ostinato.tasks.feedback.collect import collect
-from ostinato.tasks.feedback.config import FeedbackConfig
 from ostinato.tasks.feedback.distil import distil
-from ostinato.tasks.learning.config import LearningConfig, TrainerRequest
+from ostinato.tasks.learning.config import TrainerRequest
 from ostinato.tasks.learning.trainer import RLTrainer
+from ostinato.tasks.realtime.records import CycleTrainingRequest, CycleTrainingResult
 from ostinato.tasks.records import Sample
 
 logger = logging.getLogger(__name__)
-
-
-class CycleTrainingRequest(BaseModel):
-    """One window of interactions and the checkpoint that made them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    cycle_id: str
-    line: str
-    from_watermark: int
-    to_watermark: int
-    checkpoint_directory: str
-    feedback: FeedbackConfig
-    learning: LearningConfig
-
-
-class CycleTrainingResult(BaseModel):
-    """The candidate and the numbers of its batch."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    checkpoint_directory: str | None = Field(description="None: the window holds no sample")
-    interactions: int
-    skipped: int
-    samples: int
-    mean_reward: float
-    reasons: dict[str, int] = Field(description="named reason -> interactions it weighed most for")
-    metrics: dict[str, float]
 
 
 def main(request: CycleTrainingRequest, workspace: Workspace) -> CycleTrainingResult:

@@ -9,15 +9,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from ostinato.flows.drivers.serving import ServedModel, open_local_gateway
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.telemetry import configure_logging
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.infra.serving.gateway.server import running_server
-from ostinato.tasks.feedback.config import SimulatedUsersConfig
 from ostinato.tasks.feedback.simulated_users import (
     SimulatedRequest,
     SimulatedUsersReport,
@@ -25,21 +23,13 @@ from ostinato.tasks.feedback.simulated_users import (
     simulate_users,
 )
 from ostinato.tasks.problem_sets import load_problems, load_repositories
+from ostinato.tasks.realtime.records import TrafficRequest
+from ostinato.tasks.realtime.serving import open_local_gateway
 from ostinato.tasks.records import Problem, Split
 
 logger = logging.getLogger(__name__)
 
 SIMULATED_TENANT = "simulated"  # never mistaken for people's traffic
-
-
-class TrafficRequest(BaseModel):
-    """Who is served what."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    served: ServedModel
-    users: SimulatedUsersConfig
-    cycle_number: int = Field(ge=0, description="each cycle's users bring other problems")
 
 
 def main(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersReport:

@@ -6,7 +6,7 @@ from ostinato.models.decode.config import DecodingConfig
 
 
 class SpeculationConfig(BaseModel):
-    """How much is decoded."""
+    """Size of a speculation measurement."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -19,7 +19,7 @@ class SpeculationConfig(BaseModel):
 
 
 class SpeculationRequest(BaseModel):
-    """Which checkpoint on which transcripts' prompts."""
+    """A checkpoint and the transcripts whose prompts it decodes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

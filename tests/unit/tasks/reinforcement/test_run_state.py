@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from ostinato.flows.drivers.run_state import RunState, StatusFile
+from ostinato.tasks.reinforcement.run_state import RunState, StatusFile
 
 
 def test_used_seconds_survive_the_process(tmp_path: Path) -> None:

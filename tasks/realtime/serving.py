@@ -1,53 +1,39 @@
 """The gateway of this machine over a checkpoint: the place where gateway, engine, boxes and problems' repositories meet."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.gateway.config import GatewayConfig, TenantConfig
 from ostinato.infra.serving.gateway.keys import local_tenants
+from ostinato.infra.serving.gateway.server import serve
 from ostinato.infra.serving.gateway.serving import (
     OpenGateway,
     ServedCheckpoint,
     ServingPlan,
+    follow_plan,
     open_gateway,
 )
-from ostinato.models.decode.config import DecodingConfig, configure_engine
+from ostinato.models.decode.config import configure_engine
 from ostinato.models.decode.engine import CachePolicy
 from ostinato.tasks.problem_sets import load_problems, load_repositories
+from ostinato.tasks.realtime.records import ServedModel
+
+FOLLOW_SECONDS = 5.0
+PEOPLE_TENANT = "local"
 
 
-class ServedModel(BaseModel):
-    """What the gateway serves and where agents work."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    line: str = Field(description="serving line that interactions are recorded under")
-    checkpoint_directory: str
-    checkpoint_id: str = Field(
-        description="name in the ledger's promotions and in recorded interactions"
-    )
-    weight_version: int = 0
-    problems_directory: str = Field(description="its repositories are the ones that users may name")
-    harness: HarnessConfig
-    engine_slots: int = Field(default=16, ge=1)
-    boxes_per_repository: int = Field(default=8, ge=1)
-    decoding: DecodingConfig = DecodingConfig()
-
-    @property
-    def plan(self) -> ServingPlan:
-        """This checkpoint alone."""
-        return ServingPlan(
-            ServedCheckpoint(
-                self.checkpoint_id, Path(self.checkpoint_directory), self.weight_version
-            )
+def plan_of(served: ServedModel) -> ServingPlan:
+    """This checkpoint alone."""
+    return ServingPlan(
+        ServedCheckpoint(
+            served.checkpoint_id, Path(served.checkpoint_directory), served.weight_version
         )
+    )
 
 
 @asynccontextmanager
@@ -59,7 +45,7 @@ async def open_local_gateway(
     names = {problem.repository for problem in load_problems(problems)}
     tenant = local_tenants(settings.home, (tenant_name,))[tenant_name]
     async with open_gateway(
-        served.plan,
+        plan_of(served),
         load_repositories(problems, names),
         GatewayConfig(line=served.line, tenants=(tenant,), harness=served.harness),
         ledger=Ledger(settings.ledger_url).migrate(),
@@ -73,3 +59,15 @@ async def open_local_gateway(
         boxes_per_repository=served.boxes_per_repository,
     ) as gateway:
         yield gateway, tenant
+
+
+async def serve_people(newest: Callable[[], ServedModel], settings: Settings) -> None:
+    """Serves what `newest` names on the gateway's port and follows it, until cancelled."""
+    async with open_local_gateway(newest(), settings, PEOPLE_TENANT) as (gateway, _):
+        following = asyncio.create_task(
+            follow_plan(gateway, lambda: plan_of(newest()), poll_seconds=FOLLOW_SECONDS)
+        )
+        try:
+            await serve(gateway.app, settings.host, settings.gateway_port)
+        finally:
+            following.cancel()

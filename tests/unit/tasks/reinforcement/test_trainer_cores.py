@@ -2,8 +2,8 @@
 
 import pytest
 
-from ostinato.flows.drivers.reinforcement import trainer_cores
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.tasks.reinforcement.services import trainer_cores
 
 
 @pytest.mark.parametrize(

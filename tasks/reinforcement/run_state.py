@@ -33,7 +33,7 @@ class RunState:
 
 
 class StatusFile:
-    """What `ostinato status` reads: parts that wait, for what, since when (seconds since the
+    """State that `ostinato status` reads: parts that wait, for what, since when (seconds since the
     epoch).
     """
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from ostinato.flows.drivers.speculation_config import SpeculationRequest, SpeculationResult
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.platform.telemetry import configure_logging
@@ -23,6 +22,7 @@ from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.decode.statistics import EngineStatistics
 from ostinato.models.decode.weights import prepare_weights
 from ostinato.models.rendering import Renderer
+from ostinato.tasks.mtp.speculation_config import SpeculationRequest, SpeculationResult
 
 
 def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ostinato.flows.drivers.step_metrics import EngineTotals, describe_groups
 from ostinato.tasks.records import Group
-from ostinato.tasks.rollout.orchestrator import AttemptRequest
+from ostinato.tasks.reinforcement.step_metrics import EngineTotals, describe_groups
+from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 

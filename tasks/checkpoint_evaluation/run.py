@@ -8,29 +8,28 @@ own file of finished attempts, so a killed evaluation goes on and never mixes ve
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ostinato.flows.drivers.requests import (
-    AttemptsRequest,
-    AttemptsResult,
-    CheckpointEvaluationRequest,
-)
-from ostinato.flows.drivers.rollout_worker import WorkerSetup, build_worker
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import Progress, Workspace
 from ostinato.infra.platform.telemetry import configure_logging, fields
-from ostinato.infra.serving.engine.local import LocalEngine
-from ostinato.models.checkpoint import load_checkpoint
-from ostinato.models.decode.config import configure_engine
-from ostinato.models.decode.engine import CachePolicy
+from ostinato.infra.serving.engine.local import load_local_engine
 from ostinato.models.decode.protocol import Priority
+from ostinato.tasks.checkpoint_evaluation.records import (
+    EvaluationRequest,
+    EvaluationResult,
+    ShardRequest,
+    ShardResult,
+)
 from ostinato.tasks.evaluation.attempts import (
     INFRASTRUCTURE_OUTCOMES,
     AttemptFunction,
     AttemptRow,
     PlannedAttempt,
+    draw_problems,
+    plan_attempts,
     read_rows,
     run_attempts,
 )
@@ -40,25 +39,26 @@ from ostinato.tasks.evaluation.locating import (
     locating_row,
     read_locating,
 )
-from ostinato.tasks.evaluation.run import EvaluationResult, plan_of, score, shard_of
+from ostinato.tasks.evaluation.statistics import scorecard_from
+from ostinato.tasks.graded_worker import WorkerSetup, build_worker
 from ostinato.tasks.problem_sets import load_problems
-from ostinato.tasks.records import Trajectory
-from ostinato.tasks.rollout.worker import AttemptTicket, RolloutWorker
+from ostinato.tasks.records import Problem, Scorecard, Trajectory
+from ostinato.tasks.rollout.records import AttemptRequest
+from ostinato.tasks.rollout.worker import RolloutWorker
 
 logger = logging.getLogger(__name__)
 
-SHARD_ENTRY = "ostinato.flows.drivers.evaluation:run_shard"
+SHARD_ENTRY = "ostinato.tasks.checkpoint_evaluation.run:run_shard"
 ROWS_FILE = "rows.jsonl"
 LOCATING_FILE = "locating.jsonl"
 
 
-def main(request: CheckpointEvaluationRequest, workspace: Workspace) -> EvaluationResult:
+def main(request: EvaluationRequest, workspace: Workspace) -> EvaluationResult:
     """Runs all shards at once and scores their rows."""
     configure_logging()
     started_at = time.monotonic()
-    evaluation = request.evaluation
-    plan = plan_of(evaluation, load_problems(Path(evaluation.problems_directory)))
-    count = min(evaluation.processes, len({item.problem.problem_id for item in plan}))
+    plan = plan_of(request, load_problems(Path(request.problems_directory)))
+    count = min(request.processes, len({item.problem.problem_id for item in plan}))
     report = _progress_of(workspace, count, len(plan))
     with ThreadPoolExecutor(count) as threads:
         shards = [
@@ -72,14 +72,14 @@ def main(request: CheckpointEvaluationRequest, workspace: Workspace) -> Evaluati
             rows += read_rows(rows_path)
             locating += read_locating(rows_path.with_name(LOCATING_FILE))
     return EvaluationResult(
-        scorecard=score(evaluation, rows),
+        scorecard=score(request, rows),
         rows=tuple(rows),
         locating=tuple(locating),
         wall_seconds=time.monotonic() - started_at,
     )
 
 
-def run_shard(request: AttemptsRequest, workspace: Workspace) -> AttemptsResult:
+def run_shard(request: ShardRequest, workspace: Workspace) -> ShardResult:
     """One process: an engine, boxes, and the attempts of this shard."""
     configure_logging()
     evaluation = request.evaluation
@@ -87,34 +87,28 @@ def run_shard(request: AttemptsRequest, workspace: Workspace) -> AttemptsResult:
     mine = shard_of(plan, index=request.index, count=request.count)
     rows_path = workspace.directory / ROWS_FILE
     asyncio.run(_run_attempts(request, mine, rows_path, workspace))
-    return AttemptsResult(rows_path=str(rows_path), attempts=len(mine))
+    return ShardResult(rows_path=str(rows_path), attempts=len(mine))
 
 
 async def _run_attempts(
-    request: AttemptsRequest,
+    request: ShardRequest,
     plan: list[PlannedAttempt],
     rows_path: Path,
     workspace: Workspace,
 ) -> None:
     evaluation = request.evaluation
-    checkpoint = load_checkpoint(Path(evaluation.checkpoint_directory))
-    engine = LocalEngine(
-        checkpoint.spec,
-        checkpoint.weights,
-        0,
-        configure_engine(
-            evaluation.decoding,
-            slots=evaluation.engine_slots,
-            cache_policy=CachePolicy.EXACT,
-            max_context_tokens=evaluation.context_tokens,
-        ),
-        name=f"evaluation{request.index}",
+    engine = load_local_engine(
+        Path(evaluation.checkpoint_directory),
+        f"evaluation{request.index}",
+        evaluation.decoding,
+        slots=evaluation.engine_slots,
+        max_context_tokens=evaluation.context_tokens,
     )
     setup = WorkerSetup(
         tokenizer_directory=evaluation.checkpoint_directory,
         problems_directory=evaluation.problems_directory,
         harness=evaluation.harness,
-        grading=request.grading,
+        grading=evaluation.grading,
         concurrent_trajectories=evaluation.engine_slots,
         search_directory=evaluation.search_directory,
     )
@@ -140,16 +134,17 @@ def _attempt_with(worker: RolloutWorker, temperature: float) -> AttemptFunction:
     def attempt(item: PlannedAttempt) -> "asyncio.Future[Trajectory]":
         suffix = f".r{item.retry}" if item.retry else ""
         group_id = f"evaluation.{item.problem.problem_id}"
-        ticket = AttemptTicket(
+        request = AttemptRequest(
             trajectory_id=f"{group_id}.t{item.attempt}{suffix}",
             group_id=group_id,
             problem=item.problem,
             attempt=item.attempt,
+            retry=item.retry,
             seed=item.seed,
             temperature=temperature,
             priority=Priority.EVALUATION,
         )
-        return asyncio.ensure_future(worker.attempt(ticket))
+        return asyncio.ensure_future(worker.attempt(request))
 
     return attempt
 
@@ -167,21 +162,16 @@ def _noting(attempt: AttemptFunction, path: Path) -> AttemptFunction:
 
 
 def _supervise(
-    request: CheckpointEvaluationRequest,
+    request: EvaluationRequest,
     index: int,
     count: int,
     workspace: Workspace,
     on_progress: Callable[[Progress], None],
-) -> AttemptsResult:
+) -> ShardResult:
     return run_child(
         SHARD_ENTRY,
-        AttemptsRequest(
-            evaluation=request.evaluation,
-            grading=request.grading,
-            index=index,
-            count=count,
-        ),
-        AttemptsResult,
+        ShardRequest(evaluation=request, index=index, count=count),
+        ShardResult,
         directory=workspace.directory / f"shard{index}of{count}",
         on_progress=on_progress,
         settings=workspace.settings,
@@ -200,3 +190,34 @@ def _progress_of(workspace: Workspace, count: int, total: int) -> list[Callable[
         return listen
 
     return [listener(index) for index in range(count)]
+
+
+def plan_of(request: EvaluationRequest, problems: Iterable[Problem]) -> list[PlannedAttempt]:
+    """All attempts of a request."""
+    wanted = [problem for problem in problems if problem.split is request.split]
+    drawn = draw_problems(wanted, count=request.config.problems, seed=request.config.seed)
+    return plan_attempts(
+        drawn,
+        attempts_per_problem=request.config.attempts_per_problem,
+        seed=request.config.seed,
+    )
+
+
+def shard_of(plan: Sequence[PlannedAttempt], *, index: int, count: int) -> list[PlannedAttempt]:
+    """The attempts of one shard; all attempts at a problem stay together, so that its verdicts are
+    cached once.
+    """
+    names = list(dict.fromkeys(item.problem.problem_id for item in plan))
+    mine = set(names[index::count])
+    return [item for item in plan if item.problem.problem_id in mine]
+
+
+def score(request: EvaluationRequest, rows: Iterable[AttemptRow]) -> Scorecard:
+    """The scorecard of all rows."""
+    return scorecard_from(
+        rows,
+        suite=request.suite or request.split.value,
+        checkpoint=request.checkpoint_name,
+        temperature=request.config.temperature,
+        confidence=request.config.confidence,
+    )

@@ -1,0 +1,41 @@
+"""Process entry of the gateway, which serves the promoted checkpoint to people.
+
+`python -m ostinato.flows.gateway_process --recipe nano`.
+
+Follows the ledger's champion while it serves. It trains nothing and starts no flow.
+"""
+
+import argparse
+import asyncio
+import sys
+
+from rich.console import Console
+
+from ostinato.flows import realtime
+from ostinato.flows.stage import StageContext
+from ostinato.infra.platform.cluster.child_main import load_entry
+from ostinato.infra.platform.errors import OstinatoError
+from ostinato.infra.platform.telemetry import configure_logging
+
+
+def main() -> None:
+    """Serves until interrupted; exit code 2 when nothing was promoted yet or the port is busy."""
+    parser = argparse.ArgumentParser(prog="ostinato.flows.gateway_process")
+    parser.add_argument("--recipe", default="nano")
+    parser.add_argument("--line", help="serving line; the recipe's when absent")
+    options = parser.parse_args()
+    configure_logging()
+    try:
+        context = StageContext.open(options.recipe)
+        line = realtime.served_line(context, options.line)
+        serve_people = load_entry("ostinato.tasks.realtime.serving:serve_people")
+        asyncio.run(serve_people(lambda: realtime.served_model(context, line), context.settings))
+    except OstinatoError as error:
+        Console(stderr=True).print(
+            f"[red]{type(error).__name__}[/]: {error}", highlight=False, soft_wrap=True
+        )
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Requests and results of evaluating a checkpoint: one scorecard from the attempts of several shards."""
+
+from pydantic import Field
+
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.platform.record import Record
+from ostinato.models.decode.config import DecodingConfig
+from ostinato.tasks.evaluation.config import EvaluationConfig
+from ostinato.tasks.evaluation.locating import LocatingRow
+from ostinato.tasks.evaluation.statistics import AttemptRow
+from ostinato.tasks.grading.config import GradingConfig
+from ostinato.tasks.records import Scorecard, Split
+
+
+class EvaluationRequest(Record):
+    """One evaluation: checkpoint, problems and settings."""
+
+    checkpoint_directory: str
+    checkpoint_name: str = Field(description="what the scorecard calls the checkpoint")
+    problems_directory: str = Field(
+        description="problems and prepared repositories, as the problems stage left them"
+    )
+    split: Split = Split.HELD_OUT
+    suite: str = Field(default="", description="name on the scorecard; empty: the split")
+    config: EvaluationConfig = EvaluationConfig()
+    harness: HarnessConfig = HarnessConfig()
+    grading: GradingConfig = GradingConfig()
+    engine_slots: int = Field(
+        default=32, ge=1, description="attempts decoded together in one process"
+    )
+    decoding: DecodingConfig = DecodingConfig()
+    processes: int = Field(default=2, ge=1, description="shards that run at the same time")
+    search_directory: str | None = Field(
+        default=None, description="encoder of the search service; None: plain passages"
+    )
+    context_tokens: int = Field(
+        default=0, ge=0, description="longest conversation the engine holds; 0: the model's"
+    )
+    notes_locating: bool = Field(
+        default=False, description="also note what each attempt spent on finding the function"
+    )
+
+
+class EvaluationResult(Record):
+    """The scorecard and what it took."""
+
+    scorecard: Scorecard
+    rows: tuple[AttemptRow, ...]
+    wall_seconds: float
+    locating: tuple[LocatingRow, ...] = Field(default=(), description="empty unless asked for")
+
+
+class ShardRequest(Record):
+    """One shard of an evaluation, run by a process of its own."""
+
+    evaluation: EvaluationRequest
+    index: int = Field(ge=0)
+    count: int = Field(ge=1)
+
+
+class ShardResult(Record):
+    """Place of a shard's rows."""
+
+    rows_path: str
+    attempts: int

@@ -1,0 +1,57 @@
+"""Requests and results of the real-time cycle: serving, simulated traffic, training on a window."""
+
+from pydantic import Field
+
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.platform.record import Record
+from ostinato.models.decode.config import DecodingConfig
+from ostinato.tasks.feedback.config import FeedbackConfig, SimulatedUsersConfig
+from ostinato.tasks.learning.config import LearningConfig
+
+
+class ServedModel(Record):
+    """A checkpoint as the gateway serves it, with the repositories agents work in."""
+
+    line: str = Field(description="serving line that interactions are recorded under")
+    checkpoint_directory: str
+    checkpoint_id: str = Field(
+        description="name in the ledger's promotions and in recorded interactions"
+    )
+    weight_version: int = 0
+    problems_directory: str = Field(description="its repositories are the ones that users may name")
+    harness: HarnessConfig
+    engine_slots: int = Field(default=16, ge=1)
+    boxes_per_repository: int = Field(default=8, ge=1)
+    decoding: DecodingConfig = DecodingConfig()
+
+
+class TrafficRequest(Record):
+    """Simulated users of one cycle and what serves them."""
+
+    served: ServedModel
+    users: SimulatedUsersConfig
+    cycle_number: int = Field(ge=0, description="each cycle's users bring other problems")
+
+
+class CycleTrainingRequest(Record):
+    """One window of interactions and the checkpoint that made them."""
+
+    cycle_id: str
+    line: str
+    from_watermark: int
+    to_watermark: int
+    checkpoint_directory: str
+    feedback: FeedbackConfig
+    learning: LearningConfig
+
+
+class CycleTrainingResult(Record):
+    """The candidate and the numbers of its batch."""
+
+    checkpoint_directory: str | None = Field(description="None: the window holds no sample")
+    interactions: int
+    skipped: int
+    samples: int
+    mean_reward: float
+    reasons: dict[str, int] = Field(description="named reason -> interactions it weighed most for")
+    metrics: dict[str, float]

@@ -1,0 +1,67 @@
+"""Settings, request and result of a reinforcement run."""
+
+from pydantic import Field
+
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.platform.record import Record
+from ostinato.models.decode.config import DecodingConfig
+from ostinato.tasks.grading.config import GradingConfig
+from ostinato.tasks.learning.config import LearningConfig
+from ostinato.tasks.records import Split
+from ostinato.tasks.rollout.config import RolloutConfig
+
+
+class ReinforcementConfig(Record):
+    """Length and size of the RL run; how it learns and samples stands in `learning` and `rollout`."""
+
+    max_steps: int = Field(default=60, ge=1, description="optimiser steps, at most")
+    budget_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        description="no new step starts after this much run time, resumptions added; None: never",
+    )
+    engine_replicas: int = Field(default=1, ge=1, description="decode engines, one process each")
+    engine_slots: int = Field(
+        default=64, ge=1, description="requests that one engine decodes together"
+    )
+    rollout_workers: int = Field(default=1, ge=1, description="processes that drive the harness")
+
+
+class ReinforcementRequest(ReinforcementConfig):
+    """One RL run."""
+
+    run_id: str = Field(
+        description="names the run in the journal, the object store and the weight chain"
+    )
+    checkpoint_directory: str = Field(description="the model RL begins with")
+    problems_directory: str
+    split: Split = Split.TRAIN
+    rollout: RolloutConfig = RolloutConfig()
+    learning: LearningConfig = LearningConfig()
+    harness: HarnessConfig = HarnessConfig()
+    grading: GradingConfig = GradingConfig()
+    decoding: DecodingConfig = DecodingConfig()
+
+
+class ReinforcementResult(Record):
+    """End of a run. Its curve is metrics.jsonl of the workspace."""
+
+    checkpoint_directory: str
+    steps: int
+    weight_version: int
+    used_seconds: float
+    trajectories: dict[str, int] = Field(description="journal rows by state")
+    outcomes: dict[str, int] = Field(
+        description="dispatched trajectories of the last process by outcome"
+    )
+    solve_rate_first: float = Field(description="mean over the first five steps")
+    solve_rate_last: float = Field(description="mean over the last five steps")
+    hack_rates: dict[str, float] = Field(
+        default={}, description="share of the newest trajectories by hack pattern, those seen"
+    )
+    hack_any_ratio: float = Field(
+        default=0.0, description="share of the newest trajectories with any pattern"
+    )
+    alarms: tuple[str, ...] = Field(
+        default=(), description="hack alarms that stood at the end of the last process"
+    )

@@ -1,0 +1,137 @@
+"""Report of a run while it goes on: the metrics of each step, `status.json`, alarms."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.serving.engine.fleet import EngineFleet
+from ostinato.infra.serving.engine.parity import ParityMonitor
+from ostinato.tasks.grading.alarms import HackMonitor
+from ostinato.tasks.learning.actor import TrainedStep
+from ostinato.tasks.reinforcement.records import ReinforcementRequest
+from ostinato.tasks.reinforcement.run_state import RunState, StatusFile
+from ostinato.tasks.reinforcement.step_metrics import EngineTotals, describe_groups
+from ostinato.tasks.reinforcement.step_watch import StepWatch
+from ostinato.tasks.rollout.orchestrator import Orchestrator, StepRequest
+
+logger = logging.getLogger(__name__)
+
+
+class RunReporter:
+    """Metrics, status and alarms of one run."""
+
+    def __init__(self, request: ReinforcementRequest, workspace: Workspace, ledger: Ledger) -> None:
+        self._request = request
+        self._workspace = workspace
+        self._state = RunState.load(workspace.directory)
+        self._status = StatusFile(workspace.directory, request.run_id)
+        self._engine_totals = EngineTotals()
+        self.watch = StepWatch(
+            request.run_id,
+            ledger.events,
+            HackMonitor(request.grading.monitor),
+            ParityMonitor(request.run_id, request.learning.mismatch_alarm_k3),
+            time.time,
+        )
+        self._step_ended_at = 0.0
+
+    @property
+    def used_seconds(self) -> float:
+        """Run time up to the last finished step, earlier processes added."""
+        return self._state.used_seconds
+
+    def start(self) -> None:
+        """Notes that the run begins."""
+        self._status.write("starting", {})
+
+    def finish(self, orchestrator: Orchestrator) -> float:
+        """Notes that the run ended; returns the seconds it used."""
+        used = orchestrator.used_seconds(asyncio.get_running_loop().time())
+        self._state.save(used)
+        self._status.write("finished", {}, steps_done=orchestrator.progress.steps_done)
+        return used
+
+    def report_step(
+        self,
+        orchestrator: Orchestrator,
+        step: StepRequest,
+        trained: TrainedStep,
+        train_seconds: float,
+    ) -> None:
+        """Writes the metrics of a finished step."""
+        loop_now = asyncio.get_running_loop().time()
+        now = time.monotonic()
+        used = orchestrator.used_seconds(loop_now)
+        self._state.save(used)
+        rows: Mapping[str, float] = describe_groups(step.groups)
+        self.watch.observe(step.groups, trained.report)
+        progress = orchestrator.progress
+        run_seconds = max(1e-9, loop_now - progress.started_at)
+        metrics: dict[str, float | int | str] = {
+            **trained.report.metrics(),
+            **rows,
+            **step.metrics,
+            **self.watch.hacks.metrics(),
+            **self._engine_totals.since_last_step(),
+            "version": trained.publication.version,
+            "delta_density": trained.publication.density_ratio,
+            "published_bytes": trained.publication.stored_bytes,
+            "train_seconds": train_seconds,
+            "step_seconds": now - self._step_ended_at if self._step_ended_at else train_seconds,
+            "used_seconds": used,
+            "slot_busy_ratio": progress.slot_seconds_used
+            / run_seconds
+            / self._request.rollout.concurrent_trajectories,
+            "trainer_idle_ratio": progress.trainer_idle_seconds / run_seconds,
+        }
+        metrics.pop("step", None)
+        self._step_ended_at = now
+        message = (
+            f"step {step.step} v{trained.publication.version} solve {rows['solve_rate']:.2f} "
+            f"reward {rows['reward_mean']:.2f} tokens {rows['generated_tokens_mean']:.0f} "
+            f"stale {step.metrics['staleness_mean']:.1f} {metrics['step_seconds']:.1f}s"
+        )
+        logger.info("%s", message)
+        self._workspace.progress.update(step.step, self._request.max_steps, message, **metrics)
+
+    async def report_status(self, orchestrator: Orchestrator, engines: EngineFleet) -> None:
+        """Writes every second what waits for what; runs until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            progress = orchestrator.progress
+            self._status.write(
+                "running",
+                _waits(orchestrator, loop.time(), time.time()),
+                steps_done=progress.steps_done,
+                weight_version=progress.trainer_version,
+                outcomes=dict(orchestrator.table.outcomes),
+                alarms=self.watch.alarms(),
+            )
+            with contextlib.suppress(EngineError):  # who asks it for tokens tells of its death
+                self._engine_totals.update(await engines.statistics())
+            await asyncio.sleep(1.0)
+
+
+def _waits(orchestrator: Orchestrator, now: float, wall: float) -> dict[str, Mapping[str, Any]]:
+    progress = orchestrator.progress
+    waits: dict[str, Mapping[str, Any]] = {
+        part: {
+            "for": wait.what,
+            "detail": wait.detail,
+            "since": wall - (now - wait.since_seconds),
+        }
+        for part, wait in progress.waits.items()
+    }
+    if progress.engine_version < progress.trainer_version:
+        waits["engines"] = {
+            "for": f"weight version {progress.trainer_version}",
+            "detail": f"serving {progress.engine_version}",
+            "since": wall,
+        }
+    return waits

@@ -1,0 +1,234 @@
+"""Child entry of reinforcement learning: joins trainer, engines, rollout workers, journal and
+orchestrator into one run.
+
+A step: mark the groups as trained, train, publish and save, let the engines follow while the next
+step is already collected. Killed at any moment it goes on from the newest step checkpoint: groups
+that step has not seen are owed again, all others are never trained twice.
+"""
+
+import asyncio
+import logging
+import shutil
+import time
+from pathlib import Path
+
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_fixed,
+)
+
+from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import EngineError, ProblemError
+from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.objects import open_object_store
+from ostinato.infra.platform.telemetry import configure_logging, fields, read_metrics
+from ostinato.tasks.learning.actor import TrainedStep
+from ostinato.tasks.learning.advantages import make_samples
+from ostinato.tasks.problem_sets import load_problems
+from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
+from ostinato.tasks.reinforcement.reporting import RunReporter
+from ostinato.tasks.reinforcement.services import (
+    START_SECONDS,
+    RunServices,
+    ask,
+    chain_id_of,
+    open_services,
+)
+from ostinato.tasks.rollout.curriculum import Curriculum
+from ostinato.tasks.rollout.history import GroupHistory
+from ostinato.tasks.rollout.journal import RolloutJournal
+from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator, Progress, StepRequest
+
+logger = logging.getLogger(__name__)
+
+STEP_SECONDS = 3600.0
+UPDATE_SECONDS = 120.0  # a replica that died is back within 10 on an idle machine
+ENDS_STEPS = 5  # first and last steps whose solve rate is told in the result
+
+
+def main(request: ReinforcementRequest, workspace: Workspace) -> ReinforcementResult:
+    """Runs to the step or time limit; called again it continues."""
+    configure_logging()
+    settings = workspace.settings
+    start_ray(settings.cpu_limit, settings.object_store_memory_bytes)
+    try:
+        return asyncio.run(run(request, workspace))
+    finally:
+        stop_ray()
+
+
+async def run(request: ReinforcementRequest, workspace: Workspace) -> ReinforcementResult:
+    """Start everything, roll out and train, end everything."""
+    objects = open_object_store(workspace.settings)
+    ledger = open_ledger(workspace.settings)
+    reporter = RunReporter(request, workspace, ledger)
+    journal = RolloutJournal(ledger.journal, objects, request.run_id)
+    reporter.start()
+    async with open_services(request, workspace, objects) as services:
+        versions = await services.engines.follow(objects, chain_id_of(request))
+        loop = TrainingLoop(request, workspace, services, journal, reporter)
+        orchestrator = loop.make_orchestrator(min(v for v in versions if v is not None))
+        await services.workers.open()
+        beside = [
+            asyncio.create_task(reporter.report_status(orchestrator, services.engines)),
+            asyncio.create_task(loop.update_engines()),
+        ]
+        try:
+            await orchestrator.run()
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+        return await loop.finish()
+
+
+class TrainingLoop:
+    """Orchestrator of one run with the effects of its steps."""
+
+    _orchestrator: Orchestrator
+
+    def __init__(
+        self,
+        request: ReinforcementRequest,
+        workspace: Workspace,
+        services: RunServices,
+        journal: RolloutJournal,
+        reporter: RunReporter,
+    ) -> None:
+        self._request = request
+        self._workspace = workspace
+        self._services = services
+        self._journal = journal
+        self._reporter = reporter
+        self._wanted_version = -1
+        self._version_changed = asyncio.Event()
+
+    def make_orchestrator(self, engine_version: int) -> Orchestrator:
+        """The orchestrator where the last process left it: journal, curriculum and time used."""
+        request, status = self._request, self._services.trainer_status
+        problems = load_problems(Path(request.problems_directory), request.split)
+        if not problems:
+            raise ProblemError(
+                f"{request.problems_directory} holds 0 problems of split {request.split}, "
+                "wanted at least 1"
+            )
+        curriculum = Curriculum(
+            problems,
+            request.rollout.curriculum,
+            group_size=request.rollout.group_size,
+            seed=request.rollout.seed,
+        )
+        history = GroupHistory(self._workspace.directory / "groups.jsonl")
+        owed = self._journal.restore(status.step)
+        started = self._journal.groups_started()
+        history.replay(curriculum)
+        curriculum.resume(started)
+        orchestrator = self._orchestrator = Orchestrator(
+            request.run_id,
+            request.rollout,
+            curriculum=curriculum,
+            journal=self._journal,
+            attempt=self._services.workers.attempt,
+            train=self._train,
+            limits=Limits(request.max_steps, request.budget_seconds, self._reporter.used_seconds),
+            progress=Progress(
+                steps_done=status.step,
+                trainer_version=status.weight_version,
+                engine_version=engine_version,
+                groups_started=started,
+            ),
+        )
+        for item in owed:
+            orchestrator.restore(item.group, item.birth_version)
+        orchestrator.on_group = history.append
+        logger.info(
+            "run begins %s",
+            fields(
+                run=request.run_id,
+                step=status.step,
+                version=status.weight_version,
+                owed=len(owed),
+                problems=len(problems),
+            ),
+        )
+        return orchestrator
+
+    async def update_engines(self) -> None:
+        """Lets every engine follow the newest version while it generates. A replica that died is
+        started again by Ray and tried again here for a while.
+        """
+        while True:
+            await self._version_changed.wait()
+            self._version_changed.clear()
+            version = self._wanted_version
+            try:
+                async for trial in AsyncRetrying(
+                    retry=retry_if_exception_type(EngineError),
+                    wait=wait_fixed(1.0),
+                    stop=stop_after_delay(UPDATE_SECONDS),
+                    before_sleep=_note_late_update,
+                    reraise=True,
+                ):
+                    with trial:
+                        await self._services.engines.update_to(version)
+            except EngineError as error:
+                self._orchestrator.fail(error)
+                return
+            self._orchestrator.engine_applied(version)
+
+    async def finish(self) -> ReinforcementResult:
+        """Copies the newest step checkpoint, without its optimiser state, to where it stays."""
+        self._journal.release()
+        progress = self._orchestrator.progress
+        saved = await ask(self._services.trainer.save.remote(), "last checkpoint", START_SECONDS)
+        final = self._workspace.directory / "checkpoint"
+        shutil.rmtree(final, ignore_errors=True)
+        shutil.copytree(Path(saved), final, ignore=shutil.ignore_patterns("optimizer.pt"))
+        rates = [
+            float(row["solve_rate"])
+            for row in read_metrics(self._workspace.directory / "metrics.jsonl")
+        ]
+        watch = self._reporter.watch
+        return ReinforcementResult(
+            checkpoint_directory=str(final),
+            steps=progress.steps_done,
+            weight_version=progress.trainer_version,
+            used_seconds=self._reporter.finish(self._orchestrator),
+            trajectories=self._journal.counts(),
+            outcomes=dict(self._orchestrator.table.outcomes),
+            solve_rate_first=_mean(rates[:ENDS_STEPS]),
+            solve_rate_last=_mean(rates[-ENDS_STEPS:]),
+            hack_rates={name.value: rate for name, rate in watch.hacks.rates().items() if rate},
+            hack_any_ratio=watch.hacks.metrics()["hack_any_ratio"],
+            alarms=tuple(watch.alarms()),
+        )
+
+    async def _train(self, step: StepRequest) -> int:
+        """One step. The journal is marked first: a crash before the checkpoint is complete restores
+        the step before.
+        """
+        started_at = time.monotonic()
+        samples = [sample for group in step.groups for sample in make_samples(group)]
+        self._journal.mark_trained([group.group_id for group in step.groups], step.step)
+        trained: TrainedStep = await ask(
+            self._services.trainer.advance.remote(samples), f"step {step.step}", STEP_SECONDS
+        )
+        version = trained.publication.version
+        self._wanted_version = version
+        self._version_changed.set()
+        seconds = time.monotonic() - started_at
+        self._reporter.report_step(self._orchestrator, step, trained, seconds)
+        return version
+
+
+def _note_late_update(state: RetryCallState) -> None:
+    error = None if state.outcome is None else state.outcome.exception()
+    logger.warning("engines do not follow yet %s", fields(error=error))
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

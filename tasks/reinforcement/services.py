@@ -1,0 +1,139 @@
+"""Actors of a reinforcement run: trainer, engine replicas, sandbox fleet and rollout workers."""
+
+import asyncio
+import functools
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ostinato.infra.platform.cluster.actors import end_actor, get_or_create_actor, wait_for
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.sandbox.fleet.repositories import RepositoryFleet
+from ostinato.infra.serving.engine.fleet import EngineFleet, start_replicas
+from ostinato.models.checkpoint import load_spec
+from ostinato.models.decode.config import configure_engine
+from ostinato.tasks.graded_worker import WorkerSetup, build_fleet_worker
+from ostinato.tasks.learning.actor import TrainerActor, TrainerStatus
+from ostinato.tasks.learning.config import TrainerRequest
+from ostinato.tasks.problem_sets import load_problems, load_repositories
+from ostinato.tasks.reinforcement.records import ReinforcementRequest
+from ostinato.tasks.rollout.actor import RolloutFleet, start_workers
+from ostinato.tasks.rollout.sandboxes import BOX_LIMITS
+
+START_SECONDS = 180.0  # times the trainer's ranks
+
+
+@dataclass(frozen=True)
+class RunServices:
+    """Handles of a run's actors."""
+
+    trainer: Any
+    trainer_status: TrainerStatus
+    engines: EngineFleet
+    workers: RolloutFleet
+
+
+def chain_id_of(request: ReinforcementRequest) -> str:
+    """Name of the run's weight chain."""
+    return f"chain-{request.run_id}"
+
+
+async def ask(reference: Any, what: str, limit_seconds: float) -> Any:
+    """Answer of an actor; ClusterError names `what` when it does not come."""
+    return await asyncio.to_thread(wait_for, reference, what, limit_seconds)
+
+
+@asynccontextmanager
+async def open_services(
+    request: ReinforcementRequest, workspace: Workspace, objects: ObjectStore
+) -> AsyncIterator[RunServices]:
+    """Everything a run needs, ended with the block."""
+    trainer = get_or_create_actor(
+        TrainerActor,
+        f"{request.run_id}.trainer",
+        TrainerRequest(
+            config=request.learning,
+            checkpoint_directory=request.checkpoint_directory,
+            work_directory=str(workspace.directory / "steps"),
+            chain_id=chain_id_of(request),
+        ),
+        objects,
+        num_cpus=trainer_cores(request.learning.world_size, workspace.settings.cpu_limit),
+    )
+    replicas = start_replicas(
+        load_spec(Path(request.checkpoint_directory)),
+        configure_engine(request.decoding, slots=request.engine_slots),
+        [f"{request.run_id}.engine{index}" for index in range(request.engine_replicas)],
+        num_cpus=0.0,
+        chain=(objects, chain_id_of(request)),
+    )
+    boxes = await _start_boxes(request, workspace)
+    workers = RolloutFleet(
+        start_workers(
+            [f"{request.run_id}.rollouts{index}" for index in range(request.rollout_workers)],
+            functools.partial(build_fleet_worker, _worker_setup(request), tuple(replicas)),
+        ),
+        time.time,
+    )
+    try:
+        limit = START_SECONDS * request.learning.world_size
+        status = await ask(trainer.status.remote(), "trainer start", limit)
+        yield RunServices(trainer, status, EngineFleet(replicas), workers)
+    finally:
+        await workers.close()
+        if boxes is not None:
+            await boxes.close()
+        for actor in (trainer, *replicas.values()):
+            end_actor(actor)
+
+
+def trainer_cores(world_size: int, cpu_limit: int) -> float:
+    """Cores that Ray sets aside for the trainer; one rank shares its core with everything else."""
+    if world_size == 1:
+        return 0.0
+    if world_size > cpu_limit:
+        raise ConfigError(
+            f"[learning] world_size is {world_size}, wanted at most {cpu_limit}, the cores of this machine "
+            "(OSTINATO_CPU_LIMIT): the trainer's ranks are processes of one machine"
+        )
+    return float(world_size)
+
+
+def _boxes_name(request: ReinforcementRequest) -> str | None:
+    return f"{request.run_id}.boxes" if request.rollout.boxes == "fleet" else None
+
+
+async def _start_boxes(
+    request: ReinforcementRequest, workspace: Workspace
+) -> RepositoryFleet | None:
+    """The run's own sandbox fleet, where the recipe asks for one."""
+    name = _boxes_name(request)
+    if name is None:
+        return None
+    problems = Path(request.problems_directory)
+    names = {problem.repository for problem in load_problems(problems)}
+    return await RepositoryFleet.start(
+        name,
+        load_repositories(problems, names),
+        BOX_LIMITS,
+        writable=workspace.directory,
+        warm_boxes=request.rollout.concurrent_trajectories,
+    )
+
+
+def _worker_setup(request: ReinforcementRequest) -> WorkerSetup:
+    return WorkerSetup(
+        tokenizer_directory=request.checkpoint_directory,
+        problems_directory=request.problems_directory,
+        harness=request.harness,
+        grading=request.grading,
+        concurrent_trajectories=-(
+            -request.rollout.concurrent_trajectories // request.rollout_workers
+        ),
+        fleet_name=_boxes_name(request),
+    )

@@ -1,0 +1,117 @@
+"""Identity of code: import graph, what counts as a change, and what does not."""
+
+from pathlib import Path
+
+import pytest
+
+from ostinato.infra.platform.code_identity import SourceTree, changed_files, installed_tree
+from ostinato.infra.platform.errors import ConfigError
+
+MODULES = {
+    "__init__.py": "",
+    "tasks/__init__.py": "",
+    "tasks/run.py": "from pkg.tasks import loss\nfrom pkg.tasks.table import ROWS\n",
+    "tasks/loss.py": '"""Loss."""\n\ndef loss(x):\n    """Minus x."""\n    return -x  # down\n',
+    "tasks/table.py": 'SHARD = "pkg.tasks.shard:main"\nROWS = {"a", "b", "c"}\n',
+    "tasks/shard.py": "from pathlib import Path\n\nHERE = Path(__file__).parent / 'native'\n",
+    "tasks/native/walk.c": "int main(void) { return 0; }\n",
+    "tasks/other.py": "import pkg.tasks.run\n",
+}
+ENTRY = ("pkg.tasks.run:main",)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name, text in MODULES.items():
+        path = tmp_path / "pkg" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "pkg"
+
+
+def code_of(root: Path, cache: Path | None = None) -> dict[str, str]:
+    return SourceTree(root, "pkg", cache).code_of(ENTRY)
+
+
+def changes(root: Path, name: str, old: str, new: str) -> tuple[str, ...]:
+    """What a replaced text changes."""
+    before = code_of(root)
+    path = root / name
+    path.write_text(path.read_text().replace(old, new))
+    return changed_files(before, code_of(root))
+
+
+def test_closure_follows_imports_entries_in_strings_and_packages(root: Path) -> None:
+    tree = SourceTree(root, "pkg")
+    modules = {"pkg", "pkg.tasks", *(f"pkg.tasks.{name}" for name in ("loss", "table", "shard"))}
+
+    assert tree.imports("pkg.tasks.run") == modules - {"pkg.tasks.shard"}
+    assert tree.closure(ENTRY) == modules | {"pkg.tasks.run"}
+    with pytest.raises(ConfigError, match=r"'pkg\.tasks\.gone:main' names no module"):
+        tree.closure(["pkg.tasks.gone:main"])
+
+
+def test_code_holds_sources_beside_a_module_that_names_their_folder(root: Path) -> None:
+    assert {"tasks/loss.py", "tasks/native/walk.c"} <= code_of(root).keys()
+    assert "tasks/other.py" not in code_of(root)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("tasks/loss.py", "Minus x.", "The negative of x."),
+        ("tasks/loss.py", "# down", "# towards lower reward"),
+        ("tasks/loss.py", "\n\ndef", "\n\n\n\ndef"),
+        ("tasks/other.py", "import", "import os\nimport"),
+    ],
+)
+def test_prose_layout_and_other_modules_change_nothing(
+    root: Path, name: str, old: str, new: str
+) -> None:
+    assert changes(root, name, old, new) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("tasks/loss.py", "return -x", "return +x"),
+        ("tasks/table.py", '"b"', '"bb"'),
+        ("tasks/native/walk.c", "return 0", "return 1"),
+    ],
+)
+def test_a_change_of_what_runs_names_its_file(root: Path, name: str, old: str, new: str) -> None:
+    assert changes(root, name, old, new) == (name,)
+
+
+def test_a_new_import_brings_its_module(root: Path) -> None:
+    (root / "tasks/extra.py").write_text("X = 1\n")
+
+    found = changes(root, "tasks/loss.py", "def", "import pkg.tasks.extra\n\ndef")
+    assert found == ("tasks/extra.py", "tasks/loss.py")
+
+
+def test_versions_of_packages_are_told_with_both() -> None:
+    assert changed_files({"torch": "2.1"}, {"torch": "2.2"}) == ("torch 2.1 -> 2.2",)
+
+
+def test_cache_gives_the_same_and_a_torn_one_is_read_anew(root: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache.json"
+    fresh = code_of(root, cache)
+
+    assert code_of(root, cache) == fresh
+    cache.write_text(cache.read_text()[:-20])
+    assert code_of(root, cache) == fresh
+
+
+def test_digest_does_not_depend_on_the_order_of_a_set(root: Path) -> None:
+    before = code_of(root)["tasks/table.py"]
+    (root / "tasks/table.py").write_text(
+        'SHARD = "pkg.tasks.shard:main"\nROWS = {"a", "b", "c"}\n\n# the same\n'
+    )
+    assert code_of(root)["tasks/table.py"] == before
+
+
+def test_closures_of_the_project_load_no_torch_and_know_its_version() -> None:
+    code = installed_tree().code_of(["ostinato.tasks.pretraining.run:main"])
+
+    assert {"torch", "megatron-core", "models/optimizer.py"} <= code.keys()
