@@ -64,8 +64,8 @@ def stages_with_changed_code(root: Path, name: str, old: str, new: str) -> set[s
         ),
         (
             "tasks/grading/rewards.py",
-            "return 1.0",
-            "return 2.0",
+            "class",
+            "RULE = 2\n\n\nclass",
             {"reinforcement", "evaluation", "cycle"},
             {"problems", "corpus", "pretraining", "mtp", "speculation", "candidate"},
         ),
