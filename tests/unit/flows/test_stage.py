@@ -36,7 +36,7 @@ def stages_with_changed_code(root: Path, name: str, old: str, new: str) -> set[s
     cache = root.with_name("cache.json")
     tree = SourceTree(root, cache=cache)
     before = {stage.name: tree.code_of(stage.entries) for stage in STAGES.values()}
-    path.write_text(text.replace(old, new))
+    path.write_text(text.replace(old, new, 1))
     try:
         tree = SourceTree(root, cache=cache)
         after = {stage.name: tree.code_of(stage.entries) for stage in STAGES.values()}
@@ -64,8 +64,8 @@ def stages_with_changed_code(root: Path, name: str, old: str, new: str) -> set[s
         ),
         (
             "tasks/grading/rewards.py",
-            "class",
-            "RULE = 2\n\n\nclass",
+            '"""',
+            'RULE = 2\n"""',
             {"reinforcement", "evaluation", "cycle"},
             {"problems", "corpus", "pretraining", "mtp", "speculation", "candidate"},
         ),
