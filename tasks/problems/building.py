@@ -24,7 +24,12 @@ from ostinato.infra.sandbox.test_server import TestServer, VerdictCache
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.config import Kind, ProblemsConfig, Quotas
 from ostinato.tasks.problems.proving.baseline import Baseline, measure_baseline
-from ostinato.tasks.problems.proving.judging import Bench, Finding, Judgement, judge_candidate
+from ostinato.tasks.problems.proving.judging import (
+    Finding,
+    Judgement,
+    RepositoryUnderTest,
+    judge_candidate,
+)
 from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.problems.proving.oracle import oracles_of
 from ostinato.tasks.problems.selection import (
@@ -75,7 +80,7 @@ class BuiltPart:
 
 
 class RepositoryProver:
-    """Test servers and journal of one repository; its files lie below `work`."""
+    """Test servers and journal of one repository. Its files lie below `work`."""
 
     def __init__(
         self,
@@ -111,12 +116,12 @@ class RepositoryProver:
 
     @property
     def built(self) -> BuiltPart:
-        """Everything proven so far; `measure` comes first."""
+        """Everything proven so far. `measure` comes first."""
         assert self._built is not None
         return self._built
 
     async def measure(self) -> None:
-        """Find the stable tests; ProblemError when there are none."""
+        """Find the stable tests. ProblemError when there are none."""
         baseline = None
         if self._baseline_file.exists():
             baseline = Baseline.model_validate_json(self._baseline_file.read_text())
@@ -146,8 +151,8 @@ class RepositoryProver:
         if await asyncio.to_thread(self._leaks.leaks, candidate):
             return Judgement(candidate_id=candidate.candidate_id, finding=Finding.LEAKED)
         server, second = self._servers
-        bench = Bench(baseline, server, second, self._config.rules)
-        return await judge_candidate(candidate, bench)
+        under_test = RepositoryUnderTest(baseline, server, second, self._config.rules)
+        return await judge_candidate(candidate, under_test)
 
     async def load_oracles(self) -> None:
         """Oracles of the functions that tests call with literal arguments."""

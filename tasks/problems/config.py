@@ -14,7 +14,7 @@ from ostinato.tasks.records import Split
 
 
 class Config(BaseModel):
-    """Frozen settings; unknown keys are errors."""
+    """Frozen settings. Unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -102,7 +102,7 @@ class GitSource(Source):
 
 
 class SplitSizes(Config):
-    """Number of problems dealt out to each split; fewer when the packages do not hold so many."""
+    """Number of problems dealt out to each split. Fewer when the packages do not hold so many."""
 
     demonstration: int = Field(default=800, ge=0)
     train: int = Field(default=600, ge=0)

@@ -94,7 +94,7 @@ def write_prompt(
     docstring: str,
     seed: int,
 ) -> str:
-    """The prompt in one wording; the same inputs give the same text."""
+    """The prompt in one wording. The same inputs give the same text."""
     rng = random.Random(f"prompt {seed} {candidate.candidate_id}")
     kind, repository = candidate.kind, candidate.repository
     if kind is Kind.MINED_COMMIT:  # its last part is the commit
@@ -142,7 +142,7 @@ def _fill(template: str, words: Mapping[str, str]) -> str:
 
 
 def topic_words(symbol: str) -> tuple[str, ...]:
-    """What the vague wording calls a function: the words of its name and its class."""
+    """Words by which the vague wording names a function: those of its name and class."""
     name = symbol.rpartition(".")[2].strip("_")
     owner = symbol.rpartition(".")[0].rpartition(".")[2]
     return tuple(word.lower() for word in f"{owner}_{name}".split("_") if len(word) > 2)

@@ -92,7 +92,7 @@ def make_problem(
 
 
 def read_docstring(text: str, symbol: str) -> str:
-    """The docstring of a function, method or class; empty when there is none."""
+    """The docstring of a function, method or class. Empty when there is none."""
     for name, node in walk_definitions(parse_once(text)):
         if name == symbol:
             return ast.get_docstring(node) or ""

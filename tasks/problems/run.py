@@ -88,7 +88,7 @@ def _explain(left_out: Mapping[str, str]) -> str:
 
 
 class _Preparing:
-    """Fetching and preparing of all sources; one that cannot be had is noted and left out."""
+    """Fetching and preparing of all sources. One that cannot be had is noted and left out."""
 
     def __init__(self, request: ProblemsRequest, target: Path, workspace: Workspace) -> None:
         self.left_out: dict[str, str] = {}

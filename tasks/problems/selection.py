@@ -83,7 +83,7 @@ def _is_small(definition: Definition, lines: Sequence[str], config: ProblemsConf
 def mutate_definition(
     repository: str, definition: Definition, lines: Sequence[str]
 ) -> Iterator[Candidate]:
-    """Every single-line mutation of a function or method; `lines` are those of its file."""
+    """Every single-line mutation of a function or method. `lines` are those of its file."""
     at_margin = lines_at_margin(definition, lines)
     if at_margin is None:
         return
@@ -222,7 +222,7 @@ def _join(parts: Sequence[Candidate]) -> Candidate:
 def choose_held_out_functions(
     candidates: Iterable[Candidate], config: ProblemsConfig
 ) -> frozenset[Place]:
-    """Whole functions kept for evaluation, drawn by the seed; at most a quarter of all."""
+    """Whole functions kept for evaluation, drawn by the seed. At most a quarter of all."""
     places = dict.fromkeys(place_of(candidate) for candidate in candidates)
     drawn = sorted(places, key=lambda place: _rank(f"{config.seed}", "held-out", *place))
     return frozenset(drawn[: min(config.functions_held_out, len(places) // 4)])
@@ -231,7 +231,7 @@ def choose_held_out_functions(
 def deal_splits(
     proven: Sequence[Candidate], held_out: frozenset[Place], config: ProblemsConfig
 ) -> dict[str, Split]:
-    """Split of each proven candidate by id; those left over when all splits are full get none.
+    """Split of each proven candidate by id. Those left over when all splits are full get none.
 
     The splits share no mutation. A function of `held_out` occurs in held_out_function alone.
     """

@@ -73,7 +73,7 @@ def edit_texts(edits: Iterable[LineEdit], blocks: Iterable[BlockEdit]) -> list[s
 
 
 class LinePlan:
-    """Changes of a repository's files line by line; later ones of the same line win."""
+    """Changes of a repository's files line by line. Later ones of the same line win."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._files = files

@@ -203,7 +203,7 @@ def _is_inside_another(definition: Definition, group: Sequence[Definition]) -> b
 
 
 def read_names(text: str) -> list[tuple[str, int]]:
-    """Every name of a source text with its line; names inside strings are not seen."""
+    """Every name of a source text with its line. Names inside strings are not seen."""
     try:
         return [
             (token.string, token.start[0])

@@ -31,7 +31,7 @@ class DeletionMaker:
         definitions: Mapping[str, Sequence[Definition]],
         tests: Mapping[str, bytes],
     ) -> None:
-        """`files`: product code that may be broken; `tests`: what may import it by name."""
+        """`files`: product code that may be broken. `tests`: what may import it by name."""
         self._repository = repository
         self._files = files
         self._definitions = definitions

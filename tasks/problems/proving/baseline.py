@@ -21,7 +21,7 @@ _ROUNDS = 40  # a run ends at the first test that hangs; this many of those are 
 
 
 class Baseline(Config):
-    """The stable tests of a repository; arrays are parallel to `tests`."""
+    """The stable tests of a repository. Arrays are parallel to `tests`."""
 
     repository: str
     fingerprint: str

@@ -53,7 +53,7 @@ class Judgement(Config):
 
 
 @dataclass(frozen=True)
-class Bench:
+class RepositoryUnderTest:
     """Test servers and baseline of one repository."""
 
     baseline: Baseline
@@ -62,34 +62,34 @@ class Bench:
     rules: ValidityRules
 
 
-async def judge_candidate(candidate: Candidate, bench: Bench) -> Judgement:
+async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest) -> Judgement:
     """Judgement after all runs on one candidate."""
-    name, baseline = candidate.candidate_id, bench.baseline
-    if not 1 <= candidate.draft("").num_changed_lines <= bench.rules.max_changed_lines:
+    name, baseline = candidate.candidate_id, under_test.baseline
+    if not 1 <= candidate.draft("").num_changed_lines <= under_test.rules.max_changed_lines:
         return Judgement(candidate_id=name, finding=Finding.WRONG_SIZE)
     covering = baseline.speaking_of(candidate.touched, candidate.test_files)
     if not covering:
         return Judgement(candidate_id=name, finding=Finding.UNTESTED)
-    chosen = _choose(candidate, covering, bench)
+    chosen = _choose(candidate, covering, under_test)
     guards = _guards(candidate, covering, baseline)
-    files = candidate.broken_files(bench.server.repository.files)
+    files = candidate.broken_files(under_test.server.repository.files)
     tests = tuple(baseline.tests[position] for position in (*chosen, *guards))
-    report = await bench.server.run(files, tests, bench.rules.time_limit_seconds)
+    report = await under_test.server.run(files, tests, under_test.rules.time_limit_seconds)
     failing = [position for position in chosen if baseline.tests[position] not in report.passed_ids]
     passing = [position for position in (*chosen, *guards) if position not in frozenset(failing)]
     refusal = _refuse(report)
     if refusal is None and report.route != "hot":
-        refusal = await _check_imports(files, bench)
+        refusal = await _check_imports(files, under_test)
     if refusal is None:
         num_failing = round(len(failing) / len(chosen) * len(covering))
-        refusal = _refuse_extent(num_failing, passing, bench)
+        refusal = _refuse_extent(num_failing, passing, under_test)
     if refusal is not None:
         return Judgement(candidate_id=name, finding=refusal, seconds=report.cpu_seconds)
-    fail_to_pass = tuple(baseline.tests[p] for p in failing[: bench.rules.max_fail_to_pass])
-    pass_to_pass = tuple(baseline.tests[p] for p in passing[: bench.rules.max_pass_to_pass])
-    finding = await _second_run(candidate, files, fail_to_pass, pass_to_pass, bench)
+    fail_to_pass = tuple(baseline.tests[p] for p in failing[: under_test.rules.max_fail_to_pass])
+    pass_to_pass = tuple(baseline.tests[p] for p in passing[: under_test.rules.max_pass_to_pass])
+    finding = await _second_run(candidate, files, fail_to_pass, pass_to_pass, under_test)
     if finding is Finding.PROVEN:
-        finding = await _try_cheats(candidate, files, fail_to_pass, bench)
+        finding = await _try_cheats(candidate, files, fail_to_pass, under_test)
     if finding is not Finding.PROVEN:
         return Judgement(candidate_id=name, finding=finding, seconds=report.cpu_seconds)
     failure = report.first_failure
@@ -104,18 +104,22 @@ async def judge_candidate(candidate: Candidate, bench: Bench) -> Judgement:
     )
 
 
-def _refuse_extent(num_failing: int, passing: Sequence[int], bench: Bench) -> Finding | None:
+def _refuse_extent(
+    num_failing: int, passing: Sequence[int], under_test: RepositoryUnderTest
+) -> Finding | None:
     """Finding for too few or too many failing tests. `num_failing` is an estimate over all."""
     if num_failing == 0:
         return Finding.SURVIVED
-    if num_failing > max(1, bench.rules.max_failing_ratio * len(bench.baseline.tests)):
+    if num_failing > max(1, under_test.rules.max_failing_ratio * len(under_test.baseline.tests)):
         return Finding.TOO_BROAD
     return None if passing else Finding.NOTHING_PASSES
 
 
-def _choose(candidate: Candidate, covering: Sequence[int], bench: Bench) -> list[int]:
+def _choose(
+    candidate: Candidate, covering: Sequence[int], under_test: RepositoryUnderTest
+) -> list[int]:
     """Covering tests, those named after the symbol and those that call little first."""
-    baseline = bench.baseline
+    baseline = under_test.baseline
     word = candidate.symbol.rpartition(".")[2].strip("_").lower().replace("_", "")
 
     def rank(position: int) -> tuple[bool, int, str]:
@@ -124,7 +128,7 @@ def _choose(candidate: Candidate, covering: Sequence[int], bench: Bench) -> list
         return (not word or word not in plain, baseline.num_calls[position], test)
 
     ordered = sorted(covering, key=rank)
-    most = bench.rules.max_tests_first_run
+    most = under_test.rules.max_tests_first_run
     if len(ordered) <= most:
         return ordered
     rest = ordered[most // 2 :]
@@ -144,9 +148,11 @@ def _guards(candidate: Candidate, covering: Sequence[int], baseline: Baseline) -
     return sorted(random.Random(candidate.candidate_id).sample(cheap, min(4, len(cheap))))
 
 
-async def _check_imports(files: dict[str, bytes], bench: Bench) -> Finding | None:
+async def _check_imports(
+    files: dict[str, bytes], under_test: RepositoryUnderTest
+) -> Finding | None:
     """Run one cheap test of every test file on a fresh import, so that a broken import is seen."""
-    baseline = bench.baseline
+    baseline = under_test.baseline
     cheapest: dict[str, int] = {}
     for position, test in enumerate(baseline.tests):
         file = test.partition("::")[0]
@@ -154,7 +160,7 @@ async def _check_imports(files: dict[str, bytes], bench: Bench) -> Finding | Non
         if best is None or baseline.num_calls[position] < baseline.num_calls[best]:
             cheapest[file] = position
     tests = tuple(baseline.tests[position] for position in cheapest.values())
-    report = await bench.server.run(files, tests, bench.rules.time_limit_seconds)
+    report = await under_test.server.run(files, tests, under_test.rules.time_limit_seconds)
     outcomes = set(report.outcomes.values())
     is_broken = TestOutcome.ERROR in outcomes or TestOutcome.MISSING in outcomes
     return Finding.BREAKS_IMPORT if is_broken else None
@@ -165,29 +171,34 @@ async def _second_run(
     files: dict[str, bytes],
     fail_to_pass: Sequence[str],
     pass_to_pass: Sequence[str],
-    bench: Bench,
+    under_test: RepositoryUnderTest,
 ) -> Finding:
     tests = [*fail_to_pass, *pass_to_pass]
     random.Random(f"second {candidate.candidate_id}").shuffle(tests)
-    is_cold = _is_drawn(candidate, "cold", bench.rules.cold_share)
-    report = await _run_anew(bench.second, files, tests, bench.rules, cold=is_cold)
+    is_cold = _is_drawn(candidate, "cold", under_test.rules.cold_share)
+    report = await _run_anew(under_test.second, files, tests, under_test.rules, cold=is_cold)
     is_same = report.passed_ids == frozenset(pass_to_pass) and not report.tampering
     return Finding.PROVEN if is_same and _refuse(report) is None else Finding.UNSTABLE
 
 
 async def _try_cheats(
-    candidate: Candidate, files: dict[str, bytes], fail_to_pass: Sequence[str], bench: Bench
+    candidate: Candidate,
+    files: dict[str, bytes],
+    fail_to_pass: Sequence[str],
+    under_test: RepositoryUnderTest,
 ) -> Finding:
-    """Deleting the tests must change nothing; skipping everything must pass nothing."""
-    repository = bench.server.repository
+    """Deleting the tests must change nothing. Skipping everything must pass nothing."""
+    repository = under_test.server.repository
     without_tests: dict[str, bytes | None] = {**files}
-    without_tests.update(dict.fromkeys(path for path in repository.files if _is_test(path, bench)))
+    without_tests.update(
+        dict.fromkeys(path for path in repository.files if _is_test(path, under_test))
+    )
     if repository.keep_editable(without_tests) != repository.keep_editable(files):
         return Finding.CHEATED
-    if not _is_drawn(candidate, "cheat", bench.rules.cheater_share):
+    if not _is_drawn(candidate, "cheat", under_test.rules.cheater_share):
         return Finding.PROVEN
     skipping = {path: _SKIP_EVERYTHING + content for path, content in files.items()}
-    report = await _run_anew(bench.server, skipping, fail_to_pass, bench.rules, cold=True)
+    report = await _run_anew(under_test.server, skipping, fail_to_pass, under_test.rules, cold=True)
     return Finding.CHEATED if report.passed_ids else Finding.PROVEN
 
 
@@ -207,8 +218,8 @@ async def _run_anew(
     return await server.run_again(files, tests, rules.time_limit_seconds, cold=cold)
 
 
-def _is_test(path: str, bench: Bench) -> bool:
-    return bench.server.repository.is_test(path)
+def _is_test(path: str, under_test: RepositoryUnderTest) -> bool:
+    return under_test.server.repository.is_test(path)
 
 
 def _is_drawn(candidate: Candidate, purpose: str, share: float) -> bool:

@@ -107,7 +107,7 @@ class ReadableTree:
 
 
 class LaidOver:
-    """A tree with a few files changed; asks the tree below for all others."""
+    """A tree with a few files changed. Asks the tree below for all others."""
 
     def __init__(self, below: ReadableTree, changed: Mapping[str, _FileIndex]) -> None:
         self._below = below

@@ -12,7 +12,7 @@ from ostinato.infra.sandbox import TestServer
 from ostinato.tasks.problems.commits import clean_message, mine_commits
 from ostinato.tasks.problems.config import GitSource, ValidityRules
 from ostinato.tasks.problems.proving.baseline import measure_baseline
-from ostinato.tasks.problems.proving.judging import Bench, Finding, judge_candidate
+from ostinato.tasks.problems.proving.judging import Finding, RepositoryUnderTest, judge_candidate
 
 BROKEN = 'def half(number):\n    """Half of a number."""\n    return number // 2\n'
 WHOLE = BROKEN.replace("//", "/")
@@ -77,7 +77,9 @@ def test_mined_commit_is_proven_by_its_new_test(history, tmp_path):
         try:
             rules = ValidityRules(max_failing_ratio=0.6)
             baseline = await measure_baseline(*servers, rules, 0)
-            return await judge_candidate(mined.candidate, Bench(baseline, *servers, rules))
+            return await judge_candidate(
+                mined.candidate, RepositoryUnderTest(baseline, *servers, rules)
+            )
         finally:
             for server in servers:
                 await server.close()
