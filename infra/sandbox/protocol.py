@@ -39,9 +39,6 @@ class SandboxLimits(SandboxRecord):
     test_cpu_seconds: float = Field(
         default=1.0, description="CPU time of one test; more is a timeout"
     )
-    num_cpus: float | None = Field(
-        default=None, description="processors the whole box may use; None: no limit of its own"
-    )
 
 
 class ExecResult(SandboxRecord):
@@ -55,22 +52,12 @@ class ExecResult(SandboxRecord):
     truncated: bool
     timed_out: bool
     wall_seconds: float
-    out_of_memory: bool = Field(
-        default=False, description="the kernel ended a process of the box for memory meanwhile"
-    )
-    cpu_seconds: float = Field(
-        default=0.0, description="of the command and the children it waited for"
-    )
 
 
 class Capabilities(SandboxRecord):
     """Features of a backend beyond files, file snapshots and forks, which all have."""
 
     memory_snapshot: bool = Field(default=False, description="snapshot(MEMORY): processes too")
-    own_kernel: bool = Field(default=False, description="a virtual machine, not a namespace")
-    hard_limits: bool = Field(
-        default=False, description="memory and processes of the whole box are limited, not of each"
-    )
 
 
 class SnapshotKind(StrEnum):
@@ -85,8 +72,6 @@ class Snapshot(SandboxRecord):
 
     snapshot_id: str = Field(description="hash of the content")
     kind: SnapshotKind
-    num_files: int = Field(description="files written or removed since the repository")
-    num_bytes: int = Field(description="what this snapshot holds beside the repository")
 
 
 class SandboxSpec(SandboxRecord):
@@ -119,8 +104,6 @@ class FileStatus(SandboxRecord):
     path: str
     kind: FileKind
     num_bytes: int
-    modified_ns: int
-    is_executable: bool
 
 
 class TestOutcome(StrEnum):

@@ -4,15 +4,12 @@ All regular files are searched but those below caches and git's own and those wi
 are not followed.
 """
 
-import re
 import shlex
 from dataclasses import dataclass
 from typing import NamedTuple
 
 _HIDDEN_FOLDERS = (".git", "__pycache__", ".venv", "node_modules")
 _PROBED_BYTES = 1 << 16
-_BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
-_MOST_GLOBS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,7 @@ def search_command(search: TextSearch) -> str:
     """
     path = shlex.quote(search.path or ".")
     flags = "--no-config --no-ignore --hidden --encoding none --color never --no-heading"
-    globs = [f"-g {shlex.quote(glob)}" for glob in expand_braces(search.glob)]
+    globs = [f"-g {shlex.quote(search.glob)}"] if search.glob else []
     globs += [f"-g {shlex.quote(f'!{name}')}" for name in _HIDDEN_FOLDERS]
     command = " ".join(
         (
@@ -68,18 +65,3 @@ def read_matches(output: bytes) -> tuple[list[TextMatch], str]:
         elif line.strip():
             said.append(line)
     return found, "\n".join(said)
-
-
-def expand_braces(glob: str) -> tuple[str, ...]:
-    """`*.{py,md}` as `*.py` and `*.md`. Nothing for an empty glob."""
-    done: list[str] = []
-    waiting = [glob] if glob else []
-    while waiting and len(done) + len(waiting) <= _MOST_GLOBS:
-        text = waiting.pop(0)
-        braces = _BRACES.search(text)
-        if braces is None:
-            done.append(text)
-        else:
-            before, after = text[: braces.start()], text[braces.end() :]
-            waiting += [before + part + after for part in braces[1].split(",")]
-    return (*done, *waiting)

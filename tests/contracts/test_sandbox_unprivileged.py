@@ -62,7 +62,7 @@ def test_layers_work_without_rights(kind):
         "plain": "x\n",
         "shut/file": "in\n",
     }
-    assert told["looked"] == ("closed\nkept\npack\nplain\nshut\nb\n777\n0\n0\nin\nb'n'\n")
+    assert told["looked"] == ("closed\nkept\npack\nplain\nshut\nb\n777\n0\n0\nin\n")
     assert told["grandchild"] == "b\nnew\n"
     assert told["repository"] == ["a", "b", "gone.txt", "kept", "pack"]
     assert told["bomb"]

@@ -36,7 +36,7 @@ from ostinato.infra.sandbox.snapshots.layers import (
     remove_folder,
     write_entries,
 )
-from ostinato.infra.sandbox.snapshots.store import LayerStore, State
+from ostinato.infra.sandbox.snapshots.store import LayerStore, State, compare_files
 
 _WATCH_SECONDS = 0.5
 _IDLE_BOXES_PER_LOOK = 20
@@ -68,10 +68,6 @@ class NamespaceSandbox(BoxTools):
         self._reading = asyncio.Lock()
         self._is_closed = False
 
-    def count_memory_kills(self) -> int:
-        """Number of processes of this box that the kernel ended for memory."""
-        return self._box.count_memory_kills()
-
     async def hello(self) -> None:
         """Wait until the box's server answers."""
         limits = self.spec.limits
@@ -84,11 +80,22 @@ class NamespaceSandbox(BoxTools):
 
     async def snapshot(self, kind: SnapshotKind = SnapshotKind.FILES) -> Snapshot:
         """Freeze the files as they are now. Processes stand still meanwhile and go on after."""
-        return await self._backend.take_snapshot(self, kind)
+        if kind is not SnapshotKind.FILES:
+            raise InvalidArgument(
+                f"snapshot of {self.sandbox_id}: kind {kind}, this backend keeps only files"
+            )
+        return self._backend.keep(self.spec, await self.read_state())
 
     async def diff(self, base: Snapshot | None = None) -> dict[str, bytes | None]:
         """Regular files of /repo that differ from `base` (None: the repository). None: removed."""
-        return await self._backend.compare(self, base)
+        store, writes = self._backend.store, await self.read_writes()
+        pristine = store.base(self.spec.repository)
+        before = pristine if base is None else self._backend.find_snapshot(base).state
+        return compare_files(store.whole(before), store.whole(self.state, writes))
+
+    async def read_state(self) -> State:
+        """Its files as they are now, to start other boxes from."""
+        return self._backend.store.with_writes(self.state, await self.read_writes())
 
     async def read_writes(self) -> Entries:
         """Writes of this sandbox as a layer's entries."""
@@ -143,6 +150,7 @@ class NamespaceBackend:
     """Boxes of this host. Belongs to one event loop, and its thread must outlive it."""
 
     name = "namespace"
+    capabilities = Capabilities()
 
     def __init__(self, directory: Path | None = None, *, overlays: bool | None = None) -> None:
         """`directory`: where layers and writes go; None: in memory where that works.
@@ -157,13 +165,7 @@ class NamespaceBackend:
         self._looks = itertools.count()
         self._sandboxes: dict[str, NamespaceSandbox] = {}
         self._snapshots: dict[str, _Kept] = {}
-        self._has_hard_limits = True
         self._watcher: asyncio.Task[None] | None = None
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Snapshots hold files only. Limits are hard where control groups can be made."""
-        return Capabilities(hard_limits=self._has_hard_limits)
 
     async def create(self, spec: SandboxSpec) -> NamespaceSandbox:
         """A box over the spec's repository and files, ready to be asked."""
@@ -179,12 +181,12 @@ class NamespaceBackend:
     ) -> tuple[NamespaceSandbox, ...]:
         """Boxes over the same files. They share the frozen layer and start side by side."""
         if isinstance(source, Snapshot):
-            kept = self._kept(source)
+            kept = self.find_snapshot(source)
             spec, state = kept.spec, kept.state
         else:
             sandbox = self._find(source)
             spec = sandbox.spec
-            state = self.store.with_writes(sandbox.state, await sandbox.read_writes())
+            state = await sandbox.read_state()
         self.store.hold(state)
         try:
             return await start_all([self._start(spec, state) for _ in range(count)])
@@ -193,7 +195,7 @@ class NamespaceBackend:
 
     async def remove_snapshot(self, snapshot: Snapshot) -> None:
         """Forget a snapshot. Its layer goes with the last box that stands on it."""
-        kept = self._kept(snapshot)
+        kept = self.find_snapshot(snapshot)
         del self._snapshots[snapshot.snapshot_id]
         self.store.let_go(kept.state)
 
@@ -206,36 +208,22 @@ class NamespaceBackend:
         self._snapshots.clear()
         self.store.close()
 
-    async def take_snapshot(self, sandbox: NamespaceSandbox, kind: SnapshotKind) -> Snapshot:
-        """See NamespaceSandbox.snapshot."""
-        if kind is not SnapshotKind.FILES:
-            raise InvalidArgument(
-                f"snapshot of {sandbox.sandbox_id}: kind {kind}, this backend keeps only files"
-            )
-        state = self.store.with_writes(sandbox.state, await sandbox.read_writes())
+    def keep(self, spec: SandboxSpec, state: State) -> Snapshot:
+        """A snapshot of a state, the same for the same files."""
         text = f"{state.repository}\n{state.layer_id}"
         snapshot_id = hashlib.sha256(text.encode()).hexdigest()[:32]
         if snapshot_id not in self._snapshots:
-            entries = self.store.entries(state).values()
-            snapshot = Snapshot(
-                snapshot_id=snapshot_id,
-                kind=SnapshotKind.FILES,
-                num_files=len(entries),
-                num_bytes=sum(len(entry.content) for entry in entries),
-            )
             self.store.hold(state)
-            self._snapshots[snapshot_id] = _Kept(snapshot, state, sandbox.spec)
+            snapshot = Snapshot(snapshot_id=snapshot_id, kind=SnapshotKind.FILES)
+            self._snapshots[snapshot_id] = _Kept(snapshot, state, spec)
         return self._snapshots[snapshot_id].snapshot
 
-    async def compare(
-        self, sandbox: NamespaceSandbox, base: Snapshot | None
-    ) -> dict[str, bytes | None]:
-        """See NamespaceSandbox.diff."""
-        writes = await sandbox.read_writes()
-        before = (
-            self.store.base(sandbox.spec.repository) if base is None else self._kept(base).state
-        )
-        return self.store.compare(before, sandbox.state, writes)
+    def find_snapshot(self, snapshot: Snapshot) -> _Kept:
+        """What a snapshot holds. SandboxNotFound where it is not this backend's any more."""
+        kept = self._snapshots.get(snapshot.snapshot_id)
+        if kept is None:
+            raise SandboxNotFound(f"no snapshot {snapshot.snapshot_id} in this backend")
+        return kept
 
     def forget(self, sandbox: NamespaceSandbox) -> None:
         """Take a box that has ended off the list, and let go of its layer."""
@@ -256,7 +244,6 @@ class NamespaceBackend:
             remove_folder(folder)
             raise
         sandbox = NamespaceSandbox(self, spec, state, folder, box, copied)
-        self._has_hard_limits = box.has_hard_limits
         self.store.hold(state)
         self._sandboxes[sandbox.sandbox_id] = sandbox
         if self._watcher is None:
@@ -285,12 +272,6 @@ class NamespaceBackend:
         if found is None or found is not sandbox:
             raise SandboxNotFound(f"no sandbox {sandbox.sandbox_id} in this backend")
         return found
-
-    def _kept(self, snapshot: Snapshot) -> _Kept:
-        kept = self._snapshots.get(snapshot.snapshot_id)
-        if kept is None:
-            raise SandboxNotFound(f"no snapshot {snapshot.snapshot_id} in this backend")
-        return kept
 
     async def _watch_space(self) -> None:
         """Look at boxes that were used since the last look, and at some of the others in turn."""

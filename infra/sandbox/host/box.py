@@ -70,7 +70,6 @@ class BoxProcess:
         self.process_id: int | None = None  # of process 1, as this host counts
         self._limits = limits
         self._group = ControlGroup(self.name, limits)
-        self._num_kills_told = 0  # a death without a new one is not the fault of what ran inside
         arguments = [
             *_isolation(limits),
             *system_mounts(),
@@ -138,21 +137,11 @@ class BoxProcess:
         )
         code = self._process.returncode
         text = f"box {self.name} ended with code {code}: {said[-800:] or 'no message'}"
-        if self._group.count_memory_kills() > self._num_kills_told:
+        if self._group.count_memory_kills():
             return OutOfMemory(f"{text}; it was over its memory limit")
         if said.startswith("bwrap:"):
             return SandboxError(f"{text}; {_NO_NAMESPACES}")
         return SandboxLost(text)
-
-    def count_memory_kills(self) -> int:
-        """Processes of this box that the kernel ended for memory. 0 without control groups."""
-        self._num_kills_told = self._group.count_memory_kills()
-        return self._num_kills_told
-
-    @property
-    def has_hard_limits(self) -> bool:
-        """Whether control groups hold the box as a whole."""
-        return self._group.is_effective
 
     def kill(self) -> None:
         """End everything inside. `close` still frees the rest."""
@@ -185,7 +174,7 @@ def find_bubblewrap() -> Path:
 
 @functools.cache
 def can_overlay(parent: Path) -> bool:
-    """Whether overlays can be made of folders below `parent`, and files be removed in them.
+    """Whether overlays can be made of folders below `parent`, and folders be replaced in them.
 
     Old kernels cannot without rights, nor can containers whose own files are an overlay.
     """
@@ -193,9 +182,11 @@ def can_overlay(parent: Path) -> bool:
     low, up, work = folder / "low", folder / "up", folder / "work"
     for place in (low, up, work):
         place.mkdir()
-    (low / "file").touch()
+    (low / "folder").mkdir()
+    (low / "folder" / "file").touch()
     overlay = ("--overlay-src", str(low), "--overlay", str(up), str(work), "/tmp")
-    command = ("--unshare-user", "--ro-bind", "/", "/", *overlay, "rm", "/tmp/file")
+    test = ("sh", "-c", "rm -r /tmp/folder && mkdir /tmp/folder")
+    command = ("--unshare-user", "--ro-bind", "/", "/", *overlay, *test)
     done = subprocess.run((str(find_bubblewrap()), *command), capture_output=True, check=False)
     remove_folder(folder)
     return done.returncode == 0

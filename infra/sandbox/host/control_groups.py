@@ -11,7 +11,6 @@ from ostinato.infra.sandbox.protocol import SandboxLimits
 
 _ROOT = Path("/sys/fs/cgroup")
 _GROUP = "ostinato"
-_PERIOD_MICROSECONDS = 100_000
 # groups whose last processes had not quite ended when their box was closed
 _closing: set[str] = set()
 
@@ -28,11 +27,6 @@ class ControlGroup:
         else:
             for controller, values in _version_1(limits).items():
                 self._make(f"{_ROOT}/{controller}/{_GROUP}", name, values)
-
-    @property
-    def is_effective(self) -> bool:
-        """Whether there is a group."""
-        return bool(self._directories)
 
     def add(self, process_id: int) -> None:
         """Take a process in. What it starts from now on belongs to the group too."""
@@ -88,7 +82,7 @@ def _sweep_dead() -> None:
     """Once a process: drop groups whose maker was killed before it could."""
     for parent in (
         _ROOT / _GROUP,
-        *(_ROOT / name / _GROUP for name in ("memory", "pids", "cpu")),
+        *(_ROOT / name / _GROUP for name in ("memory", "pids")),
     ):
         if parent.is_dir():
             for directory in parent.iterdir():
@@ -134,23 +128,15 @@ def _drop(directory: str) -> bool:
 
 
 def _version_2(limits: SandboxLimits) -> dict[str, str]:
-    values = {
+    return {
         "memory.max": str(limits.memory_bytes),
         "memory.swap.max": "0",
         "pids.max": str(limits.processes),
     }
-    if limits.num_cpus is not None:
-        values["cpu.max"] = f"{int(limits.num_cpus * _PERIOD_MICROSECONDS)} {_PERIOD_MICROSECONDS}"
-    return values
 
 
 def _version_1(limits: SandboxLimits) -> dict[str, dict[str, str]]:
-    values = {
+    return {
         "memory": {"memory.limit_in_bytes": str(limits.memory_bytes)},
         "pids": {"pids.max": str(limits.processes)},
     }
-    if limits.num_cpus is not None:
-        quota = str(int(limits.num_cpus * _PERIOD_MICROSECONDS))
-        period = str(_PERIOD_MICROSECONDS)
-        values["cpu"] = {"cpu.cfs_period_us": period, "cpu.cfs_quota_us": quota}
-    return values

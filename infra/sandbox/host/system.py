@@ -127,24 +127,12 @@ def _host_mounts() -> tuple[str, ...]:
         mounts += ["--ro-bind", "/usr/lib", "/usr/lib"]
         for folder in _folders_with_python(Path("/usr/lib")):
             mounts += ["--tmpfs", str(folder)]
-    mounts += _mirror_links(Path("/usr/lib64"))
-    for path in ("/bin", "/lib", "/lib64", "/sbin"):
+    for path in ("/usr/lib64", "/bin", "/lib", "/lib64", "/sbin"):
         if Path(path).is_symlink():
             mounts += ["--symlink", str(Path(path).readlink()), path]
         elif Path(path).is_dir():
             mounts += ["--ro-bind", path, path]
     return (*mounts, "--symlink", f"{SANDBOX}/etc", "/etc")
-
-
-def _mirror_links(folder: Path) -> list[str]:
-    """A folder of nothing but links (the loader's, on Debian) is made anew: cheaper than a mount."""
-    if not folder.is_dir() or folder.is_symlink():
-        return []
-    entries = list(folder.iterdir())
-    if not all(entry.is_symlink() for entry in entries):
-        return ["--ro-bind", str(folder), str(folder)]
-    links = [("--symlink", str(entry.readlink()), str(entry)) for entry in entries]
-    return [argument for link in links for argument in link]
 
 
 def _folders_with_python(folder: Path) -> list[Path]:

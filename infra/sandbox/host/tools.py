@@ -16,7 +16,7 @@ from ostinato.infra.sandbox.protocol import ExecResult, FileKind, FileStatus
 FILE_SECONDS = 20.0
 MARGIN_SECONDS = 20.0  # the box signals twice after the time limit, and the host may be loaded
 _MAX_BATCH_BYTES = 96 << 20
-_STATUS = struct.Struct(">cBQqI")
+_STATUS = struct.Struct(">cQI")
 _KINDS = {b"f": FileKind.FILE, b"d": FileKind.FOLDER, b"l": FileKind.LINK}
 _ERRORS: dict[str, type[SandboxError]] = {
     "invalid": InvalidArgument,
@@ -63,10 +63,6 @@ class BoxTools:
         """Whether the box died; every operation then raises SandboxLost."""
         return self.channel.is_lost
 
-    def count_memory_kills(self) -> int:
-        """How often the kernel ended a process of this box for memory; 0 where nobody counts."""
-        return 0
-
     async def exec(
         self,
         command: str,
@@ -85,7 +81,6 @@ class BoxTools:
                 f"{output_cap_bytes} bytes, wanted more than 0, at least 0 and no zero byte in "
                 f"{command[:80]!r}"
             )
-        kills_before = self.count_memory_kills()
         reply, (output,) = await self.channel.request(
             "exec",
             timeout_seconds + MARGIN_SECONDS,
@@ -98,9 +93,7 @@ class BoxTools:
             output=output,
             truncated=bool(reply["truncated"]),
             timed_out=bool(reply["timed_out"]),
-            out_of_memory=self.count_memory_kills() > kills_before,
             wall_seconds=reply["wall_seconds"],
-            cpu_seconds=reply["cpu_seconds"],
         )
 
     async def read(self, path: str) -> bytes:
@@ -184,17 +177,10 @@ def _path(path: str) -> bytes:
 def _unpack(packed: bytes) -> list[FileStatus]:
     statuses, place = [], 0
     while place < len(packed):
-        kind, executable, num_bytes, modified_ns, length = _STATUS.unpack_from(packed, place)
+        kind, num_bytes, length = _STATUS.unpack_from(packed, place)
         place += _STATUS.size
-        name = os.fsdecode(packed[place : place + length])
+        path = os.fsdecode(packed[place : place + length])
         place += length
-        statuses.append(
-            FileStatus(
-                path=name,
-                kind=_KINDS.get(kind, FileKind.OTHER),
-                num_bytes=num_bytes,
-                modified_ns=modified_ns,
-                is_executable=bool(executable),
-            )
-        )
+        found = _KINDS.get(kind, FileKind.OTHER)
+        statuses.append(FileStatus(path=path, kind=found, num_bytes=num_bytes))
     return statuses

@@ -73,7 +73,7 @@ class MicroVmBackend:
     @property
     def capabilities(self) -> Capabilities:
         """Everything: a machine's memory can be copied while it runs."""
-        return Capabilities(memory_snapshot=True, own_kernel=True, hard_limits=True)
+        return Capabilities(memory_snapshot=True)
 
     async def create(self, spec: SandboxSpec) -> MicroVmSandbox:
         """A machine over the spec's repository and files, ready to be asked."""
@@ -135,22 +135,14 @@ class MicroVmBackend:
         for path, content in changes.items():
             digest.update(f"{len(path)}:{path}:{-1 if content is None else len(content)}:".encode())
             digest.update(content or b"")
-        num_bytes = sum(len(content or b"") for content in changes.values())
         if kind is SnapshotKind.MEMORY:
             digest.update(devices_file.read_bytes())
-            num_bytes = devices_file.stat().st_size
             if state.pages is not None:
                 digest.update(state.pages.content)
-                num_bytes += len(state.pages.content)
         if state.pages is not None:
             await asyncio.to_thread(state.pages.save, pages_file)
         state = replace(state, pages=None)
-        snapshot = Snapshot(
-            snapshot_id=digest.hexdigest()[:32],
-            kind=kind,
-            num_files=len(changes),
-            num_bytes=num_bytes,
-        )
+        snapshot = Snapshot(snapshot_id=digest.hexdigest()[:32], kind=kind)
         known = self._snapshots.get(snapshot.snapshot_id)
         if known is not None:
             _remove_files(state, pages_file)

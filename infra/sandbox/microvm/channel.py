@@ -27,7 +27,6 @@ class MachineChannel:
         self._channel = BoxChannel(machine)
         self._open = asyncio.Event()
         self._open.set()
-        self.num_memory_kills = 0
 
     @property
     def name(self) -> str:
@@ -44,13 +43,7 @@ class MachineChannel:
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Send one request and wait for its reply; while requests are held back, wait first."""
         await self._open.wait()
-        reply, reply_blobs = await self._channel.request(
-            operation, answer_seconds, blobs=blobs, **fields
-        )
-        if operation == "exec":
-            counted, _ = await self._channel.request("count_kills", _HOLD_SECONDS)
-            self.num_memory_kills = counted["kills"]
-        return reply, reply_blobs
+        return await self._channel.request(operation, answer_seconds, blobs=blobs, **fields)
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:

@@ -76,10 +76,6 @@ class MicroVmSandbox(BoxTools):
         self._pausing = asyncio.Lock()
         self._is_closed = False
 
-    def count_memory_kills(self) -> int:
-        """How often the guest's kernel ended a process for memory, as far as commands told."""
-        return self._machine_channel.num_memory_kills
-
     async def open(self) -> None:
         """Give a copy of a template, or of a machine whose files alone are wanted, its own clock,
         random pool, limits and variables; no process of it goes on.

@@ -1,6 +1,6 @@
 """Layers of files: what an overlay's upper folder holds, as plain data that can be hashed.
 
-A layer knows files, folders, links, extended attributes, removed names (the overlay's whiteouts) and
+A layer knows files, folders, links, removed names (the overlay's whiteouts) and
 folders that hide what is below (opaque). Folders are read without following links: their content is
 what an agent left there.
 """
@@ -17,7 +17,6 @@ from pathlib import Path
 from ostinato.infra.platform.errors import InvalidArgument
 
 OPAQUE = "user.overlay.opaque"
-_OVERLAY_PREFIX = "user.overlay."
 _MAX_LAYER_BYTES = 1 << 30
 _MAX_ENTRIES = 200_000
 _MAX_DEPTH = 200
@@ -41,7 +40,6 @@ class Entry:
     mode: int = 0o644
     modified_ns: int = 0
     is_opaque: bool = False
-    attributes: tuple[tuple[str, bytes], ...] = ()
 
 
 Entries = Mapping[str, Entry]
@@ -82,10 +80,13 @@ def write_entries(entries: Entries, folder: Path) -> None:
                 target.symlink_to(os.fsdecode(entry.content))
             case EntryKind.REMOVED:
                 os.mknod(target, stat.S_IFCHR, os.makedev(0, 0))
-        if entry.kind is EntryKind.FILE:
-            _set_attributes(target, entry)
+        if entry.kind is EntryKind.FILE and entry.modified_ns:
+            os.utime(target, ns=(entry.modified_ns, entry.modified_ns))
     for target, entry in reversed(folders):  # inner ones first, before a mode closes their parent
-        _set_attributes(target, entry)
+        if entry.is_opaque:
+            os.setxattr(target, OPAQUE, b"y")
+        if entry.modified_ns:
+            os.utime(target, ns=(entry.modified_ns, entry.modified_ns))
         target.chmod(entry.mode)
 
 
@@ -95,10 +96,7 @@ def identify_entries(entries: Entries) -> str:
     for path in sorted(entries):
         entry = entries[path]
         digest.update(os.fsencode(f"{len(path)}:{path}:{entry.kind.value}{entry.mode:o}"))
-        digest.update(f":{int(entry.is_opaque)}:{len(entry.attributes)}".encode())
-        for key, value in entry.attributes:
-            digest.update(os.fsencode(f":{len(key)}:{key}:{len(value)}:") + value)
-        digest.update(f":{len(entry.content)}:".encode() + entry.content)
+        digest.update(f":{int(entry.is_opaque)}:{len(entry.content)}:".encode() + entry.content)
     return digest.hexdigest()[:32]
 
 
@@ -107,14 +105,15 @@ def fold_entries(lower: Entries, upper: Entries) -> dict[str, Entry]:
     folded = dict(lower)
     for path in sorted(upper):
         entry, below = upper[path], folded.get(path)
-        if entry.kind is not EntryKind.FOLDER or entry.is_opaque:
+        hides = entry.kind is not EntryKind.FOLDER or entry.is_opaque
+        if hides and below is not None and below.kind is EntryKind.FOLDER:
             prefix = path + "/"
             for inner in [name for name in folded if name.startswith(prefix)]:
                 del folded[inner]
         if entry.kind is EntryKind.FOLDER and not entry.is_opaque and below is not None:
             # A folder over a removed name or a file hides what lies below these, as they did.
-            hides = below.kind is not EntryKind.FOLDER or below.is_opaque
-            entry = replace(entry, is_opaque=hides)
+            was_hiding = below.kind is not EntryKind.FOLDER or below.is_opaque
+            entry = replace(entry, is_opaque=was_hiding)
         folded[path] = entry
     return folded
 
@@ -256,33 +255,13 @@ def _read_file(folder: int, name: str, status: os.stat_result) -> Entry:
         while left > 0 and (data := os.read(descriptor, left)):
             parts.append(data)
             left -= len(data)
-        attributes = _attributes(descriptor)
     # Never as a root-owned program that gives its rights away, should a host user find the copy.
     mode = stat.S_IMODE(status.st_mode) & 0o777
-    return Entry(EntryKind.FILE, b"".join(parts), mode, status.st_mtime_ns, False, attributes)
+    return Entry(EntryKind.FILE, b"".join(parts), mode, status.st_mtime_ns)
 
 
 def _folder_entry(descriptor: int, status: os.stat_result) -> Entry:
     names = os.listxattr(descriptor)
     is_opaque = OPAQUE in names and os.getxattr(descriptor, OPAQUE) == b"y"
     mode = stat.S_IMODE(status.st_mode) & 0o1777
-    kept = _attributes(descriptor)
-    return Entry(EntryKind.FOLDER, b"", mode, status.st_mtime_ns, is_opaque, kept)
-
-
-def _attributes(descriptor: int) -> tuple[tuple[str, bytes], ...]:
-    names = [name for name in os.listxattr(descriptor) if name.startswith("user.")]
-    return tuple(
-        (name, os.getxattr(descriptor, name))
-        for name in sorted(names)
-        if not name.startswith(_OVERLAY_PREFIX)
-    )
-
-
-def _set_attributes(target: Path, entry: Entry) -> None:
-    for name, value in entry.attributes:
-        os.setxattr(target, name, value)
-    if entry.is_opaque:
-        os.setxattr(target, OPAQUE, b"y")
-    if entry.modified_ns:
-        os.utime(target, ns=(entry.modified_ns, entry.modified_ns))
+    return Entry(EntryKind.FOLDER, b"", mode, status.st_mtime_ns, is_opaque)

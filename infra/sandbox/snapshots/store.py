@@ -4,7 +4,7 @@ import contextlib
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -119,39 +119,19 @@ class LayerStore:
             partial.rename(folder)
         return (lowest, folder)
 
-    def whole(self, state: State) -> Entries:
-        """All files of a state as one layer, for a box that gets a copy of them."""
-        if state.repository is None:
-            below: Entries = {}
-        else:
+    def whole(self, state: State, writes: Entries | None = None) -> Entries:
+        """All files of a state, with what a sandbox wrote over it, as one layer over nothing."""
+        below: Entries = {}
+        if state.repository is not None:
             if state.repository not in self._read:
                 self._read[state.repository] = read_entries(state.repository)
             below = self._read[state.repository]
+        folded = fold_entries(fold_entries(below, self.entries(state)), writes or {})
         return {
-            path: replace(entry, is_opaque=False)
-            for path, entry in fold_entries(below, self.entries(state)).items()
+            path: replace(entry, is_opaque=False) if entry.is_opaque else entry
+            for path, entry in folded.items()
             if entry.kind is not EntryKind.REMOVED
         }
-
-    def compare(
-        self, before: State, after: State, writes: Entries | None = None
-    ) -> dict[str, bytes | None]:
-        """Regular files that differ between two states, the second with a sandbox's own writes.
-
-        None: removed. Caches are left out. Both must be of one repository.
-        """
-        if before.repository != after.repository:
-            raise InvalidArgument(
-                f"diff between repositories {before.repository} and {after.repository}"
-            )
-        layers = (self.entries(before), fold_entries(self.entries(after), writes or {}))
-        old, new = (_View(before.repository, entries) for entries in layers)
-        touched = {path for entries in layers for path in entries}
-        for view, other in ((old, new), (new, old)):
-            for path, entry in view.entries.items():
-                if entry.kind is not EntryKind.FOLDER or entry.is_opaque:
-                    touched.update(other.files_below(path))
-        return _differences(old, new, touched)
 
     def close(self) -> None:
         """Remove everything."""
@@ -165,54 +145,23 @@ class LayerStore:
         return layer_id
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """Regular files of a repository with a layer over it."""
-
-    repository: Path | None
-    entries: Entries
-
-    def read(self, path: str) -> bytes | None:
-        """Content of a regular file. None when there is none."""
-        entry = self.entries.get(path)
-        if entry is not None:
-            return entry.content if entry.kind is EntryKind.FILE else None
-        parts = path.split("/")
-        parents = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
-        above = [self.entries[parent] for parent in parents if parent in self.entries]
-        if any(entry.kind is not EntryKind.FOLDER or entry.is_opaque for entry in above):
-            return None
-        if self.repository is None:
-            return None
-        if any((self.repository / parent).is_symlink() for parent in parents):
-            return None
-        target = self.repository / path
-        return target.read_bytes() if target.is_file() and not target.is_symlink() else None
-
-    def files_below(self, path: str) -> Iterator[str]:
-        """Paths of what may be files below a folder."""
-        prefix = path + "/"
-        yield from (name for name in self.entries if name.startswith(prefix))
-        if self.repository is None or not (self.repository / path).is_dir():
-            return
-        for folder, _, names in os.walk(self.repository / path):
-            for name in names:
-                yield str(Path(folder, name).relative_to(self.repository))
-
-
-def _differences(old: _View, new: _View, paths: set[str]) -> dict[str, bytes | None]:
+def compare_files(before: Entries, after: Entries) -> dict[str, bytes | None]:
+    """Regular files that differ between two whole states. None: removed. Caches are left out."""
     changes: dict[str, bytes | None] = {}
     num_bytes = 0
-    for path in sorted(paths):
-        if SKIPPED_NAMES.intersection(path.split("/")):
+    for path in sorted(before.keys() | after.keys()):
+        old, new = _content(before.get(path)), _content(after.get(path))
+        if old == new or SKIPPED_NAMES.intersection(path.split("/")):
             continue
-        content = new.read(path)
-        if content != old.read(path):
-            changes[path] = content
-            num_bytes += len(content or b"")
-            if num_bytes > _MAX_DIFF_BYTES:
-                raise OutputLimit(f"diff of over {_MAX_DIFF_BYTES} bytes at {path}")
+        changes[path] = new
+        num_bytes += len(new or b"")
+        if num_bytes > _MAX_DIFF_BYTES:
+            raise OutputLimit(f"diff of over {_MAX_DIFF_BYTES} bytes at {path}")
     return changes
+
+
+def _content(entry: Entry | None) -> bytes | None:
+    return entry.content if entry is not None and entry.kind is EntryKind.FILE else None
 
 
 def _hiding_entries(repository: Path) -> dict[str, Entry]:
@@ -228,27 +177,16 @@ def _hiding_entries(repository: Path) -> dict[str, Entry]:
 
 
 def _state_parent() -> Path:
-    """Folder of layers and writes: in memory when the system lets its files carry what an overlay
-    needs, so that writes count against a box's memory limit. Else in the temporary folder.
+    """Where layers and writes lie: in memory, so that writes count against a box's memory limit, or
+    in the temporary folder where there is little room.
     """
-    memory = Path("/dev/shm")
+    memory, parent = Path("/dev/shm"), Path(tempfile.gettempdir())
     if memory.is_dir() and os.access(memory, os.W_OK):
         space = os.statvfs(memory)
-        if space.f_bavail * space.f_frsize >= 1 << 30 and _carries_attributes(memory):
-            _sweep_dead(memory)
-            return memory
-    fallback = Path(tempfile.gettempdir())
-    _sweep_dead(fallback)
-    return fallback
-
-
-def _carries_attributes(parent: Path) -> bool:
-    with tempfile.NamedTemporaryFile(dir=parent) as file:
-        try:
-            os.setxattr(file.name, "user.overlay.probe", b"y")
-        except OSError:
-            return False
-    return True
+        if space.f_bavail * space.f_frsize >= 1 << 30:
+            parent = memory
+    _sweep_dead(parent)
+    return parent
 
 
 def _prefix() -> str:

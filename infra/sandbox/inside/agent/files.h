@@ -125,17 +125,12 @@ static int write_whole(const char *path, Blob content) {
 }
 
 static void pack(Bytes *packed, const char *path, const struct stat *status) {
-    unsigned char head[22];
+    unsigned char head[13];
+    uint64_t size = status->st_size, length = strlen(path);
     head[0] = S_ISREG(status->st_mode) ? 'f' : S_ISDIR(status->st_mode) ? 'd'
               : S_ISLNK(status->st_mode) ? 'l' : 'o';
-    head[1] = (status->st_mode & 0100) != 0;
-    uint64_t size = status->st_size, length = strlen(path);
-    uint64_t modified = status->st_mtim.tv_sec * 1000000000ull + status->st_mtim.tv_nsec;
-    for (int index = 0; index < 8; index++) {
-        head[2 + index] = size >> (56 - 8 * index);
-        head[10 + index] = modified >> (56 - 8 * index);
-    }
-    for (int index = 0; index < 4; index++) head[18 + index] = length >> (24 - 8 * index);
+    for (int index = 0; index < 8; index++) head[1 + index] = size >> (56 - 8 * index);
+    for (int index = 0; index < 4; index++) head[9 + index] = length >> (24 - 8 * index);
     add(packed, head, sizeof head);
     add(packed, path, length);
 }

@@ -135,30 +135,26 @@ static void forget(Process *process) {
 }
 
 /* Answers the request of a command that has ended, and ends what is left of its group. */
-static void finish(Process *process, int status, const struct rusage *usage) {
+static void finish(Process *process, int status) {
     Reply reply = {0};
     int exit_code = WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
-    double cpu = usage->ru_utime.tv_sec + usage->ru_stime.tv_sec +
-                 (usage->ru_utime.tv_usec + usage->ru_stime.tv_usec) / 1e6;
     drain(&process->output);
     signal_group(process->id, SIGKILL);
     print(&reply.header, ", \"exit_code\": %d, \"truncated\": %s, \"timed_out\": %s", exit_code,
           process->output.dropped ? "true" : "false", process->timed_out ? "true" : "false");
-    print(&reply.header, ", \"wall_seconds\": %.6f, \"cpu_seconds\": %.6f",
-          now() - process->started, cpu);
+    print(&reply.header, ", \"wall_seconds\": %.6f", now() - process->started);
     give_output(&reply, &process->output);
     send_reply(process->request, &reply);
     forget(process);
 }
 
 static void reap(void) {
-    struct rusage usage;
     int status;
     pid_t id;
-    while ((id = wait4(-1, &status, WNOHANG, &usage)) > 0) {
+    while ((id = waitpid(-1, &status, WNOHANG)) > 0) {
         Process *process = processes;
         while (process && process->id != id) process = process->next;
-        if (process) finish(process, status, &usage);
+        if (process) finish(process, status);
     }
 }
 

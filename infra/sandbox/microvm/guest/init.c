@@ -109,23 +109,8 @@ static int do_open(const Request *request) {
     return 0;
 }
 
-/* How often the kernel has ended a process for memory since boot. */
-static int do_count_kills(const Request *request) {
-    static char text[1 << 14];
-    int file = open("/proc/vmstat", O_RDONLY | O_CLOEXEC);
-    ssize_t size = file < 0 ? -1 : read(file, text, sizeof text - 1);
-    if (file >= 0) close(file);
-    if (size < 0) return fail_system("/proc/vmstat");
-    text[size] = 0;
-    const char *found = strstr(text, "oom_kill ");
-    Reply reply = {0};
-    print(&reply.header, ", \"kills\": %ld", found ? strtol(found + 9, NULL, 10) : 0);
-    send_reply(request->id, &reply);
-    return 0;
-}
-
 #define MORE_OPERATIONS \
-    {"hold", do_hold}, {"refresh", do_refresh}, {"open", do_open}, {"count_kills", do_count_kills},
+    {"hold", do_hold}, {"refresh", do_refresh}, {"open", do_open},
 #define AGENT_MAIN serve_host
 #include "agent.c"
 

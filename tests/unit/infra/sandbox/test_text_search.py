@@ -15,7 +15,6 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.text_search import (
     TextMatch,
     TextSearch,
-    expand_braces,
     read_matches,
     search_command,
 )
@@ -148,9 +147,3 @@ def test_a_wrong_expression_or_path_is_an_error_with_words(box: Box) -> None:
         assert code == 2
         assert found == []
         assert search.pattern in said or search.path in said
-
-
-def test_braces_are_alternatives() -> None:
-    assert expand_braces("") == ()
-    assert expand_braces("*.py") == ("*.py",)
-    assert sorted(expand_braces("{a,b}/*.{py,md}")) == ["a/*.md", "a/*.py", "b/*.md", "b/*.py"]
