@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ostinato.infra.platform.errors import ProblemError, SandboxLost
+from ostinato.infra.platform.errors import ProblemError, SandboxError, SandboxLost
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess
 from ostinato.infra.sandbox.host.channel import BoxChannel
 from ostinato.infra.sandbox.protocol import (
@@ -146,7 +146,7 @@ class TestServer:
         if reply["route"] == "refused":
             reply = await self._run_full(changed, test_ids, time_limit_seconds)
         report = _read_report(reply)
-        if reply["finished"] or TestOutcome.TIMEOUT not in report.outcomes.values():
+        if reply["finished"]:
             self.cache.put(key, report)
         return report
 
@@ -309,16 +309,18 @@ def _fail_everywhere(test_ids: Sequence[str], error: Mapping[str, str]) -> dict[
 
 
 def _read_report(reply: dict[str, Any]) -> TestReport:
-    failure = reply["failure"]
-    first_failure = None
-    if failure is not None:
-        frames = tuple(Frame(path=path, line_number=line) for path, line in failure.pop("frames"))
-        first_failure = TestFailure(frames=frames, **failure)
-    return TestReport(
-        outcomes={test: TestOutcome(value) for test, value in reply["outcomes"].items()},
-        first_failure=first_failure,
-        tampering=", ".join(reply["violations"]),
-        route=reply["route"],
-        seconds=reply["seconds"],
-        cpu_seconds=reply["cpu_seconds"],
-    )
+    try:
+        failure = reply["failure"]
+        if failure is not None:
+            frames = [Frame(path=path, line_number=line) for path, line in failure["frames"]]
+            failure = TestFailure(**{**failure, "frames": tuple(frames)})
+        return TestReport(
+            outcomes=reply["outcomes"],
+            first_failure=failure,
+            tampering=", ".join(reply["violations"]),
+            route=reply["route"],
+            seconds=reply["seconds"],
+            cpu_seconds=reply["cpu_seconds"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise SandboxError(f"a test run answered with no report: {error!r:.200}") from error

@@ -8,6 +8,7 @@ pipe. A child that dies leaves its unreported tests as missing or timed out. Run
 import contextlib
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -39,6 +40,8 @@ from ostinato.infra.sandbox.inside.wire import FrameDecoder, encode_frame
 _ROOT = "/repo"
 _EXIT_SECONDS = 0.05
 _EXIT_POLL_SECONDS = 0.0005
+_SCRATCH = ("/tmp", "/run", "/dev/shm")
+_OUTCOMES = ("passed", "failed", "error", "skipped", "timeout", "missing")
 _CANARY = os.path.join(os.path.dirname(__file__), "canary.py")
 _PYTEST_ARGUMENTS = [
     f"--rootdir={_ROOT}",
@@ -106,9 +109,15 @@ class Run:
             elif "crash" in message:
                 self._crash = message["crash"]
             elif "test" in message:
+                if not _is_result(message):
+                    raise ValueError("a result without the fields of one")
                 self._note(message)
             else:
                 self._done = message
+
+    def violate(self, what: str) -> None:
+        """Note something that no honest run does."""
+        self._violations.append(what)
 
     def _note(self, message: dict) -> None:
         """One result of one test. A second one, or one of a test that did not begin, is none."""
@@ -160,6 +169,16 @@ class Run:
             "crash": self._crash,
             "details": details if self.request.get("profile") or self.request.get("timed") else {},
         }
+
+
+def _is_result(message: dict) -> bool:
+    failure = message["failure"]
+    return (
+        isinstance(message["test"], str)
+        and message["outcome"] in _OUTCOMES
+        and isinstance(message["seconds"], float)
+        and (failure is None or failure.keys() == {"error_type", "message", "frames"})
+    )
 
 
 class ForkServer:
@@ -300,7 +319,8 @@ class ForkServer:
             try:
                 run.receive(data)
                 return
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
+                run.violate("unreadable result")
                 self._kill(run)
         self._selector.unregister(run.pipe)
         os.close(run.pipe)
@@ -324,6 +344,7 @@ class ForkServer:
             run.killed = True
         if not self._runs:
             kill_everything_else()
+            _empty_scratch()
 
     def _kill(self, run: Run) -> None:
         run.killed = True
@@ -335,20 +356,39 @@ class ForkServer:
         self._control.sendall(encode_frame(header))
 
 
-def main(descriptor: int) -> None:
-    """Receive the repository, import it and serve."""
-    protect_server()
-    control = socket.socket(fileno=descriptor)
-    os.set_inheritable(descriptor, False)
+def _receive_opening(control: socket.socket) -> tuple[FrameDecoder, dict, MemoryFinder] | None:
+    """The first request. Its sources are the finder's alone: no frame below the tests has them."""
     decoder = FrameDecoder()
     frames: list[tuple[dict, list[bytes]]] = []
     while not frames:
         data = control.recv(1 << 18)
         if not data:
-            return
+            return None
         frames = decoder.feed(data)
     opening, blobs = frames[0]
-    finder = MemoryFinder(_ROOT, dict(zip(opening["paths"], blobs, strict=True)))
+    return decoder, opening, MemoryFinder(_ROOT, dict(zip(opening["paths"], blobs, strict=True)))
+
+
+def _empty_scratch() -> None:
+    """Remove what runs that have ended left where the next could read it."""
+    for folder in _SCRATCH:
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                os.unlink(path)
+
+
+def main(descriptor: int) -> None:
+    """Receive the repository, import it and serve."""
+    protect_server()
+    control = socket.socket(fileno=descriptor)
+    os.set_inheritable(descriptor, False)
+    received = _receive_opening(control)
+    if received is None:
+        return
+    decoder, opening, finder = received
     sys.meta_path.insert(0, finder)
     sys.path.insert(0, _ROOT)
     plugins = [argument for name in _UNUSED_PLUGINS for argument in ("-p", f"no:{name}")]

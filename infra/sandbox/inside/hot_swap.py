@@ -172,9 +172,23 @@ def _differs_in_defaults(old: ast.stmt, new: ast.stmt) -> bool:
     """Whether both are plain functions whose shapes agree once default values are left out."""
     if not isinstance(old, ast.FunctionDef) or not isinstance(new, ast.FunctionDef):
         return False
-    if old.decorator_list or new.decorator_list:
+    if old.decorator_list or new.decorator_list or not all(map(_is_literal, _defaults(new))):
         return False
     return _shape_without_defaults(old) == _shape_without_defaults(new)
+
+
+def _defaults(function: ast.FunctionDef) -> list[ast.expr]:
+    named = [default for default in function.args.kw_defaults if default is not None]
+    return [*function.args.defaults, *named]
+
+
+def _is_literal(default: ast.expr) -> bool:
+    """Whether evaluating it runs no code of the edit: the unedited text is still in reach then."""
+    try:
+        ast.literal_eval(default)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def _shape_without_defaults(function: ast.FunctionDef) -> str:

@@ -177,6 +177,7 @@ def run_child(
         if route == "cold" and request.get("hot_only"):
             send({"done": True, "route": "refused"})
             return
+        shared.index.clear()  # the change is about to run, and the unedited texts are in here
         if route == "cold":
             try:
                 items = _apply_cold(shared, request["tests"], changed)

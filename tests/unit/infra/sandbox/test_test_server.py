@@ -335,3 +335,24 @@ def test_probe_tells_called_functions(runner, word_server):
     probes = runner.run(word_server.probe(word_server.tests))
     called = {name for _, _, name in probes["tests/test_shaping.py::test_pad_center"].called}
     assert called == {"test_pad_center", "pad_center"}
+
+
+def test_no_frame_below_a_test_holds_the_pristine_sources(runner, wordkit):
+    path = "wordkit/counting.py"
+    look = (
+        b"import sys\nframe = sys._getframe()\nfound = []\n"
+        b"while frame is not None:\n"
+        b"    found += [n for n, v in frame.f_locals.items() if n != 'look' "
+        b"and 'total ' + '+= 1' in repr(v)]\n    frame = frame.f_back\n"
+        b"raise RuntimeError(f'held by {found}')\n"
+    )
+    server = TestServer(wordkit)
+
+    async def run():
+        try:
+            await server.start()
+            return await server.run({path: look}, ["tests/test_counting.py::test_count_words"])
+        finally:
+            await server.close()
+
+    assert runner.run(run()).first_failure.message == "held by []"
