@@ -17,15 +17,21 @@ import torch
 
 from ostinato.models.decode.batch import PrefillSpan
 from ostinato.models.decode.cache import SlotCache
-from ostinato.models.decode.compiled import slots as compiled_slots
 from ostinato.models.decode.compiled.loader import load_native_trunk
 from ostinato.models.decode.compiled.packed import whole_vectors
 from ostinato.models.decode.config import CachePolicy, EngineConfig
 from ostinato.models.decode.drafts.speculation import Drafted, Speculator
 from ostinato.models.decode.forward import Trunk
+from ostinato.models.decode.generations import empty_generation, stop_reason, take_generation
 from ostinato.models.decode.passes import DecodePasses, Sampled
+from ostinato.models.decode.placement import find_place
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
-from ostinato.models.decode.requests import RequestQueue, RunningRequest, check_request
+from ostinato.models.decode.requests import (
+    RequestQueue,
+    RunningRequest,
+    WaitingRequest,
+    check_request,
+)
 from ostinato.models.decode.sampling import NoiseSource
 from ostinato.models.decode.slots import SlotTable, Taken
 from ostinato.models.decode.statistics import EngineStatistics
@@ -33,10 +39,6 @@ from ostinato.models.decode.weights import DecodeWeights, dtype_of
 from ostinato.models.spec import ModelSpec
 
 __all__ = ["CachePolicy", "DecodeEngine", "EngineConfig"]
-
-
-# a prefix another slot is about to have fed is waited for from this length on
-_WORTH_WAITING_TOKENS = 24
 
 
 class DecodeEngine:
@@ -127,9 +129,7 @@ class DecodeEngine:
         """Ends a request now and returns what it has. None when it is not held."""
         waiting = self._queue.remove(request_id)
         if waiting is not None:
-            return self._empty_generation(
-                waiting.request, waiting.submitted_at, StopReason.CANCELLED
-            )
+            return self._end_waiting(waiting, StopReason.CANCELLED)
         for slot, running in self._running.items():
             if running.request.request_id == request_id:
                 return self._finish(slot, StopReason.CANCELLED)
@@ -201,56 +201,33 @@ class DecodeEngine:
                 is_full = len(request.token_ids) >= self.max_context_tokens
                 reason = StopReason.CONTEXT if is_full else StopReason.LENGTH
                 self._queue.discard(waiting)
-                finished.append(self._empty_generation(request, waiting.submitted_at, reason))
+                finished.append(self._end_waiting(waiting, reason))
                 continue
             if len(self._running) == self.config.slots:
                 break
-            prompt = np.array(request.token_ids, dtype=np.int64)
-            place = self._find_place(request.session_id, prompt)
+            prompt_T = np.array(request.token_ids, dtype=np.int64)
+            place = find_place(
+                self._slots,
+                self._cache,
+                request.session_id,
+                prompt_T,
+                self.version,
+                share_prefixes=self.config.share_prefixes,
+            )
             if place is None:
                 continue  # another slot is about to have this prefix
             self._queue.discard(waiting)
-            self._start(
-                place[0],
-                place[1],
-                prompt,
-                RunningRequest(request, waiting.submitted_at, self._clock()),
-            )
+            self._start(*place, prompt_T, waiting)
         return finished
 
-    def _find_place(self, session_id: str, prompt: np.ndarray) -> tuple[int, int] | None:
-        """(slot, prompt tokens already cached there). None to wait for a prefix under way."""
-        slots = self._slots
-        slot = slots.session_slot(session_id)
-        reused = slots.shared_prefix(slot, prompt) if slot is not None else 0
-        if reused == 0:
-            if self.config.share_prefixes:
-                donor, usable, promised = slots.find_donor(prompt, self.version)
-                if promised - usable >= _WORTH_WAITING_TOKENS:
-                    return None
-                vacant = slot if slot is not None else slots.vacant_slot()
-                assert vacant is not None, (
-                    "a slot is vacant while fewer requests run than there are slots"
-                )
-                if usable > 0 and donor != vacant:
-                    self._cache.copy_prefix(donor, vacant, usable)
-                slot, reused = vacant, usable
-            else:
-                slot = slot if slot is not None else slots.vacant_slot()
-                assert slot is not None, (
-                    "a slot is vacant while fewer requests run than there are slots"
-                )
-            slots.oldest_version_S[slot] = self.version
-            slots.reported_S[slot] = 0
-        assert slot is not None
-        self.statistics.reused_tokens += min(reused, len(prompt) - 1)
-        return slot, min(reused, len(prompt) - 1)
-
-    def _start(self, slot: int, reused: int, prompt: np.ndarray, running: RunningRequest) -> None:
-        self._slots.take(slot, running.request.session_id)
-        self._slots.start(slot, running.request, prompt, reused, self.max_context_tokens)
-        running.prompt_tokens = len(prompt)
-        self._running[slot] = running
+    def _start(self, slot: int, reused: int, prompt_T: np.ndarray, waiting: WaitingRequest) -> None:
+        request = waiting.request
+        self.statistics.reused_tokens += reused
+        self._slots.take(slot, request.session_id)
+        self._slots.start(slot, request, prompt_T, reused, self.max_context_tokens)
+        self._running[slot] = RunningRequest(
+            request, waiting.submitted_at, self._clock(), len(prompt_T)
+        )
         self._settled_slots_B = None
 
     # --- one pass
@@ -313,62 +290,25 @@ class DecodeEngine:
     def _end_requests(self, slots_B: np.ndarray, taken: Taken) -> list[Generation]:
         finished = []
         for index in np.flatnonzero(taken.ends_B).tolist() if taken.ended else ():
-            slot, end = int(slots_B[index]), int(taken.ends_B[index])
+            slot = int(slots_B[index])
             running = self._running[slot]
             made = int(self._slots.context_S[slot]) - running.prompt_tokens
-            if end == compiled_slots.STOP_TOKEN:
-                reason = StopReason.STOP_TOKEN
-            elif end == compiled_slots.STOP_SEQUENCE:
-                reason = StopReason.STOP_SEQUENCE
-            elif made >= running.request.max_new_tokens:
-                reason = StopReason.LENGTH
-            else:
-                reason = StopReason.CONTEXT
+            reason = stop_reason(int(taken.ends_B[index]), made, running.request)
             finished.append(self._finish(slot, reason))
         return finished
 
     def _finish(self, slot: int, reason: StopReason) -> Generation:
-        slots = self._slots
-        running = self._running.pop(slot)
+        slots, running = self._slots, self._running.pop(slot)
         self._settled_slots_B = None
-        request, prompt, end = running.request, running.prompt_tokens, int(slots.context_S[slot])
-        offset, routed = int(slots.reported_S[slot]), int(slots.routed_S[slot])
-        routes = self._cache.recorded_SCLK[slot, offset:routed].copy()
-        if not request.return_routes:
-            routes = routes[:0]
-        else:
-            slots.reported_S[slot] = routed
         if self._speculator is not None and self._is_speculating:
-            self._speculator.learn(slots.tokens_SC[slot, :end], prompt)
+            context_T = slots.tokens_SC[slot, : slots.context_S[slot]]
+            self._speculator.learn(context_T, running.prompt_tokens)
+        generation = take_generation(slots, self._cache, slot, running, reason, self._clock())
         slots.release(slot)
         self.statistics.finished_requests += 1
-        return Generation(
-            request_id=request.request_id,
-            token_ids=tuple(slots.tokens_SC[slot, prompt:end].tolist()),
-            logprobs_T=slots.logprobs_SC[slot, prompt:end].copy(),
-            weight_versions_T=slots.versions_SC[slot, prompt:end].copy(),
-            routed_experts=routes,
-            route_offset=offset,
-            stop_reason=reason,
-            queued_seconds=running.started_at - running.submitted_at,
-            generate_seconds=self._clock() - running.started_at,
-            draft_tokens_proposed=int(slots.drafts_proposed_S[slot]),
-            draft_tokens_accepted=int(slots.drafts_used_S[slot]),
-        )
+        return generation
 
-    def _empty_generation(
-        self, request: GenerateRequest, submitted_at: float, reason: StopReason
-    ) -> Generation:
+    def _end_waiting(self, waiting: WaitingRequest, reason: StopReason) -> Generation:
         self.statistics.finished_requests += 1
-        return Generation(
-            request_id=request.request_id,
-            token_ids=(),
-            logprobs_T=np.zeros(0, dtype=np.float32),
-            weight_versions_T=np.zeros(0, dtype=np.int64),
-            routed_experts=np.zeros(
-                (0, self.spec.num_layers, self.spec.experts_per_token), dtype=np.int16
-            ),
-            route_offset=0,
-            stop_reason=reason,
-            queued_seconds=self._clock() - submitted_at,
-        )
+        queued_seconds = self._clock() - waiting.submitted_at
+        return empty_generation(self.spec, waiting.request, reason, queued_seconds)

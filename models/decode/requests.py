@@ -21,14 +21,14 @@ class WaitingRequest:
     submitted_at: float
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RunningRequest:
     """A request that holds a slot."""
 
     request: GenerateRequest
     submitted_at: float
     started_at: float
-    prompt_tokens: int = 0
+    prompt_tokens: int
 
 
 class RequestQueue:

@@ -12,7 +12,7 @@ from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.fleet import EngineFleet, start_replicas
 from ostinato.infra.serving.engine.states import ReplicaState
-from ostinato.infra.serving.weights import ChainPublisher, list_readers
+from ostinato.infra.serving.weights import ChainPublisher
 from ostinato.models.decode.engine import EngineConfig
 from tests.fakes.tiny_model import TINY, random_weights, tiny_request
 
@@ -57,13 +57,6 @@ async def test_replicas_that_freeze_die_join_and_leave(tmp_path: Path) -> None:
     assert (await fleet.health())["b"]["version"] == 1
     await fleet.update_to(1)
 
-    newcomer = start_replicas(TINY, EngineConfig(slots=4), ["c"], num_cpus=0.1, chain=chain)
-    assert await fleet.add("c", newcomer["c"], chain) is ReplicaState.SERVING
-    answers = [asyncio.create_task(fleet.generate(tiny_request(index))) for index in range(20, 40)]
-    end_actor(await fleet.retire("a"))
-    versions = [set(answer.weight_versions_T.tolist()) for answer in await asyncio.gather(*answers)]
-    assert versions == [{1}] * 20
-    assert sorted(record.reader_id for record in list_readers(*chain)) == ["b", "c"]
     await fleet.close()
-    for actor in (actors["b"], newcomer["c"]):
+    for actor in actors.values():
         end_actor(actor)

@@ -7,7 +7,6 @@ not repeated here: who asked knows whether a repeat is safe.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -43,7 +42,6 @@ _REFRESH_SECONDS = 1.0
 _PROBE_SECONDS = 60.0  # a question about health is answered within this, or the replica is silent
 # a recovery may take as long as so many probes: it starts a process and fetches
 _RECOVERY_PROBES = 4
-_DRAIN_POLL_SECONDS = 0.02
 
 
 def start_replicas(
@@ -173,10 +171,7 @@ class EngineFleet:
         return self._note(name, HealthEvent.SILENT).state is ReplicaState.DEAD
 
     def _note(self, name: str, event: HealthEvent, **facts: Any) -> ReplicaHealth:
-        health = self._health.get(name)
-        if health is None:  # it left while a question to it was open
-            return ReplicaHealth(ReplicaState.RETIRED)
-        return self._set_health(name, observe(health, event, at=self._clock(), **facts))
+        return self._set_health(name, observe(self._health[name], event, at=self._clock(), **facts))
 
     def _set_health(self, name: str, health: ReplicaHealth) -> ReplicaHealth:
         before, self._health[name] = self._health[name], health
@@ -211,37 +206,6 @@ class EngineFleet:
         replica_id = self._router.end_session(session_id)
         if replica_id is not None:
             self._mailboxes[replica_id].end_session(session_id)
-
-    async def add(
-        self, name: str, actor: ActorHandle, chain: tuple[ObjectStore, str] | None = None
-    ) -> ReplicaState:
-        """Takes one more replica. It gets requests once it has applied verified weights (of `chain`, if given)."""
-        self._replicas[name] = actor
-        self._health[name] = ReplicaHealth(since=self._clock())
-        self._router.add_replica(name, ReplicaState.STARTING)
-        self._mailboxes[name] = self._open_mailbox(name)
-        if chain is not None:
-            await self._change_all({name: actor.follow.remote(*chain)}, f"follow chain {chain[1]}")
-        await self._refresh_state(name)
-        return self._health[name].state
-
-    async def retire(self, name: str) -> ActorHandle:
-        """Drains a replica: nothing new goes there, what it has is finished. Returns the actor, which the caller ends."""
-        self._note(name, HealthEvent.RETIRE, reason="drained")
-        while self._router.outstanding_requests()[name]:
-            await asyncio.sleep(_DRAIN_POLL_SECONDS)
-        with contextlib.suppress(OstinatoError):  # one that cannot say goodbye is forgotten in time
-            await self._probe(self._replicas[name].leave.remote(), name, "leave")
-        await self._mailboxes.pop(name).close()
-        self._router.remove_replica(name)
-        del self._health[name]
-        return self._replicas.pop(name)
-
-    def waiting(self) -> dict[str, int]:
-        """Requests that wait for room, by priority."""
-        return {
-            priority.value: self._admission.num_waiting(rank) for priority, rank in RANKS.items()
-        }
 
     async def close(self) -> None:
         """Stops listening to the replicas. They live on."""
@@ -280,8 +244,6 @@ class EngineFleet:
 
     async def _refresh_state(self, name: str) -> None:
         """One question. A recovery that takes longer goes on in the replica and is asked after again."""
-        if name not in self._replicas:
-            return
         try:
             call = self._replicas[name].recover.remote()
             health = await self._probe(call, name, "recover")
@@ -290,17 +252,16 @@ class EngineFleet:
         self._hear(name, health)
 
     def _hear(self, name: str, told: Mapping[str, Any]) -> None:
-        """Notes what a replica told of itself, unless it was retired meanwhile."""
-        if name in self._health:
-            health = hear(
-                self._health[name],
-                ReplicaState(told["state"]),
-                at=self._clock(),
-                process_id=told["process_id"],
-                version=told["version"],
-                reason=told["reason"],
-            )
-            self._set_health(name, health)
+        """Notes what a replica told of itself."""
+        health = hear(
+            self._health[name],
+            ReplicaState(told["state"]),
+            at=self._clock(),
+            process_id=told["process_id"],
+            version=told["version"],
+            reason=told["reason"],
+        )
+        self._set_health(name, health)
 
     def states(self) -> dict[str, ReplicaState]:
         """Last known state of every replica."""

@@ -20,11 +20,10 @@ class HealthEvent(StrEnum):
     ANSWERED = "answered"  # a sign of life, nothing more
     SILENT = "silent"  # it did not answer in time
     LOST = "lost"  # its process is gone
-    RETIRE = "retire"  # it shall go
 
 
 _S, _E = ReplicaState, HealthEvent
-_ALWAYS = {_E.LOST: _S.DEAD, _E.RETIRE: _S.RETIRED}
+_ALWAYS = {_E.LOST: _S.DEAD}
 TRANSITIONS: dict[ReplicaState, dict[HealthEvent, ReplicaState]] = {
     _S.STARTING: _ALWAYS
     | {
@@ -74,7 +73,6 @@ TRANSITIONS: dict[ReplicaState, dict[HealthEvent, ReplicaState]] = {
         _E.ANSWERED: _S.RESTARTING,
         _E.SILENT: _S.RESTARTING,
     },
-    _S.RETIRED: dict.fromkeys(HealthEvent, _S.RETIRED),
 }
 
 SILENCES_TO_DEATH = 3
@@ -110,7 +108,7 @@ def observe(
         raise ValueError("a verified apply came without its version, wanted one")
     silences = health.silences + 1 if event is HealthEvent.SILENT else 0
     moved = _move(health, event, at, reason)
-    if silences >= silences_to_death and moved.state is not ReplicaState.RETIRED:
+    if silences >= silences_to_death:
         moved = _move(moved, HealthEvent.LOST, at, f"silent {silences} times in a row")
     serves = moved.state in (ReplicaState.SERVING, ReplicaState.SUSPECT)
     held = version if event is HealthEvent.VERIFIED else moved.version

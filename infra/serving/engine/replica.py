@@ -127,11 +127,6 @@ class EngineReplica:
         )
         return SwapReport(version, perf_counter() - started_at, 0.0)
 
-    async def leave(self) -> None:
-        """Takes its record off the chain: it holds no version back any more."""
-        if self._subscriber is not None:
-            await asyncio.to_thread(self._subscriber.leave)
-
     async def generate(self, values: RequestTuple) -> GenerationTuple:
         """Samples an answer. EngineError while the replica does not serve."""
         engine = self._serving_engine()

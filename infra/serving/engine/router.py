@@ -99,21 +99,8 @@ class RequestRouter:
         self._home: OrderedDict[str, str] = OrderedDict()
         self.moved_sessions = 0  # turns that began away from the session's cache
         for replica_id in replica_ids:
-            self.add_replica(replica_id, state)
-
-    def add_replica(self, replica_id: str, state: ReplicaState) -> None:
-        """One more replica."""
-        if replica_id in self._loads:
-            raise EngineError(f"replica {replica_id} is in the fleet already, wanted a new one")
-        self._loads[replica_id] = _Load(state)
-        self._least_busy.note(replica_id)
-
-    def remove_replica(self, replica_id: str) -> None:
-        """Forgets a replica that holds nothing any more."""
-        requests = self._loads[replica_id].outstanding_requests
-        if requests:
-            raise EngineError(f"replica {replica_id} still has {requests} requests, wanted 0")
-        del self._loads[replica_id]
+            self._loads[replica_id] = _Load(state)
+            self._least_busy.note(replica_id)
 
     def choose(
         self,

@@ -15,4 +15,3 @@ class ReplicaState(StrEnum):
     STALE = "stale"  # an update failed: refuses requests until a verified one is applied
     DEAD = "dead"  # its process is gone, or was silent for too long
     RESTARTING = "restarting"  # a new process stands in its place, without verified weights
-    RETIRED = "retired"  # leaves for good: finishes what it has

@@ -48,11 +48,6 @@ def write_reader(objects: ObjectStore, chain_id: str, record: ReaderRecord) -> N
     objects.put_bytes(reader_key(chain_id, record.reader_id), seal_record(record))
 
 
-def forget_reader(objects: ObjectStore, chain_id: str, reader_id: str) -> None:
-    """Takes a reader off the chain: it holds nothing back any more."""
-    objects.delete(reader_key(chain_id, reader_id))
-
-
 def list_readers(
     objects: ObjectStore,
     chain_id: str,

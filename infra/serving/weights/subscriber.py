@@ -33,7 +33,7 @@ from ostinato.infra.serving.weights.manifest import (
     read_manifest,
 )
 from ostinato.infra.serving.weights.patient_store import PatientStore
-from ostinato.infra.serving.weights.readers import ReaderRecord, forget_reader, write_reader
+from ostinato.infra.serving.weights.readers import ReaderRecord, write_reader
 from ostinato.infra.serving.weights.shards import assemble
 
 logger = logging.getLogger(__name__)
@@ -146,11 +146,6 @@ class ChainSubscriber:
     def refuse(self, version: int, reason: str) -> None:
         """Says on the chain that `version` could not be built or applied."""
         self._tell(refused_version=version, reason=reason)
-
-    def leave(self) -> None:
-        """Takes its record off the chain: it holds nothing back any more."""
-        if self._reader_id is not None:
-            forget_reader(self._objects, self.chain_id, self._reader_id)
 
     def _tell(
         self,

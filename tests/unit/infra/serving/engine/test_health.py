@@ -52,12 +52,10 @@ def test_trap_16_after_a_loss_or_a_new_process_only_a_verified_apply_leads_to_se
 
 
 @given(happenings)
-def test_retired_is_for_ever_and_dead_never_serves_at_once(history) -> None:
+def test_a_dead_replica_never_serves_at_once(history) -> None:
     health = ReplicaHealth()
     for at, (event, process_id) in enumerate(history):
         before, health = health, step(health, event, process_id, at)
-        if before.state is ReplicaState.RETIRED:
-            assert health.state is ReplicaState.RETIRED
         if before.state is ReplicaState.DEAD and health.state is ReplicaState.SERVING:
             assert event is HealthEvent.VERIFIED
             assert process_id not in (None, before.process_id)
@@ -74,7 +72,7 @@ def test_a_version_is_named_only_while_verified_weights_may_be_served(history) -
         assert health.since <= at
 
 
-@pytest.mark.parametrize("state", [s for s in ReplicaState if s is not ReplicaState.RETIRED])
+@pytest.mark.parametrize("state", list(ReplicaState))
 def test_silence_for_long_is_death(state: ReplicaState) -> None:
     health = ReplicaHealth(state, version=1)
     for at in range(SILENCES_TO_DEATH):

@@ -73,23 +73,6 @@ def test_a_session_whose_home_is_full_goes_where_room_is() -> None:
         router.choose("session", 500)
 
 
-def test_a_fleet_grows_and_shrinks() -> None:
-    router = RequestRouter(["a"])
-    router.choose("one", 100)
-    router.add_replica("b", ReplicaState.STARTING)
-    assert router.choose("two", 100) == "a"
-    router.set_state("b", ReplicaState.SERVING)
-    assert router.choose("three", 100) == "b"
-    router.set_state("a", ReplicaState.RETIRED)
-    with pytest.raises(EngineError, match="still has 2 requests"):
-        router.remove_replica("a")
-    for _ in range(2):
-        router.finish("a", 100)
-    router.remove_replica("a")
-    assert router.choose("one", 100) == "b"
-    assert router.end_session("one") == "b"
-
-
 operations = st.lists(
     st.one_of(
         st.tuples(st.just("choose"), st.integers(0, 9), st.integers(1, 5000)),

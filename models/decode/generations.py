@@ -1,0 +1,67 @@
+"""Results of ended requests, read from the slot arrays."""
+
+import numpy as np
+
+from ostinato.models.decode.cache import SlotCache
+from ostinato.models.decode.compiled import slots as compiled_slots
+from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
+from ostinato.models.decode.requests import RunningRequest
+from ostinato.models.decode.slots import SlotTable
+from ostinato.models.spec import ModelSpec
+
+
+def stop_reason(end: int, made_tokens: int, request: GenerateRequest) -> StopReason:
+    """The reason behind an end that the slot table reports."""
+    if end == compiled_slots.STOP_TOKEN:
+        return StopReason.STOP_TOKEN
+    if end == compiled_slots.STOP_SEQUENCE:
+        return StopReason.STOP_SEQUENCE
+    is_full = made_tokens < request.max_new_tokens
+    return StopReason.CONTEXT if is_full else StopReason.LENGTH
+
+
+def take_generation(
+    slots: SlotTable,
+    cache: SlotCache,
+    slot: int,
+    running: RunningRequest,
+    reason: StopReason,
+    now: float,
+) -> Generation:
+    """The answer in a slot. Routes are those not yet reported for the session."""
+    request, prompt, end = running.request, running.prompt_tokens, int(slots.context_S[slot])
+    offset, routed = int(slots.reported_S[slot]), int(slots.routed_S[slot])
+    routes = cache.recorded_SCLK[slot, offset:routed].copy()
+    if request.return_routes:
+        slots.reported_S[slot] = routed
+    else:
+        routes = routes[:0]
+    return Generation(
+        request_id=request.request_id,
+        token_ids=tuple(slots.tokens_SC[slot, prompt:end].tolist()),
+        logprobs_T=slots.logprobs_SC[slot, prompt:end].copy(),
+        weight_versions_T=slots.versions_SC[slot, prompt:end].copy(),
+        routed_experts=routes,
+        route_offset=offset,
+        stop_reason=reason,
+        queued_seconds=running.started_at - running.submitted_at,
+        generate_seconds=now - running.started_at,
+        draft_tokens_proposed=int(slots.drafts_proposed_S[slot]),
+        draft_tokens_accepted=int(slots.drafts_used_S[slot]),
+    )
+
+
+def empty_generation(
+    spec: ModelSpec, request: GenerateRequest, reason: StopReason, queued_seconds: float
+) -> Generation:
+    """The answer to a request that ended before its first token."""
+    return Generation(
+        request_id=request.request_id,
+        token_ids=(),
+        logprobs_T=np.zeros(0, dtype=np.float32),
+        weight_versions_T=np.zeros(0, dtype=np.int64),
+        routed_experts=np.zeros((0, spec.num_layers, spec.experts_per_token), dtype=np.int16),
+        route_offset=0,
+        stop_reason=reason,
+        queued_seconds=queued_seconds,
+    )
