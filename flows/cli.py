@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,6 +24,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 RecipeOption = Annotated[
     str, typer.Option(help="name of a shipped recipe, or the path of a TOML file")
 ]
+RepositoryOption = Annotated[Path | None, typer.Option(exists=True, file_okay=False)]
 SeedOption = Annotated[int | None, typer.Option(help="overrides the recipe's seed", min=0)]
 SetOption = Annotated[
     list[str] | None,
@@ -123,13 +125,14 @@ def doctor(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     add_help_option=False,
 )
-def chat(context: typer.Context) -> None:
+def chat(context: typer.Context, repo: RepositoryOption = None) -> None:
     """A terminal agent on a repository: `chat --repo PATH [--gateway URL | --checkpoint REF]`."""
     # a process of its own: the other commands need not wait for torch to load
     # libraries say on a person's terminal what they lack (Megatron) and count (Prefect)
     is_remote = any(argument.startswith(("--gateway", "--help")) for argument in context.args)
-    module = "ostinato.flows.chat" if is_remote else "ostinato.flows.chat_local"
-    command = [sys.executable, "-W", "ignore::UserWarning", "-m", module, *context.args]
+    module = "ostinato.flows.chat.command" if is_remote else "ostinato.flows.chat.local"
+    place = [] if repo is None else ["--repo", str(repo)]
+    command = [sys.executable, "-W", "ignore::UserWarning", "-m", module, *context.args, *place]
     os.execve(sys.executable, command, {**os.environ, "DO_NOT_TRACK": "1"})
 
 

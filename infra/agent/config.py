@@ -4,8 +4,6 @@
 `PromptFacts` and `AgentRequest` (one attempt). Plain values in, no behaviour.
 """
 
-from typing import Literal
-
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -69,9 +67,6 @@ class HarnessConfig(BaseModel):
         default=1200, ge=80, description="longer tool results are cut in the middle"
     )
     read_limit_lines: int = Field(default=40, ge=1, description="lines one read_file may show")
-    line_numbers: Literal["tags", "plain"] = Field(
-        default="tags", description="<L3> in front of shown lines (line edits possible), or '3: '"
-    )
     place_tags: bool = Field(
         default=False,
         description="a line tag before each place that grep and codebase_search name; read_file "

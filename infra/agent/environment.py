@@ -16,8 +16,6 @@ from ostinato.infra.sandbox.protocol import Sandbox, TestReport
 
 RunTests = Callable[[Sandbox], Awaitable[TestReport]]
 AskUser = Callable[[str], Awaitable[str]]
-UserMessages = Callable[[int], str | None]
-"""What the user says after that many turns, while the agent is at work; None: nothing."""
 
 
 class ToolFailure(Exception):
@@ -43,7 +41,6 @@ class HarnessState:
     todos: dict[str, str] = field(default_factory=dict)  # item -> its mark
     seen: dict[str, str] = field(default_factory=dict)  # path -> hash of what was last shown
     num_jobs: int = 0  # background commands so far
-    running_jobs: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -57,7 +54,6 @@ class AgentEnvironment:
     state: HarnessState = field(default_factory=HarnessState)
     policy: ToolPolicy | None = None  # None: the config's
     baseline: Mapping[str, bytes] | None = None  # at the start, for lints; None: as first seen
-    user_messages: UserMessages | None = None
     ask_limit_seconds: float | None = None  # how long a user may think; None: as long as a call
 
     def policy_under(self, config: HarnessConfig) -> ToolPolicy:
@@ -113,9 +109,3 @@ class AgentEnvironment:
 def content_hash(text: str) -> str:
     """Tells two contents of a file apart."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-
-
-def scripted_messages(messages: Mapping[int, str]) -> UserMessages:
-    """A user who speaks after fixed turns (1-based), each message once."""
-    left = dict(messages)
-    return lambda turns: left.pop(turns, None)

@@ -68,7 +68,6 @@ class TurnRecord(Record):
     calls: tuple[ToolCallRecord, ...]
     results: tuple[str, ...] = ()
     is_summary: bool = False  # the turn that ends a segment
-    user_message: str = ""  # what the user said after this turn, while the agent was at work
 
 
 class Segment(Record):

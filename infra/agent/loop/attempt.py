@@ -152,15 +152,14 @@ class _Attempt:
                 await self._record(answer, [])
                 return EndReason.TOKEN_LIMIT, f"answer cut: {answer.cut_reason}"
             results = await self._execute(answer.parsed) if answer.parsed.calls else []
-            said = self._user_message()
-            await self._record(answer, results, said)
-            if not answer.parsed.calls and said is None:
+            await self._record(answer, results)
+            if not answer.parsed.calls:
                 self.final_message = answer.parsed.prose
                 return EndReason.FINISHED, ""
             ending = self._check_progress()
             if ending is not None:
                 return ending
-            self._tell(results, said)
+            self._tell(results)
             ending = await self._summarise_if_due()
             if ending is not None:
                 return ending
@@ -186,13 +185,8 @@ class _Attempt:
             return 0
         return config.summary_limit_tokens + SUMMARY_MARGIN_TOKENS
 
-    def _user_message(self) -> str | None:
-        """Message of the user after the turn under way."""
-        ask = self.environment.user_messages
-        return ask(len(self.turns) + 1) if ask is not None else None
-
-    def _tell(self, results: list[CallResult], said: str | None) -> None:
-        """Shows the results, and after them what the user said meanwhile."""
+    def _tell(self, results: list[CallResult]) -> None:
+        """Shows the results, and what is left of the budgets once that is little."""
         config = self.config
         note, room = None, None
         if config.announce_turns or config.announce_tokens:
@@ -202,8 +196,6 @@ class _Attempt:
             room = config.context_tokens - self.conversation.num_tokens - self._reserve_tokens()
         if results:
             self.conversation.append_results([result.text for result in results], note, room)
-        if said is not None:
-            self.conversation.append_user(said)
 
     async def _execute(self, answer: ParsedAnswer) -> list[CallResult]:
         limit = self.config.max_calls_per_turn
@@ -226,7 +218,6 @@ class _Attempt:
         self,
         answer: Answer,
         results: list[CallResult],
-        said: str | None = None,
         *,
         is_summary: bool = False,
     ) -> None:
@@ -236,7 +227,6 @@ class _Attempt:
             calls=tuple(result.record for result in results),
             results=tuple(result.text for result in results),
             is_summary=is_summary,
-            user_message=said or "",
         )
         self.turns.append(turn)
         if self.on_turn is not None:
@@ -249,7 +239,7 @@ class _Attempt:
         self.broken_turns = self.broken_turns + 1 if is_broken else 0
         if self.broken_turns >= self.config.max_broken_turns:
             return EndReason.BROKEN_CALLS, f"{self.broken_turns} turns of broken calls in a row"
-        if len(self.turns) > 1 and turn.calls and not turn.user_message:
+        if len(self.turns) > 1 and turn.calls:
             previous = self.turns[-2]
             if turn.text == previous.text and _same_results(turn, previous):
                 return EndReason.BROKEN_CALLS, "the same turn twice with the same results"

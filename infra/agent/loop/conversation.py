@@ -41,11 +41,6 @@ class Conversation(Protocol):
         """Length of the context now."""
         ...
 
-    @property
-    def num_segments(self) -> int:
-        """Segments begun, the present one included."""
-        ...
-
     async def answer(self, max_new_tokens: int) -> Answer: ...
 
     def append_results(
@@ -92,11 +87,6 @@ class TokenConversation:
     def num_tokens(self) -> int:
         """Length of the segment."""
         return len(self.builder.token_ids)
-
-    @property
-    def num_segments(self) -> int:
-        """Segments begun."""
-        return len(self.finished_segments) + 1
 
     @property
     def session_id(self) -> str:

@@ -22,7 +22,6 @@ from ostinato.infra.platform.errors import ConfigError, EngineError
 CHARACTERS_PER_TOKEN = 3.5  # of results the server has not counted yet
 INTERACTION_HEADER = "x-ostinato-interaction"
 SESSION_HEADER = "x-ostinato-session"
-CONTEXT_FULL = "context_length_exceeded"
 
 
 @dataclass(slots=True)
@@ -39,7 +38,6 @@ class MessageConversation:
     session_id: str = ""
     messages: list[dict[str, Any]] = field(default_factory=list)
     interaction_ids: list[str] = field(default_factory=list)
-    num_restarts: int = 0
     _counted_tokens: int = 0
     _uncounted_characters: int = 0
     _pending_ids: list[str] = field(default_factory=list)
@@ -51,11 +49,6 @@ class MessageConversation:
     def num_tokens(self) -> int:
         """Tokens that the server counted, plus an estimate of those it has not seen yet."""
         return self._counted_tokens + int(self._uncounted_characters / CHARACTERS_PER_TOKEN)
-
-    @property
-    def num_segments(self) -> int:
-        """Conversations begun."""
-        return self.num_restarts + 1
 
     async def answer(self, max_new_tokens: int) -> Answer:
         """The next assistant message."""
@@ -115,7 +108,6 @@ class MessageConversation:
 
     async def restart(self, prompt: str) -> None:
         """Forgets the messages. The next conversation begins with `prompt`."""
-        self.num_restarts += 1
         self._open(prompt)
 
     def segments(self) -> tuple[Segment, ...]:

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import tree_sitter
+import tree_sitter_python
 
-from ostinato.infra.agent.search.languages import Language, language_of
 from ostinato.models.code_words import CodeText, describe_code
 
+_PARSER = tree_sitter.Parser(tree_sitter.Language(tree_sitter_python.language()))
+_DEFINITIONS = frozenset({"function_definition", "class_definition"})
 WINDOW_LINES = 50
 LONGEST_CHUNK_LINES = 120
 _TITLE_CHARACTERS = 80
@@ -51,43 +53,38 @@ class _Definition:
 def cut_chunks(path: str, text: str) -> list[Chunk]:
     """The chunks of a file. Their texts, joined by newlines, are the file's text."""
     lines = text.split("\n")
-    language = language_of(path)
+    is_python = path.endswith((".py", ".pyi"))
     owners = [0] * len(lines)
     definitions = [_Definition(0, len(lines) - 1, "")]
-    if language is not None:
-        root = language.parse(text.encode()).root_node
-        definitions += _definitions(root, language, "")
+    if is_python:  # broken code gives a tree with error nodes, never an exception
+        definitions += _definitions(_PARSER.parse(text.encode()).root_node, "")
         for number, definition in enumerate(definitions[1:], start=1):
             # inner definitions come after outer ones, so the innermost owns a line
             for row in range(definition.first_row, min(definition.last_row + 1, len(lines))):
                 owners[row] = number
-    pieces = _pieces(lines, owners, is_cut=language is not None)
+    pieces = _pieces(lines, owners, is_cut=is_python)
     return [
         Chunk(path, start + 1, end, definitions[owner].name, "\n".join(lines[start:end]))
         for start, end, owner in pieces
     ]
 
 
-def _definitions(node: tree_sitter.Node, language: Language, scope: str) -> Iterator[_Definition]:
+def _definitions(node: tree_sitter.Node, scope: str) -> Iterator[_Definition]:
     """Functions and classes below a node, outer first. Nested functions belong to the outer."""
     for child in node.named_children:
         inner = child
-        if child.type in language.wrappers:
-            wrapped = [
-                part
-                for part in child.named_children
-                if part.type in language.functions or part.type in language.classes
-            ]
+        if child.type == "decorated_definition":
+            wrapped = [part for part in child.named_children if part.type in _DEFINITIONS]
             inner = wrapped[-1] if wrapped else child
-        if inner.type in language.functions or inner.type in language.classes:
-            named = inner.child_by_field_name(language.name_field)
+        if inner.type in _DEFINITIONS:
+            named = inner.child_by_field_name("name")
             name = "" if named is None or named.text is None else named.text.decode()
             qualified = f"{scope}.{name}" if scope else name
             yield _Definition(child.start_point.row, child.end_point.row, qualified)
-            if inner.type in language.classes:
-                yield from _definitions(inner, language, qualified)
+            if inner.type == "class_definition":
+                yield from _definitions(inner, qualified)
         elif child.named_child_count:
-            yield from _definitions(child, language, scope)
+            yield from _definitions(child, scope)
 
 
 def _pieces(lines: list[str], owners: list[int], *, is_cut: bool) -> Iterator[tuple[int, int, int]]:

@@ -6,6 +6,7 @@ edit costs one file. Word statistics are exact whatever the stack: an index that
 one that was built anew.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,7 +16,6 @@ from ostinato.infra.agent.search.chunk_cache import ChunkCache
 from ostinato.infra.agent.search.chunks import Chunk, cut_chunks
 from ostinato.infra.agent.search.field_scores import score_words
 from ostinato.infra.agent.search.fusion import fuse_standardised
-from ostinato.infra.agent.search.merkle import MerkleTree, hash_content
 from ostinato.infra.agent.search.segment import Segment, WordStatistics
 from ostinato.models.code_words import split_words
 
@@ -66,7 +66,7 @@ class CodeIndex:
     """Searchable state of one repository."""
 
     def __init__(self, cache: ChunkCache) -> None:
-        self.tree = MerkleTree()
+        self._hashes: dict[str, bytes] = {}  # of the files as indexed
         self._cache = cache
         self._layers: list[_Layer] = []
         self._own = Segment(cache.width)
@@ -87,14 +87,11 @@ class CodeIndex:
 
     def update(self, changes: Mapping[str, bytes | None]) -> int:
         """Sets files, or removes them where the content is None. Returns how many differed."""
-        hashes = {
-            path: None if content is None else hash_content(content)
-            for path, content in changes.items()
-        }
-        tree = self.tree.updated(hashes)
-        changed = list(self.tree.changed_paths(tree))
-        for path in changed:
-            content = changes[path]
+        changed = 0
+        for path, content in sorted(changes.items()):
+            if not self._note(path, content):
+                continue
+            changed += 1
             for layer in self._layers:
                 layer.hide(path)
             if content is None:
@@ -102,10 +99,17 @@ class CodeIndex:
             else:
                 chunks = cut_chunks(path, content.decode(errors="replace"))
                 self._own.add_file(path, chunks, self._cache.features(chunks))
-        self.tree = tree
         if self._own.num_rows > 64 and self._own.num_rows > 2 * self._own.num_alive:
             self._own = self._merged([_Layer.over(self._own)])
-        return len(changed)
+        return changed
+
+    def _note(self, path: str, content: bytes | None) -> bool:
+        """Whether a file's content is another than the indexed one."""
+        known = self._hashes.pop(path, None)
+        if content is None:
+            return known is not None
+        self._hashes[path] = hashlib.sha256(content).digest()
+        return self._hashes[path] != known
 
     def fork(self) -> "CodeIndex":
         """An index of the same state that goes its own way. Chunks and vectors are shared."""
@@ -115,7 +119,7 @@ class CodeIndex:
                 self._layers = [_Layer.over(self._merged(self._layers))]
         self._own = Segment(self._cache.width)
         other = CodeIndex(self._cache)
-        other.tree = self.tree
+        other._hashes = dict(self._hashes)
         other._layers = [layer.copy() for layer in self._layers]
         return other
 

@@ -21,9 +21,7 @@ async def read_file(environment: AgentEnvironment, arguments: Values, config: Ha
     path, _, _ = split_argument(arguments["path"])
     text = await environment.read_text(path)
     region = open_region(text, arguments["path"])
-    view, environment.state.region = show_lines(
-        region, config.line_numbers, config.read_limit_lines
-    )
+    view, environment.state.region = show_lines(region, config.read_limit_lines)
     return view
 
 

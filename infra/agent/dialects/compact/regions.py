@@ -163,15 +163,14 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def show_lines(region: Region, style: str, limit_lines: int) -> tuple[str, Region]:
+def show_lines(region: Region, limit_lines: int) -> tuple[str, Region]:
     """The view of a region (at most `limit_lines`) and the region cut to what was shown."""
     hidden = len(region.lines) - limit_lines
     if hidden > 0:
         shown = region.lines[:limit_lines]
         rest = region.lines[limit_lines:] + region.after
         region = Region(region.path, region.before, shown, rest)
-    number = line_tag if style == "tags" else "{}: ".format
-    view = "\n".join(number(index) + line for index, line in enumerate(region.lines, start=1))
+    view = "\n".join(line_tag(index) + line for index, line in enumerate(region.lines, start=1))
     if hidden > 0:
         following = region.first_line + limit_lines
         view += f"\n{hidden} more lines from {region.path}:{following}"

@@ -14,7 +14,7 @@ from ostinato.infra.agent.config import (
 from ostinato.infra.agent.dialects.dialect import enabled_tools
 from ostinato.infra.agent.dialects.full.calls import parse_calls, write_call
 from ostinato.infra.agent.dialects.full.tools import FULL_TOOLS
-from ostinato.infra.agent.environment import AgentEnvironment, HarnessState, scripted_messages
+from ostinato.infra.agent.environment import AgentEnvironment, HarnessState
 from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.loop.prompts import (
     SUMMARY_INSTRUCTION,
@@ -142,17 +142,6 @@ def test_the_note_on_budgets_is_a_system_message_after_the_results(renderer) -> 
     assert "<|system|>2 turns and " in text
     assert text.index("[1.1 read_file ok]") < text.index("<|system|>2 turns")
     assert "<|system|>1 turn and " in text
-
-
-def test_a_user_may_interrupt_after_a_turn(renderer) -> None:
-    environment = AgentEnvironment(MemorySandbox({"a.txt": b"x"}))
-    environment.user_messages = scripted_messages({1: "Stop, use b.txt", 2: "Really?"})
-    transcript, _ = run(renderer, environment, [READ, "All done.", "Yes."])
-    assert [turn.user_message for turn in transcript.turns] == ["Stop, use b.txt", "Really?", ""]
-    text = renderer.decode(transcript.segments[0].token_ids_T.tolist())
-    assert "[1.1 read_file ok]\n1\tx<|end|><|user|>Stop, use b.txt<|end|><|assistant|>" in text
-    assert "All done.<|end|><|user|>Really?<|end|><|assistant|>Yes.<|end|>" in text
-    assert transcript.final_message == "Yes."
 
 
 def test_policies_make_an_environment_stricter(renderer) -> None:

@@ -89,11 +89,10 @@ def test_lines_are_followed_through_edits_that_grow_and_shrink() -> None:
 
 
 def test_shown_lines_are_numbered_and_limited() -> None:
-    view, region = show_lines(open_region("a\nb\nc\n", "x"), "tags", 2)
+    view, region = show_lines(open_region("a\nb\nc\n", "x"), 2)
     assert view == "<L1>a\n<L2>b\n1 more lines from x:3"
     assert region.text() == "a\nb\nc\n"
     assert len(region.lines) == 2
-    assert show_lines(open_region("a\n", "x"), "plain", 9)[0] == "1: a"
 
 
 @pytest.mark.parametrize("items", ["x = 1", "<L9>x", "<L0>x", "<L1>a<L1>b", "y<L1>x"])

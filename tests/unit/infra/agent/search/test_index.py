@@ -35,7 +35,6 @@ def test_moved_index_equals_rebuilt(
         files = applied(files, changes)
     rebuilt = CodeIndex.build(ChunkCache(encoder), files)
 
-    assert moved.tree.digest == rebuilt.tree.digest
     assert moved.num_chunks == rebuilt.num_chunks
     seen, wanted = (index.search(query, 50) for index in (moved, rebuilt))
     assert [hit.score for hit in seen] == pytest.approx([hit.score for hit in wanted], abs=1e-6)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.chat_workplace import (
+from ostinato.flows.chat.workplace import (
     Workplace,
     choose_tests,
     copy_repository,

@@ -1,7 +1,7 @@
 """`ostinato chat` over a checkpoint that is loaded into the chat's own process.
 
 `load_local`: which checkpoint is meant, its engine, and the harness of its recipe. Entry of a
-process: `python -m ostinato.flows.chat_local --repo PATH [--checkpoint REF]`. The chat itself is
+process: `python -m ostinato.flows.chat.local --repo PATH [--checkpoint REF]`. The chat itself is
 chat.py.
 """
 
@@ -9,10 +9,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import typer
-
 from ostinato.flows import realtime
-from ostinato.flows.chat import ServedModel, build_command
+from ostinato.flows.chat.command import start
+from ostinato.flows.chat.session import ServedModel
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.models.rendering import Renderer
@@ -39,4 +38,4 @@ async def load_local(reference: str, recipe: str) -> AsyncIterator[ServedModel]:
 
 
 if __name__ == "__main__":
-    typer.run(build_command(load_local))
+    start(load_local)

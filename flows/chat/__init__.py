@@ -1,0 +1,1 @@
+"""`ostinato chat`: a terminal agent over any served checkpoint, with the harness of training."""

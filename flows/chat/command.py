@@ -1,0 +1,234 @@
+"""The command line of `ostinato chat`: which model answers, where it works, and the session's start.
+
+Entry of a process of its own for a gateway's user, who need not load a model; a checkpoint served in
+the same process is local.py.
+"""
+
+import asyncio
+import contextlib
+import datetime
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+
+from ostinato.flows.chat.screen import ChatScreen
+from ostinato.flows.chat.session import (
+    USER_SECONDS,
+    Apply,
+    ChatSession,
+    Interrupt,
+    ServedModel,
+    run_chat,
+)
+from ostinato.flows.chat.workplace import open_workplace, recent_files
+from ostinato.infra.agent.config import HarnessConfig, PromptFacts
+from ostinato.infra.platform.errors import ConfigError, OstinatoError, boundary
+from ostinato.infra.platform.settings import Settings, load_settings
+from ostinato.infra.serving.gateway.keys import FILE_NAME, local_tenants
+
+LOCAL_TENANT = "local"
+ANSWER_SECONDS = 600.0
+RECENT_SECONDS = 24 * 3600.0  # files changed since then are shown with the first message
+RULE_FILES = ("AGENTS.md", ".ostinato/rules.md")
+MAX_RULE_CHARACTERS = 8_000
+OPEN_HARNESS = HarnessConfig(
+    dialect="full",
+    max_turns=100,
+    max_generated_tokens=64_000,
+    context_tokens=100_000,
+    result_limit_characters=16_000,
+    turn_limit_characters=48_000,
+    read_limit_lines=400,
+    call_time_limit_seconds=120.0,
+    announce_turns=5,
+    announce_tokens=4_000,
+)
+"""For servers that do not say what their model was trained with."""
+
+
+OpenLocal = Callable[[str, str], AbstractAsyncContextManager[ServedModel]]
+"""Serves a checkpoint in this process: its reference and a recipe's name in."""
+
+
+@contextlib.asynccontextmanager
+async def connect_gateway(url: str, api_key: str, wanted: str = "") -> AsyncIterator[ServedModel]:
+    """The model behind an OpenAI-style server. Our gateway also says how it was trained."""
+    base = url.rstrip("/")
+    base = base if base.endswith("/v1") else f"{base}/v1"
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=ANSWER_SECONDS) as client:
+        with boundary(ConfigError, f"gateway {base}"):
+            response = await client.get("/models")
+            response.raise_for_status()
+            listed: list[dict[str, Any]] = response.json()["data"]
+        chosen = [entry for entry in listed if wanted in ("", entry["id"])]
+        if not chosen:
+            known = ", ".join(entry["id"] for entry in listed) or "none"
+            raise ConfigError(f"gateway {base}: model is {wanted!r}, wanted one of {known}")
+        first = chosen[0]
+        harness = OPEN_HARNESS
+        if "harness" in first:
+            harness = HarnessConfig.model_validate(first["harness"])
+        name = f"{first['id']} at {base}"
+        yield ServedModel(name, harness, client=client, model_name=first["id"])
+
+
+def read_rules(root: Path) -> str:
+    """The repository's own rules for agents, if it has any."""
+    for name in RULE_FILES:
+        if (root / name).is_file():
+            return (root / name).read_text(errors="replace")[:MAX_RULE_CHARACTERS]
+    return ""
+
+
+def _key_of(settings: Settings, api_key: str) -> str:
+    """The key that was given, else this machine's own."""
+    if api_key or not (settings.home / FILE_NAME).is_file():
+        return api_key
+    (tenant,) = local_tenants(settings.home, (LOCAL_TENANT,)).values()
+    return tenant.api_keys[0].get_secret_value()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """Options of the command line."""
+
+    repo: Path
+    gateway: str
+    model: str
+    checkpoint: str
+    recipe: str
+    api_key: str
+    messages: list[str]
+    apply: Apply
+    temperature: float
+    seed: int
+    tests: list[str] = field(default_factory=list)
+
+
+async def _chat(
+    options: ChatOptions, console: Console, interrupt: Interrupt, open_local: OpenLocal | None
+) -> bool:
+    screen = ChatScreen(console)
+    async with contextlib.AsyncExitStack() as stack:
+        if open_local is not None:
+            opened = open_local(options.checkpoint or "promoted", options.recipe)
+        else:
+            key = _key_of(load_settings(), options.api_key)
+            opened = connect_gateway(options.gateway, key, options.model)
+        model = await stack.enter_async_context(opened)
+        copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ostinato-chat-")))
+        is_compact = model.harness.dialect == "compact"
+        workplace = await stack.enter_async_context(
+            open_workplace(
+                options.repo,
+                copy,
+                warm_tests=is_compact,
+                test_limit_seconds=model.harness.call_time_limit_seconds,
+                tests=options.tests,
+            )
+        )
+        now = datetime.datetime.now(tz=datetime.UTC)
+        recent = recent_files(workplace.root, workplace.files, now.timestamp() - RECENT_SECONDS)
+        session = ChatSession(
+            model,
+            workplace,
+            screen,
+            options.temperature,
+            options.seed,
+            facts=PromptFacts(
+                date=now.date().isoformat(),
+                rules=read_rules(workplace.root),
+                recent_files=recent,
+            ),
+            session_id=f"chat-{uuid.uuid4().hex}",
+            interrupt=interrupt,
+        )
+        workplace.environment.ask_limit_seconds = USER_SECONDS
+        workplace.environment.ask_user = session.ask_user if not options.messages else None
+        tests = ", ".join(options.tests or workplace.layout.test_paths) or "none found"
+        screen.show_opening(
+            str(workplace.root), model.name, model.harness.dialect, len(workplace.files), tests
+        )
+        return await run_chat(session, options.messages, options.apply)
+
+
+def run(options: ChatOptions, open_local: OpenLocal | None = None) -> None:
+    """The chat until it ends. Without `open_local` the model is the gateway's."""
+    interrupt = Interrupt()
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        has_worked = asyncio.run(_chat(options, Console(), interrupt, open_local))
+    except OstinatoError as error:
+        text = f"{type(error).__name__}: {error}"
+        Console(stderr=True).print(text, style="red", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    if not has_worked:
+        sys.exit(1)
+
+
+def build_command(open_local: OpenLocal | None) -> Callable[..., None]:
+    """The command line. Without `open_local` only a gateway can answer."""
+
+    def main(
+        repo: Annotated[Path, typer.Option(exists=True, file_okay=False, help="the repository")],
+        gateway: Annotated[str, typer.Option(help="address of an OpenAI-style server")] = "",
+        model: Annotated[str, typer.Option(help="of the server; default: its first")] = "",
+        checkpoint: Annotated[str, typer.Option(help="directory, artifact or 'promoted'")] = "",
+        recipe: Annotated[str, typer.Option(help="whose harness a checkpoint uses")] = "nano",
+        api_key: Annotated[str, typer.Option(help="default: this machine's own key")] = "",
+        message: Annotated[
+            list[str] | None, typer.Option(help="send this and end; may be repeated")
+        ] = None,
+        apply: Annotated[str, typer.Option(help="ask, always or never write the edits")] = "ask",
+        temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 1.0,
+        seed: Annotated[int, typer.Option(help="of a checkpoint served here")] = 0,
+        tests: Annotated[
+            list[str] | None, typer.Option(help="what `pytest` runs; default: all; may be repeated")
+        ] = None,
+    ) -> None:
+        """A terminal agent on a repository. Its edits reach your files only when you agree."""
+        if apply not in ("ask", "always", "never"):
+            raise typer.BadParameter(f"--apply is {apply!r}, wanted ask, always or never")
+        if bool(gateway) == (open_local is not None) or (gateway and checkpoint):
+            raise typer.BadParameter("wanted either --gateway or --checkpoint")
+        messages = message or []
+        options = ChatOptions(
+            repo,
+            gateway,
+            model,
+            checkpoint,
+            recipe,
+            api_key,
+            messages,
+            apply,
+            temperature,
+            seed,
+            tests or [],
+        )
+        run(options, open_local)
+
+    return main
+
+
+def start(open_local: OpenLocal | None = None) -> None:
+    """The command as a process of its own."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(build_command(open_local))
+    app(prog_name="ostinato chat")
+
+
+if __name__ == "__main__":
+    start()

@@ -1,0 +1,34 @@
+"""The command line of the chat refuses what cannot work before anything is loaded."""
+
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from ostinato.flows.chat import command
+from ostinato.infra.platform.errors import ConfigError
+
+CLI = "import sys; sys.argv[0] = 'ostinato'; from ostinato.flows.cli import main; main()"
+
+
+def test_a_missing_repository_is_refused_without_loading_a_model() -> None:
+    program = f"{CLI[:11]}sys.modules['torch'] = None; {CLI[11:]}"
+    arguments = [sys.executable, "-c", program, "chat", "--repo", "/nonexistent"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "'/nonexistent' does not exist" in done.stderr
+
+
+async def test_a_model_that_the_server_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = {"data": [{"id": "small"}, {"id": "large"}]}
+    server = httpx.MockTransport(lambda request: httpx.Response(200, json=listed))
+    client = httpx.AsyncClient
+    monkeypatch.setattr(
+        command.httpx, "AsyncClient", lambda **given: client(**given, transport=server)
+    )
+    async with command.connect_gateway("http://there", "", "large") as served:
+        assert served.model_name == "large"
+    with pytest.raises(ConfigError, match="model is 'huge', wanted one of small, large"):
+        async with command.connect_gateway("http://there", "", "huge"):
+            pass
