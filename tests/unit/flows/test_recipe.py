@@ -38,10 +38,37 @@ def test_load_recipe_broken_toml_names_the_file(tmp_path: Path) -> None:
         load_recipe(str(path))
 
 
-def test_load_recipe_seed_reaches_every_seeded_stage() -> None:
+def test_load_recipe_seed_reaches_everything_that_is_drawn() -> None:
     recipe = load_recipe("nano", seed=7)
-    stages = (recipe.corpus, recipe.pretraining, recipe.mtp, recipe.rollout)
-    assert {stage.seed for stage in stages} == {7}
+    drawn = (
+        recipe.problems,
+        recipe.corpus,
+        recipe.pretraining,
+        recipe.mtp,
+        recipe.rollout,
+        recipe.retrieval,
+        recipe.evaluation,
+        recipe.cycle.gate,
+        recipe.cycle.simulated_users,
+    )
+    assert [part.seed for part in drawn if part] == [7] * len(drawn)
+    assert load_recipe("problems_16", seed=7).problems.seed == 7
+    assert load_recipe("nano", seed=7, overrides=["corpus.seed=3"]).corpus.seed == 3
+
+
+def test_a_model_beside_a_base_checkpoint_that_differs_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "nano"\nname = "mine"\n[model]\nnum_layers = 6\n')
+    with pytest.raises(ConfigError, match=r"model\.num_layers = 6 .* 4 .*nano_base"):
+        load_recipe(str(path))
+    path.write_text('extends = "nano"\nname = "mine"\n[model]\nnum_layers = 4\n')
+    assert load_recipe(str(path)).model == load_recipe("nano").model
+    assert load_recipe("nano_base", overrides=["model.num_layers=6"]).model.num_layers == 6
+
+
+def test_a_base_checkpoint_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"base_checkpoint 'models/none'.*spec\.json"):
+        load_recipe("nano", overrides=['base_checkpoint="models/none"'])
 
 
 @pytest.mark.parametrize("name", [n for n in recipe_names() if not n.startswith(("nano", "mini"))])
