@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from ostinato.flows.child_task import run_stage
-from ostinato.flows.recipe import Recipe
+from ostinato.flows.recipe import Recipe, base_directory
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
@@ -23,18 +23,12 @@ from ostinato.tasks.problems.config import ProblemsRequest, ProblemsResult
 from ostinato.tasks.records import Scorecard, Split
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
-
-
-def base_directory(recipe: Recipe) -> Path | None:
-    """Directory of the recipe's base checkpoint. None: random weights."""
-    return (REPOSITORY / recipe.base_checkpoint).resolve() if recipe.base_checkpoint else None
 
 
 def base_identity(recipe: Recipe) -> str:
     """Checksum of the base checkpoint's weights, wherever it lies. Empty without one."""
-    base = base_directory(recipe)
+    base = base_directory(recipe.base_checkpoint)
     if base is None:
         return ""
     weights = base / "model.safetensors"
@@ -91,7 +85,7 @@ def build_corpus(
     """Source code and problems -> token shards and demonstrations. `encoder` answers
     codebase_search in them; None: words alone.
     """
-    base = base_directory(context.recipe)
+    base = base_directory(context.recipe.base_checkpoint)
 
     def build(directory: Path) -> tuple[Path, dict]:
         request = CorpusRequest(
@@ -132,7 +126,7 @@ def pretrain(
     trained on in place of the recipe's base.
     """
     recipe = context.recipe
-    base = base_directory(recipe) if start is None else context.directory_of(start)
+    base = base_directory(recipe.base_checkpoint) if start is None else context.directory_of(start)
 
     def build(directory: Path) -> tuple[Path, dict]:
         request = PretrainingRequest(

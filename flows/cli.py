@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ostinato.flows import local_prefect, status_report
@@ -85,7 +86,9 @@ def list_recipes() -> None:
     """Names of the shipped recipes, each with its description."""
     console = Console()
     for name in recipe_names():
-        console.print(f"{name:<22} {load_recipe(name).description}", highlight=False)
+        console.print(
+            f"{name:<22} {load_recipe(name).description}", highlight=False, soft_wrap=True
+        )
 
 
 @recipes.command("show")
@@ -154,7 +157,8 @@ def _options(
             overrides=tuple(settings or ()), keep=tuple(keep or ()), rebuild=tuple(rebuild or ())
         )
     except ValidationError as error:
-        raise ConfigError("; ".join(mistake["msg"] for mistake in error.errors())) from None
+        texts = (mistake["msg"].removeprefix("Value error, ") for mistake in error.errors())
+        raise ConfigError("; ".join(texts)) from None
 
 
 def _run_flow(flow: str, recipe: str, seed: int | None, options: RunOptions) -> None:
@@ -189,7 +193,7 @@ def main() -> None:
         app()
     except OstinatoError as error:
         Console(stderr=True).print(
-            f"[red]{type(error).__name__}[/]: {error}", highlight=False, soft_wrap=True
+            f"[red]{type(error).__name__}[/]: {escape(str(error))}", highlight=False, soft_wrap=True
         )
         sys.exit(2)
     except KeyboardInterrupt:

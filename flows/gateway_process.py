@@ -10,6 +10,7 @@ import asyncio
 import sys
 
 from rich.console import Console
+from rich.markup import escape
 
 from ostinato.flows import realtime
 from ostinato.flows.stage import StageContext
@@ -32,7 +33,7 @@ def main() -> None:
         asyncio.run(serve_people(lambda: realtime.served_model(context, line), context.settings))
     except OstinatoError as error:
         Console(stderr=True).print(
-            f"[red]{type(error).__name__}[/]: {error}", highlight=False, soft_wrap=True
+            f"[red]{type(error).__name__}[/]: {escape(str(error))}", highlight=False, soft_wrap=True
         )
         sys.exit(2)
 

@@ -9,11 +9,13 @@ import difflib
 import json
 import textwrap
 import tomllib
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.errors import ConfigError
@@ -29,14 +31,13 @@ from ostinato.tasks.mtp.config import MtpConfig
 from ostinato.tasks.mtp.speculation_config import SpeculationConfig
 from ostinato.tasks.pretraining.config import PretrainingConfig
 from ostinato.tasks.problems.config import ProblemsConfig
-from ostinato.tasks.promotion.config import TEST_LINE, PromotionConfig
+from ostinato.tasks.promotion.config import TEST_LINE
 from ostinato.tasks.reinforcement.records import ReinforcementConfig
 from ostinato.tasks.retrieval.config import RetrievalConfig
 from ostinato.tasks.rollout.config import RolloutConfig
 
 RECIPES = Path(__file__).parent / "recipes"
-# the recipe's seed is theirs unless they name one
-SEEDED_SECTIONS = ("corpus", "pretraining", "mtp", "rollout", "retrieval")
+BASE_SPEC = "spec.json"  # shape of a checkpoint, among its files
 
 
 class Section(BaseModel):
@@ -49,17 +50,11 @@ class CycleConfig(Section):
     """One real-time cycle."""
 
     feedback: FeedbackConfig = FeedbackConfig()
-    promotion: PromotionConfig = PromotionConfig()
     gate: GateConfig = GateConfig()
     learning: LearningConfig = LearningConfig()
     simulated_users: SimulatedUsersConfig | None = Field(
         default=None,
         description="a seeded program that stands in for people; None: real traffic only",
-    )
-    budget_seconds: float = Field(
-        default=16_200,
-        gt=0,
-        description="a cycle that is later than this trims training, never the gate",
     )
 
 
@@ -142,17 +137,71 @@ def load_recipe(
             f"recipe {name_or_path!r} not found, wanted one of {recipe_names()} or the path of a TOML file"
         )
     values = _read_toml(path)
-    for override in overrides:
-        _apply(values, override)
     if seed is not None:
         values["seed"] = seed
-    for section in SEEDED_SECTIONS:
-        if isinstance(values.get(section), dict):
-            values[section].setdefault("seed", values.get("seed", 0))
+    for override in overrides:
+        _apply(values, override)
+    _seed_sections(values, Recipe, values.get("seed", 0), None if seed is None else overrides)
+    _take_model_of_base(values, path)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_explain(path, error)) from None
+
+
+def base_directory(base_checkpoint: str) -> Path | None:
+    """Directory of a base checkpoint as a recipe names it. None: random weights."""
+    return (RECIPES.parents[1] / base_checkpoint).resolve() if base_checkpoint else None
+
+
+def _take_model_of_base(values: dict[str, Any], path: Path) -> None:
+    """The shape of the base checkpoint is the recipe's; a `[model]` that says another is refused."""
+    name = values.get("base_checkpoint", "")
+    directory = base_directory(name) if isinstance(name, str) else None
+    if directory is None:
+        return
+    file = directory / BASE_SPEC
+    if not file.is_file():
+        raise ConfigError(
+            f"recipe {path}: base_checkpoint {name!r} has no {file}, wanted a checkpoint directory"
+        )
+    spec = json.loads(file.read_bytes())
+    for key, value in values.get("model", {}).items():
+        if key in spec and value != spec[key]:
+            raise ConfigError(
+                f"recipe {path}: model.{key} = {value!r}, but {spec[key]!r} in {file}; leave [model] "
+                'out to train the base checkpoint on, or write base_checkpoint = "" to begin with '
+                "random weights of another shape"
+            )
+    values["model"] = {**values.get("model", {}), **spec}
+
+
+def _seed_sections(
+    values: dict[str, Any],
+    section: type[BaseModel],
+    seed: Any,
+    fixed: Sequence[str] | None,
+    prefix: str = "",
+) -> None:
+    """Gives every section with a `seed` the recipe's."""
+    for name, field in section.model_fields.items():
+        kinds = (field.annotation, *typing.get_args(field.annotation))
+        inner = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
+        table = values.get(name)
+        if inner is None or not (isinstance(table, dict) or _is_plain_default(field, inner)):
+            continue
+        table = values.setdefault(name, {})
+        if "seed" in inner.model_fields:
+            is_fixed = any(item.startswith(f"{prefix}{name}.seed") for item in fixed or ())
+            if fixed is None or is_fixed:
+                table.setdefault("seed", seed)
+            else:
+                table["seed"] = seed
+        _seed_sections(table, inner, seed, fixed, f"{prefix}{name}.")
+
+
+def _is_plain_default(field: FieldInfo, inner: type[BaseModel]) -> bool:
+    return isinstance(field.default, inner) and field.default == type(field.default)()
 
 
 def describe_recipe(recipe: BaseModel, prefix: str = "") -> str:

@@ -5,6 +5,7 @@ import importlib
 import sys
 
 from rich.console import Console
+from rich.markup import escape
 
 from ostinato.flows.stage import RunOptions
 from ostinato.infra.platform.errors import OstinatoError
@@ -27,7 +28,9 @@ def main(arguments: list[str]) -> int:
             recipe=options.recipe, seed=options.seed, options=options.options
         )
     except OstinatoError as error:
-        console.print(f"[red]{type(error).__name__}[/]: {error}", highlight=False, soft_wrap=True)
+        console.print(
+            f"[red]{type(error).__name__}[/]: {escape(str(error))}", highlight=False, soft_wrap=True
+        )
         return 2
     except KeyboardInterrupt:
         console.print("stopped; the same command continues from here")

@@ -26,14 +26,3 @@ class GuardConfig(BaseModel):
     latency_growth: float = Field(
         default=1.25, ge=1, description="a rise of the median below this factor never counts"
     )
-
-
-class PromotionConfig(BaseModel):
-    """Canary share and online guard of a candidate."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    canary_share: float = Field(
-        default=0.5, gt=0, lt=1, description="share of sessions in the candidate arm"
-    )
-    guard: GuardConfig = GuardConfig()
