@@ -8,7 +8,8 @@ from ostinato.flows.mtp_distillation import mtp_distillation
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.realtime_cycle import realtime_cycle
 from ostinato.flows.reinforcement import reinforcement
-from ostinato.flows.stage import RunOptions, StageContext
+from ostinato.flows.run_options import RunOptions
+from ostinato.flows.stage import StageContext
 
 
 @flow(name="agent-training")

@@ -15,9 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ostinato.flows import local_prefect, status_report
-from ostinato.flows.doctor import run_checks
 from ostinato.flows.recipe import describe_recipe, load_recipe, recipe_names
-from ostinato.flows.stage import RunOptions
+from ostinato.flows.run_options import RunOptions
+from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
 from ostinato.infra.platform.settings import load_settings
 
@@ -114,7 +114,7 @@ def doctor(
 ) -> None:
     """Checks what this machine has; each line is ok, or why not and how to mend it."""
     console = Console()
-    checks = run_checks(load_settings(), deep=deep)
+    checks = load_entry("ostinato.flows.doctor:run_checks")(load_settings(), deep=deep)
     for check in checks:
         mark = "[green]ok[/]    " if check.ok else "[red]not ok[/]"
         console.print(f"{mark} {check.name:<22} {check.detail}", highlight=False, soft_wrap=True)

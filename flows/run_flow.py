@@ -7,7 +7,7 @@ import sys
 from rich.console import Console
 from rich.markup import escape
 
-from ostinato.flows.stage import RunOptions
+from ostinato.flows.run_options import RunOptions
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.platform.telemetry import configure_logging
 

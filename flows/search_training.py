@@ -4,7 +4,8 @@ from prefect import flow
 from prefect.artifacts import create_table_artifact
 
 from ostinato.flows import search_chain
-from ostinato.flows.stage import RunOptions, StageContext
+from ostinato.flows.run_options import RunOptions
+from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.retrieval.config import RankingScores
 

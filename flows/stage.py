@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from ostinato.flows.recipe import Recipe, load_recipe
+from ostinato.flows.run_options import STAGES, RunOptions, Stage
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, Identity, Manifest
 from ostinato.infra.platform.cluster.workspace import read_record, replace_text
 from ostinato.infra.platform.code_identity import changed_files, installed_tree
@@ -25,80 +26,6 @@ from ostinato.infra.platform.settings import Settings, load_settings
 logger = logging.getLogger(__name__)
 
 START_FILE = "stage.json"
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage by its name on the command line, the kind of its artifacts and its child entries."""
-
-    name: str
-    kind: str
-    entries: tuple[str, ...]
-
-
-STAGES = {
-    stage.name: stage
-    for stage in (
-        Stage(
-            "problems",
-            "problems",
-            ("ostinato.tasks.problems.run:main",),
-        ),
-        Stage("environments", "environments", ("ostinato.tasks.environments.run:main",)),
-        Stage("corpus", "corpus", ("ostinato.tasks.corpus.run:main",)),
-        Stage("pretraining", "pretrained", ("ostinato.tasks.pretraining.run:main",)),
-        Stage("mtp", "drafted", ("ostinato.tasks.mtp.run:main",)),
-        Stage("speculation", "speculation", ("ostinato.tasks.mtp.speculation:main",)),
-        Stage("reinforcement", "reinforced", ("ostinato.tasks.reinforcement.run:main",)),
-        Stage("evaluation", "scorecard", ("ostinato.tasks.checkpoint_evaluation.run:main",)),
-        Stage("locating", "locating", ("ostinato.tasks.checkpoint_evaluation.run:main",)),
-        Stage("comparison", "search-ablation", ("ostinato.tasks.evaluation.locating",)),
-        Stage("candidate", "candidate", ("ostinato.tasks.realtime.cycle_training:main",)),
-        Stage(
-            "cycle",
-            "cycle",
-            (
-                "ostinato.tasks.realtime.traffic:main",
-                "ostinato.tasks.realtime.cycle_training:main",
-                "ostinato.tasks.checkpoint_evaluation.run:main",
-                "ostinato.tasks.evaluation.gates",
-            ),
-        ),
-        Stage("retrieval", "search-encoder", ("ostinato.tasks.retrieval.run:main",)),
-    )
-}
-
-
-class RunOptions(BaseModel):
-    """Options of one run beside its recipe."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    overrides: tuple[str, ...] = Field(default=(), description="section.key=value, as TOML")
-    keep: tuple[str, ...] = Field(
-        default=(), description="stages whose newest artifact is used although code changed"
-    )
-    rebuild: tuple[str, ...] = Field(
-        default=(), description="stages that are built again although nothing changed"
-    )
-    rebuild_since: float | None = Field(
-        default=None, description="what `rebuild` names and is older (seconds since the epoch)"
-    )
-
-    @field_validator("keep", "rebuild")
-    @classmethod
-    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if name not in STAGES:
-                raise ValueError(f"no stage {name!r}, wanted one of {', '.join(STAGES)}")
-        return names
-
-    @model_validator(mode="before")
-    @classmethod
-    def _dated(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("rebuild") and not values.get("rebuild_since"):
-            return {**values, "rebuild_since": time.time()}
-        return values
 
 
 class StageStart(BaseModel):

@@ -9,7 +9,8 @@ import pytest
 import ostinato
 from ostinato.flows import stage
 from ostinato.flows.recipe import load_recipe
-from ostinato.flows.stage import STAGES, RunOptions, StageContext
+from ostinato.flows.run_options import STAGES, RunOptions
+from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts
 from ostinato.infra.platform.code_identity import SourceTree, changed_files, installed_tree
 from ostinato.infra.platform.errors import ConfigError
