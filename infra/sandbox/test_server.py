@@ -50,23 +50,16 @@ class VerdictCache:
     def __init__(self, capacity: int = 20_000) -> None:
         self._capacity = capacity
         self._reports: OrderedDict[ReportKey, TestReport] = OrderedDict()
-        self.hits = 0
-        self.misses = 0
 
     def get(self, key: ReportKey) -> TestReport | None:
         """A report made before for the same content."""
-        report = self._reports.get(key)
-        if report is None:
-            self.misses += 1
-            return None
-        self.hits += 1
-        self._reports.move_to_end(key)
-        return report
+        if key in self._reports:
+            self._reports.move_to_end(key)
+        return self._reports.get(key)
 
     def put(self, key: ReportKey, report: TestReport) -> None:
         """Keep a report. The least recently used one goes when there are too many."""
         self._reports[key] = report.model_copy(update={"from_cache": True})
-        self._reports.move_to_end(key)
         if len(self._reports) > self._capacity:
             self._reports.popitem(last=False)
 

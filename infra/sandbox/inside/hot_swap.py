@@ -9,7 +9,6 @@ refused, and the caller imports afresh. Runs inside the box.
 import ast
 import copy
 import gc
-import sys
 import types
 from dataclasses import dataclass, field
 
@@ -104,17 +103,14 @@ def swap_edit(filename: str, new: bytes, index: SwapIndex) -> LineShift:
     text = padding + b"".join(new_lines[first_line - 1 : last_line + shift])
     statement = _parse_one(padding + b"".join(old_lines[first_line - 1 : last_line]))
     replacement = _parse_one(text)
-    module = _find_module(filename)
-    flags = known.future_flags
     same_shape = ast.dump(_without_bodies(statement)) == ast.dump(_without_bodies(replacement))
-    if not same_shape and not _differs_in_defaults(statement, replacement):
-        raise NotSwappable("the edit changes more than function bodies")
-    swaps = _pair_functions(filename, statement, replacement, text, flags, index)
-    if not same_shape:
-        _swap_defaults(module, text, filename, flags, swaps)
+    defaults = None if same_shape else _changed_defaults(statement, replacement)
+    swaps = _pair_functions(filename, statement, replacement, text, known.future_flags, index)
     for functions, code in swaps:
         for function in functions:
             function.__code__ = code
+            if defaults is not None:
+                function.__defaults__, function.__kwdefaults__ = defaults
     return LineShift(last_line, shift)
 
 
@@ -168,43 +164,35 @@ def _without_bodies(statement: ast.stmt) -> ast.stmt:
     return statement
 
 
-def _differs_in_defaults(old: ast.stmt, new: ast.stmt) -> bool:
-    """Whether both are plain functions whose shapes agree once default values are left out."""
+def _changed_defaults(old: ast.stmt, new: ast.stmt) -> tuple[tuple | None, dict | None]:
+    """Default values of a plain function that differs in them alone.
+
+    Literals only: the unedited text is in reach of code that runs now.
+    """
     if not isinstance(old, ast.FunctionDef) or not isinstance(new, ast.FunctionDef):
-        return False
-    if old.decorator_list or new.decorator_list or not all(map(_is_literal, _defaults(new))):
-        return False
-    return _shape_without_defaults(old) == _shape_without_defaults(new)
-
-
-def _defaults(function: ast.FunctionDef) -> list[ast.expr]:
-    named = [default for default in function.args.kw_defaults if default is not None]
-    return [*function.args.defaults, *named]
-
-
-def _is_literal(default: ast.expr) -> bool:
-    """Whether evaluating it runs no code of the edit: the unedited text is still in reach then."""
+        raise NotSwappable("the edit changes more than function bodies")
+    if old.decorator_list or _without_defaults(old) != _without_defaults(new):
+        raise NotSwappable("the edit changes more than function bodies and default values")
+    arguments = new.args
     try:
-        ast.literal_eval(default)
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        return False
-    return True
+        plain = tuple(map(ast.literal_eval, arguments.defaults))
+        named = {
+            argument.arg: ast.literal_eval(default)
+            for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+            if default is not None
+        }
+    except (ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise NotSwappable(f"the default values are no literals: {error}") from error
+    return plain or None, named or None
 
 
-def _shape_without_defaults(function: ast.FunctionDef) -> str:
-    arguments = function.args
-    bare = ast.arguments(
-        posonlyargs=arguments.posonlyargs,
-        args=arguments.args,
-        vararg=arguments.vararg,
-        kwonlyargs=arguments.kwonlyargs,
-        kw_defaults=[],
-        kwarg=arguments.kwarg,
-        defaults=[],
-    )
-    counts = (len(arguments.defaults), [default is None for default in arguments.kw_defaults])
-    parts = [bare, *([function.returns] if function.returns else [])]
-    return f"{function.name} {counts} {[ast.dump(part) for part in parts]}"
+def _without_defaults(function: ast.FunctionDef) -> str:
+    bare = _without_bodies(function)
+    assert isinstance(bare, ast.FunctionDef)
+    bare.args = copy.copy(function.args)
+    bare.args.defaults = [ast.Constant(None) for _ in function.args.defaults]
+    bare.args.kw_defaults = [item and ast.Constant(None) for item in function.args.kw_defaults]
+    return ast.dump(bare)
 
 
 def _functions_of(statement: ast.stmt) -> list[ast.FunctionDef]:
@@ -272,26 +260,6 @@ def _nested_codes(code: types.CodeType) -> list[types.CodeType]:
     return found
 
 
-def _swap_defaults(
-    module: types.ModuleType,
-    text: bytes,
-    filename: str,
-    flags: int,
-    swaps: list[tuple[list[types.FunctionType], types.CodeType]],
-) -> None:
-    """Evaluate the new default values in the module and put them on the existing function."""
-    names: dict[str, types.FunctionType] = {}
-    try:
-        exec(_compile(text, filename, flags), module.__dict__, names)
-    except Exception as error:
-        raise NotSwappable(f"the default values fail: {error}") from error
-    (made,) = names.values()
-    for functions, _ in swaps:
-        for function in functions:
-            function.__defaults__ = made.__defaults__
-            function.__kwdefaults__ = made.__kwdefaults__
-
-
 def _future_flags(tree: ast.Module) -> int:
     names = [
         alias.name
@@ -303,10 +271,3 @@ def _future_flags(tree: ast.Module) -> int:
         return 0
     text = f"from __future__ import {', '.join(names)}\n"
     return compile(text, "<future>", "exec", dont_inherit=True).co_flags & _FUTURE_FLAGS
-
-
-def _find_module(filename: str) -> types.ModuleType:
-    for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) == filename:
-            return module
-    raise NotSwappable("the module was not imported")

@@ -3,6 +3,7 @@ import.
 """
 
 import asyncio
+import re
 
 import pytest
 
@@ -207,6 +208,13 @@ def test_default_value_is_swapped(runner, word_server, wordkit):
     assert report.outcomes["tests/test_counting.py::test_most_common"] is TestOutcome.FAILED
 
 
+def comparable(failure):
+    """A failure without the places in memory that its message may name."""
+    if failure is None:
+        return None
+    return failure.model_copy(update={"message": re.sub(r"id=\d+|0x\w+", "", failure.message)})
+
+
 @pytest.mark.parametrize("name", ["wordkit", "ledgerkit"])
 def test_hot_and_cold_agree_on_mutants(runner, request, name):
     repository = request.getfixturevalue(name)
@@ -223,7 +231,7 @@ def test_hot_and_cold_agree_on_mutants(runner, request, name):
         cold = await server.run_again(files, server.tests, cold=True)
         if TestOutcome.TIMEOUT not in hot.outcomes.values():
             assert hot.outcomes == cold.outcomes, mutation
-            assert hot.first_failure == cold.first_failure, mutation
+            assert comparable(hot.first_failure) == comparable(cold.first_failure), mutation
         return hot.route
 
     async def compare_all():
