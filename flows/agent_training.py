@@ -16,7 +16,7 @@ from ostinato.flows.stage import StageContext
 def agent_training(
     recipe: str = "nano", seed: int | None = None, options: RunOptions | None = None
 ) -> str:
-    """Runs every stage that is not finished yet; returns the path of the report.
+    """Runs every stage that is not finished yet. Returns the path of the report.
 
     Args:
         recipe: name of a shipped recipe or path of a TOML file.

@@ -39,7 +39,7 @@ def _may_retry(_: Task[Any, Any], __: TaskRun, state: State[Any]) -> bool:
     cache_policy=NO_CACHE,
 )
 def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) -> dict[str, Any]:
-    """Runs `entry` on the request in a child process; returns its result as JSON."""
+    """Runs `entry` on the request in a child process. Returns its result as JSON."""
     key = re.sub(r"[^a-z0-9]+", "-", name.lower())
     artifact_id: Any = create_progress_artifact(
         0.0, key=key, description=f"{name}: {directory.name}"
@@ -55,7 +55,7 @@ def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) 
 
 
 class _AnyResult(BaseModel, extra="allow"):
-    """The result as the child wrote it; `run_stage` gives it its type."""
+    """The result as the child wrote it. `run_stage` gives it its type."""
 
 
 def run_stage(

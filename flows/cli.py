@@ -46,7 +46,7 @@ def demo(
     keep: KeepOption = None,
     rebuild: RebuildOption = None,
 ) -> None:
-    """Runs the whole chain; run it again and it continues where it stopped."""
+    """Runs the whole chain. Run it again and it continues where it stopped."""
     _run_flow("agent_training", recipe, seed, _options(settings, keep, rebuild))
 
 
@@ -73,7 +73,7 @@ def evaluate(
     keep: KeepOption = None,
     rebuild: RebuildOption = None,
 ) -> None:
-    """Evaluates the recipe's newest checkpoint on held-out problems; exit code 1 when the gate fails."""
+    """Evaluates the recipe's newest checkpoint on held-out problems. Exit code 1 when the gate fails."""
     _run_flow("checkpoint_evaluation", recipe, seed, _options(settings, keep, rebuild))
 
 
@@ -104,7 +104,7 @@ def show_recipe(
 
 @app.command()
 def up(recipe: RecipeOption = "nano") -> None:
-    """Starts Prefect server, worker, deployments and gateway; Ctrl-C ends all of it."""
+    """Starts Prefect server, worker, deployments and gateway. Ctrl-C ends all of it."""
     local_prefect.up(load_settings(), recipe, Console())
 
 
@@ -112,7 +112,7 @@ def up(recipe: RecipeOption = "nano") -> None:
 def doctor(
     deep: Annotated[bool, typer.Option(help="also starts Ray and calls an actor")] = False,
 ) -> None:
-    """Checks what this machine has; each line is ok, or why not and how to mend it."""
+    """Checks what this machine has. Each line is ok, or why not and how to mend it."""
     console = Console()
     checks = load_entry("ostinato.flows.doctor:run_checks")(load_settings(), deep=deep)
     for check in checks:

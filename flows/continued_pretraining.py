@@ -16,7 +16,7 @@ def continued_pretraining(
     problems: ArtifactRef | None = None,
     options: RunOptions | None = None,
 ) -> ArtifactRef:
-    """Trains the recipe's base checkpoint on; returns the fine-tuned checkpoint.
+    """Trains the recipe's base checkpoint on. Returns the fine-tuned checkpoint.
 
     Args:
         recipe: name of a shipped recipe or path of a TOML file.

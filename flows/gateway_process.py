@@ -20,7 +20,7 @@ from ostinato.infra.platform.telemetry import configure_logging
 
 
 def main() -> None:
-    """Serves until interrupted; exit code 2 when nothing was promoted yet or the port is busy."""
+    """Serves until interrupted. Exit code 2 when nothing was promoted yet or the port is busy."""
     parser = argparse.ArgumentParser(prog="ostinato.flows.gateway_process")
     parser.add_argument("--recipe", default="nano")
     parser.add_argument("--line", help="serving line; the recipe's when absent")

@@ -37,7 +37,7 @@ def flow_names() -> list[str]:
 
 
 def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
-    """Environment of every Prefect process; the reasons are in DECISIONS.md under "Prefect settings"."""
+    """Environment of every Prefect process. The reasons are in DECISIONS.md under "Prefect settings"."""
     home = settings.home.resolve() / "prefect"
     return {
         "PREFECT_HOME": str(home),
@@ -81,7 +81,7 @@ def _server(settings: Settings, port: int, environment: dict[str, str]) -> Servi
 
 @contextlib.contextmanager
 def server(settings: Settings, console: Console) -> Iterator[dict[str, str]]:
-    """A Prefect server for the length of the block; a running `ostinato up` is used instead. Yields the environment."""
+    """A Prefect server for the length of the block. A running `ostinato up` is used instead. Yields the environment."""
     if answers(f"http://127.0.0.1:{settings.prefect_port}/api/health"):
         yield prefect_environment(settings, settings.prefect_port)
         return

@@ -18,7 +18,7 @@ def mtp_distillation(
     pretrained: ArtifactRef | None = None,
     options: RunOptions | None = None,
 ) -> ArtifactRef:
-    """Distils draft layers and measures them; returns the checkpoint with both.
+    """Distils draft layers and measures them. Returns the checkpoint with both.
 
     Args:
         recipe: name of a shipped recipe or path of a TOML file.

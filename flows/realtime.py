@@ -65,7 +65,7 @@ class _NothingToLearn(Exception):
 
 
 def serving_line(context: StageContext, name: str | None = None) -> ServingLine:
-    """The line of that name, else the recipe's; ConfigError when the recipe has none."""
+    """The line of that name, else the recipe's. ConfigError when the recipe has none."""
     line = name or context.recipe.serving.line
     if line is None:
         raise ConfigError(
@@ -105,7 +105,7 @@ def judge_against_champion(
 
 
 def offer(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) -> PromotionReport:
-    """Puts a checkpoint before the gate of the recipe's line; the same one again changes nothing."""
+    """Puts a checkpoint before the gate of the recipe's line. The same one again changes nothing."""
     line = serving_line(context)
     card = chain.evaluate(context, problems, trained, Split.HELD_OUT)
     decision = judge_against_champion(context, problems, card)
@@ -116,8 +116,8 @@ def offer(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) ->
 def serving_checkpoint(
     context: StageContext, problems: ArtifactRef, trained: ArtifactRef
 ) -> ArtifactRef | None:
-    """What the recipe's line serves; None when nothing passed its gate yet. A freshly trained
-    checkpoint goes before users first, through the same gate as any other.
+    """Checkpoint of the recipe's line, or None. A freshly trained one goes before users first,
+    through the same gate as any other.
     """
     line = serving_line(context)
     if not line.was_offered(str(trained)):
@@ -127,7 +127,7 @@ def serving_checkpoint(
 
 
 def champion_ref(context: StageContext, name: str | None = None) -> ArtifactRef:
-    """The artifact that a line serves; ConfigError when nothing was promoted yet."""
+    """The artifact that a line serves. ConfigError when nothing was promoted yet."""
     line = serving_line(context, name)
     champion = line.champion()
     if champion is None:
@@ -153,7 +153,7 @@ def served_model(context: StageContext, line: str | None = None) -> ServedModel:
 def first_cycle(
     context: StageContext, trained: ArtifactRef, run_cycle: Callable[[], CycleReport]
 ) -> CycleReport:
-    """The cycle that the chain runs once after training; the schedule's cycles are others and run every time."""
+    """The cycle that the chain runs once after training. The schedule's cycles are others and run every time."""
 
     def build(directory: Path) -> tuple[Path, dict]:
         return chain.one_file(directory, "cycle.json", run_cycle().model_dump_json()), {}
@@ -186,7 +186,7 @@ def next_cycle_number(context: StageContext) -> int:
 def serve_simulated_users(
     context: StageContext, problems: ArtifactRef, served: ArtifactRef
 ) -> SimulatedUsersReport | None:
-    """Traffic for machines without people; None when the recipe has no simulated users."""
+    """Traffic for machines without people. None when the recipe has no simulated users."""
     users = context.recipe.cycle.simulated_users
     if users is None:
         return None
@@ -207,7 +207,7 @@ def serve_simulated_users(
 
 
 def open_cycle(context: StageContext, served: ArtifactRef) -> CycleRow | None:
-    """The cycle a killed run left open, or a new one over what users did since the last; None when that is too little."""
+    """The cycle a killed run left open, or a new one over what users did since the last. None when that is too little."""
     cycles, feedback = context.ledger.cycles, context.recipe.cycle.feedback
     line = serving_line(context).name
     known = cycles.open_cycle(line)
@@ -233,7 +233,7 @@ def open_cycle(context: StageContext, served: ArtifactRef) -> CycleRow | None:
 def train_candidate(
     context: StageContext, cycle: CycleRow, served: ArtifactRef
 ) -> tuple[CycleTrainingResult, ArtifactRef | None]:
-    """Collect, distil and train on the cycle's window; no candidate when the window has no sample."""
+    """Collect, distil and train on the cycle's window. No candidate when the window has no sample."""
     recipe = context.recipe.cycle
 
     def build(directory: Path) -> tuple[Path, dict]:
@@ -263,7 +263,7 @@ def train_candidate(
 def ship(
     context: StageContext, cycle: CycleRow, candidate: Scorecard, champion: Scorecard
 ) -> PromotionReport:
-    """The gate, and what it decides; never skipped, however late the cycle is."""
+    """The gate, and what it decides. Never skipped, however late the cycle is."""
     line = ServingLine(context.ledger, cycle.line, time.time)
     decision = gate_candidate(candidate, champion, context.recipe.cycle.gate)
     line.publish_candidate(candidate, decision)
@@ -298,7 +298,7 @@ def run_cycle(context: StageContext, problems: ArtifactRef, trained: ArtifactRef
 
 
 def _begun_with(context: StageContext) -> ArtifactRef | None:
-    """The checkpoint of the line's open cycle; None when none is open."""
+    """The checkpoint of the line's open cycle. None when none is open."""
     cycle = context.ledger.cycles.open_cycle(serving_line(context).name)
     return None if cycle is None else context.artifacts.get(cycle.served)
 
@@ -310,7 +310,7 @@ def _learn(
     served: ArtifactRef,
     champion: Scorecard,
 ) -> dict[str, Any]:
-    """Fields of the report that an opened cycle adds; the cycle is closed afterwards."""
+    """Fields of the report that an opened cycle adds. The cycle is closed afterwards."""
     training, candidate = train_candidate(context, cycle, served)
     if candidate is None:
         logger.warning("cycle=%s outcome=%s skipped=%d", cycle.cycle_id, SKIPPED, training.skipped)

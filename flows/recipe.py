@@ -41,7 +41,7 @@ BASE_SPEC = "spec.json"  # shape of a checkpoint, among its files
 
 
 class Section(BaseModel):
-    """Frozen; an unknown key is an error."""
+    """Frozen. An unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -59,7 +59,9 @@ class CycleConfig(Section):
 
 
 class ServingConfig(Section):
-    """Who gets what the recipe trains. Never inherited by `extends`: each recipe says it itself."""
+    """Serving line of what the recipe trains. Never inherited by `extends`: each recipe names its
+    own.
+    """
 
     line: str | None = Field(
         default=None,
@@ -125,7 +127,7 @@ def recipe_names() -> list[str]:
 def load_recipe(
     name_or_path: str, *, seed: int | None = None, overrides: Sequence[str] = ()
 ) -> Recipe:
-    """Reads a shipped recipe by name or a TOML file by path; `overrides` are `section.key=value` in TOML syntax.
+    """Reads a shipped recipe by name or a TOML file by path. `overrides` are `section.key=value` in TOML syntax.
 
     ConfigError names the file, the key, the value seen and the value wanted.
     """
@@ -249,7 +251,7 @@ def _read_toml(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
 
 
 def _find_parent(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
-    """A neighbour of that name, else a shipped recipe; a file does not extend itself."""
+    """A neighbour of that name, else a shipped recipe. A file does not extend itself."""
     for folder in (path.parent, RECIPES):
         found = (folder / f"{name}.toml").resolve()
         if found.is_file() and found != path.resolve():

@@ -18,7 +18,7 @@ def reinforcement(
     start: ArtifactRef | None = None,
     options: RunOptions | None = None,
 ) -> ArtifactRef:
-    """Runs RL from a fine-tuned checkpoint; returns the checkpoint after it.
+    """Runs RL from a fine-tuned checkpoint. Returns the checkpoint after it.
 
     Args:
         recipe: name of a shipped recipe or path of a TOML file.

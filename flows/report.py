@@ -80,7 +80,7 @@ def write_html(
     curves: Sequence[Curve],
     facts: Mapping[str, str],
 ) -> Path:
-    """Writes one self-contained page; returns its path."""
+    """Writes one self-contained page. Returns its path."""
     templates = Environment(
         loader=PackageLoader("ostinato.flows", "templates"), autoescape=select_autoescape()
     )

@@ -14,7 +14,7 @@ from ostinato.infra.platform.artifacts import ArtifactRef
 def search_ablation(
     recipe: str = "nano_search", seed: int | None = None, options: RunOptions | None = None
 ) -> ArtifactRef:
-    """Trains and evaluates both arms from one shared checkpoint; returns the comparison.
+    """Trains and evaluates both arms from one shared checkpoint. Returns the comparison.
 
     Args:
         recipe: what both arms share; their own recipes are called the same with _with and _without.

@@ -29,7 +29,7 @@ START_FILE = "stage.json"
 
 
 class StageStart(BaseModel):
-    """Identity that a stage under way began with; `stage.json` of its run directory."""
+    """Identity that a stage under way began with. `stage.json` of its run directory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,7 +54,7 @@ class StageContext:
     def open(
         cls, recipe: str, seed: int | None = None, options: RunOptions | None = None
     ) -> "StageContext":
-        """Reads the recipe and opens ledger and object store; errors name key or url."""
+        """Reads the recipe and opens ledger and object store. Errors name key or url."""
         options = options or RunOptions()
         loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
         settings = load_settings()
@@ -68,7 +68,9 @@ class StageContext:
         )
 
     def run_directory(self, kind: str, identity: str) -> Path:
-        """Where a stage keeps its unfinished work; the same for the same identity, so that it resumes."""
+        """Directory of a stage's unfinished work, the same for the same identity, so that it
+        resumes.
+        """
         return self._runs / f"{kind}-{identity}"
 
     def ensure(
@@ -139,7 +141,7 @@ class StageContext:
         return None
 
     def _under_way(self, identity: Identity, *, exactly: bool) -> StageStart | None:
-        """The unfinished start of the same settings and parents that is newest, if there is one;
+        """The unfinished start of the same settings and parents that is newest, if there is one.
         `exactly`: of the same code too.
         """
         found = []

@@ -17,7 +17,7 @@ from ostinato.infra.platform.settings import Settings
 
 
 def collect(settings: Settings) -> list[tuple[str, str, str, str, str, str]]:
-    """Rows of run, stage, state, waits for, since, progress; newest run last."""
+    """Rows of run, stage, state, waits for, since, progress. Newest run last."""
     rows = []
     for directory in sorted(
         (settings.home / "runs").glob("*/*"), key=lambda path: path.stat().st_mtime

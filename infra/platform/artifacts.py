@@ -83,7 +83,7 @@ class Identity(BaseModel):
     parents: tuple[ArtifactRef, ...]
 
     def fingerprint(self, repetition: int = 0) -> str:
-        """Names the artifact; `repetition`: how often it was built before from the same."""
+        """Identity of what `recipe` (model or JSON value) makes out of `parents`: 16 hex digits."""
         content: dict[str, Any] = {"settings": self.settings_fingerprint, "code": self.code}
         if repetition:
             content["repetition"] = repetition
@@ -91,9 +91,7 @@ class Identity(BaseModel):
 
 
 def fingerprint(recipe: object, parents: Sequence[ArtifactRef] = ()) -> str:
-    """Identity of what `recipe` (a pydantic model or JSON value) makes out of `parents`: 16 hex
-    digits. A setting at its default counts as not written: defaults are code.
-    """
+    """Identity of what `recipe` (model or JSON value) makes out of `parents`: 16 hex digits."""
     return _digest_of(
         _as_json(recipe),
         [f"{parent.kind}/{parent.name}/{parent.fingerprint}" for parent in parents],
@@ -243,7 +241,7 @@ class Artifacts:
         return directory
 
     def metadata(self, ref: ArtifactRef) -> dict[str, Any]:
-        """What the publisher noted beside the files."""
+        """Metadata that the publisher added."""
         return self.manifest(ref).metadata
 
     def manifest(self, ref: ArtifactRef) -> Manifest:

@@ -114,8 +114,7 @@ class SourceTree:
         return frozenset(reached)
 
     def code_of(self, entries: Iterable[str], plugins: Collection[str] = ()) -> dict[str, str]:
-        """What makes the results of `entries`: file, package or plug-in -> digest or version.
-
+        """Identity of the code behind `entries`: file, package or plug-in -> digest or version.
         `plugins`: names that may be entry points of installed plug-ins; those that are count.
         """
         code = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}

@@ -40,7 +40,7 @@ def plan_of(served: ServedModel) -> ServingPlan:
 async def open_local_gateway(
     served: ServedModel, settings: Settings, tenant_name: str
 ) -> AsyncIterator[tuple[OpenGateway, TenantConfig]]:
-    """The gateway and its one tenant for the length of the block; belongs to one event loop."""
+    """The gateway and its one tenant for the length of the block. Belongs to one event loop."""
     problems = Path(served.problems_directory)
     names = {problem.repository for problem in load_problems(problems)}
     tenant = local_tenants(settings.home, (tenant_name,))[tenant_name]

@@ -92,7 +92,7 @@ async def _run(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersR
 
 
 def _read_settled(journal: Path) -> list[SimulatedRequest]:
-    """What was settled before a kill; a torn last line is asked again."""
+    """Requests settled before a kill. A torn last line is asked again."""
     settled = []
     for line in journal.read_text().splitlines() if journal.is_file() else []:
         try:

@@ -12,7 +12,7 @@ from ostinato.tasks.rollout.config import RolloutConfig
 
 
 class ReinforcementConfig(Record):
-    """Length and size of the RL run; how it learns and samples stands in `learning` and `rollout`."""
+    """Length and size of the RL run. How it learns and samples stands in `learning` and `rollout`."""
 
     max_steps: int = Field(default=60, ge=1, description="optimiser steps, at most")
     budget_seconds: float | None = Field(

@@ -17,7 +17,7 @@ from ostinato.tasks.learning.actor import TrainedStep
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
 from ostinato.tasks.reinforcement.run_state import RunState, StatusFile
 from ostinato.tasks.reinforcement.step_metrics import EngineTotals, describe_groups
-from ostinato.tasks.reinforcement.step_watch import StepWatch
+from ostinato.tasks.reinforcement.step_monitor import StepMonitor
 from ostinato.tasks.rollout.orchestrator import Orchestrator, StepRequest
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class RunReporter:
         self._state = RunState.load(workspace.directory)
         self._status = StatusFile(workspace.directory, request.run_id)
         self._engine_totals = EngineTotals()
-        self.watch = StepWatch(
+        self.watch = StepMonitor(
             request.run_id,
             ledger.events,
             HackMonitor(request.grading.monitor),
@@ -51,7 +51,7 @@ class RunReporter:
         self._status.write("starting", {})
 
     def finish(self, orchestrator: Orchestrator) -> float:
-        """Notes that the run ended; returns the seconds it used."""
+        """Notes that the run ended. Returns the seconds it used."""
         used = orchestrator.used_seconds(asyncio.get_running_loop().time())
         self._state.save(used)
         self._status.write("finished", {}, steps_done=orchestrator.progress.steps_done)
@@ -101,7 +101,7 @@ class RunReporter:
         self._workspace.progress.update(step.step, self._request.max_steps, message, **metrics)
 
     async def report_status(self, orchestrator: Orchestrator, engines: EngineFleet) -> None:
-        """Writes every second what waits for what; runs until cancelled."""
+        """Writes every second what waits for what. Runs until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             progress = orchestrator.progress

@@ -51,7 +51,7 @@ ENDS_STEPS = 5  # first and last steps whose solve rate is told in the result
 
 
 def main(request: ReinforcementRequest, workspace: Workspace) -> ReinforcementResult:
-    """Runs to the step or time limit; called again it continues."""
+    """Runs to the step or time limit. Called again it continues."""
     configure_logging()
     settings = workspace.settings
     start_ray(settings.cpu_limit, settings.object_store_memory_bytes)

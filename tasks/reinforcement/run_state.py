@@ -13,7 +13,7 @@ STATUS_FILE = "status.json"
 
 
 class RunState:
-    """Seconds used so far; survives a kill up to the last finished step."""
+    """Seconds used so far. Survives a kill up to the last finished step."""
 
     def __init__(self, path: Path, used_seconds: float) -> None:
         self._path = path
@@ -21,7 +21,7 @@ class RunState:
 
     @classmethod
     def load(cls, directory: Path) -> "RunState":
-        """The state of a workspace; zero when it is new."""
+        """The state of a workspace. Zero when it is new."""
         path = directory / STATE_FILE
         used = json.loads(path.read_bytes())["used_seconds"] if path.exists() else 0.0
         return cls(path, float(used))

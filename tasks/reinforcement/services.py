@@ -44,7 +44,7 @@ def chain_id_of(request: ReinforcementRequest) -> str:
 
 
 async def ask(reference: Any, what: str, limit_seconds: float) -> Any:
-    """Answer of an actor; ClusterError names `what` when it does not come."""
+    """Answer of an actor. ClusterError names `what` when it does not come."""
     return await asyncio.to_thread(wait_for, reference, what, limit_seconds)
 
 
@@ -93,7 +93,7 @@ async def open_services(
 
 
 def trainer_cores(world_size: int, cpu_limit: int) -> float:
-    """Cores that Ray sets aside for the trainer; one rank shares its core with everything else."""
+    """Cores that Ray sets aside for the trainer. One rank shares its core with everything else."""
     if world_size == 1:
         return 0.0
     if world_size > cpu_limit:

@@ -43,7 +43,7 @@ def describe_groups(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _reward_terms(members: Sequence[Trajectory]) -> dict[str, float]:
-    """Mean of each reward term; one that a trajectory lacks (never graded) counts as 0."""
+    """Mean of each reward term. One that a trajectory lacks (never graded) counts as 0."""
     names = sorted({name for member in members for name in member.reward.terms})
     return {
         f"reward_{name}_mean": sum(member.reward.terms.get(name, 0.0) for member in members)
@@ -67,7 +67,7 @@ class EngineTotals:
         }
 
     def since_last_step(self) -> dict[str, float]:
-        """What the engines did between the last two calls, up to the newest totals."""
+        """Work of the engines between the last two calls, up to the newest totals."""
         gained = {
             name: self._now.get(name, 0.0) - self._before.get(name, 0.0) for name in ENGINE_TOTALS
         }

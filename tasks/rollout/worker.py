@@ -66,9 +66,7 @@ class RolloutWorker:
         self._search = search or SearchService(None)
 
     async def attempt(self, request: AttemptRequest) -> Trajectory:
-        """The whole attempt, graded. Raises only for faults that another attempt would meet
-        again.
-        """
+        """The whole attempt, graded. Raises only for faults that would repeat."""
         started_at = self._clock()
         boxes = self._sandboxes.of(request.problem)
         try:

@@ -97,7 +97,7 @@ class ArtifactRepository:
         return [ArtifactRow.model_validate(row) for row in found]
 
     def parents(self, artifact_id: int) -> Sequence[ArtifactRow]:
-        """What the artifact was made from, in the order of ids."""
+        """Parents of the artifact, in the order of ids."""
         with self._database.read() as connection:
             found = connection.execute(
                 select(ArtifactTable.__table__)

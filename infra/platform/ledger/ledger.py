@@ -45,9 +45,7 @@ class Ledger:
         self.cycles = CycleRepository(self.database)
 
     def migrate(self) -> "Ledger":
-        """Bring the schema to the newest revision; several processes may call it at once. A ledger
-        of another version is a ConfigError.
-        """
+        """Brings the schema to a revision (default: newest). Safe from several processes."""
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS))
         scripts = ScriptDirectory.from_config(config)

@@ -219,7 +219,7 @@ class NamespaceBackend:
         return self._snapshots[snapshot_id].snapshot
 
     def find_snapshot(self, snapshot: Snapshot) -> _Kept:
-        """What a snapshot holds. SandboxNotFound where it is not this backend's any more."""
+        """Content of a snapshot. SandboxNotFound where it is not this backend's any more."""
         kept = self._snapshots.get(snapshot.snapshot_id)
         if kept is None:
             raise SandboxNotFound(f"no snapshot {snapshot.snapshot_id} in this backend")

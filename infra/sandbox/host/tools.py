@@ -153,7 +153,7 @@ class BoxTools:
         }
 
     async def list_files(self, path: str = ".", *, max_depth: int = 1) -> tuple[FileStatus, ...]:
-        """What is below a folder, by path; OutputLimit over 20,000 entries."""
+        """Entries below a folder, by path. OutputLimit over 20,000."""
         _, blobs = await self.channel.request(
             "list", FILE_SECONDS, blobs=_paths((path,)), max_depth=max_depth
         )

@@ -189,7 +189,7 @@ class Machine:
         return self._process.poll() is None
 
     def explain_death(self) -> SandboxError:
-        """What is known about the end of the process."""
+        """SandboxError with what is known about the end of the process."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=2.0)
         code = self._process.returncode
@@ -327,7 +327,7 @@ class Machine:
 
 
 def find_program() -> str:
-    """Where QEMU is; SandboxError when it is not installed."""
+    """Path of QEMU. SandboxError when it is not installed."""
     program = shutil.which(PROGRAM)
     if program is None:
         raise SandboxError(f"{PROGRAM} is not installed; wanted Debian's qemu-system-x86")
@@ -360,7 +360,7 @@ def _read_end(descriptor: int) -> str:
 
 
 def _describe(shape: MachineShape, memory_file: Path | None, is_shared: bool) -> list[str]:
-    """What the machine is made of; the same for a state's source and its copies."""
+    """Arguments of the machine, the same for a state's source and its copies."""
     memory = f"id=memory,size={shape.memory_bytes}"
     if memory_file is None:
         memory = f"memory-backend-ram,{memory}"

@@ -177,8 +177,8 @@ def _hiding_entries(repository: Path) -> dict[str, Entry]:
 
 
 def _state_parent() -> Path:
-    """Where layers and writes lie: in memory, so that writes count against a box's memory limit, or
-    in the temporary folder where there is little room.
+    """Folder of layers and writes: in memory when the system lets its files carry what an overlay
+    needs, so that writes count against a box's memory limit. Else in the temporary folder.
     """
     memory, parent = Path("/dev/shm"), Path(tempfile.gettempdir())
     if memory.is_dir() and os.access(memory, os.W_OK):

@@ -1,6 +1,6 @@
-"""What is wrong with a step, told to the log and to the ledger while the run goes on.
+"""Alarms about a step, written to the log and to the ledger while the run goes on.
 
-`StepWatch`: it feeds the hack monitor and the parity monitor of one run. It stops nothing.
+`StepMonitor`: it feeds the hack monitor and the parity monitor of one run. It stops nothing.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ HACK_ALARM = "hack_alarm"
 PARITY_ALARM = "parity_alarm"
 
 
-class StepWatch:
-    """The monitors of one run."""
+class StepMonitor:
+    """Hack monitor and parity monitor of one run."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class StepWatch:
         self._watch_parity(report)
 
     def alarms(self) -> list[str]:
-        """What stands now, in words: hack alarms, and the last step's parity alarm."""
+        """Standing alarms in words: hack alarms, and the last step's parity alarm."""
         words = [str(alarm) for alarm in self.hacks.alarms()]
         alarm = self._parity_alarm
         if alarm is not None:

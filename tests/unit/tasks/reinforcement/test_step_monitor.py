@@ -26,7 +26,7 @@ from ostinato.tasks.learning.config import (
 from ostinato.tasks.learning.report import StepReport
 from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Group, RewardReport, Sample
-from ostinato.tasks.reinforcement.step_watch import StepWatch
+from ostinato.tasks.reinforcement.step_monitor import StepMonitor
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 from tests.unit.tasks.learning.samples import TINY
@@ -85,8 +85,8 @@ def engine_samples(seed: int) -> list[Sample]:
     ]
 
 
-def watch_on(ledger: Ledger, trainer: RLTrainer) -> StepWatch:
-    return StepWatch(
+def watch_on(ledger: Ledger, trainer: RLTrainer) -> StepMonitor:
+    return StepMonitor(
         "run",
         ledger.events,
         HackMonitor(MonitorConfig(window_trajectories=4, least_trajectories=2)),
