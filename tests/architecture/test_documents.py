@@ -21,7 +21,7 @@ GUIDES = [
     if name.endswith(".md")
     and (name.count("/") == 0 or re.fullmatch(r"(docs|infra|kernels|examples)/.*", name))
     and not name.startswith("docs/decisions/")
-    and name not in ("CHANGELOG.md", "docs/lab-log.md")
+    and name not in ("CHANGELOG.md", "DECISIONS.md", "docs/lab-log.md")
 ]
 LINKED = [
     name
