@@ -33,12 +33,12 @@ from ostinato.tasks.problems.proving.judging import (
 from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.problems.proving.oracle import oracles_of
 from ostinato.tasks.problems.selection import (
+    Place,
     Sources,
     choose_held_out_functions,
     combine,
     deal_splits,
     find_candidates,
-    find_mutations,
     order_mutations,
     place_of,
 )
@@ -244,15 +244,16 @@ async def _build_group(
 async def _prove_dealt(provers: Sequence[RepositoryProver], config: ProblemsConfig) -> None:
     """Mutations of several repositories in one order, as many as the splits want."""
     by_name = {prover.part.repository.name: prover for prover in provers}
-    found: list[Candidate] = []
+    functions: dict[Place, Callable[[], Iterable[Candidate]]] = {}
     for prover in provers:
-        sources = Sources.read(prover.part.repository, prover.part.mutated_paths)
-        mutations = await asyncio.to_thread(
-            lambda s=sources, b=prover.built.baseline: list(find_mutations(s, b, config))
-        )
-        found += _described(mutations, prover.part, config)
-    held_out = choose_held_out_functions(found, config)
-    ordered = order_mutations(found, config)
+        part = prover.part
+        sources = Sources.read(part.repository, part.mutated_paths)
+        found = sources.mutations_of(prover.built.baseline, config)
+        if config.is_described:
+            found = {place: make for place, make in found.items() if place[1:] in part.descriptions}
+        functions |= found
+    held_out = choose_held_out_functions(functions, config)
+    ordered = await asyncio.to_thread(lambda: list(order_mutations(functions, config)))
     whole = [item for item in ordered if place_of(item) in held_out]
     rest = [item for item in ordered if place_of(item) not in held_out]
     sizes = config.sizes

@@ -3,14 +3,15 @@
 Pure functions of configuration, sources and baseline: the same seed gives the same problems.
 """
 
-import hashlib
+import itertools
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.problems.breaking.candidates import Candidate, edit_texts, make_id
+from ostinato.tasks.problems.breaking.candidates import Candidate, draw_rank, edit_texts, make_id
 from ostinato.tasks.problems.breaking.definitions import (
     Definition,
     lines_at_margin,
@@ -46,6 +47,19 @@ class Sources:
         found = read_definitions(files)
         return cls(repository, {path: files[path] for path in found}, found)
 
+    def lines_of(self, path: str) -> list[str]:
+        """The lines of a breakable file."""
+        return self.files[path].decode().split("\n")
+
+    def mutations_of(
+        self, baseline: Baseline, config: ProblemsConfig
+    ) -> dict[Place, Callable[[], Iterable[Candidate]]]:
+        """For every function that may be mutated, how its mutations are made."""
+        return {
+            place: partial(mutate_definition, place[0], definition, self.lines_of(place[1]))
+            for place, definition in find_functions(self, baseline, config).items()
+        }
+
     @property
     def tests(self) -> dict[str, bytes]:
         """The test files."""
@@ -57,18 +71,21 @@ class Sources:
         }
 
 
-def find_mutations(
+def find_functions(
     sources: Sources, baseline: Baseline, config: ProblemsConfig
-) -> Iterator[Candidate]:
-    """Every single-line mutation of the functions that stable tests call."""
+) -> dict[Place, Definition]:
+    """Functions that may be mutated: small enough, and called by stable tests."""
+    found: dict[Place, Definition] = {}
     for path in sorted(sources.definitions):
-        lines = sources.files[path].decode().split("\n")
+        lines = sources.lines_of(path)
         names = Counter(item.qualified_name for item in sources.definitions[path])
         for definition in sources.definitions[path]:
-            if config.plain_functions and not (definition.is_plain and names[definition.name] == 1):
+            name = definition.qualified_name
+            if config.plain_functions and not (definition.is_plain and names[name] == 1):
                 continue
             if _is_small(definition, lines, config) and baseline.covering([definition.call_key]):
-                yield from mutate_definition(sources.repository.name, definition, lines)
+                found[sources.repository.name, path, name] = definition
+    return found
 
 
 def _is_small(definition: Definition, lines: Sequence[str], config: ProblemsConfig) -> bool:
@@ -114,35 +131,51 @@ def mutate_definition(
         )
 
 
-def order_mutations(found: Iterable[Candidate], config: ProblemsConfig) -> list[Candidate]:
+def order_mutations(
+    functions: Mapping[Place, Callable[[], Iterable[Candidate]]], config: ProblemsConfig
+) -> Iterator[Candidate]:
     """One mutation of every function in turn, each of the operator furthest behind its share.
 
-    The order of functions, and of operators that are equally far behind, is drawn by the seed.
+    The order of functions, and of operators that are equally far behind, is drawn by the seed. A
+    function is mutated when its first turn comes.
     """
-    seed = config.seed
-    hands: dict[Place, dict[str, list[Candidate]]] = defaultdict(dict)
-    for candidate in reversed(shuffle(found, seed)):
-        if candidate.operator not in config.operators_left_out:
-            hand = hands[place_of(candidate)]
-            hand.setdefault(candidate.operator, []).append(candidate)
-    waiting = sorted(hands, key=lambda place: _rank(f"{seed}", *place[1:]))
+    seed = f"{config.seed}"
+    hands: dict[Place, dict[str, list[Candidate]]] = {}
+    waiting = sorted(functions, key=lambda place: draw_rank(seed, *place[1:]))
     num_taken: Counter[str] = Counter()
-    ordered: list[Candidate] = []
-
-    def behind(operator: str, place: Place) -> tuple[float, str]:
-        share = num_taken[operator] / _weight(operator, config)
-        return share, _rank(f"{seed}", *place[1:], operator)
-
     for _ in range(config.max_per_function):
-        waiting = [place for place in waiting if hands[place]]
         for place in waiting:
+            if place not in hands:
+                hands[place] = _sort_by_operator(functions[place](), config)
             hand = hands[place]
-            _, operator = min((behind(name, place), name) for name in hand)
-            num_taken[operator] += 1
-            ordered.append(hand[operator].pop())
-            if not hand[operator]:
-                del hand[operator]
-    return ordered
+            if hand:
+                _, operator = min(
+                    (
+                        (
+                            num_taken[name] / _weight(name, config),
+                            draw_rank(seed, *place[1:], name),
+                        ),
+                        name,
+                    )
+                    for name in hand
+                )
+                num_taken[operator] += 1
+                yield hand[operator].pop()
+                if not hand[operator]:
+                    del hand[operator]
+
+
+def _sort_by_operator(
+    found: Iterable[Candidate], config: ProblemsConfig
+) -> dict[str, list[Candidate]]:
+    """Mutations of one function by operator, the first to be taken last."""
+    hand: dict[str, list[Candidate]] = defaultdict(list)
+    for candidate in sorted(
+        found, key=lambda item: draw_rank(f"{config.seed}{item.candidate_id}"), reverse=True
+    ):
+        if candidate.operator not in config.operators_left_out:
+            hand[candidate.operator].append(candidate)
+    return hand
 
 
 def _weight(operator: str, config: ProblemsConfig) -> float:
@@ -157,19 +190,19 @@ def find_candidates(
         sources.repository.name, sources.files, sources.definitions, sources.tests
     )
     every = {
-        Kind.MUTATION: lambda: order_mutations(find_mutations(sources, baseline, config), config),
-        Kind.DELETED_FUNCTION: lambda: shuffle(maker.functions(), config.seed),
-        Kind.DELETED_FEATURE: lambda: shuffle(maker.features(), config.seed),
+        Kind.MUTATION: order_mutations(sources.mutations_of(baseline, config), config),
+        Kind.DELETED_FUNCTION: maker.functions(config.seed),
+        Kind.DELETED_FEATURE: maker.features(config.seed),
     }
     return {
-        kind: _limit([item for item in find() if baseline.covering(item.touched)], kind, quotas)
-        for kind, find in every.items()
-        if quotas.of(kind)
+        kind: list(
+            itertools.islice(
+                (item for item in found if baseline.covering(item.touched)),
+                round(quotas.of(kind) * quotas.trials_ratio),
+            )
+        )
+        for kind, found in every.items()
     }
-
-
-def _limit(found: list[Candidate], kind: Kind, quotas: Quotas) -> list[Candidate]:
-    return found[: round(quotas.of(kind) * quotas.trials_ratio)]
 
 
 def combine(
@@ -219,13 +252,10 @@ def _join(parts: Sequence[Candidate]) -> Candidate:
     )
 
 
-def choose_held_out_functions(
-    candidates: Iterable[Candidate], config: ProblemsConfig
-) -> frozenset[Place]:
-    """Whole functions kept for evaluation, drawn by the seed. At most a quarter of all."""
-    places = dict.fromkeys(place_of(candidate) for candidate in candidates)
-    drawn = sorted(places, key=lambda place: _rank(f"{config.seed}", "held-out", *place))
-    return frozenset(drawn[: min(config.functions_held_out, len(places) // 4)])
+def choose_held_out_functions(places: Iterable[Place], config: ProblemsConfig) -> frozenset[Place]:
+    """Whole functions kept for evaluation, drawn by the seed; at most a quarter of all."""
+    drawn = sorted(places, key=lambda place: draw_rank(f"{config.seed}", "held-out", *place))
+    return frozenset(drawn[: min(config.functions_held_out, len(drawn) // 4)])
 
 
 def deal_splits(
@@ -241,7 +271,7 @@ def deal_splits(
         splits[candidate.candidate_id] = Split.HELD_OUT_FUNCTION
     rest = sorted(
         (candidate for candidate in proven if place_of(candidate) not in held_out),
-        key=lambda candidate: _rank(f"{config.seed}", "split", candidate.candidate_id),
+        key=lambda candidate: draw_rank(f"{config.seed}", "split", candidate.candidate_id),
     )
     others = (Split.HELD_OUT, Split.TRAIN, Split.DEMONSTRATION, Split.USER)
     wanted = sum(config.sizes.of(split) for split in others)
@@ -258,12 +288,3 @@ def deal_splits(
 def place_of(candidate: Candidate) -> Place:
     """The function that a candidate changes first."""
     return (candidate.repository, candidate.path, candidate.symbol)
-
-
-def shuffle(found: Iterable[Candidate], seed: int) -> list[Candidate]:
-    """An order drawn by content, the same whatever else is found."""
-    return sorted(found, key=lambda candidate: _rank(f"{seed}{candidate.candidate_id}"))
-
-
-def _rank(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -63,6 +63,11 @@ def make_id(repository: str, symbol: str, kind: Kind, operator: str, content: It
     return f"{repository}-{name}-{label}-{digest}"
 
 
+def draw_rank(*parts: str) -> str:
+    """A number drawn for its parts; sorting by it is a shuffle that nothing else changes."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
 def edit_texts(edits: Iterable[LineEdit], blocks: Iterable[BlockEdit]) -> list[str]:
     """Texts that identify edits."""
     texts = [f"{e.path}:{e.line_number}:{e.gold_text}:{e.broken_text}" for e in edits]

@@ -7,11 +7,18 @@ it stays, or no test file could be collected.
 """
 
 import ast
+import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ostinato.infra.platform.syntax import parse_python
-from ostinato.tasks.problems.breaking.candidates import Candidate, LinePlan, edit_texts, make_id
+from ostinato.tasks.problems.breaking.candidates import (
+    Candidate,
+    LinePlan,
+    draw_rank,
+    edit_texts,
+    make_id,
+)
 from ostinato.tasks.problems.breaking.definitions import CallKey, Definition, NameGraph, read_names
 from ostinato.tasks.problems.config import Kind
 
@@ -36,30 +43,39 @@ class DeletionMaker:
         self._files = files
         self._definitions = definitions
         self._graph = NameGraph(files, definitions)
+        self._trees = {path: parse_python(files[path]) for path in sorted(files)}
         texts = [content.decode(errors="replace") for content in tests.values()]
         self._spoken = frozenset(name for text in texts for name, _ in read_names(text))
         self._imported = frozenset(name for text in texts for name in _imported_names(text))
 
-    def functions(self) -> list[Candidate]:
-        """Every function that is large enough, at every level."""
-        found: list[Candidate] = []
-        for path in sorted(self._definitions):
-            for definition in self._definitions[path]:
-                if not definition.is_class and self._body_lines(definition) >= _MIN_BODY_LINES:
-                    made = (self._delete(definition, level) for level in LEVELS)
-                    found += [candidate for candidate in made if candidate is not None]
-        return found
+    def functions(self, seed: int = 0) -> Iterator[Candidate]:
+        """Every function that is large enough, at every level, in an order drawn by the seed."""
+        found = [
+            (definition, level)
+            for definitions in self._definitions.values()
+            for definition in definitions
+            for level in LEVELS
+            if not definition.is_class
+        ]
+        found.sort(key=lambda item: draw_rank(f"{seed}", *_place(item[0]), item[1]))
+        for definition, level in found:
+            if self._body_lines(definition) >= _MIN_BODY_LINES:
+                candidate = self._delete(definition, level)
+                if candidate is not None:
+                    yield candidate
 
-    def features(self) -> list[Candidate]:
-        """Every public symbol with its own helpers."""
-        found: list[Candidate] = []
-        for path in sorted(self._definitions):
-            for definition in self._definitions[path]:
-                if definition.is_public:
-                    candidate = self._delete_feature(definition)
-                    if candidate is not None:
-                        found.append(candidate)
-        return found
+    def features(self, seed: int = 0) -> Iterator[Candidate]:
+        """Every public symbol with its own helpers, in an order drawn by the seed."""
+        found = [
+            definition
+            for definitions in self._definitions.values()
+            for definition in definitions
+            if definition.is_public
+        ]
+        for definition in sorted(found, key=lambda item: draw_rank(f"{seed}", *_place(item))):
+            candidate = self._delete_feature(definition)
+            if candidate is not None:
+                yield candidate
 
     def _body_lines(self, definition: Definition) -> int:
         if definition.is_one_liner or not definition.body_line:
@@ -117,10 +133,10 @@ class DeletionMaker:
         for definition in group:
             plan.remove_with_space(definition.path, definition.decorator_line, definition.last_line)
         names = frozenset(item.name for item in group if not item.is_method)
-        for path in sorted(self._files):
-            _remove_exports(plan, path, names)
+        for path, tree in self._trees.items():
+            _remove_exports(plan, path, tree, names)
         for path in sorted({item.path for item in group}):
-            _remove_unused_imports(plan, path)
+            _remove_unused_imports(plan, path, self._trees[path])
 
     def _finish(
         self,
@@ -152,6 +168,10 @@ class DeletionMaker:
         )
 
 
+def _place(definition: Definition) -> tuple[str, str, str]:
+    return (definition.path, definition.qualified_name, str(definition.first_line))
+
+
 def _stub(plan: LinePlan, definition: Definition, *, keep_docstring: bool) -> None:
     first = definition.body_line
     if not keep_docstring and definition.docstring_line:
@@ -171,10 +191,9 @@ def _imported_names(text: str) -> set[str]:
     }
 
 
-def _remove_exports(plan: LinePlan, path: str, names: frozenset[str]) -> None:
+def _remove_exports(plan: LinePlan, path: str, tree: ast.Module, names: frozenset[str]) -> None:
     """Take names out of top-level imports and `__all__`."""
-    text = "\n".join(plan.lines_of(path))
-    for node in parse_python(text).body:
+    for node in tree.body:
         if isinstance(node, ast.ImportFrom):
             gone = [alias for alias in node.names if alias.name in names]
             _remove_elements(plan, path, node, gone, len(node.names))
@@ -221,23 +240,25 @@ def _remove_elements(
         for item in gone:
             plan.replace(path, item.lineno, item.lineno)
         return
-    if isinstance(node, ast.ImportFrom):
-        node.names = [alias for alias in node.names if alias not in gone]
-    elif isinstance(node, (ast.Assign, ast.AugAssign)) and isinstance(
-        node.value, (ast.List, ast.Tuple)
+    kept = copy.copy(node)
+    if isinstance(node, ast.ImportFrom) and isinstance(kept, ast.ImportFrom):
+        kept.names = [alias for alias in node.names if alias not in gone]
+    elif isinstance(kept, (ast.Assign, ast.AugAssign)) and isinstance(
+        kept.value, (ast.List, ast.Tuple)
     ):
-        node.value.elts = [item for item in node.value.elts if item not in gone]
-    plan.replace(path, node.lineno, last, ast.unparse(node).split("\n"))
+        kept.value = copy.copy(kept.value)
+        kept.value.elts = [item for item in kept.value.elts if item not in gone]
+    plan.replace(path, node.lineno, last, ast.unparse(kept).split("\n"))
 
 
-def _remove_unused_imports(plan: LinePlan, path: str) -> None:
+def _remove_unused_imports(plan: LinePlan, path: str, tree: ast.Module) -> None:
     """Imports that only removed lines used would tell what was there."""
     if path.endswith("__init__.py") or not plan.parses():
         return
     text = "\n".join(plan.lines_of(path))
     before = Counter(name for name, _ in read_names(text))
     after = Counter(name for name, _ in read_names(plan.text_of(path)))
-    for node in parse_python(text).body:
+    for node in tree.body:
         if not isinstance(node, (ast.Import, ast.ImportFrom)) or plan.is_gone(path, node.lineno):
             continue
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":

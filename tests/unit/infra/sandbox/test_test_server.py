@@ -10,7 +10,7 @@ import pytest
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox import PreparedRepository, TestOutcome, TestServer
 from ostinato.tasks.problems.config import ProblemsConfig
-from ostinato.tasks.problems.selection import Sources, find_mutations
+from ostinato.tasks.problems.selection import Sources
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, cover_everything
 
 COUNTING = "wordkit/counting.py"
@@ -222,7 +222,11 @@ def test_hot_and_cold_agree_on_mutants(runner, request, name):
     source = WORDKIT if name == "wordkit" else LEDGERKIT
     sources = Sources.read(repository, source.mutated_paths)
     config = ProblemsConfig(plain_functions=True, max_function_lines=24)
-    mutations = list(find_mutations(sources, cover_everything(sources), config))
+    mutations = [
+        item
+        for make in sources.mutations_of(cover_everything(sources), config).values()
+        for item in make()
+    ]
     sample = mutations[:: max(1, len(mutations) // 25)]
 
     async def compare(mutation):

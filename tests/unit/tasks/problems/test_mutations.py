@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.tasks.problems.breaking.mutations import NOTICED_SHARES, OPERATORS, mutate_function
 from ostinato.tasks.problems.config import ProblemsConfig
-from ostinato.tasks.problems.selection import Sources, find_mutations
+from ostinato.tasks.problems.selection import Sources
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, cover_everything, open_repository
 
 CONFIG = ProblemsConfig(plain_functions=True, max_function_lines=24, max_function_characters=600)
@@ -79,7 +79,11 @@ def test_every_operator_has_its_share():
 
 def candidates_of(source, config=CONFIG):
     sources = Sources.read(open_repository(source), source.mutated_paths)
-    return list(find_mutations(sources, cover_everything(sources), config))
+    return [
+        item
+        for make in sources.mutations_of(cover_everything(sources), config).values()
+        for item in make()
+    ]
 
 
 @pytest.mark.parametrize("source", [WORDKIT, LEDGERKIT])

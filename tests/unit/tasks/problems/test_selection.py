@@ -40,10 +40,17 @@ def make_candidates(num_functions=12, per_operator=6) -> list[Candidate]:
     ]
 
 
+def order(candidates, config):
+    functions = {}
+    for item in candidates:
+        functions.setdefault(place_of(item), []).append(item)
+    return list(order_mutations({p: lambda f=f: f for p, f in functions.items()}, config))
+
+
 def split_candidates(config):
     candidates = make_candidates()
-    held_out = choose_held_out_functions(candidates, config)
-    splits = deal_splits(order_mutations(candidates, config), held_out, config)
+    held_out = choose_held_out_functions(dict.fromkeys(map(place_of, candidates)), config)
+    splits = deal_splits(order(candidates, config), held_out, config)
     return {
         (place_of(item), item.candidate_id): splits[item.candidate_id]
         for item in candidates
@@ -87,17 +94,17 @@ def test_too_few_problems_are_shared_out_in_proportion():
 
 
 def test_order_is_capped_and_reaches_every_function_first():
-    ordered = order_mutations(make_candidates(), make_config(max_per_function=5))
+    ordered = order(make_candidates(), make_config(max_per_function=5))
     assert set(Counter(place_of(item) for item in ordered).values()) == {5}
     assert len({place_of(item) for item in ordered[:12]}) == 12
     assert len({item.candidate_id for item in ordered}) == len(ordered) == 60
 
 
 def test_operators_are_taken_in_the_proportions_of_the_mix():
-    even = Counter(item.operator for item in order_mutations(make_candidates(), make_config())[:60])
+    even = Counter(item.operator for item in order(make_candidates(), make_config())[:60])
     assert max(even.values()) - min(even.values()) <= 1
     config = make_config(operator_mix="noticed")
-    noticed = Counter(item.operator for item in order_mutations(make_candidates(), config)[:56])
+    noticed = Counter(item.operator for item in order(make_candidates(), config)[:56])
     assert noticed == {"wrong_variable": 46, "integer": 6, "comparison": 4}
     config = make_config(operators_left_out=("integer",))
-    assert "integer" not in {item.operator for item in order_mutations(make_candidates(), config)}
+    assert "integer" not in {item.operator for item in order(make_candidates(), config)}
