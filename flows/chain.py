@@ -41,7 +41,7 @@ def base_identity(recipe: Recipe) -> str:
 
 def build_problems(context: StageContext) -> ArtifactRef:
     """Packages -> proven problems, with those of the recipe's environments beside them."""
-    problems = _build_proven_problems(context)
+    problems = build_proven_problems(context)
     return _add_environments(context, problems) if context.recipe.environments else problems
 
 
@@ -63,12 +63,17 @@ def _add_environments(context: StageContext, problems: ArtifactRef) -> ArtifactR
     return context.ensure("environments", identity, (problems,), build)
 
 
-def _build_proven_problems(context: StageContext) -> ArtifactRef:
-    """Packages and git repositories -> proven problems."""
+def build_proven_problems(context: StageContext, *, use_shipped: bool = True) -> ArtifactRef:
+    """Packages and git repositories -> proven problems.
+
+    `use_shipped`: whether a set that ships for this configuration is taken as it is.
+    """
     request = ProblemsRequest(
         config=context.recipe.problems,
         archives_directory=context.settings.cache_directory / "archives",
+        use_shipped=use_shipped,
     )
+    kind = "problems" if use_shipped else "rebuilt-problems"
 
     def build(directory: Path) -> tuple[Path, dict]:
         result = run_stage(
@@ -76,7 +81,7 @@ def _build_proven_problems(context: StageContext) -> ArtifactRef:
         )
         return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
 
-    return context.ensure("problems", request.config, (), build)
+    return context.ensure(kind, request.config, (), build)
 
 
 def build_corpus(

@@ -39,9 +39,13 @@ def show_problems(context: StageContext, problems: ArtifactRef) -> None:
     create_table_artifact(
         list(result.yield_table), key="problem-yield", description=f"yield of {problems}"
     )
-    console = Console(stderr=True)
     for line in describe_problems(result):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(line)
+
+
+def say(line: str) -> None:
+    """Print one line for the person at the console."""
+    Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def describe_problems(result: ProblemsResult) -> list[str]:

@@ -224,6 +224,9 @@ class ProblemsRequest(Config):
 
     config: ProblemsConfig
     archives_directory: Path
+    use_shipped: bool = Field(
+        default=True, description="take the set that ships for this configuration, if one does"
+    )
     parallel_runs: int | None = Field(
         default=None, ge=1, description="test runs at once; None: the settings' limit of cores"
     )

@@ -34,6 +34,7 @@ from ostinato.tasks.problems.config import (
 from ostinato.tasks.problems.proving.judging import Finding
 from ostinato.tasks.problems.publishing import publish
 from ostinato.tasks.problems.repositories import is_below, prepare_repository, strip_prefix
+from ostinato.tasks.problems.shipped import check_repositories, find_set
 from ostinato.tasks.problems.statistics import summarise
 from ostinato.tasks.records import Problem
 
@@ -48,6 +49,14 @@ def main(request: ProblemsRequest, workspace: Workspace) -> ProblemsResult:
     target = workspace.directory / "problems"
     preparing = _Preparing(request, target / REPOSITORIES_FOLDER, workspace)
     parts = preparing.prepare()
+    shipped = find_set(request.config) if request.use_shipped else None
+    if shipped is not None:
+        card, lines = shipped
+        check_repositories(
+            card, {part.repository.name: part.repository.fingerprint for part in parts}
+        )
+        (target / PROBLEMS_FILE).write_bytes(lines)
+        return card.result.model_copy(update={"directory": str(target)})
     progress = _Progress(workspace, parts, request.config)
     built, left_out = asyncio.run(
         build_parts(

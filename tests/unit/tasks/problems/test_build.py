@@ -180,12 +180,3 @@ def test_unusable_functions_are_a_clear_error(tmp_path):
     config = CONFIG.model_copy(update={"max_function_characters": 20, "repositories": (WORDKIT,)})
     with pytest.raises(ProblemError, match="no function is small enough"):
         build(tmp_path, config)
-
-
-def test_single_line_problems_are_written_as_they_always_were(built):
-    lines = (built[0] / "run" / "problems" / "problems.jsonl").read_text().splitlines()
-    assert set(json.loads(lines[0])) == {
-        "schema_version", "problem_id", "repository", "repository_fingerprint", "kind", "operator",
-        "path", "symbol", "first_line", "last_line", "prompt", "edits", "fail_to_pass",
-        "pass_to_pass", "split", "solve_rate",
-    }  # fmt: skip

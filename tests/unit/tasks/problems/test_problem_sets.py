@@ -6,10 +6,12 @@ import asyncio
 import json
 
 import pytest
+import zstandard
 from pydantic import TypeAdapter
 
 from ostinato.flows.showing import describe_problems
 from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.sandbox import PreparedRepository, TestServer
 from ostinato.tasks.problems import run as stage
@@ -21,6 +23,12 @@ from ostinato.tasks.problems.config import (
     Quotas,
     RepositorySource,
     ValidityRules,
+)
+from ostinato.tasks.problems.shipped import (
+    check_repositories,
+    compare_with_shipped,
+    find_set,
+    ship_set,
 )
 from ostinato.tasks.records import FunctionOracle, Problem, Split
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
@@ -188,3 +196,26 @@ def test_killed_build_continues_with_the_same_set(built):
     assert resumed == problems
     redone = (half / "judged" / "wordkit.jsonl").read_text().splitlines()
     assert len(redone) == len(lines)
+
+
+def test_a_shipped_set_is_taken_as_it_is_and_only_for_its_configuration(built, tmp_path):
+    source, result, problems = built
+    card = ship_set("tiny", CONFIG, result, tmp_path / "sets")
+    assert card.result.num_problems == len(problems)
+    found = find_set(CONFIG, tmp_path / "sets")
+    lines = (source / "run" / "problems" / "problems.jsonl").read_bytes()
+    assert found == (card, lines)
+    assert compare_with_shipped(lines, lines) == []
+    assert "1 of" in compare_with_shipped(lines.partition(b"\n")[2], lines)[0]
+    assert find_set(CONFIG.model_copy(update={"seed": 1}), tmp_path / "sets") is None
+    packed = tmp_path / "sets" / "tiny.jsonl.zst"
+    packed.write_bytes(zstandard.ZstdCompressor().compress(lines + b"\n"))
+    with pytest.raises(ProblemError, match="wanted " + card.sha256):
+        find_set(CONFIG, tmp_path / "sets")
+
+
+def test_a_shipped_set_refuses_repositories_it_was_not_proven_on(built, tmp_path):
+    card = ship_set("tiny", CONFIG, built[1], tmp_path)
+    check_repositories(card, built[1].repositories)
+    with pytest.raises(ProblemError, match="ledgerkit"):
+        check_repositories(card, built[1].repositories | {"ledgerkit": "0" * 16})

@@ -1,0 +1,85 @@
+"""Problem sets that ship with the project, so that no machine has to prove them again.
+
+`sets/NAME.jsonl.zst` holds the problems, `sets/NAME.json` its card. A set belongs to one
+configuration; its repositories are prepared from their pinned archives on every machine.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import zstandard
+from pydantic import Field
+
+from ostinato.infra.platform.artifacts import fingerprint
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.tasks.problem_sets import PROBLEMS_FILE
+from ostinato.tasks.problems.config import Config, ProblemsConfig, ProblemsResult
+
+SETS = Path(__file__).parent / "sets"
+_LEVEL = 19
+
+
+class SetCard(Config):
+    """Card of a shipped problem set."""
+
+    config: str = Field(description="fingerprint of the configuration")
+    sha256: str = Field(description="of the uncompressed lines of problems")
+    result: ProblemsResult = Field(description="figures of the build; its directory is empty")
+
+
+def find_set(config: ProblemsConfig, folder: Path = SETS) -> tuple[SetCard, bytes] | None:
+    """Card and problems of the set that ships for a configuration, or None."""
+    wanted = fingerprint(config)
+    for path in sorted(folder.glob("*.json")):
+        card = SetCard.model_validate_json(path.read_bytes())
+        if card.config == wanted:
+            packed = path.with_suffix(".jsonl.zst")
+            lines = zstandard.ZstdDecompressor().decompress(packed.read_bytes())
+            found = hashlib.sha256(lines).hexdigest()
+            if found != card.sha256:
+                raise ProblemError(f"{packed} has sha256 {found}, wanted {card.sha256}; restore it")
+            return card, lines
+    return None
+
+
+def ship_set(
+    name: str, config: ProblemsConfig, result: ProblemsResult, folder: Path = SETS
+) -> SetCard:
+    """Write what a build made to the folder of shipped sets."""
+    lines = (Path(result.directory) / PROBLEMS_FILE).read_bytes()
+    card = SetCard(
+        config=fingerprint(config),
+        sha256=hashlib.sha256(lines).hexdigest(),
+        result=result.model_copy(update={"directory": ""}),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    packed = zstandard.ZstdCompressor(level=_LEVEL).compress(lines)
+    (folder / f"{name}.jsonl.zst").write_bytes(packed)
+    (folder / f"{name}.json").write_text(card.model_dump_json(indent=1) + "\n")
+    return card
+
+
+def compare_with_shipped(lines: bytes, shipped: bytes) -> list[str]:
+    """Differences between two sets' lines in words, empty when the bytes are equal."""
+    if lines == shipped:
+        return []
+    built, wanted = (dict.fromkeys(content.splitlines()) for content in (lines, shipped))
+    missing = [line for line in wanted if line not in built]
+    added = [line for line in built if line not in wanted]
+    return [
+        f"{len(missing)} of {len(wanted)} shipped problems were not built, {len(added)} others were",
+        *(f"not built: {line[:200].decode(errors='replace')}" for line in missing[:5]),
+        *(f"built instead: {line[:200].decode(errors='replace')}" for line in added[:5]),
+    ]
+
+
+def check_repositories(card: SetCard, prepared: Mapping[str, str]) -> None:
+    """Refuse repositories that differ from those the set was proven on; both name -> fingerprint."""
+    wanted = card.result.repositories
+    different = {name: prepared.get(name) for name in wanted if prepared.get(name) != wanted[name]}
+    if different:
+        raise ProblemError(
+            f"shipped problem set {card.config}: prepared repositories are {different}, wanted "
+            f"{ {name: wanted[name] for name in different} }; their archives must be the pinned ones"
+        )
