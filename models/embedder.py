@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ostinato.models.code_words import CodeText, Vocabulary, WordBag
+from ostinato.models.code_words import Vocabulary, WordBag
 
 WEIGHTS_FILE = "encoder.safetensors"
 DESCRIPTION_FILE = "encoder.json"
@@ -160,8 +160,3 @@ def load_embedder(directory: Path) -> Embedder:
     embedder = Embedder(config, Vocabulary(description["words"], config.num_buckets))
     embedder.load_state_dict(load_file(directory / WEIGHTS_FILE))
     return embedder
-
-
-def code_bags(vocabulary: Vocabulary, texts: Sequence[CodeText]) -> list[WordBag]:
-    """Bags of many pieces of code."""
-    return [vocabulary.bag_of_code(text) for text in texts]

@@ -9,24 +9,23 @@ from ostinato.infra.platform.plugins import PluginGroup
 
 COMPACT = "compact"
 FULL = "full"
-_FULL = "ostinato.infra.agent.dialects.full"
 
 TOOLS = PluginGroup(
     "ostinato.tools",
     "tool",
     {
-        names.READ_FILE: f"{_FULL}.files:READ_FILE",
-        names.EDIT_FILE: f"{_FULL}.files:EDIT_FILE",
-        names.WRITE_FILE: f"{_FULL}.files:WRITE_FILE",
-        names.DELETE_FILE: f"{_FULL}.files:DELETE_FILE",
-        names.LIST_DIR: f"{_FULL}.files:LIST_DIR",
-        names.GLOB: f"{_FULL}.search:GLOB",
-        names.GREP: f"{_FULL}.search:GREP",
-        names.CODEBASE_SEARCH: f"{_FULL}.search:CODEBASE_SEARCH",
-        names.RUN_TERMINAL: f"{_FULL}.terminal:RUN_TERMINAL",
-        names.READ_LINTS: f"{_FULL}.files:READ_LINTS",
-        names.TODO_WRITE: f"{_FULL}.dialogue:TODO_WRITE",
-        names.ASK_USER: f"{_FULL}.dialogue:ASK_USER",
+        names.READ_FILE: "ostinato.infra.agent.dialects.full.files:READ_FILE",
+        names.EDIT_FILE: "ostinato.infra.agent.dialects.full.files:EDIT_FILE",
+        names.WRITE_FILE: "ostinato.infra.agent.dialects.full.files:WRITE_FILE",
+        names.DELETE_FILE: "ostinato.infra.agent.dialects.full.files:DELETE_FILE",
+        names.LIST_DIR: "ostinato.infra.agent.dialects.full.files:LIST_DIR",
+        names.GLOB: "ostinato.infra.agent.dialects.full.search:GLOB",
+        names.GREP: "ostinato.infra.agent.dialects.full.search:GREP",
+        names.CODEBASE_SEARCH: "ostinato.infra.agent.dialects.full.search:CODEBASE_SEARCH",
+        names.RUN_TERMINAL: "ostinato.infra.agent.dialects.full.terminal:RUN_TERMINAL",
+        names.READ_LINTS: "ostinato.infra.agent.dialects.full.files:READ_LINTS",
+        names.TODO_WRITE: "ostinato.infra.agent.dialects.full.dialogue:TODO_WRITE",
+        names.ASK_USER: "ostinato.infra.agent.dialects.full.dialogue:ASK_USER",
     },
 )
 """Tools of the dialects that write calls as plain text; the compact dialect has a closed set."""

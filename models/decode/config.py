@@ -4,7 +4,7 @@ Imports without torch, so that flows can read recipes.
 """
 
 from enum import StrEnum
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -28,6 +28,11 @@ class DecodingConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    engine: Literal["local", "vllm"] = Field(
+        default="local",
+        description="engine of the rollouts' replicas: ours, or vLLM (extra `vllm`), which ignores the other keys but "
+        "precision. Evaluation and users always get ours",
+    )
     native: bool = Field(
         default=False,
         description="decode steps as loops that numba compiles at the first start, in fp32 on a CPU; off: eager torch",

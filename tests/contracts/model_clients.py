@@ -11,6 +11,7 @@ import pytest
 from torch import Tensor
 
 from ostinato.infra.serving.engine.local import LocalEngine, SwapReport
+from ostinato.infra.serving.engine.start import start_engine
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.spec import ModelSpec
@@ -61,9 +62,8 @@ def _native() -> LocalEngine:
 
 
 def _vllm() -> Engine:
-    from ostinato.infra.serving.engine.vllm_client import VllmEngine
-
-    return VllmEngine(SPEC, make_weights(), VERSION, slots=8, reloads_in_place=False)
+    config = EngineConfig(slots=8, engine="vllm")
+    return start_engine(SPEC, make_weights(), VERSION, config, "vllm")
 
 
 ENGINES: dict[str, Callable[[], Engine]] = {

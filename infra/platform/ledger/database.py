@@ -40,11 +40,6 @@ class Database:
         name = self._url.database
         return Path(name) if self.is_sqlite and name and name != ":memory:" else None
 
-    @property
-    def secret_url(self) -> str:
-        """The URL with its password, for the migration runner."""
-        return self._url.render_as_string(hide_password=False)
-
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction that commits at the end, alone among writers on SQLite."""

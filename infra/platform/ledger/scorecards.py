@@ -53,13 +53,3 @@ class ScorecardRepository:
                 select(ScorecardTable.__table__).where(ScorecardTable.scorecard_id == scorecard_id)
             ).first()
         return ScorecardRow.model_validate(found) if found is not None else None
-
-    def of_checkpoint(self, checkpoint_id: str) -> list[ScorecardRow]:
-        """All scorecards of a checkpoint, oldest first."""
-        with self._database.read() as connection:
-            found = connection.execute(
-                select(ScorecardTable.__table__)
-                .where(ScorecardTable.checkpoint_id == checkpoint_id)
-                .order_by(ScorecardTable.created_at, ScorecardTable.scorecard_id)
-            ).all()
-        return [ScorecardRow.model_validate(row) for row in found]

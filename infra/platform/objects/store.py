@@ -96,15 +96,6 @@ class ObjectStore:
         with self._operation("delete", key):
             self._backend.remove(key)
 
-    def delete_prefix(self, prefix: str) -> int:
-        """Remove every key that begins with `prefix`, which must not be empty. Returns how many."""
-        if not prefix:
-            raise ValueError(f"delete_prefix with an empty prefix would empty {self.url}")
-        keys = self.list(prefix)
-        for key in keys:
-            self.delete(key)
-        return len(keys)
-
     def _check(self, key: str, seen: str, wanted: str) -> None:
         if seen != wanted:
             raise StorageError(

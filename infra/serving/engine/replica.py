@@ -19,7 +19,8 @@ from torch import Tensor
 from ostinato.infra.platform.errors import EngineError, OstinatoError, boundary
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.telemetry import fields
-from ostinato.infra.serving.engine.local import LocalEngine, SwapReport
+from ostinato.infra.serving.engine.local import SwapReport
+from ostinato.infra.serving.engine.start import ReplicaEngine, start_engine
 from ostinato.infra.serving.engine.states import ReplicaState
 from ostinato.infra.serving.engine.wire import (
     GenerationTuple,
@@ -52,7 +53,7 @@ class EngineReplica:
         self._reason = "no weights were applied yet"
         self._chain = chain
         self._subscriber: ChainSubscriber | None = None
-        self._engine: LocalEngine | None = None
+        self._engine: ReplicaEngine | None = None
         self._update_lock = asyncio.Lock()
         self._last_swap: SwapReport | None = None
         self._last_fetch_seconds = 0.0
@@ -123,7 +124,7 @@ class EngineReplica:
             return await self._engine.swap_weights(weights, version)
         started_at = perf_counter()
         self._engine = await asyncio.to_thread(
-            LocalEngine, self._spec, weights, version, self._config, self.replica_id
+            start_engine, self._spec, weights, version, self._config, self.replica_id
         )
         return SwapReport(version, perf_counter() - started_at, 0.0)
 
@@ -166,7 +167,7 @@ class EngineReplica:
             numbers["last_pause_seconds"] = self._last_swap.pause_seconds
         return numbers
 
-    def _serving_engine(self) -> LocalEngine:
+    def _serving_engine(self) -> ReplicaEngine:
         if self._state is not ReplicaState.SERVING or self._engine is None:
             raise EngineError(
                 f"replica {self.replica_id} is {self._state}: {self._reason}; wanted a serving one"

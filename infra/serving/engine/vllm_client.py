@@ -62,6 +62,7 @@ class VllmEngine:
         self._directory = tempfile.TemporaryDirectory(prefix="ostinato-vllm-")
         self._swapping = asyncio.Lock()
         self._is_closed = False
+        self._generated_tokens = 0
         self._slots, self._with_routes = slots, with_routes
         self._reloads_in_place = reloads_in_place
         self._engine = self._start(self._write(weights, version))
@@ -107,6 +108,7 @@ class VllmEngine:
             started_at,
         )
         generation.weight_versions_T[:] = version
+        self._generated_tokens += len(generation.token_ids)
         return generation
 
     async def end_session(self, session_id: str) -> None:
@@ -136,6 +138,10 @@ class VllmEngine:
                 self._engine = self._start(directory)
             self.version = version
         return SwapReport(version, prepare_seconds, perf_counter() - started_at)
+
+    def statistics(self) -> dict[str, float]:
+        """Tokens generated so far; vLLM keeps its own metrics."""
+        return {"generated_tokens": float(self._generated_tokens)}
 
     def close(self) -> None:
         """Ends vLLM's processes and removes the model directories."""

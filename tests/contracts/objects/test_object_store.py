@@ -77,16 +77,6 @@ def test_delete_is_idempotent_and_seen_at_once(objects: ObjectStore) -> None:
     assert objects.list() == []
 
 
-def test_delete_prefix_leaves_the_rest(objects: ObjectStore) -> None:
-    for key in ("run/1", "run/2", "runs"):
-        objects.put_bytes(key, b"x")
-
-    assert objects.delete_prefix("run/") == 2
-    assert objects.list() == ["runs"]
-    with pytest.raises(ValueError, match="would empty"):
-        objects.delete_prefix("")
-
-
 def test_exists_of_a_folder_is_false(objects: ObjectStore) -> None:
     objects.put_bytes("folder/key", b"x")
 

@@ -15,6 +15,7 @@ def test_a_recipes_defaults_are_the_engines() -> None:
 
 def test_every_field_reaches_the_engine() -> None:
     said = {
+        "engine": "vllm",
         "native": True,
         "precision": "bf16",
         "draft_layers": 1,

@@ -1,5 +1,6 @@
 """A replica serves only verified weights. Here without Ray: the class is plain."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from ostinato.infra.platform.errors import EngineError, StorageError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.replica import EngineReplica
+from ostinato.infra.serving.engine.start import start_engine
 from ostinato.infra.serving.engine.states import ReplicaState
 from ostinato.infra.serving.engine.wire import decode_generation, encode_request
 from ostinato.infra.serving.weights import ChainPublisher
@@ -109,3 +111,10 @@ async def test_a_checkpoint_is_served_without_a_chain(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="checksum"):
         await replica.load_checkpoint(str(directory), 5)
     assert (await replica.health())["state"] == ReplicaState.STALE
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_an_engine_that_is_not_installed_names_the_extra() -> None:
+    config = EngineConfig(slots=4, engine="vllm")
+    with pytest.raises(ModuleNotFoundError, match="install the extra `vllm`"):
+        start_engine(TINY, random_weights(TINY), 0, config, "replica")
