@@ -42,10 +42,6 @@ class CapacityExhausted(SandboxError):
     retryable_infrastructure = True
 
 
-class SandboxTimeout(SandboxError):
-    """A wait in a sandbox ran out. The sandbox itself still answers."""
-
-
 class OutOfMemory(SandboxError):
     """The sandbox went over its own memory limit and was ended by it: the fault of what ran there."""
 
@@ -55,19 +51,11 @@ class OutputLimit(SandboxError):
 
 
 class SandboxNotFound(SandboxError):
-    """No such file, session, job, snapshot or sandbox."""
-
-
-class SandboxBusy(SandboxError):
-    """Something else holds what is asked for: a session that runs a command, a snapshot in use."""
+    """No such file, snapshot or sandbox."""
 
 
 class InvalidArgument(SandboxError):
     """The request can never succeed: a path outside, a folder where a file is wanted, no such kind."""
-
-
-class PreconditionFailed(SandboxError):
-    """A file is not what the writer expected it to be. Nothing was written."""
 
 
 class AgentError(OstinatoError):
@@ -103,13 +91,10 @@ ERROR_TYPES: dict[str, type[OstinatoError]] = {
         SandboxError,
         SandboxLost,
         CapacityExhausted,
-        SandboxTimeout,
         OutOfMemory,
         OutputLimit,
         SandboxNotFound,
-        SandboxBusy,
         InvalidArgument,
-        PreconditionFailed,
         AgentError,
         GradingError,
         EngineError,

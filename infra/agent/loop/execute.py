@@ -28,7 +28,6 @@ from ostinato.infra.platform.errors import (
     OstinatoError,
     SandboxError,
     SandboxLost,
-    SandboxTimeout,
     boundary,
     is_retryable,
 )
@@ -182,8 +181,6 @@ async def _run_tool(
         with boundary(AgentError, f"tool {call.tool}"):
             async with asyncio.timeout(_limit_seconds(call, environment, config)):
                 return await _try_tool(call, tool, environment, config)
-    except SandboxTimeout as error:
-        return _Ran(CallStatus.TIMEOUT, f"error: {error}")
     except OstinatoError as error:
         if isinstance(error.__cause__, TimeoutError):
             limit = f"{config.call_time_limit_seconds:g} seconds"
