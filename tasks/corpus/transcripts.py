@@ -88,7 +88,7 @@ def edit_turns(plan: Plan, edit: str) -> list[list[str]]:
 
 def view_lines(lines: tuple[str, ...]) -> str:
     """Lines as read_file shows them."""
-    view, _ = show_lines(Region("", (), lines, ()), "tags", len(lines))
+    view, _ = show_lines(Region("", (), lines, ()), len(lines))
     return view
 
 
