@@ -270,6 +270,7 @@ def evaluation_identity(recipe: Recipe, split: Split) -> dict:
         "harness": recipe.harness,
         "grading": recipe.grading,
         "decoding": recipe.decoding,
+        "sandbox": recipe.rollout.sandbox,
         "split": split.value,
     }
 
@@ -286,6 +287,7 @@ def evaluation_request(
         split=split,
         config=recipe.evaluation,
         harness=recipe.harness,
+        sandbox=recipe.rollout.sandbox,
         grading=recipe.grading,
         engine_slots=recipe.reinforcement.engine_slots,
         decoding=recipe.decoding,

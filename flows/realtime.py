@@ -173,6 +173,7 @@ def _as_served(
         checkpoint_id=str(served),
         problems_directory=str(context.directory_of(problems)),
         harness=context.recipe.harness,
+        sandbox=context.recipe.rollout.sandbox,
         decoding=context.recipe.decoding,
     )
 

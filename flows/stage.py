@@ -22,6 +22,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.settings import Settings, load_settings
+from ostinato.infra.sandbox.backends import check_kind
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +55,12 @@ class StageContext:
     def open(
         cls, recipe: str, seed: int | None = None, options: RunOptions | None = None
     ) -> "StageContext":
-        """Reads the recipe and opens ledger and object store. Errors name key or url."""
+        """Reads the recipe and opens ledger and object store. Errors name key or url. A recipe whose
+        sandboxes this machine cannot run is refused.
+        """
         options = options or RunOptions()
         loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
+        check_kind(loaded.rollout.sandbox)
         settings = load_settings()
         objects, ledger = open_object_store(settings), open_ledger(settings)
         return cls(loaded, settings, objects, ledger, Artifacts(objects, ledger), options)

@@ -13,6 +13,7 @@ from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.platform.cluster.actors import find_actor
 from ostinato.infra.platform.errors import ClusterError
 from ostinato.infra.platform.telemetry import configure_logging
+from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.infra.sandbox.fleet.client import FleetClient
 from ostinato.infra.serving.engine.fleet import EngineFleet
 from ostinato.models.decode.protocol import ModelClient
@@ -36,6 +37,8 @@ class WorkerSetup(BaseModel):
     concurrent_trajectories: int
     search_directory: str | None = None
     """A trained encoder's files; None: codebase_search ranks plain passages."""
+    sandbox: SandboxKind = SandboxKind.NAMESPACE
+    """What agents' commands run in, in boxes of this process."""
     fleet_name: str | None = None
     """The sandbox fleet that agents' boxes come from; None: boxes of this process."""
 
@@ -60,6 +63,7 @@ def build_worker(setup: WorkerSetup, model: ModelClient) -> RolloutWorker:
     sandboxes = Sandboxes(
         load_repositories(directory, names),
         concurrent_trajectories=setup.concurrent_trajectories,
+        kind=setup.sandbox,
         lender=None if setup.fleet_name is None else FleetClient(setup.fleet_name),
     )
     return RolloutWorker(

@@ -34,6 +34,7 @@ from ostinato.flows.chat.workplace import open_workplace, recent_files
 from ostinato.infra.agent.config import HarnessConfig, PromptFacts
 from ostinato.infra.platform.errors import ConfigError, OstinatoError, boundary
 from ostinato.infra.platform.settings import Settings, load_settings
+from ostinato.infra.sandbox.backends import SandboxKind, check_kind
 from ostinato.infra.serving.gateway.keys import FILE_NAME, local_tenants
 
 LOCAL_TENANT = "local"
@@ -114,11 +115,13 @@ class ChatOptions:
     temperature: float
     seed: int
     tests: list[str] = field(default_factory=list)
+    sandbox: SandboxKind = SandboxKind.NAMESPACE
 
 
 async def _chat(
     options: ChatOptions, console: Console, interrupt: Interrupt, open_local: OpenLocal | None
 ) -> bool:
+    check_kind(options.sandbox)
     screen = ChatScreen(console)
     async with contextlib.AsyncExitStack() as stack:
         if open_local is not None:
@@ -136,6 +139,7 @@ async def _chat(
                 warm_tests=is_compact,
                 test_limit_seconds=model.harness.call_time_limit_seconds,
                 tests=options.tests,
+                sandbox=options.sandbox,
             )
         )
         now = datetime.datetime.now(tz=datetime.UTC)
@@ -198,6 +202,9 @@ def build_command(open_local: OpenLocal | None) -> Callable[..., None]:
         tests: Annotated[
             list[str] | None, typer.Option(help="what `pytest` runs; default: all; may be repeated")
         ] = None,
+        sandbox: Annotated[
+            SandboxKind, typer.Option(help="what commands run in; microvm needs QEMU")
+        ] = SandboxKind.NAMESPACE,
     ) -> None:
         """A terminal agent on a repository. Its edits reach your files only when you agree."""
         if apply not in ("ask", "always", "never"):
@@ -217,6 +224,7 @@ def build_command(open_local: OpenLocal | None) -> Callable[..., None]:
             temperature,
             seed,
             tests or [],
+            sandbox,
         )
         run(options, open_local)
 

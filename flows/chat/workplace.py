@@ -21,6 +21,7 @@ from ostinato.infra.agent.search.service import LocalSearch, SearchService
 from ostinato.infra.agent.tools.testing import make_test_runner
 from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.repository import PreparedRepository
 
@@ -199,6 +200,7 @@ async def open_workplace(
     warm_tests: bool,
     test_limit_seconds: float,
     tests: Sequence[str] = (),
+    sandbox: SandboxKind = SandboxKind.NAMESPACE,
 ) -> AsyncIterator[Workplace]:
     """A sandbox over a copy of `root` made below `copy`, for the length of the block. With
     `warm_tests`, `pytest` runs every collected test in a warm box, or those of `tests` where any are
@@ -211,8 +213,8 @@ async def open_workplace(
     repository = PreparedRepository.from_directory(
         "chat", copy, layout.package_paths, layout.test_paths
     )
-    place = RepositoryEnvironment.create(repository, boxes=1)
-    sandbox = await place.lease()
+    place = RepositoryEnvironment.create(repository, boxes=1, kind=sandbox)
+    box = await place.lease()
     try:
         run_tests = None
         if warm_tests and layout.test_paths:
@@ -221,7 +223,7 @@ async def open_workplace(
             if chosen:
                 run_tests = make_test_runner(place.test_server, chosen, test_limit_seconds)
         environment = AgentEnvironment(
-            sandbox, run_tests=run_tests, baseline=files, code_search=search
+            box, run_tests=run_tests, baseline=files, code_search=search
         )
         yield Workplace(root, files, layout, environment, place)
     finally:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.sandbox.host.backend import NamespaceBackend
-from ostinato.infra.sandbox.microvm import MicroVmBackend
+from ostinato.infra.sandbox.microvm import MicroVmBackend, check_host
 from ostinato.infra.sandbox.protocol import SandboxBackend
 
 
@@ -28,4 +28,14 @@ def open_backend(
         case SandboxKind.NAMESPACE:
             return NamespaceBackend(directory)
         case SandboxKind.MICROVM:
-            return MicroVmBackend(directory or load_settings().cache_directory / "microvm")
+            return MicroVmBackend(directory or _image_folder())
+
+
+def check_kind(kind: SandboxKind) -> None:
+    """Refuse a kind that this machine cannot run; the error names what to install."""
+    if kind is SandboxKind.MICROVM:
+        check_host(_image_folder())
+
+
+def _image_folder() -> Path:
+    return load_settings().cache_directory / "microvm"

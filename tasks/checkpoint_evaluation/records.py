@@ -4,6 +4,7 @@ from pydantic import Field
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.record import Record
+from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.tasks.evaluation.config import EvaluationConfig
 from ostinato.tasks.evaluation.locating import LocatingRow
@@ -25,6 +26,9 @@ class EvaluationRequest(Record):
     config: EvaluationConfig = EvaluationConfig()
     harness: HarnessConfig = HarnessConfig()
     grading: GradingConfig = GradingConfig()
+    sandbox: SandboxKind = Field(
+        default=SandboxKind.NAMESPACE, description="what an agent's commands run in"
+    )
     engine_slots: int = Field(
         default=32, ge=1, description="attempts decoded together in one process"
     )

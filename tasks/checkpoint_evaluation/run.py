@@ -110,6 +110,7 @@ async def _run_attempts(
         harness=evaluation.harness,
         grading=evaluation.grading,
         concurrent_trajectories=evaluation.engine_slots,
+        sandbox=evaluation.sandbox,
         search_directory=evaluation.search_directory,
     )
     worker = build_worker(setup, engine)

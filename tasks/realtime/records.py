@@ -4,6 +4,7 @@ from pydantic import Field
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.record import Record
+from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.tasks.feedback.config import FeedbackConfig, SimulatedUsersConfig
 from ostinato.tasks.learning.config import LearningConfig
@@ -22,6 +23,7 @@ class ServedModel(Record):
     harness: HarnessConfig
     engine_slots: int = Field(default=16, ge=1)
     boxes_per_repository: int = Field(default=8, ge=1)
+    sandbox: SandboxKind = SandboxKind.NAMESPACE
     decoding: DecodingConfig = DecodingConfig()
 
 

@@ -57,6 +57,7 @@ async def open_local_gateway(
             lookup_entries=0,  # an answer's speed must not tell what other users were told
         ),
         boxes_per_repository=served.boxes_per_repository,
+        sandbox=served.sandbox,
     ) as gateway:
         yield gateway, tenant
 

@@ -123,6 +123,7 @@ async def _start_boxes(
         BOX_LIMITS,
         writable=workspace.directory,
         warm_boxes=request.rollout.concurrent_trajectories,
+        kind=request.rollout.sandbox,
     )
 
 
@@ -135,5 +136,6 @@ def _worker_setup(request: ReinforcementRequest) -> WorkerSetup:
         concurrent_trajectories=-(
             -request.rollout.concurrent_trajectories // request.rollout_workers
         ),
+        sandbox=request.rollout.sandbox,
         fleet_name=_boxes_name(request),
     )

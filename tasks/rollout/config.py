@@ -11,6 +11,8 @@ from pydantic import (
     Field,
 )
 
+from ostinato.infra.sandbox.backends import SandboxKind
+
 
 class Config(BaseModel):
     """Frozen settings of this stage."""
@@ -88,6 +90,11 @@ class RolloutConfig(Config):
         default="worker",
         description="where attempts run: worker: in boxes of the rollout worker's own machine; "
         "fleet: in boxes of the sandbox fleet, on whichever machine of the cluster has room",
+    )
+    sandbox: SandboxKind = Field(
+        default=SandboxKind.NAMESPACE,
+        description="what an agent's commands run in, in rollouts, evaluation and the gateway: "
+        "namespace: a bubblewrap box; microvm: a virtual machine, which needs QEMU",
     )
     infrastructure_retries: int = Field(
         default=3,

@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ostinato.infra.platform.cluster.actors import end_actor, find_actor
 from ostinato.infra.platform.errors import ClusterError
 from ostinato.infra.platform.telemetry import fields
+from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.infra.sandbox.fleet.actor import ask, start_fleet
 from ostinato.infra.sandbox.fleet.boxes import RepositoryBoxes
 from ostinato.infra.sandbox.fleet.policy import FleetPolicy
@@ -51,6 +52,7 @@ class RepositoryFleet:
         *,
         writable: Path,
         warm_boxes: int,
+        kind: SandboxKind = SandboxKind.NAMESPACE,
         policy: FleetPolicy | None = None,
     ) -> "RepositoryFleet":
         """A node on every machine of the cluster. Nothing is started before it is asked for; up to
@@ -72,7 +74,7 @@ class RepositoryFleet:
                 for template in by_name
             ],
             specs,
-            partial(RepositoryBoxes, by_name, limits),
+            partial(RepositoryBoxes, by_name, limits, kind),
             writable=writable,
             policy=policy or FleetPolicy(start_seconds=limits.start_seconds),
             machines=machines,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ostinato.infra.platform.errors import SandboxNotFound
 from ostinato.infra.sandbox.host.backend import start_all
-from ostinato.infra.sandbox.microvm.image import find_kind
+from ostinato.infra.sandbox.microvm.image import ImageKind, check_tools, find_image, find_kind
 from ostinato.infra.sandbox.microvm.machine import (
     Accelerator,
     Machine,
@@ -32,6 +32,13 @@ from ostinato.infra.sandbox.protocol import (
     Snapshot,
     SnapshotKind,
 )
+
+
+def check_host(image_folder: Path) -> None:
+    """SandboxError, naming what to install, where this host cannot run machines."""
+    find_program()
+    if find_image(ImageKind.PYTHON, image_folder) is None:
+        check_tools()
 
 
 @dataclass(frozen=True, slots=True)

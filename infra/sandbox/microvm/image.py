@@ -51,6 +51,7 @@ _ACCOUNTS = {
 }
 _RECIPE = 4  # raise it when `_build` changes what an image holds
 _BUILD_SECONDS = 900.0
+_TOOLS = ("apt-get", "dpkg-deb", "cc", "mkfs.erofs")
 
 
 class ImageKind(StrEnum):
@@ -72,6 +73,34 @@ class Image:
     disk: Path | None
 
 
+def find_image(kind: ImageKind, folder: Path) -> Image | None:
+    """The image by today's recipe. None: `folder` has none."""
+    key = f"{kind}-{_hash_recipe(kind)}"
+    target = folder / key
+    if not target.is_dir():
+        return None
+    disk = target / "disk.erofs"
+    return Image(
+        kind,
+        key,
+        target / "kernel",
+        target / "initial",
+        target / "tick_rate",
+        disk if disk.is_file() else None,
+    )
+
+
+def check_tools() -> None:
+    """SandboxError where a program that makes images is missing."""
+    missing = [program for program in _TOOLS if shutil.which(program) is None]
+    if missing:
+        raise SandboxError(
+            f"the image of virtual machines cannot be made here without {', '.join(missing)}; on "
+            "Debian run `apt-get install gcc libc6-dev erofs-utils`, or copy another machine's "
+            "image folder"
+        )
+
+
 def build_image(kind: ImageKind, folder: Path) -> Image:
     """The image, made now when `folder` has none by today's recipe."""
     key = f"{kind}-{_hash_recipe(kind)}"
@@ -88,15 +117,9 @@ def build_image(kind: ImageKind, folder: Path) -> Image:
                 partial.rename(target)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-    disk = target / "disk.erofs"
-    return Image(
-        kind,
-        key,
-        target / "kernel",
-        target / "initial",
-        target / "tick_rate",
-        disk if disk.is_file() else None,
-    )
+    image = find_image(kind, folder)
+    assert image is not None
+    return image
 
 
 def find_kind(name: str) -> ImageKind:

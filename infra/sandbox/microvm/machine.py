@@ -330,7 +330,10 @@ def find_program() -> str:
     """Path of QEMU. SandboxError when it is not installed."""
     program = shutil.which(PROGRAM)
     if program is None:
-        raise SandboxError(f"{PROGRAM} is not installed; wanted Debian's qemu-system-x86")
+        raise SandboxError(
+            f"{PROGRAM} is not installed, virtual machines need it; run "
+            '`apt-get install qemu-system-x86`, or write sandbox = "namespace" in the recipe'
+        )
     return program
 
 

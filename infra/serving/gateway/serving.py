@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from ostinato.infra.platform.errors import ConfigError, StorageError, boundary
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.serving.engine.local import LocalEngine
 from ostinato.infra.serving.gateway.app import GatewayContext, build_app
@@ -142,6 +143,7 @@ async def open_gateway(
     objects: ObjectStore,
     engine: EngineConfig,
     boxes_per_repository: int = 4,
+    sandbox: SandboxKind = SandboxKind.NAMESPACE,
 ) -> AsyncIterator[OpenGateway]:
     """Everything a gateway needs, ended when the block ends. The tokenizer is the champion's."""
     harness = config.harness
@@ -153,6 +155,7 @@ async def open_gateway(
     workplaces = RepositoryWorkplaces(
         repositories,
         boxes_per_repository=boxes_per_repository,
+        sandbox=sandbox,
         test_limit_seconds=harness.call_time_limit_seconds,
     )
     try:

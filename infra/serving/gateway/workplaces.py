@@ -8,6 +8,7 @@ from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.agent.workplace import open_workplace
 from ostinato.infra.platform.diffs import unified_diff
+from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.repository import PreparedRepository
 
@@ -41,12 +42,13 @@ class RepositoryWorkplaces:
         repositories: Iterable[PreparedRepository],
         *,
         boxes_per_repository: int,
+        sandbox: SandboxKind = SandboxKind.NAMESPACE,
         test_limit_seconds: float,
         search: SearchService | None = None,
     ) -> None:
         """`search` answers codebase_search; None: without a trained encoder."""
         self._environments = {
-            repository.name: RepositoryEnvironment.create(repository, boxes_per_repository)
+            repository.name: RepositoryEnvironment.create(repository, boxes_per_repository, sandbox)
             for repository in repositories
         }
         self._test_limit_seconds = test_limit_seconds
