@@ -222,9 +222,7 @@ async def open_workplace(
             chosen = choose_tests(place.test_server.tests, tests)
             if chosen:
                 run_tests = make_test_runner(place.test_server, chosen, test_limit_seconds)
-        environment = AgentEnvironment(
-            box, run_tests=run_tests, baseline=files, code_search=search
-        )
+        environment = AgentEnvironment(box, run_tests=run_tests, baseline=files, code_search=search)
         yield Workplace(root, files, layout, environment, place)
     finally:
         await place.close()

@@ -7,7 +7,6 @@ import pytest
 
 from ostinato.flows.chat_workplace import open_workplace
 from ostinato.flows.drivers.evaluation import run_shard
-from ostinato.flows.drivers.problem_set import load_repositories
 from ostinato.flows.drivers.requests import AttemptsRequest
 from ostinato.flows.drivers.rollout_worker import WorkerSetup, build_worker
 from ostinato.flows.recipe import load_recipe
@@ -22,6 +21,7 @@ from ostinato.models.rendering import Renderer
 from ostinato.tasks.evaluation.config import EvaluationConfig
 from ostinato.tasks.evaluation.run import EvaluationRequest
 from ostinato.tasks.grading.config import GradingConfig
+from ostinato.tasks.problem_sets import load_repositories
 from ostinato.tasks.records import Outcome, Problem, Split, Trajectory
 from ostinato.tasks.rollout.config import RolloutConfig
 from ostinato.tasks.rollout.worker import AttemptTicket
