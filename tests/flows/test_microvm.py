@@ -5,12 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.chat_workplace import open_workplace
-from ostinato.flows.drivers.evaluation import run_shard
-from ostinato.flows.drivers.requests import AttemptsRequest
-from ostinato.flows.drivers.rollout_worker import WorkerSetup, build_worker
+from ostinato.flows.chat.workplace import open_workplace
 from ostinato.flows.recipe import load_recipe
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import SandboxError
@@ -18,13 +15,14 @@ from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.sandbox import SandboxKind
 from ostinato.infra.serving.gateway.workplaces import RepositoryWorkplaces
 from ostinato.models.rendering import Renderer
+from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest, ShardRequest
+from ostinato.tasks.checkpoint_evaluation.run import run_shard
 from ostinato.tasks.evaluation.config import EvaluationConfig
-from ostinato.tasks.evaluation.run import EvaluationRequest
+from ostinato.tasks.graded_worker import WorkerSetup, build_worker
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.problem_sets import load_repositories
 from ostinato.tasks.records import Outcome, Problem, Split, Trajectory
-from ostinato.tasks.rollout.config import RolloutConfig
-from ostinato.tasks.rollout.worker import AttemptTicket
+from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.miniature import make_checkpoint, make_problem_set
 
@@ -37,18 +35,14 @@ ANSWERS = (
 )
 
 
-def in_virtual_machines():
-    recipe = load_recipe("miniature")
-    rollout = RolloutConfig.model_validate({"sandbox": "microvm"})
-    return recipe.model_copy(update={"rollout": rollout})
+IN_MACHINES = ('rollout.sandbox="microvm"',)
 
 
 def test_a_recipe_that_wants_virtual_machines_is_refused_where_none_can_run(monkeypatch, tmp_path):
-    recipe = in_virtual_machines()
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("OSTINATO_HOME", str(tmp_path / "home"))
     with pytest.raises(SandboxError, match="apt-get install qemu-system-x86"):
-        StageContext.open(recipe)
+        StageContext.open("miniature", options=RunOptions(overrides=IN_MACHINES))
     assert not (tmp_path / "home").exists()
 
 
@@ -65,7 +59,7 @@ def test_attempts_of_rollouts_run_in_virtual_machines(tmp_path: Path) -> None:
         harness=HarnessConfig(call_time_limit_seconds=120.0),
         grading=GradingConfig(),
         concurrent_trajectories=3,
-        sandbox=in_virtual_machines().rollout.sandbox,
+        sandbox=load_recipe("miniature", overrides=IN_MACHINES).rollout.sandbox,
     )
     model = AnsweringModel(
         Renderer.load(checkpoint),
@@ -75,7 +69,7 @@ def test_attempts_of_rollouts_run_in_virtual_machines(tmp_path: Path) -> None:
     async def run() -> list[Trajectory]:
         worker = build_worker(setup, model)
         tickets = [
-            AttemptTicket(f"run.g0.t{index}", "run.g0", problem, index, index, temperature=1.0)
+            AttemptRequest(f"run.g0.t{index}", "run.g0", problem, index, 0, index)
             for index in range(3)
         ]
         try:
@@ -105,7 +99,7 @@ def test_evaluation_gateway_and_chat_honour_the_kind_of_sandbox(monkeypatch, tmp
         config=EvaluationConfig(problems=1, attempts_per_problem=1),
         sandbox=SandboxKind.MICROVM,
     )
-    shard = AttemptsRequest(evaluation=evaluation, grading=GradingConfig(), index=0, count=1)
+    shard = ShardRequest(evaluation=evaluation, index=0, count=1)
     monkeypatch.setenv("PATH", str(tmp_path))
 
     async def chat() -> None:
