@@ -94,7 +94,7 @@ class Burst:
         available_bytes = psutil.virtual_memory().available
         own_cpu_seconds = _own_cpu_seconds()
         started_at = time.perf_counter()
-        waits = await self._ask_for_all()
+        waits, box_ids = await self._ask_for_all()
         burst_seconds = time.perf_counter() - started_at
         boxes = self._box_processes()
         alive = self.daemon.num_boxes
@@ -115,7 +115,7 @@ class Burst:
             / _MIB,
             "load_per_cpu": read_pressure(Path("/tmp")).load_per_cpu,
         }
-        figures["real_answering_boxes"] = float(await self._count_answers())
+        figures["real_answering_boxes"] = float(await self._count_answers(box_ids))
         await self.service.close()  # or it replaces the boxes that are ended
         started_at = time.perf_counter()
         await self.daemon.close()
@@ -134,9 +134,10 @@ class Burst:
             await box.close()
         return seconds
 
-    async def _ask_for_all(self) -> list[float]:
-        """Waits of all requests; asking ends when memory runs short or time is up."""
+    async def _ask_for_all(self) -> tuple[list[float], list[str]]:
+        """Waits of all requests, and their boxes; asking ends when memory runs short or time is up."""
         waits: list[float] = []
+        box_ids: list[str] = []
 
         async def ask(number: int) -> None:
             asked_at = time.perf_counter()
@@ -148,9 +149,10 @@ class Burst:
                 wait_seconds=BURST_SECONDS,
             )
             try:
-                await self.service.acquire(request)
+                grant = await self.service.acquire(request)
             except CapacityExhausted:
                 return
+            box_ids.append(grant.box_id)
             waits.append(time.perf_counter() - asked_at)
 
         tasks = [asyncio.create_task(ask(number)) for number in range(self.num_boxes)]
@@ -160,16 +162,14 @@ class Burst:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, watch, return_exceptions=True)
-        return waits
+        return waits, box_ids
 
-    async def _count_answers(self) -> int:
+    async def _count_answers(self, box_ids: list[str]) -> int:
         """Boxes that run a command now, all of them asked."""
         answered = 0
-        for number in range(self.num_boxes):
-            box = self.service.scheduler.box_of(f"burst-{number}")
-            if box is not None:
-                result = await self.daemon.call(box.box_id, "exec", "echo here", 60)
-                answered += result.output == b"here\n"
+        for box_id in box_ids:
+            result = await self.daemon.call(box_id, "exec", "echo here", 60)
+            answered += result.output == b"here\n"
         return answered
 
     def _box_processes(self) -> list[psutil.Process]:

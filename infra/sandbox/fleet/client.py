@@ -6,7 +6,7 @@ A holder that dies stops renewing its leases, and its boxes go back by themselve
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,11 +14,16 @@ import ray
 from ray.actor import ActorHandle
 
 from ostinato.infra.platform.cluster.actors import find_actor
-from ostinato.infra.platform.errors import ClusterError, SandboxError, SandboxLost
+from ostinato.infra.platform.errors import (
+    ClusterError,
+    InvalidArgument,
+    SandboxError,
+    SandboxLost,
+)
 from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.sandbox.fleet.actor import RemoteNode, ask
 from ostinato.infra.sandbox.fleet.records import BoxRequest, Granted, Priority
-from ostinato.infra.sandbox.protocol import ExecResult
+from ostinato.infra.sandbox.protocol import ExecResult, FileStatus, Snapshot, SnapshotKind
 from ostinato.infra.sandbox.repository import PreparedRepository
 
 _logger = logging.getLogger(__name__)
@@ -43,11 +48,33 @@ class LeasedBox:
         self._node = node
         self._give_back = give_back
 
+    @property
+    def sandbox_id(self) -> str:
+        """Name of the box."""
+        return self.box_id
+
     async def exec(
-        self, command: str, timeout_seconds: float, output_cap_bytes: int = 16_384
+        self,
+        command: str | Sequence[str],
+        timeout_seconds: float,
+        output_cap_bytes: int = 16_384,
+        *,
+        directory: str = ".",
+        environment: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        separate_stderr: bool = False,
     ) -> ExecResult:
-        """Run a shell command in the repository."""
-        return await self._call("exec", command, timeout_seconds, output_cap_bytes)
+        """Run a shell command (str) or a program with arguments (anything else)."""
+        return await self._call(
+            "exec",
+            command,
+            timeout_seconds,
+            output_cap_bytes,
+            directory=directory,
+            environment=environment,
+            stdin=stdin,
+            separate_stderr=separate_stderr,
+        )
 
     async def read(self, path: str) -> bytes:
         """Content of a file."""
@@ -61,9 +88,21 @@ class LeasedBox:
         """Names in a folder."""
         return await self._call("list", path)
 
-    async def diff(self) -> dict[str, bytes | None]:
+    async def read_files(self, paths: Sequence[str]) -> tuple[bytes | SandboxError, ...]:
+        """Many reads in one round trip. A failed one is its error."""
+        return await self._call("read_files", paths)
+
+    async def list_files(self, path: str = ".", *, max_depth: int = 1) -> tuple[FileStatus, ...]:
+        """Everything below a folder, by path."""
+        return await self._call("list_files", path, max_depth=max_depth)
+
+    async def diff(self, base: Snapshot | None = None) -> dict[str, bytes | None]:
         """Files that differ from the template. None: removed."""
-        return await self._call("diff")
+        return await self._call("diff", base)
+
+    async def snapshot(self, kind: SnapshotKind = SnapshotKind.FILES) -> Snapshot:
+        """Refused: a snapshot would stay on the box's node."""
+        raise InvalidArgument(f"snapshot {kind} of {self.box_id}: a fleet keeps none")
 
     async def write_files(self, files: Mapping[str, bytes | None]) -> dict[str, SandboxError]:
         """Write and remove (None) files. The errors by path."""

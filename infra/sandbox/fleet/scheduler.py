@@ -116,11 +116,6 @@ class FleetScheduler:
         self.leases.release(request_id)
         self._forget(request_id, StopReason.RELEASED, now_seconds)
 
-    def box_of(self, request_id: str) -> BoxState | None:
-        """The box of a lease. None when it has none."""
-        box_id = self._held.get(request_id)
-        return None if box_id is None else self.view.boxes[box_id]
-
     # ---- nodes
 
     def join(self, spec: NodeSpec, now_seconds: float) -> None:
