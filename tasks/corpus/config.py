@@ -96,15 +96,6 @@ class CorpusConfig(CorpusRecord):
     repair_parallel_share: float = Field(
         default=0.5, ge=0, le=1, description="repair documents with several calls in a turn"
     )
-    tested_repair_share: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description=(
-            "of the repair tokens: bugs that real tests were run on (20 ms each); "
-            "the rest carry invented reports and may not be bugs at all"
-        ),
-    )
     fill_in_share: float = Field(
         default=0.75, ge=0, le=1, description="library documents with a line to fill in; rest clean"
     )

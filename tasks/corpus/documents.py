@@ -173,19 +173,11 @@ def is_repair_held_out(bug: Bug) -> bool:
     return is_held_out(name, HELD_OUT_REPAIR_RATIO)
 
 
-def is_repair_trained(bug: Bug) -> bool:
-    """The other corruptions."""
-    return not is_repair_held_out(bug)
-
-
-def make_repairs(
-    functions: Sequence[CodeFunction], maker: RepairMaker, tested: Sequence[list[int]]
-) -> Shard:
-    """Self-made bugs in problem repositories' functions. `tested` are part of the budget."""
+def make_repairs(functions: Sequence[CodeFunction], maker: RepairMaker) -> Shard:
+    """Self-made bugs in problem repositories' functions."""
     draw = FunctionDraw([item for item in functions if not maker.guard.is_function_held_out(item)])
     budget = maker.config.budgets.repair
-    room = budget - sum(map(len, tested))
-    train = [*tested, *maker.make(draw, room, is_repair_trained)]
+    train = maker.make(draw, budget, lambda bug: not is_repair_held_out(bug))
     held_out = maker.make(draw, int(budget * HELD_OUT_REPAIR_RATIO / 2), is_repair_held_out)
     return Shard(train, held_out)
 

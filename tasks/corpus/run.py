@@ -34,7 +34,6 @@ from ostinato.tasks.corpus.located import Locator, make_located
 from ostinato.tasks.corpus.problem_sources import ProblemSource, read_problem_source
 from ostinato.tasks.corpus.shards import write_demonstrations, write_shard
 from ostinato.tasks.corpus.sources import SourceFile, read_source
-from ostinato.tasks.corpus.tested_repairs import make_tested_repairs
 from ostinato.tasks.corpus.transcripts import Document, DocumentWriter
 from ostinato.tasks.records import Split
 
@@ -92,15 +91,12 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     def maker(name: str) -> RepairMaker:
         return RepairMaker(name, writer, config, guard, demonstrations.reports)
 
-    progress.update(3, 5, "tested repairs")
-    with notes.timed("tested_repairs"):
-        tested = _test_repairs(functions, maker("repair"), source, workspace)
     progress.update(3.5, 5, "documents")
     with notes.timed("documents"):
         shards = {
             "code": make_code(files, renderer, config, guard),
             "library": make_library(functions, others, writer, config),
-            "repair": make_repairs(functions, maker("repair"), tested),
+            "repair": make_repairs(functions, maker("repair")),
             "repair_general": make_general_repairs(files, maker("repair_general"), request.limits),
         }
     progress.update(4, 5, "shards")
@@ -189,20 +185,6 @@ def _locate(
     if not request.config.budgets.located:
         return []
     return make_located(files, Locator(request.config, request.harness, renderer, search))
-
-
-def _test_repairs(
-    functions: Sequence[CodeFunction],
-    maker: RepairMaker,
-    source: ProblemSource,
-    workspace: Workspace,
-) -> list[list[int]]:
-    def tell(done: int, total: int) -> None:
-        workspace.progress.update(
-            3 + done / total / 2, 5, f"tested repairs: {done} of {total} tokens"
-        )
-
-    return asyncio.run(make_tested_repairs(functions, maker, source, tell))
 
 
 def _write_shards(directory: Path, shards: dict[str, Shard]) -> Iterator[ShardStatistics]:

@@ -51,7 +51,6 @@ def request_for_corpus(problems_directory: Path, tmp_path: Path) -> CorpusReques
         sources=(CodeSource(kind="directory", name="code", path=str(code), licence="MIT"),),
         vocab_size=500,
         budgets=TokenBudgets(code=4000, library=4000, repair=8000, repair_general=4000),
-        tested_repair_share=0.25,
         held_out_share=0.2,
         near_duplicate_ratio=1.0,
         demonstrations=DemonstrationConfig(
