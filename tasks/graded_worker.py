@@ -79,4 +79,4 @@ def build_worker(setup: WorkerSetup, model: ModelClient) -> RolloutWorker:
 
 def _open_search(setup: WorkerSetup) -> SearchService | None:
     directory = setup.search_directory
-    return None if directory is None else SearchService.load(Path(directory))
+    return None if directory is None else SearchService.load(directory)

@@ -112,7 +112,7 @@ def grep_files(files: Mapping[str, str], pattern: str) -> str:
 def make_located(files: Sequence[SourceFile], locator: Locator) -> list[Document]:
     """Documents until the budget is spent: every function once, then again in other pools."""
     config = locator.config
-    files = [
+    described = [
         _describe(file)
         for file in files
         if not is_held_out(f"{file.source}/{file.path}", config.held_out_share)
@@ -122,7 +122,7 @@ def make_located(files: Sequence[SourceFile], locator: Locator) -> list[Document
     room = config.budgets.located
     for number in count():
         num_before = len(documents)
-        for pool in draw_pools(files, number, rng):
+        for pool in draw_pools(described, number, rng):
             for file, symbol in _shuffled(pool, rng):
                 if room <= 0:
                     return documents

@@ -29,7 +29,6 @@ from ostinato.tasks.problems.config import (
     ProblemsRequest,
     ProblemsResult,
     RepositorySource,
-    Source,
 )
 from ostinato.tasks.problems.proving.judging import Finding
 from ostinato.tasks.problems.publishing import publish
@@ -109,7 +108,10 @@ class _Preparing:
     def prepare(self) -> list[Part]:
         """All parts, largest code first: the longest work should not begin last."""
         parts: list[Part] = []
-        sources: tuple[Source, ...] = (*self._config.repositories, *self._config.git)
+        sources: tuple[RepositorySource | GitSource, ...] = (
+            *self._config.repositories,
+            *self._config.git,
+        )
         for number, source in enumerate(sources):
             self._workspace.progress.update(number, len(sources), f"fetching {source.name}")
             try:
@@ -120,7 +122,7 @@ class _Preparing:
         parts.sort(key=lambda part: -sum(map(len, part.repository.files.values())))
         return parts
 
-    def _parts_of(self, source: Source) -> list[Part]:
+    def _parts_of(self, source: RepositorySource | GitSource) -> list[Part]:
         beside: dict[str, bytes] = {}
         for requirement in source.dependencies:
             beside |= read_wheel(fetch_wheel(requirement, self._cache))
