@@ -25,6 +25,7 @@ from ostinato.tasks.problem_sets import PROBLEMS_FILE, REPOSITORIES_FOLDER
 from ostinato.tasks.problems.building import Part, build_parts
 from ostinato.tasks.problems.commits import mine_commits
 from ostinato.tasks.problems.config import (
+    GitSource,
     ProblemsConfig,
     ProblemsRequest,
     ProblemsResult,
