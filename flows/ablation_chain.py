@@ -1,9 +1,4 @@
-"""The search ablation as functions from a context and parents to artifacts.
-
-What both arms share (problems, encoder, continued pretraining), what each arm does for itself under
-its own recipe NAME_with or NAME_without, and the comparison that is published. Flows call these. No
-arithmetic happens here.
-"""
+"""The arms of the search ablation, each under its own recipe NAME_with or NAME_without."""
 
 import json
 from collections.abc import Mapping
@@ -20,8 +15,6 @@ from ostinato.tasks.records import Split
 ARMS = ("with", "without")
 ROWS_FILE = "locating.json"
 COMPARISON_FILE = "comparison.json"
-KIND = "search-ablation"
-SEARCH_TOOL = "codebase_search"
 
 
 def open_arm(context: StageContext, recipe: str, arm: str) -> StageContext:
@@ -33,34 +26,18 @@ def open_arm(context: StageContext, recipe: str, arm: str) -> StageContext:
     return StageContext.open(name, context.recipe.seed, context.options)
 
 
-def train_arm(
-    arm: StageContext, problems: ArtifactRef, encoder: ArtifactRef, start: ArtifactRef
-) -> ArtifactRef:
-    """Demonstrations with the arm's tools -> the shared checkpoint trained on them."""
-    corpus = chain.build_corpus(arm, problems, _encoder_of(arm, encoder))
-    return chain.pretrain(arm, corpus, start)
-
-
-def evaluate_arm(
-    arm: StageContext, problems: ArtifactRef, encoder: ArtifactRef, checkpoint: ArtifactRef
-) -> ArtifactRef:
-    """The arm's checkpoint on held-out problems -> a row an attempt."""
+def evaluate_arm(arm: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef) -> ArtifactRef:
+    """The arm's checkpoint on held-out problems -> one row per attempt."""
     recipe = arm.recipe
-    search = _encoder_of(arm, encoder)
 
     def build(directory: Path) -> tuple[Path, dict]:
         plain = chain.evaluation_request(arm, problems, checkpoint, Split.HELD_OUT)
-        request = plain.model_copy(
-            update={
-                "context_tokens": recipe.harness.context_tokens,
-                "notes_locating": True,
-                "search_directory": None if search is None else str(arm.directory_of(search)),
-            }
-        )
+        notes = {"context_tokens": recipe.harness.context_tokens, "notes_locating": True}
         name, entry = (
             f"evaluation of {recipe.name}",
             "ostinato.tasks.checkpoint_evaluation.run:main",
         )
+        request = plain.model_copy(update=notes)
         result = run_stage(name, entry, request, EvaluationResult, directory)
         text = json.dumps([row.model_dump(mode="json") for row in result.locating])
         summary = {
@@ -71,7 +48,7 @@ def evaluate_arm(
         return chain.one_file(directory, ROWS_FILE, text), {chain.SUMMARY: summary}
 
     identity = chain.evaluation_identity(recipe, Split.HELD_OUT)
-    parents = (problems, checkpoint) if search is None else (problems, checkpoint, search)
+    parents = (problems, checkpoint, *chain.encoders_of(arm))
     return arm.ensure("locating", identity, parents, build)
 
 
@@ -92,19 +69,6 @@ def compare(context: StageContext, rows: Mapping[str, ArtifactRef]) -> ArtifactR
 def read_comparison(context: StageContext, ref: ArtifactRef) -> ArmComparison:
     """The comparison that `compare` published."""
     return ArmComparison.model_validate(chain.summary_of(context, ref))
-
-
-def newest_comparison(context: StageContext) -> ArtifactRef | None:
-    """Newest comparison published under the recipe's name. None before the first."""
-    rows = context.ledger.artifacts.list(KIND, context.recipe.name)
-    newest = max(rows, key=lambda row: row.version, default=None)
-    if newest is None:
-        return None
-    return context.artifacts.get(f"{newest.kind}/{newest.name}@{newest.version}")
-
-
-def _encoder_of(arm: StageContext, encoder: ArtifactRef) -> ArtifactRef | None:
-    return encoder if SEARCH_TOOL in arm.recipe.harness.tools else None
 
 
 def _read_rows(context: StageContext, ref: ArtifactRef) -> list[LocatingRow]:

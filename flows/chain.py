@@ -22,6 +22,7 @@ from ostinato.tasks.pretraining.config import PretrainingRequest, PretrainingRes
 from ostinato.tasks.problems.config import ProblemsRequest, ProblemsResult
 from ostinato.tasks.records import Scorecard, Split
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
+from ostinato.tasks.retrieval.config import RetrievalRequest, RetrievalResult
 
 SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
 
@@ -84,12 +85,30 @@ def build_proven_problems(context: StageContext, *, use_shipped: bool = True) ->
     return context.ensure(kind, request.config, (), build)
 
 
-def build_corpus(
-    context: StageContext, problems: ArtifactRef, encoder: ArtifactRef | None = None
-) -> ArtifactRef:
-    """Source code and problems -> token shards and demonstrations. `encoder` answers
-    codebase_search in them; None: words alone.
-    """
+def train_encoder(context: StageContext) -> ArtifactRef:
+    """The code of the recipe's packages -> the encoder of code search."""
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = RetrievalRequest(config=context.recipe.retrieval)
+        entry = "ostinato.tasks.retrieval.run:main"
+        result = run_stage("retrieval", entry, request, RetrievalResult, directory)
+        return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
+
+    return context.ensure("retrieval", context.recipe.retrieval, (), build)
+
+
+def encoders_of(context: StageContext) -> tuple[ArtifactRef, ...]:
+    """The encoder that answers codebase_search, trained when needed; none where words rank alone."""
+    return (train_encoder(context),) if context.recipe.harness.search == "encoder" else ()
+
+
+def search_directory(context: StageContext) -> str | None:
+    """Files of the encoder that answers codebase_search; None where words rank alone."""
+    return next((str(context.directory_of(encoder)) for encoder in encoders_of(context)), None)
+
+
+def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
+    """Source code and problems -> token shards and demonstrations."""
     base = base_directory(context.recipe.base_checkpoint)
 
     def build(directory: Path) -> tuple[Path, dict]:
@@ -101,7 +120,7 @@ def build_corpus(
             ),
             problems_directory=str(context.directory_of(problems)),
             harness=context.recipe.harness,
-            search_directory=None if encoder is None else str(context.directory_of(encoder)),
+            search_directory=search_directory(context),
             tokenizer_path=None if base is None else str(base / "tokenizer.json"),
         )
         result = run_stage(
@@ -120,8 +139,7 @@ def build_corpus(
         "harness": context.recipe.harness,
         "base": base_identity(context.recipe),
     }
-    parents = (problems,) if encoder is None else (problems, encoder)
-    return context.ensure("corpus", identity, parents, build)
+    return context.ensure("corpus", identity, (problems, *encoders_of(context)), build)
 
 
 def pretrain(
@@ -220,13 +238,15 @@ def reinforce(context: StageContext, problems: ArtifactRef, start: ArtifactRef) 
             harness=recipe.harness,
             grading=recipe.grading,
             decoding=recipe.decoding,
+            search_directory=search_directory(context),
             **recipe.reinforcement.model_dump(),
         )
         entry = "ostinato.tasks.reinforcement.run:main"
         result = run_stage("reinforcement", entry, request, ReinforcementResult, directory)
         return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
 
-    return context.ensure("reinforcement", identity, (problems, start), build)
+    parents = (problems, start, *encoders_of(context))
+    return context.ensure("reinforcement", identity, parents, build)
 
 
 def evaluate(
@@ -257,7 +277,8 @@ def evaluate(
             SUMMARY: {"wall_seconds": result.wall_seconds}
         }
 
-    ref = context.ensure("evaluation", identity, (problems, checkpoint), build)
+    parents = (problems, checkpoint, *encoders_of(context))
+    ref = context.ensure("evaluation", identity, parents, build)
     return Scorecard.model_validate_json(
         (context.directory_of(ref) / "scorecard.json").read_bytes()
     )
@@ -291,6 +312,7 @@ def evaluation_request(
         grading=recipe.grading,
         engine_slots=recipe.reinforcement.engine_slots,
         decoding=recipe.decoding,
+        search_directory=search_directory(context),
         processes=context.settings.cpu_limit,
     )
 

@@ -174,6 +174,7 @@ def _as_served(
         problems_directory=str(context.directory_of(problems)),
         harness=context.recipe.harness,
         sandbox=context.recipe.rollout.sandbox,
+        search_directory=chain.search_directory(context),
         decoding=context.recipe.decoding,
     )
 

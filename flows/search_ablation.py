@@ -2,7 +2,7 @@
 
 from prefect import flow
 
-from ostinato.flows import ablation_chain, search_chain, showing
+from ostinato.flows import ablation_chain, chain, showing
 from ostinato.flows.continued_pretraining import continued_pretraining
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.run_options import RunOptions
@@ -24,12 +24,11 @@ def search_ablation(
     context = StageContext.open(recipe, seed, options)
     problems = problem_building(recipe, seed, options=context.options)
     start = continued_pretraining(recipe, seed, problems, options=context.options)
-    encoder = search_chain.train_encoder(context)
     rows: dict[str, ArtifactRef] = {}
     for name in ablation_chain.ARMS:
         arm = ablation_chain.open_arm(context, recipe, name)
-        checkpoint = ablation_chain.train_arm(arm, problems, encoder, start)
-        rows[name] = ablation_chain.evaluate_arm(arm, problems, encoder, checkpoint)
+        checkpoint = chain.pretrain(arm, chain.build_corpus(arm, problems), start)
+        rows[name] = ablation_chain.evaluate_arm(arm, problems, checkpoint)
     comparison = ablation_chain.compare(context, rows)
     showing.show_ablation(ablation_chain.read_comparison(context, comparison))
     return comparison

@@ -3,11 +3,11 @@
 from prefect import flow
 from prefect.artifacts import create_table_artifact
 
-from ostinato.flows import search_chain
+from ostinato.flows import chain
 from ostinato.flows.run_options import RunOptions
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
-from ostinato.tasks.retrieval.config import RankingScores
+from ostinato.tasks.retrieval.config import RankingScores, RetrievalResult
 
 
 @flow(name="search-training")
@@ -24,8 +24,8 @@ def search_training(
         options: overridden settings, stages to keep or to build again.
     """
     context = StageContext.open(recipe, seed, options)
-    encoder = search_chain.train_encoder(context)
-    result = search_chain.encoder_result(context, encoder)
+    encoder = chain.train_encoder(context)
+    result = RetrievalResult.model_validate(chain.summary_of(context, encoder))
     create_table_artifact(
         [_row(name, found) for name, found in result.held_out.items()],
         key="search-before-and-after",

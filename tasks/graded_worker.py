@@ -36,7 +36,7 @@ class WorkerSetup(BaseModel):
     grading: GradingConfig
     concurrent_trajectories: int
     search_directory: str | None = None
-    """A trained encoder's files; None: codebase_search ranks plain passages."""
+    """A trained encoder's files; None: codebase_search ranks by words alone."""
     sandbox: SandboxKind = SandboxKind.NAMESPACE
     """What agents' commands run in, in boxes of this process."""
     fleet_name: str | None = None
@@ -73,10 +73,5 @@ def build_worker(setup: WorkerSetup, model: ModelClient) -> RolloutWorker:
         sandboxes=sandboxes,
         grade=make_grader(setup.grading),
         clock=time.time,
-        search=_open_search(setup),
+        search=SearchService.load(setup.search_directory),
     )
-
-
-def _open_search(setup: WorkerSetup) -> SearchService | None:
-    directory = setup.search_directory
-    return None if directory is None else SearchService.load(directory)

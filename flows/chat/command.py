@@ -140,6 +140,7 @@ async def _chat(
                 test_limit_seconds=model.harness.call_time_limit_seconds,
                 tests=options.tests,
                 sandbox=options.sandbox,
+                search_directory=model.search_directory,
             )
         )
         now = datetime.datetime.now(tz=datetime.UTC)

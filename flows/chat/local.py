@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from ostinato.flows import realtime
+from ostinato.flows import chain, realtime
 from ostinato.flows.chat.command import start
 from ostinato.flows.chat.session import ServedModel
 from ostinato.flows.stage import StageContext
@@ -32,7 +32,13 @@ async def load_local(reference: str, recipe: str) -> AsyncIterator[ServedModel]:
         harness = context.recipe.harness
         limit = min(harness.context_tokens, engine.max_context_tokens)
         harness = harness.model_copy(update={"context_tokens": limit})
-        yield ServedModel(name, harness, engine=engine, renderer=Renderer.load(directory))
+        yield ServedModel(
+            name,
+            harness,
+            engine=engine,
+            renderer=Renderer.load(directory),
+            search_directory=chain.search_directory(context),
+        )
     finally:
         engine.close()
 

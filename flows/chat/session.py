@@ -42,6 +42,7 @@ class ServedModel:
     renderer: Renderer | None = None
     client: httpx.AsyncClient | None = None
     model_name: str = ""
+    search_directory: str | None = None  # encoder of code search; None: words alone
 
 
 @dataclass(slots=True)

@@ -201,6 +201,7 @@ async def open_workplace(
     test_limit_seconds: float,
     tests: Sequence[str] = (),
     sandbox: SandboxKind = SandboxKind.NAMESPACE,
+    search_directory: str | None = None,
 ) -> AsyncIterator[Workplace]:
     """A sandbox over a copy of `root` made below `copy`, for the length of the block. With
     `warm_tests`, `pytest` runs every collected test in a warm box, or those of `tests` where any are
@@ -209,7 +210,7 @@ async def open_workplace(
     root = root.resolve()
     files = copy_repository(root, copy)
     layout = guess_layout(files)
-    search = LocalSearch(SearchService.load(None), "chat", files, "chat")
+    search = LocalSearch(SearchService.load(search_directory), "chat", files, "chat")
     repository = PreparedRepository.from_directory(
         "chat", copy, layout.package_paths, layout.test_paths
     )

@@ -4,6 +4,8 @@
 `PromptFacts` and `AgentRequest` (one attempt). Plain values in, no behaviour.
 """
 
+from typing import Literal
+
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -67,6 +69,11 @@ class HarnessConfig(BaseModel):
         default=1200, ge=80, description="longer tool results are cut in the middle"
     )
     read_limit_lines: int = Field(default=40, ge=1, description="lines one read_file may show")
+    search: Literal["words", "encoder"] = Field(
+        default="words",
+        description="ranks codebase_search: by words alone, or also by the vectors of the encoder "
+        "that [retrieval] trains",
+    )
     place_tags: bool = Field(
         default=False,
         description="a line tag before each place that grep and codebase_search name; read_file "

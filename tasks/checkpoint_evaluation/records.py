@@ -35,7 +35,7 @@ class EvaluationRequest(Record):
     decoding: DecodingConfig = DecodingConfig()
     processes: int = Field(default=2, ge=1, description="shards that run at the same time")
     search_directory: str | None = Field(
-        default=None, description="encoder of the search service; None: words alone"
+        default=None, description="encoder of code search; None: words alone"
     )
     context_tokens: int = Field(
         default=0, ge=0, description="longest conversation the engine holds; 0: the model's"

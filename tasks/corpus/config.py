@@ -133,7 +133,7 @@ class CorpusRequest(CorpusRecord):
         default=HarnessConfig(), description="the limits that demonstrations run under"
     )
     search_directory: str | None = Field(
-        default=None, description="encoder of the search service; None: words alone"
+        default=None, description="encoder of code search; None: words alone"
     )
     tokenizer_path: str | None = Field(
         default=None, description="tokenizer.json to use; None trains one on this corpus"

@@ -25,6 +25,9 @@ class ServedModel(Record):
     boxes_per_repository: int = Field(default=8, ge=1)
     sandbox: SandboxKind = SandboxKind.NAMESPACE
     decoding: DecodingConfig = DecodingConfig()
+    search_directory: str | None = Field(
+        default=None, description="encoder of code search; None: words alone"
+    )
 
 
 class TrafficRequest(Record):

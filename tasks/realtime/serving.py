@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
@@ -58,6 +59,7 @@ async def open_local_gateway(
         ),
         boxes_per_repository=served.boxes_per_repository,
         sandbox=served.sandbox,
+        search=SearchService.load(served.search_directory),
     ) as gateway:
         yield gateway, tenant
 

@@ -41,6 +41,9 @@ class ReinforcementRequest(ReinforcementConfig):
     harness: HarnessConfig = HarnessConfig()
     grading: GradingConfig = GradingConfig()
     decoding: DecodingConfig = DecodingConfig()
+    search_directory: str | None = Field(
+        default=None, description="encoder of code search; None: words alone"
+    )
 
 
 class ReinforcementResult(Record):

@@ -133,6 +133,7 @@ def _worker_setup(request: ReinforcementRequest) -> WorkerSetup:
         problems_directory=request.problems_directory,
         harness=request.harness,
         grading=request.grading,
+        search_directory=request.search_directory,
         concurrent_trajectories=-(
             -request.rollout.concurrent_trajectories // request.rollout_workers
         ),

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ostinato.flows import ablation_chain
+from ostinato.flows.run_options import STAGES
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.evaluation.locating import ArmComparison
@@ -29,12 +30,14 @@ COSTS = ("turns", "searches", "generated_tokens", "read_tokens")
 
 def read_newest(context: StageContext) -> ArmComparison:
     """The comparison that was published last for this recipe."""
-    ref = ablation_chain.newest_comparison(context)
-    if ref is None:
+    rows = context.ledger.artifacts.list(STAGES["comparison"].kind, context.recipe.name)
+    newest = max(rows, key=lambda row: row.version, default=None)
+    if newest is None:
         raise ConfigError(
             f"recipe {context.recipe.name}: no search-ablation in {context.settings.home}, wanted "
             "one: run without --shown"
         )
+    ref = context.artifacts.get(f"{newest.kind}/{newest.name}@{newest.version}")
     return ablation_chain.read_comparison(context, ref)
 
 

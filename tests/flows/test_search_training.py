@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows import search_chain
+from ostinato.flows import chain
 from ostinato.flows.search_training import search_training
 from ostinato.flows.stage import StageContext
 from ostinato.infra.agent.search.chunk_cache import ChunkCache
 from ostinato.infra.agent.search.encoder import BagEncoder
 from ostinato.infra.agent.search.index import CodeIndex
+from ostinato.tasks.retrieval.config import RetrievalResult
 
 FILES = {
     "kit/waiting.py": b"def sleep_until(moment):\n    while now() < moment:\n        pause()\n",
@@ -22,7 +23,7 @@ def test_search_training_publishes_an_encoder_that_serves(prefect_server: None, 
     encoder = search_training("miniature")
 
     context = StageContext.open("miniature")
-    result = search_chain.encoder_result(context, encoder)
+    result = RetrievalResult.model_validate(chain.summary_of(context, encoder))
     assert result.num_pairs > 0
     assert len(result.loss_nats) == context.recipe.retrieval.contrastive.epochs
     assert {"bm25", "fused, untrained", "fused, trained"} <= set(result.held_out)

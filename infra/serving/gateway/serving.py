@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.platform.errors import ConfigError, StorageError, boundary
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
@@ -144,6 +145,7 @@ async def open_gateway(
     engine: EngineConfig,
     boxes_per_repository: int = 4,
     sandbox: SandboxKind = SandboxKind.NAMESPACE,
+    search: SearchService | None = None,
 ) -> AsyncIterator[OpenGateway]:
     """Everything a gateway needs, ended when the block ends. The tokenizer is the champion's."""
     harness = config.harness
@@ -157,6 +159,7 @@ async def open_gateway(
         boxes_per_repository=boxes_per_repository,
         sandbox=sandbox,
         test_limit_seconds=harness.call_time_limit_seconds,
+        search=search,
     )
     try:
         with boundary(

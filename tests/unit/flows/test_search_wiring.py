@@ -1,0 +1,38 @@
+"""A recipe that names the encoder gets it wherever code is searched; any other gets none."""
+
+from pathlib import Path
+
+import pytest
+
+from ostinato.flows import chain
+from ostinato.flows.run_options import RunOptions
+from ostinato.flows.stage import StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.tasks.records import Split
+
+
+def publish(context: StageContext, stage: str) -> ArtifactRef:
+    """An artifact without content, as the stage would leave it."""
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        (directory / "made").mkdir()
+        (directory / "made" / "file").write_text(stage)
+        return directory / "made", {chain.SUMMARY: {}}
+
+    return context.ensure(stage, context.recipe.retrieval, (), build)
+
+
+@pytest.mark.parametrize("search", ["words", "encoder"])
+def test_evaluation_gets_the_encoder_that_the_recipe_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: str
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    options = RunOptions(overrides=(f'harness.search = "{search}"',))
+    context = StageContext.open("miniature", None, options)
+    encoder = publish(context, "retrieval")
+    problems, checkpoint = publish(context, "problems"), publish(context, "pretraining")
+
+    request = chain.evaluation_request(context, problems, checkpoint, Split.HELD_OUT)
+    wanted = str(context.directory_of(encoder)) if search == "encoder" else None
+    assert request.search_directory == chain.search_directory(context) == wanted
+    assert chain.encoders_of(context) == ((encoder,) if search == "encoder" else ())
