@@ -12,11 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import open_object_store
+from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.sandbox.host.box import find_bubblewrap
 from ostinato.infra.sandbox.host.system import build_agent, find_ripgrep
@@ -55,10 +56,8 @@ print("started, an actor answered, stopped")
 """
 
 
-class Check(BaseModel):
+class Check(Record):
     """One line of the doctor."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     ok: bool

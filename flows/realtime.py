@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ostinato.flows import chain
 from ostinato.flows.child_task import run_stage
@@ -18,6 +18,7 @@ from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger.rows import CycleRow
+from ostinato.infra.platform.record import Record
 from ostinato.tasks.evaluation.gates import gate_candidate
 from ostinato.tasks.feedback.collect import choose_watermark
 from ostinato.tasks.feedback.simulated_users import SimulatedUsersReport
@@ -40,10 +41,8 @@ logger = logging.getLogger(__name__)
 SKIPPED = "skipped"  # outcome of a cycle whose window holds nothing to learn from
 
 
-class CycleReport(BaseModel):
+class CycleReport(Record):
     """Result of one cycle."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     cycle_id: str = Field(description="empty: too few interactions, nothing was trained")
     served: str = Field(description="empty: no checkpoint passed the gate of the line yet")

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.record import Record
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.corpus.config import CorpusConfig
@@ -40,13 +41,7 @@ RECIPES = Path(__file__).parent / "recipes"
 BASE_SPEC = "spec.json"  # shape of a checkpoint, among its files
 
 
-class Section(BaseModel):
-    """Frozen. An unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class CycleConfig(Section):
+class CycleConfig(Record):
     """One real-time cycle."""
 
     feedback: FeedbackConfig = FeedbackConfig()
@@ -58,7 +53,7 @@ class CycleConfig(Section):
     )
 
 
-class ServingConfig(Section):
+class ServingConfig(Record):
     """Serving line of what the recipe trains. Never inherited by `extends`: each recipe names its
     own.
     """
@@ -70,7 +65,7 @@ class ServingConfig(Section):
     )
 
 
-class Recipe(Section):
+class Recipe(Record):
     """One run of the whole chain."""
 
     name: str = Field(description="names artifacts and run directories")

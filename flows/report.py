@@ -10,17 +10,17 @@ from pathlib import Path
 
 import matplotlib
 from jinja2 import Environment, PackageLoader, select_autoescape
-from pydantic import BaseModel, ConfigDict
 from rich.table import Table
+
+from ostinato.infra.platform.record import Record
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
 
-class ReportRow(BaseModel):
+class ReportRow(Record):
     """One stage's before and after."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     stage: str
     measure: str
     before: str
@@ -28,10 +28,9 @@ class ReportRow(BaseModel):
     note: str = ""
 
 
-class Curve(BaseModel):
+class Curve(Record):
     """One plotted series."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     title: str
     x_label: str
     y_label: str

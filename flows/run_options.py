@@ -4,7 +4,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from ostinato.infra.platform.record import Record
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,8 @@ STAGES = {
 }
 
 
-class RunOptions(BaseModel):
+class RunOptions(Record):
     """Options of one run beside its recipe."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     overrides: tuple[str, ...] = Field(default=(), description="section.key=value, as TOML")
     keep: tuple[str, ...] = Field(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from ostinato.flows.recipe import Recipe, load_recipe
 from ostinato.flows.run_options import STAGES, RunOptions, Stage
@@ -21,6 +21,7 @@ from ostinato.infra.platform.code_identity import changed_files, installed_tree
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
+from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings, load_settings
 from ostinato.infra.sandbox.backends import check_kind
 
@@ -29,10 +30,8 @@ logger = logging.getLogger(__name__)
 START_FILE = "stage.json"
 
 
-class StageStart(BaseModel):
+class StageStart(Record):
     """Identity that a stage under way began with. `stage.json` of its run directory."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     identity: Identity
     fingerprint: str

@@ -6,12 +6,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.platform.cluster.actors import find_actor
 from ostinato.infra.platform.errors import ClusterError
+from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.telemetry import configure_logging
 from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.infra.sandbox.fleet.client import FleetClient
@@ -25,10 +24,8 @@ from ostinato.tasks.rollout.sandboxes import Sandboxes
 from ostinato.tasks.rollout.worker import RolloutWorker
 
 
-class WorkerSetup(BaseModel):
+class WorkerSetup(Record):
     """Everything a worker process needs beside a model."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tokenizer_directory: str
     problems_directory: str

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     model_validator,
@@ -17,12 +16,13 @@ from pydantic import (
 
 from ostinato.infra.agent.transcript import Segment, Transcript
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.record import Record as FrozenRecord
 
 
-class Record(BaseModel):
-    """Base of all records."""
+class Record(FrozenRecord):
+    """Base of what stages hand to one another."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
     schema_version: int = 1
 
 

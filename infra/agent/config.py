@@ -7,24 +7,21 @@
 from typing import Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     field_validator,
     model_validator,
 )
 
 from ostinato.infra.agent.extensions import COMPACT, DIALECTS, TOOLS
+from ostinato.infra.platform.record import Record
 from ostinato.models.decode.protocol import Priority
 from ostinato.models.rendering.vocabulary import TOOL_NAMES
 
 SHORTEST_RESULT_CHARACTERS = 100
 
 
-class ToolPolicy(BaseModel):
+class ToolPolicy(Record):
     """Restrictions of an environment. A refused call is an InvalidArguments result."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tools: tuple[str, ...] | None = Field(
         default=None, description="only these of the config's tools; None: all of them"
@@ -43,10 +40,8 @@ class ToolPolicy(BaseModel):
     )
 
 
-class HarnessConfig(BaseModel):
+class HarnessConfig(Record):
     """Limits and tool set. Training, evaluation and users share one."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tools: tuple[str, ...] = Field(
         default=TOOL_NAMES,
@@ -146,22 +141,18 @@ class HarnessConfig(BaseModel):
         return self.tools
 
 
-class RecentFile(BaseModel):
+class RecentFile(Record):
     """A stretch of a file the user has looked at or changed lately."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: str
     first_line: int = Field(default=1, ge=1)
     text: str
 
 
-class PromptFacts(BaseModel):
+class PromptFacts(Record):
     """Facts for the system prompt and first message beside tools and task. Equal
     facts give byte-equal prompts. The date comes in.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     directory: str = "/repo"
     platform: str = "Linux"
@@ -170,10 +161,8 @@ class PromptFacts(BaseModel):
     recent_files: tuple[RecentFile, ...] = ()
 
 
-class AgentRequest(BaseModel):
+class AgentRequest(Record):
     """One attempt."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompt: str
     session_id: str = Field(description="names the conversation to the engine's cache")

@@ -12,20 +12,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.rows import ArtifactRow
 from ostinato.infra.platform.objects import ObjectStore, checksum_file
+from ostinato.infra.platform.record import Record
 
 _MANIFEST = "artifact.json"
 
 
-class ArtifactRef(BaseModel):
+class ArtifactRef(Record):
     """A published artifact, by reference."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str
     name: str
@@ -37,20 +36,16 @@ class ArtifactRef(BaseModel):
         return f"{self.kind}/{self.name}@{self.version}"
 
 
-class ArtifactFile(BaseModel):
+class ArtifactFile(Record):
     """One file of an artifact."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: str
     size_bytes: int
     checksum: str
 
 
-class Manifest(BaseModel):
+class Manifest(Record):
     """The content of artifact.json."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_version: int = 2
     kind: str
@@ -71,10 +66,8 @@ class Manifest(BaseModel):
     created_at: float
 
 
-class Identity(BaseModel):
+class Identity(Record):
     """Everything that decides what a stage makes: settings, code and parents."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str
     name: str

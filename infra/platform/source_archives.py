@@ -13,9 +13,10 @@ import tempfile
 import zipfile
 from pathlib import Path, PurePosixPath
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.record import Record
 
 _logger = logging.getLogger(__name__)
 _FETCH_SECONDS = 300
@@ -23,10 +24,8 @@ _MAX_ARCHIVE_BYTES = 64 << 20
 _SUFFIXES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")
 
 
-class SourceArchive(BaseModel):
+class SourceArchive(Record):
     """One package of the index at one version, as source."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(description="name on the package index")
     version: str = Field(description="exact version")

@@ -9,18 +9,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.platform.record import Record
 
 
-class SandboxRecord(BaseModel):
-    """Frozen; unknown fields are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class SandboxLimits(SandboxRecord):
+class SandboxLimits(Record):
     """Resource limits of one box."""
 
     memory_bytes: int = Field(
@@ -41,7 +36,7 @@ class SandboxLimits(SandboxRecord):
     )
 
 
-class ExecResult(SandboxRecord):
+class ExecResult(Record):
     """Result of a command.
 
     `output` is stdout and stderr as they came, cut in the middle when `truncated`.
@@ -54,7 +49,7 @@ class ExecResult(SandboxRecord):
     wall_seconds: float
 
 
-class Capabilities(SandboxRecord):
+class Capabilities(Record):
     """Features of a backend beyond files, file snapshots and forks, which all have."""
 
     memory_snapshot: bool = Field(default=False, description="snapshot(MEMORY): processes too")
@@ -67,14 +62,14 @@ class SnapshotKind(StrEnum):
     MEMORY = "memory"  # files, memory and every process
 
 
-class Snapshot(SandboxRecord):
+class Snapshot(Record):
     """A state to start sandboxes from. Immutable; equal content gives an equal id."""
 
     snapshot_id: str = Field(description="hash of the content")
     kind: SnapshotKind
 
 
-class SandboxSpec(SandboxRecord):
+class SandboxSpec(Record):
     """Specification of a sandbox."""
 
     template: str = Field(default="default", description="image of the system around /repo")
@@ -98,7 +93,7 @@ class FileKind(StrEnum):
     OTHER = "other"
 
 
-class FileStatus(SandboxRecord):
+class FileStatus(Record):
     """A path in a sandbox."""
 
     path: str
@@ -119,14 +114,14 @@ class TestOutcome(StrEnum):
     MISSING = "missing"  # never reported: not collected, or the run ended before it
 
 
-class Frame(SandboxRecord):
+class Frame(Record):
     """One traceback frame inside the repository, outermost first in a failure."""
 
     path: str
     line_number: int
 
 
-class TestFailure(SandboxRecord):
+class TestFailure(Record):
     """The first test that did not pass."""
 
     __test__ = False
@@ -137,7 +132,7 @@ class TestFailure(SandboxRecord):
     frames: tuple[Frame, ...]
 
 
-class TestReport(SandboxRecord):
+class TestReport(Record):
     """One run of named tests on the repository with some files changed."""
 
     __test__ = False

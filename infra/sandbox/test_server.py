@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.infra.platform.errors import ProblemError, SandboxError, SandboxLost
+from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess
 from ostinato.infra.sandbox.host.channel import BoxChannel
 from ostinato.infra.sandbox.protocol import (
     Frame,
     SandboxLimits,
-    SandboxRecord,
     TestFailure,
     TestOutcome,
     TestReport,
@@ -30,7 +30,7 @@ _QUEUE_SECONDS = 600.0
 _BLANK_FILE = "blank.py"
 
 
-class TestProbe(SandboxRecord):
+class TestProbe(Record):
     """Behaviour of one test on the pristine repository."""
 
     __test__ = False

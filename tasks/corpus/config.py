@@ -6,23 +6,16 @@ No torch, no work.
 from typing import Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     model_validator,
 )
 
 from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.platform.record import Record
 from ostinato.tasks.corpus.locating import Locating
 
 
-class CorpusRecord(BaseModel):
-    """Frozen. Unknown fields are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class CodeSource(CorpusRecord):
+class CodeSource(Record):
     """One place where general source code comes from."""
 
     kind: Literal["standard_library", "package", "directory", "jsonl"]
@@ -41,7 +34,7 @@ class CodeSource(CorpusRecord):
         return self
 
 
-class TokenBudgets(CorpusRecord):
+class TokenBudgets(Record):
     """Tokens to make per kind of document."""
 
     code: int = Field(default=400_000, ge=0, description="windows of general source files")
@@ -55,7 +48,7 @@ class TokenBudgets(CorpusRecord):
     )
 
 
-class DemonstrationConfig(CorpusRecord):
+class DemonstrationConfig(Record):
     """Transcripts of a scripted demonstrator in real sandboxes with real tests."""
 
     count: int = Field(
@@ -85,7 +78,7 @@ class DemonstrationConfig(CorpusRecord):
         return self
 
 
-class CorpusConfig(CorpusRecord):
+class CorpusConfig(Record):
     """Everything that decides what the corpus holds."""
 
     sources: tuple[CodeSource, ...] = Field(
@@ -112,7 +105,7 @@ class CorpusConfig(CorpusRecord):
     seed: int = 0
 
 
-class FunctionLimits(CorpusRecord):
+class FunctionLimits(Record):
     """Largest functions that documents are made of; problems have the same limits."""
 
     max_lines: int = Field(default=24, ge=2)
@@ -123,7 +116,7 @@ class FunctionLimits(CorpusRecord):
         return 2 <= len(lines) <= self.max_lines and len("\n".join(lines)) <= self.max_characters
 
 
-class CorpusRequest(CorpusRecord):
+class CorpusRequest(Record):
     """One corpus to build."""
 
     config: CorpusConfig
@@ -140,7 +133,7 @@ class CorpusRequest(CorpusRecord):
     )
 
 
-class ShardStatistics(CorpusRecord):
+class ShardStatistics(Record):
     """One pair of .bin and .idx files."""
 
     name: str
@@ -148,7 +141,7 @@ class ShardStatistics(CorpusRecord):
     tokens: int
 
 
-class CorpusResult(CorpusRecord):
+class CorpusResult(Record):
     """Location and content of the corpus. The same numbers are in statistics.json."""
 
     directory: str

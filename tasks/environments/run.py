@@ -6,10 +6,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.environments.api import (
     ENVIRONMENTS,
@@ -24,20 +25,16 @@ REPOSITORIES_FOLDER = "repositories"
 MOST_REPEATS = 1_000  # equal draws in a row that show an environment has no more problems
 
 
-class EnvironmentsRequest(BaseModel):
+class EnvironmentsRequest(Record):
     """The problem set that environments are added to."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     problems_directory: str
     environments: dict[str, EnvironmentConfig]
     seed: int = 0
 
 
-class EnvironmentsResult(BaseModel):
+class EnvironmentsResult(Record):
     """A problem set with the problems of the environments in it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     directory: str
     added: dict[str, int] = Field(description="environment -> problems")

@@ -4,16 +4,12 @@ gate demands.
 Torch-free: the recipe composes them.
 """
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from ostinato.infra.platform.record import Record
 
 
-class Config(BaseModel):
-    """Frozen settings. Unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class EvaluationConfig(Config):
+class EvaluationConfig(Record):
     """One run of a checkpoint over a suite."""
 
     problems: int = Field(default=100, ge=1, description="problems of the suite, drawn by seed")
@@ -23,7 +19,7 @@ class EvaluationConfig(Config):
     confidence: float = Field(default=0.90, gt=0.5, lt=1, description="of every interval")
 
 
-class GateConfig(Config):
+class GateConfig(Record):
     """Requirements on a candidate before users get it."""
 
     margin: float = Field(

@@ -4,16 +4,12 @@ behave.
 Torch-free: the recipe composes them.
 """
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from ostinato.infra.platform.record import Record
 
 
-class Config(BaseModel):
-    """Frozen settings. Unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class SignalWeights(Config):
+class SignalWeights(Record):
     """Reward of each signal. Terms add up, and the sum is cut to -1..1."""
 
     edit_kept: float = Field(default=0.75, description="the user kept the edit")
@@ -50,7 +46,7 @@ class SignalWeights(Config):
     )
 
 
-class DistilConfig(Config):
+class DistilConfig(Record):
     """Weights of the signals in the reward."""
 
     weights: SignalWeights = SignalWeights()
@@ -61,7 +57,7 @@ class DistilConfig(Config):
     )
 
 
-class BaselineConfig(Config):
+class BaselineConfig(Record):
     """The expected reward per (population, problem kind). Stands in for the group mean."""
 
     prior_reward: float = Field(
@@ -88,7 +84,7 @@ class BaselineConfig(Config):
     )
 
 
-class FeedbackConfig(Config):
+class FeedbackConfig(Record):
     """Settings of collect and distil."""
 
     distil: DistilConfig = DistilConfig()
@@ -107,7 +103,7 @@ class FeedbackConfig(Config):
     )
 
 
-class SimulatedUsersConfig(Config):
+class SimulatedUsersConfig(Record):
     """Seeded program in place of people. Its numbers are never shown as users' numbers."""
 
     users: int = Field(default=4, ge=1, description="users at work at the same time")

@@ -7,22 +7,15 @@ Torch-free: the recipe composes them.
 from enum import StrEnum
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     field_validator,
 )
 
 from ostinato.infra.platform.plugins import PluginGroup
+from ostinato.infra.platform.record import Record
 
 REWARDS = PluginGroup("ostinato.rewards", "reward", {})
 """Terms of installed packages, each a function of a JudgedAttempt (tasks/grading/rewards.py)."""
-
-
-class Config(BaseModel):
-    """Frozen settings. Unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Pattern(StrEnum):
@@ -47,7 +40,7 @@ class Pattern(StrEnum):
     TIMEOUT_WAITING = "timeout_waiting"  # calls that wait for their time limit
 
 
-class EffortWeights(Config):
+class EffortWeights(Record):
     """Weight of one unit per kind of effort in x of the length penalty."""
 
     thinking_tokens: float = Field(default=1.0, ge=0)
@@ -64,7 +57,7 @@ class EffortWeights(Config):
     turns: float = Field(default=4.0, ge=0)
 
 
-class MonitorConfig(Config):
+class MonitorConfig(Record):
     """Rates of the patterns over the newest trajectories, and when they are too high."""
 
     window_trajectories: int = Field(default=512, ge=2, description="the newest so many count")
@@ -103,7 +96,7 @@ class MonitorConfig(Config):
         return self.alarm_ratios.get(pattern, self.alarm_ratio)
 
 
-class GradingConfig(Config):
+class GradingConfig(Record):
     """Reward terms and weights. The reward is their sum; a weight of 0 switches a term off."""
 
     correctness: float = Field(default=1.0, ge=0, description="for a passed verdict")

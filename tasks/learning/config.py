@@ -7,20 +7,14 @@ rollout stage's to say.
 from typing import Literal, Self
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     model_validator,
 )
 
-
-class Config(BaseModel):
-    """Frozen settings. Unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from ostinato.infra.platform.record import Record
 
 
-class PolicyOptimizerConfig(Config):
+class PolicyOptimizerConfig(Record):
     """Optimiser of the policy. All weights move; there are no adapters."""
 
     kind: Literal["muon", "adamw"] = Field(
@@ -40,7 +34,7 @@ class PolicyOptimizerConfig(Config):
     )
 
 
-class ClipBand(Config):
+class ClipBand(Record):
     """Range of the importance ratio. Tokens moving further out give no gradient, as in PPO."""
 
     low_ratio: float = Field(
@@ -49,7 +43,7 @@ class ClipBand(Config):
     high_ratio: float = Field(default=1.25, gt=1, description="of trainer to rollout probability")
 
 
-class ObjectiveConfig(Config):
+class ObjectiveConfig(Record):
     """The policy-gradient loss: minus the sum over sampled tokens of advantage times log-probability, by a constant."""
 
     loss_divisor_tokens: float = Field(
@@ -79,7 +73,7 @@ class ObjectiveConfig(Config):
     )
 
 
-class RouterReplayConfig(Config):
+class RouterReplayConfig(Record):
     """Replay of the engine's choice of experts in the trainer."""
 
     enabled: bool = True
@@ -96,7 +90,7 @@ class RouterReplayConfig(Config):
     )
 
 
-class PackingConfig(Config):
+class PackingConfig(Record):
     """Packing of samples into microbatches of few fixed shapes."""
 
     bucket_tokens: tuple[int, ...] = Field(
@@ -114,7 +108,7 @@ class PackingConfig(Config):
         return self
 
 
-class LearningConfig(Config):
+class LearningConfig(Record):
     """The learning stage."""
 
     world_size: int = Field(
@@ -142,7 +136,7 @@ class LearningConfig(Config):
     )
 
 
-class TrainerRequest(Config):
+class TrainerRequest(Record):
     """Everything a trainer process needs to start or to go on."""
 
     config: LearningConfig

@@ -1,14 +1,13 @@
 """What the speculation measurement is asked and what it answers. Torch-free: flows compose them."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from ostinato.infra.platform.record import Record
 from ostinato.models.decode.config import DecodingConfig
 
 
-class SpeculationConfig(BaseModel):
+class SpeculationConfig(Record):
     """Size of a speculation measurement."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompts: int = Field(default=48, ge=1, description="answers decoded each way")
     depth: int = Field(default=2, ge=1, description="draft tokens a step, at most")
@@ -18,10 +17,8 @@ class SpeculationConfig(BaseModel):
     max_new_tokens: int = Field(default=48, ge=1)
 
 
-class SpeculationRequest(BaseModel):
+class SpeculationRequest(Record):
     """A checkpoint and the transcripts whose prompts it decodes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     config: SpeculationConfig
     decoding: DecodingConfig = Field(
@@ -31,10 +28,8 @@ class SpeculationRequest(BaseModel):
     corpus_directory: str
 
 
-class SpeculationResult(BaseModel):
+class SpeculationResult(Record):
     """Greedy decoding at batch 1, plain and drafted."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     acceptance: float = Field(description="accepted share of all draft tokens, 0..1")
     acceptance_by_depth: tuple[float, ...]

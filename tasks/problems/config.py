@@ -7,16 +7,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.source_archives import SourceArchive
 from ostinato.tasks.records import Split
-
-
-class Config(BaseModel):
-    """Frozen settings. Unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Kind(StrEnum):
@@ -39,7 +34,7 @@ class PromptLevel(StrEnum):
     VAGUE = "vague"
 
 
-class Quotas(Config):
+class Quotas(Record):
     """Most problems of each kind that one repository gives."""
 
     mutation: int = Field(default=150, ge=0)
@@ -55,7 +50,7 @@ class Quotas(Config):
         return int(self.model_dump()[kind.value])
 
 
-class Source(Config):
+class Source(Record):
     """Fields that packages and git repositories share."""
 
     name: str = Field(description="of the repository; for a package also its name on the index")
@@ -101,7 +96,7 @@ class GitSource(Source):
     max_problems: int = Field(default=50, ge=0)
 
 
-class SplitSizes(Config):
+class SplitSizes(Record):
     """Number of problems dealt out to each split. Fewer when the packages do not hold so many."""
 
     demonstration: int = Field(default=800, ge=0)
@@ -120,7 +115,7 @@ class SplitSizes(Config):
         return sum(self.model_dump().values())
 
 
-class ValidityRules(Config):
+class ValidityRules(Record):
     """Rules that a candidate must meet to become a problem."""
 
     max_failing_ratio: float = Field(
@@ -153,7 +148,7 @@ class ValidityRules(Config):
     )
 
 
-class OracleConfig(Config):
+class OracleConfig(Record):
     """Calls by which a candidate is compared with the original."""
 
     enabled: bool = True
@@ -162,7 +157,7 @@ class OracleConfig(Config):
     call_seconds: float = Field(default=0.5, gt=0, description="CPU time of one call")
 
 
-class ProblemsConfig(Config):
+class ProblemsConfig(Record):
     """Everything that decides which problems come out."""
 
     repositories: tuple[RepositorySource, ...] = ()
@@ -219,7 +214,7 @@ class ProblemsConfig(Config):
         return self.prompt_shares.get(PromptLevel.DESCRIBED, 0.0) > 0
 
 
-class ProblemsRequest(Config):
+class ProblemsRequest(Record):
     """Request of the problem stage."""
 
     config: ProblemsConfig
@@ -232,7 +227,7 @@ class ProblemsRequest(Config):
     )
 
 
-class ProblemsResult(Config):
+class ProblemsResult(Record):
     """Published problems: problems.jsonl, statistics.json and repositories/NAME in `directory`."""
 
     directory: str

@@ -1,14 +1,14 @@
 """Settings of promotion: how much traffic a canary gets and when users count as worse off."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from ostinato.infra.platform.record import Record
 
 TEST_LINE = "tests"  # users never get it unless they ask for it by name
 
 
-class GuardConfig(BaseModel):
+class GuardConfig(Record):
     """Conditions on which the online guard withdraws a candidate."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     minimum_interactions: int = Field(
         default=20,

@@ -10,21 +10,16 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.source_archives import SourceArchive
 
 STANDARD_LIBRARY = "standard_library"
 PACKAGES_FILE = "packages.toml"
 
 
-class Config(BaseModel):
-    """Frozen settings. Unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class CodePackage(Config):
+class CodePackage(Record):
     """Code of one package of the index."""
 
     name: str = Field(description="name on the package index")
@@ -55,7 +50,7 @@ def shipped_packages(
     return tuple(CodePackage.model_validate(row) for row in written[use])
 
 
-class TowerConfig(Config):
+class TowerConfig(Record):
     """Size of the encoder. The fields of models/embedder.py by the same names."""
 
     width: int = Field(default=128, ge=8)
@@ -66,7 +61,7 @@ class TowerConfig(Config):
     forget_ratio: float = Field(default=0.1, ge=0, lt=1)
 
 
-class PairsConfig(Config):
+class PairsConfig(Record):
     """Selection of functions that become question-answer pairs."""
 
     least_query_words: int = Field(default=3, ge=1)
@@ -80,7 +75,7 @@ class PairsConfig(Config):
     )
 
 
-class ContrastiveConfig(Config):
+class ContrastiveConfig(Record):
     """Contrastive training on code."""
 
     epochs: int = Field(default=6, ge=0)
@@ -91,7 +86,7 @@ class ContrastiveConfig(Config):
     learning_rate: float = Field(default=2e-3, gt=0)
 
 
-class RetrievalConfig(Config):
+class RetrievalConfig(Record):
     """Settings of the search encoder."""
 
     train_packages: tuple[Package, ...] = Field(
@@ -124,13 +119,13 @@ class RetrievalConfig(Config):
         return self
 
 
-class RetrievalRequest(Config):
+class RetrievalRequest(Record):
     """Request of the retrieval stage."""
 
     config: RetrievalConfig
 
 
-class RankingScores(Config):
+class RankingScores(Record):
     """Rank of the right chunk, averaged over queries."""
 
     queries: int
@@ -140,7 +135,7 @@ class RankingScores(Config):
     recall_10: float
 
 
-class RetrievalResult(Config):
+class RetrievalResult(Record):
     """Result of the retrieval stage: the encoder's files in `directory`."""
 
     directory: str

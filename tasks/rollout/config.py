@@ -6,21 +6,14 @@ Nothing is computed here and torch is never imported.
 from typing import Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
 )
 
+from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.backends import SandboxKind
 
 
-class Config(BaseModel):
-    """Frozen settings of this stage."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class StalenessConfig(Config):
+class StalenessConfig(Record):
     """Bound on staleness, and patience with late groups."""
 
     max_staleness_versions: int = Field(
@@ -37,7 +30,7 @@ class StalenessConfig(Config):
     )
 
 
-class CurriculumConfig(Config):
+class CurriculumConfig(Record):
     """Weights by which the next problem is drawn."""
 
     half_life_groups: float = Field(
@@ -66,7 +59,7 @@ class CurriculumConfig(Config):
     )
 
 
-class RolloutConfig(Config):
+class RolloutConfig(Record):
     """The rollout stage."""
 
     group_size: int = Field(

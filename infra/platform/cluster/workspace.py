@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import MetricsLog
 
@@ -32,50 +33,40 @@ _PROGRESS_INTERVAL_SECONDS = 0.1
 R = TypeVar("R", bound=BaseModel)
 
 
-class Progress(BaseModel):
+class Progress(Record):
     """Progress of a child process."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     done: float
     total: float = Field(description="in the unit of done")
     message: str
-    metrics: dict[str, float | int | str] = {}
+    metrics: dict[str, float | int | str] = Field(default={})
     at: float
 
 
-class RequestEnvelope(BaseModel):
+class RequestEnvelope(Record):
     """Request to a child process."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     entry: str = Field(description="module:function")
     fingerprint: str
     request: dict[str, Any]
 
 
-class ResultEnvelope(BaseModel):
+class ResultEnvelope(Record):
     """Result of a child process. The file's presence marks completion."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     fingerprint: str = Field(description="of the request it answers")
     result: dict[str, Any]
 
 
-class Failure(BaseModel):
+class Failure(Record):
     """The typed error that a child ended with."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     error_type: str
     message: str
 
 
-class ProcessMark(BaseModel):
+class ProcessMark(Record):
     """Identity of a process, distinct from a later one with the same id."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     pid: int
     started_at: float = Field(description="process creation time as the kernel tells it")

@@ -8,34 +8,31 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 from sqlalchemy import Connection, bindparam, delete, func, select, update
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.ledger.database import Database
 from ostinato.infra.platform.ledger.models import JournalTable
 from ostinato.infra.platform.ledger.rows import JournalRow, JournalState
+from ostinato.infra.platform.record import Record
 
 _IDS_A_QUERY = 500
 _COMMIT_LOCK = 71_001
 
 
-class Reservation(BaseModel):
+class Reservation(Record):
     """A trajectory about to be dispatched."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     group_id: str
     trajectory_id: str
     problem_id: str
     weight_version: int
-    payload: dict[str, Any] = {}
+    payload: dict[str, Any] = Field(default={})
 
 
-class Finish(BaseModel):
+class Finish(Record):
     """End of a reserved trajectory."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     trajectory_id: str
     outcome: str

@@ -5,17 +5,17 @@ too.
 from pathlib import Path
 
 import fsspec
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import Field, SecretStr
+
+from ostinato.infra.platform.record import Record
 
 _CONNECT_TIMEOUT_SECONDS = 3
 _READ_TIMEOUT_SECONDS = 30
 _ATTEMPTS = 2
 
 
-class S3Options(BaseModel):
+class S3Options(Record):
     """Connection to the bucket. None leaves the choice to the AWS client."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     endpoint_url: str | None = Field(default=None, description="an S3 protocol server; None: AWS")
     region: str | None = None

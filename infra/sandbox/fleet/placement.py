@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import Field
 
+from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.fleet.cluster_view import NodeState
 from ostinato.infra.sandbox.fleet.records import Priority, Template
-from ostinato.infra.sandbox.protocol import SandboxRecord
 
 
-class PlacementPolicy(SandboxRecord):
+class PlacementPolicy(Record):
     """Numbers of placement."""
 
     num_candidates: int = Field(default=8, ge=1, description="nodes drawn; the best one is taken")

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
+from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.fleet.placement import PlacementPolicy
 from ostinato.infra.sandbox.fleet.records import Priority
-from ostinato.infra.sandbox.protocol import SandboxRecord
 
 
-class FleetPolicy(SandboxRecord):
+class FleetPolicy(Record):
     """Numbers of a fleet."""
 
     placement: PlacementPolicy = PlacementPolicy()

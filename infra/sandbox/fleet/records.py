@@ -4,7 +4,7 @@ from enum import IntEnum, StrEnum
 
 from pydantic import Field, field_validator
 
-from ostinato.infra.sandbox.protocol import SandboxRecord
+from ostinato.infra.platform.record import Record
 
 
 class Priority(IntEnum):
@@ -15,7 +15,7 @@ class Priority(IntEnum):
     VERIFIER = 2
 
 
-class Resources(SandboxRecord):
+class Resources(Record):
     """Amounts of what boxes use up on a node."""
 
     cpus: float = 0.0
@@ -47,7 +47,7 @@ class Resources(SandboxRecord):
         )
 
 
-class Template(SandboxRecord):
+class Template(Record):
     """A kind of box that can be started and kept warm."""
 
     name: str
@@ -55,7 +55,7 @@ class Template(SandboxRecord):
     warm_maximum: int = Field(default=0, description="warm boxes kept in the fleet at most")
 
 
-class BoxRequest(SandboxRecord):
+class BoxRequest(Record):
     """One box wanted by one holder."""
 
     request_id: str = Field(
@@ -75,7 +75,7 @@ class BoxRequest(SandboxRecord):
         return -self.priority
 
 
-class NodeSpec(SandboxRecord):
+class NodeSpec(Record):
     """Declaration of a node when it joins."""
 
     node_id: str
@@ -101,7 +101,7 @@ class NodeSpec(SandboxRecord):
         return self.capacity.model_copy(update={"cpus": cpus})
 
 
-class Pressure(SandboxRecord):
+class Pressure(Record):
     """Load of a node now. Stall ratios are None where the kernel does not report them."""
 
     cpu_stall_ratio: float | None = Field(default=None, description="share of time tasks waited")
@@ -111,7 +111,7 @@ class Pressure(SandboxRecord):
     used: Resources = Resources()
 
 
-class NodeReport(SandboxRecord):
+class NodeReport(Record):
     """Heartbeat of a node."""
 
     node_id: str
@@ -132,7 +132,7 @@ class StopReason(StrEnum):
     START_TIMEOUT = "start_timeout"  # was not up in time
 
 
-class StartBox(SandboxRecord):
+class StartBox(Record):
     """Order to a node: start a box and say when it is up."""
 
     box_id: str
@@ -140,7 +140,7 @@ class StartBox(SandboxRecord):
     template: str
 
 
-class StopBox(SandboxRecord):
+class StopBox(Record):
     """Order to a node: end a box. Done again does no harm."""
 
     box_id: str
@@ -148,7 +148,7 @@ class StopBox(SandboxRecord):
     reason: StopReason
 
 
-class Granted(SandboxRecord):
+class Granted(Record):
     """Notice: the request has its box."""
 
     request_id: str
@@ -163,14 +163,14 @@ class RefusalReason(StrEnum):
     START_FAILED = "start_failed"  # every try failed
 
 
-class Refused(SandboxRecord):
+class Refused(Record):
     """Notice: the request ends without a box. The holder may ask again."""
 
     request_id: str
     reason: RefusalReason
 
 
-class LeaseEnded(SandboxRecord):
+class LeaseEnded(Record):
     """Notice: a lease ended and not by its holder's wish."""
 
     request_id: str

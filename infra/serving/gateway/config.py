@@ -3,25 +3,20 @@
 Plain values in, no behaviour.
 """
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import Field, SecretStr
 
 from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.platform.record import Record
 
 
-class Config(BaseModel):
-    """Frozen settings. Unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class RateLimitConfig(Config):
+class RateLimitConfig(Record):
     """A token bucket: `burst_requests` at once, refilled at `requests_per_minute`."""
 
     requests_per_minute: float = Field(default=600.0, gt=0)
     burst_requests: int = Field(default=60, ge=1)
 
 
-class TenantConfig(Config):
+class TenantConfig(Record):
     """Someone who may call. Tenants are the populations that feedback baselines are kept for."""
 
     name: str = Field(min_length=1, max_length=80)
@@ -38,7 +33,7 @@ class TenantConfig(Config):
     rate_limit: RateLimitConfig = RateLimitConfig()
 
 
-class GatewayConfig(Config):
+class GatewayConfig(Record):
     """One gateway process."""
 
     line: str = Field(min_length=1, description="serving line that interactions are recorded under")

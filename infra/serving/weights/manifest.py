@@ -21,23 +21,18 @@ import re
 from typing import Annotated, TypeVar
 
 import xxhash
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.record import Record
 
 _VERSION_KEY = re.compile(r"/(\d{8,})/manifest\.json$")
 _EPOCH_KEY = re.compile(r"/epochs/(\d{8,})\.json$")
 _WANTED_KEY = re.compile(r"/anchor-wanted/(\d{8,})\.json$")
 
 
-class ChainRecord(BaseModel):
-    """Base of the chain's records."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ChainObject(ChainRecord):
+class ChainObject(Record):
     """Address and identity of one stored payload."""
 
     key: str
@@ -45,7 +40,7 @@ class ChainObject(ChainRecord):
     checksum: str = Field(description="xxh3-128 of the stored bytes")
 
 
-class TensorPart(ChainRecord):
+class TensorPart(Record):
     """Place of a stored tensor in a larger one, of which each rank holds a stretch of one axis."""
 
     tensor: str = Field(description="name of the whole tensor")
@@ -54,7 +49,7 @@ class TensorPart(ChainRecord):
     size: int = Field(ge=1, description="length of the whole tensor along the axis")
 
 
-class TensorEntry(ChainRecord):
+class TensorEntry(Record):
     """One stored tensor after the version is applied."""
 
     dtype: str
@@ -64,7 +59,7 @@ class TensorEntry(ChainRecord):
     part: TensorPart | None = Field(default=None, description="None: it is a whole tensor")
 
 
-class EpochClaim(ChainRecord):
+class EpochClaim(Record):
     """A publisher's claim to be the only writer from now on. Of two at once, one gets the epoch."""
 
     epoch: int
@@ -81,7 +76,7 @@ def _as_shards(value: object) -> object:
 ShardObjects = Annotated[tuple[ChainObject, ...], BeforeValidator(_as_shards)]
 
 
-class ChainManifest(ChainRecord):
+class ChainManifest(Record):
     """The commit record of one version."""
 
     schema_version: int = 2
@@ -189,10 +184,10 @@ def read_manifest(objects: ObjectStore, chain_id: str, version: int) -> ChainMan
     return manifest
 
 
-Sealed = TypeVar("Sealed", bound=ChainRecord)
+Sealed = TypeVar("Sealed", bound=Record)
 
 
-def seal_record(record: ChainRecord) -> bytes:
+def seal_record(record: Record) -> bytes:
     """A record with a checksum over its content."""
     body = record.model_dump(mode="json")
     return json.dumps({"manifest": body, "seal": _seal(body)}).encode()

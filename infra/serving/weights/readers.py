@@ -10,8 +10,8 @@ from pydantic import Field
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.record import Record
 from ostinato.infra.serving.weights.manifest import (
-    ChainRecord,
     chain_prefix,
     open_record,
     read_manifest,
@@ -21,7 +21,7 @@ from ostinato.infra.serving.weights.manifest import (
 LEASE_SECONDS = 3600.0
 
 
-class ReaderRecord(ChainRecord):
+class ReaderRecord(Record):
     """One reader's last word."""
 
     reader_id: str

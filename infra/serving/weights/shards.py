@@ -17,9 +17,9 @@ from pydantic import Field
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.record import Record
 from ostinato.infra.serving.weights.manifest import (
     ChainObject,
-    ChainRecord,
     Sealed,
     TensorEntry,
     TensorPart,
@@ -31,7 +31,7 @@ POLL_SECONDS = 0.02
 PATIENCE_SECONDS = 600.0  # a rank may still be in its step when the first one publishes
 
 
-class PublishPlan(ChainRecord):
+class PublishPlan(Record):
     """Plan of one version for all ranks."""
 
     version: int
@@ -41,7 +41,7 @@ class PublishPlan(ChainRecord):
     has_anchor: bool
 
 
-class ShardRecord(ChainRecord):
+class ShardRecord(Record):
     """One rank's part of a version, as it lies in the store."""
 
     version: int

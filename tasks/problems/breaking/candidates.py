@@ -5,13 +5,14 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import Field
 
+from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.syntax import parse_python
 from ostinato.tasks.problems.breaking.definitions import CallKey
-from ostinato.tasks.problems.config import Config, Kind
+from ostinato.tasks.problems.config import Kind
 from ostinato.tasks.records import BlockEdit, LineEdit, Problem, Split
 
 
-class Candidate(Config):
+class Candidate(Record):
     """A broken state of one repository."""
 
     candidate_id: str

@@ -10,17 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pydantic import Field
 
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.protocol import TestOutcome
 from ostinato.infra.sandbox.test_server import TestProbe, TestServer
 from ostinato.tasks.problems.breaking.definitions import CallKey, Definition
-from ostinato.tasks.problems.config import Config, ValidityRules
+from ostinato.tasks.problems.config import ValidityRules
 
 _SHOWN_ERRORS = 5
 _ERROR_CHARACTERS = 300
 _ROUNDS = 40  # a run ends at the first test that hangs; this many of those are put aside
 
 
-class Baseline(Config):
+class Baseline(Record):
     """The stable tests of a repository. Arrays are parallel to `tests`."""
 
     repository: str

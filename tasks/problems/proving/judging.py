@@ -15,10 +15,11 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.protocol import TestOutcome, TestReport
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.problems.breaking.candidates import Candidate
-from ostinato.tasks.problems.config import Config, ValidityRules
+from ostinato.tasks.problems.config import ValidityRules
 from ostinato.tasks.problems.proving.baseline import Baseline
 
 _SKIP_EVERYTHING = b"import pytest\npytest.skip('nothing to see', allow_module_level=True)\n"
@@ -40,7 +41,7 @@ class Finding(StrEnum):
     CHEATED = "cheated"  # a patch that skips or deletes tests was not judged a failure
 
 
-class Judgement(Config):
+class Judgement(Record):
     """Result of one candidate, one line of the journal."""
 
     candidate_id: str

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from ostinato.infra.platform.errors import ClusterError, EngineError
 from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.config import RolloutConfig, StalenessConfig
 from ostinato.tasks.rollout.curriculum import Curriculum
+from ostinato.tasks.rollout.history import GroupHistory
 from ostinato.tasks.rollout.orchestrator import (
     Limits,
     Orchestrator,
@@ -221,3 +223,14 @@ def test_failure_of_another_part_ends_a_run_that_waits_for_it() -> None:
     script.orchestrator._train = train
     with pytest.raises(EngineError, match="do not follow"):
         script.run()
+
+
+def test_a_resumed_curriculum_knows_every_committed_group(tmp_path: Path) -> None:
+    script = Script(lambda request: 1.0)
+    history = GroupHistory(tmp_path / "groups.jsonl")
+    script.orchestrator.on_group = history.append
+    script.run()
+    problems = [make_problem(f"p{index}") for index in range(12)]
+    fresh = Curriculum(problems, RolloutConfig().curriculum, group_size=2, seed=0)
+
+    assert GroupHistory(tmp_path / "groups.jsonl").replay(fresh) >= sum(script.trained.values()) > 0
