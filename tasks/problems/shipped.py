@@ -13,14 +13,15 @@ from pydantic import Field
 
 from ostinato.infra.platform.artifacts import fingerprint
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.record import Record
 from ostinato.tasks.problem_sets import PROBLEMS_FILE
-from ostinato.tasks.problems.config import Config, ProblemsConfig, ProblemsResult
+from ostinato.tasks.problems.config import ProblemsConfig, ProblemsResult
 
 SETS = Path(__file__).parent / "sets"
 _LEVEL = 19
 
 
-class SetCard(Config):
+class SetCard(Record):
     """Card of a shipped problem set."""
 
     config: str = Field(description="fingerprint of the configuration")
