@@ -6,7 +6,7 @@ A holder that dies stops renewing its leases, and its boxes go back by themselve
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from ostinato.infra.platform.errors import (
 from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.sandbox.fleet.actor import RemoteNode, ask
 from ostinato.infra.sandbox.fleet.records import BoxRequest, Granted, Priority
-from ostinato.infra.sandbox.protocol import ExecResult, FileStatus, Snapshot, SnapshotKind
+from ostinato.infra.sandbox.protocol import ExecResult, Snapshot, SnapshotKind
 from ostinato.infra.sandbox.repository import PreparedRepository
 
 _logger = logging.getLogger(__name__)
@@ -50,31 +50,19 @@ class LeasedBox:
 
     @property
     def sandbox_id(self) -> str:
-        """Name of the box."""
+        """The box's id in its fleet."""
         return self.box_id
 
     async def exec(
         self,
-        command: str | Sequence[str],
+        command: str,
         timeout_seconds: float,
         output_cap_bytes: int = 16_384,
         *,
-        directory: str = ".",
-        environment: Mapping[str, str] | None = None,
         stdin: bytes = b"",
-        separate_stderr: bool = False,
     ) -> ExecResult:
-        """Run a shell command (str) or a program with arguments (anything else)."""
-        return await self._call(
-            "exec",
-            command,
-            timeout_seconds,
-            output_cap_bytes,
-            directory=directory,
-            environment=environment,
-            stdin=stdin,
-            separate_stderr=separate_stderr,
-        )
+        """Run a shell command in the repository."""
+        return await self._call("exec", command, timeout_seconds, output_cap_bytes, stdin=stdin)
 
     async def read(self, path: str) -> bytes:
         """Content of a file."""
@@ -88,16 +76,8 @@ class LeasedBox:
         """Names in a folder."""
         return await self._call("list", path)
 
-    async def read_files(self, paths: Sequence[str]) -> tuple[bytes | SandboxError, ...]:
-        """Many reads in one round trip. A failed one is its error."""
-        return await self._call("read_files", paths)
-
-    async def list_files(self, path: str = ".", *, max_depth: int = 1) -> tuple[FileStatus, ...]:
-        """Everything below a folder, by path."""
-        return await self._call("list_files", path, max_depth=max_depth)
-
     async def diff(self, base: Snapshot | None = None) -> dict[str, bytes | None]:
-        """Files that differ from the template. None: removed."""
+        """Files that differ from `base` (None: the template). None: removed."""
         return await self._call("diff", base)
 
     async def snapshot(self, kind: SnapshotKind = SnapshotKind.FILES) -> Snapshot:

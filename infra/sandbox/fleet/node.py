@@ -24,7 +24,7 @@ from ostinato.infra.sandbox.fleet.records import (
 _logger = logging.getLogger(__name__)
 
 # what a holder may call on its box: all that a sandbox offers, but its end
-BOX_OPERATIONS = frozenset((*("exec", "read", "write", "list", "diff", "write_files"),))
+BOX_OPERATIONS = frozenset(("exec", "read", "write", "list", "diff", "write_files"))
 
 
 class Node(Protocol):
