@@ -272,10 +272,10 @@ def test_daemons_end_with_the_box(bench):
     bench.shell(
         sandbox,
         f"setsid nohup sh -c 'trap \"\" TERM HUP INT; sleep {mark}' > /dev/null 2>&1 & "
-        f"(setsid sleep {mark} &)",
+        # what has no session of its own when the command ends is ended with it
+        f"(setsid sleep {mark} &); until [ $(pgrep -xc sleep) -ge 2 ]; do :; done",
     )
-    while bench.shell(sandbox, "cat /proc/*/cmdline").count(mark.encode()) < 3:
-        pass  # two that sleep and a shell; the test's time limit ends this
+    assert bench.shell(sandbox, "cat /proc/*/cmdline").count(mark.encode()) >= 3
     bench.run(sandbox.close())
     while is_running(mark):
         bench.run(asyncio.sleep(0.05))
