@@ -10,9 +10,15 @@ import pytest
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox import TestServer
 from ostinato.tasks.problems.commits import clean_message, mine_commits
-from ostinato.tasks.problems.config import GitSource, ValidityRules
+from ostinato.tasks.problems.config import GitSource, PromptLevel, ValidityRules
+from ostinato.tasks.problems.prompts import write_prompt
 from ostinato.tasks.problems.proving.baseline import measure_baseline
-from ostinato.tasks.problems.proving.judging import Finding, RepositoryUnderTest, judge_candidate
+from ostinato.tasks.problems.proving.judging import (
+    Finding,
+    Judgement,
+    RepositoryUnderTest,
+    judge_candidate,
+)
 
 BROKEN = 'def half(number):\n    """Half of a number."""\n    return number // 2\n'
 WHOLE = BROKEN.replace("//", "/")
@@ -101,3 +107,43 @@ def test_messages_lose_what_leads_to_the_fix():
     text = clean_message(message)
     assert text.startswith("Crash on empty input")
     assert not {"#31", "1a2b3c4d5e", "b@c.d"} & set(text.split())
+
+
+def test_merged_pull_request_of_a_src_layout_is_mined(tmp_path):
+    folder = tmp_path / "history"
+    folder.mkdir()
+
+    def git(*arguments):
+        identity = ["-c", "user.name=A Person", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+    def commit(message, files):
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+        git("add", "-A")
+        git("commit", "-q", "-m", message)
+
+    git("init", "-q", "-b", "main")
+    first = {"src/kit/__init__.py": "", "src/kit/core.py": BROKEN, "tests/test_core.py": TEST}
+    commit("First version of the kit", first)
+    git("checkout", "-q", "-b", "odd")
+    commit("wip", {"src/kit/core.py": WHOLE, "tests/test_core.py": NEW_TEST})
+    git("checkout", "-q", "main")
+    text = "Merge pull request #3 from a/odd\n\nFix rounding of odd numbers"
+    git("merge", "-q", "--no-ff", "-m", text, "odd")
+    source = GitSource(
+        name="kit",
+        path=str(folder),
+        package_paths=("kit",),
+        test_paths=("tests",),
+        stripped_prefix="src",
+        revision="main",
+    )
+    (mined,) = mine_commits(source, tmp_path / "made", {}).found
+    assert mined.candidate.message == "Fix rounding of odd numbers"
+    assert mined.candidate.broken_files(mined.repository.files) == {"kit/core.py": BROKEN.encode()}
+    assert set(mined.repository.files) == {"kit/__init__.py", "kit/core.py", "tests/test_core.py"}
+    judgement = Judgement(candidate_id=mined.candidate.candidate_id, finding=Finding.PROVEN)
+    prompt = write_prompt(PromptLevel.DETAILED, mined.candidate, judgement, None, "", 0)
+    assert prompt.startswith("Fix rounding of odd numbers\n\nThe change belongs in kit, ")
