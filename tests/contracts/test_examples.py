@@ -26,8 +26,9 @@ from ostinato.tasks.environments.run import EnvironmentsRequest, main
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import make_grader
 from ostinato.tasks.records import Problem, Split, Trajectory
+from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes
-from ostinato.tasks.rollout.worker import AttemptTicket, RolloutWorker
+from ostinato.tasks.rollout.worker import RolloutWorker
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.memory_sandbox import MemorySandbox
 
@@ -170,7 +171,7 @@ async def roll_out(
         clock=time.monotonic,
     )
     try:
-        return await worker.attempt(AttemptTicket("g.t0", "g", problem, 0, 1, temperature=1.0))
+        return await worker.attempt(AttemptRequest("g.t0", "g", problem, 0, 0, 1))
     finally:
         await worker.close()
 
