@@ -163,6 +163,9 @@ def show_scorecards(cards: Sequence[Scorecard], decision: GateDecision) -> None:
         }
         for card in cards
     ]
+    for card in cards:
+        say(f"{card.checkpoint}, {card.suite}: solve rate {_interval(card.average)}")
+    say(f"gate {'passed' if decision.passed else 'failed'}: {decision.reason}")
     create_table_artifact(rows, key="scorecards", description=cards[0].checkpoint)
     create_markdown_artifact(
         f"## Gate: {'passed' if decision.passed else 'failed'}\n\n{decision.reason}", key="gate"
