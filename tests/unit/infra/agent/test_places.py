@@ -94,7 +94,6 @@ def test_without_the_option_nothing_is_tagged(box: AgentEnvironment) -> None:
     )
     assert "<L" not in found.text
     assert read.text == "error: no file <L1>"
-    assert "place_tags" not in HarnessConfig().model_dump()
 
 
 def test_only_the_compact_dialect_has_tags() -> None:
