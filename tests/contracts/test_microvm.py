@@ -371,7 +371,7 @@ def test_the_python_image_has_python_and_git(runner, backend):
         results = [
             await sandbox.exec(command, SECONDS)
             for command in (
-                ["python3", "twice.py", "21"],
+                "python3 twice.py 21",
                 "git init -q . && git add twice.py && git status --short",
                 "rg -l json twice.py; touch /usr/new /etc/new || echo closed",
             )
