@@ -1,0 +1,123 @@
+"""Prefect as `ostinato up` runs it, without a gateway: server, deployments and worker of a home of
+their own, asked over the server's API.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from ostinato.flows import local_prefect
+from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
+from ostinato.infra.platform.settings import Settings
+
+
+@dataclass
+class PrefectHere:
+    """A running server and worker."""
+
+    settings: Settings
+    port: int
+    environment: dict[str, str]
+    services: ServiceGroup
+    api: httpx.Client
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        """A deployment by "flow/deployment"."""
+        return self.api.get(f"deployments/name/{name}").raise_for_status().json()
+
+    def runs(self, deployment_id: str) -> list[dict[str, Any]]:
+        """All runs of a deployment."""
+        wanted = {"deployments": {"id": {"any_": [deployment_id]}}}
+        return self.api.post("flow_runs/filter", json=wanted).raise_for_status().json()
+
+    def start(self, deployment_id: str, **parameters: Any) -> str:
+        """A new run of a deployment, by hand."""
+        answer = self.api.post(
+            f"deployments/{deployment_id}/create_flow_run",
+            json={"parameters": parameters, "state": {"type": "SCHEDULED"}},
+        )
+        return answer.raise_for_status().json()["id"]
+
+    def state(self, run_id: str) -> dict[str, Any]:
+        """State of a run."""
+        return self.api.get(f"flow_runs/{run_id}").raise_for_status().json()["state"]
+
+    def set_state(self, run_id: str, kind: str, name: str) -> None:
+        """What the buttons of the UI do."""
+        body = {"state": {"type": kind, "name": name}, "force": False}
+        self.api.post(f"flow_runs/{run_id}/set_state", json=body).raise_for_status()
+
+    def engine_of(self, run_id: str) -> psutil.Process:
+        """The process that runs a flow run."""
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("PREFECT__FLOW_RUN_ID", "").replace("-", "") == (
+                    run_id.replace("-", "")
+                ) and "engine" in " ".join(process.cmdline()):
+                    return process
+            except psutil.Error:
+                continue
+        raise AssertionError(f"no process runs {run_id}")
+
+    @contextmanager
+    def without_server(self) -> Iterator[None]:
+        """The server is killed for the length of the block, then started again."""
+        found = [
+            item.pid
+            for item in psutil.net_connections("tcp")
+            if item.status == psutil.CONN_LISTEN and item.laddr[1:2] == (self.port,)
+        ]
+        os.killpg(os.getpgid(found[0] or 0), signal.SIGKILL)
+        yield
+        self.services.start(
+            local_prefect.server_service(self.settings, self.port, self.environment)
+        )
+
+
+def wait_until(what: str, is_so: Callable[[], Any], limit_seconds: float) -> Any:
+    """The first true answer; AssertionError when it takes longer."""
+    deadline = time.monotonic() + limit_seconds
+    while not (answer := is_so()):
+        assert time.monotonic() < deadline, f"{what}: not within {limit_seconds:.0f} s"
+        time.sleep(0.5)
+    return answer
+
+
+@contextmanager
+def prefect_here(home: Path, **environment: str) -> Iterator[PrefectHere]:
+    """Everything up for the length of the block; `environment` overrides what processes are told."""
+    settings = Settings(home=home)
+    port = find_free_port()
+    told = {**local_prefect.prefect_environment(settings, port), **environment}
+    with (
+        ServiceGroup() as services,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}/api/", timeout=30) as api,
+    ):
+        services.start(local_prefect.server_service(settings, port, told))
+        local_prefect.deploy(told)
+        services.start(local_prefect.worker(settings, told))
+        yield PrefectHere(settings, port, told, services, api)
+
+
+def run_python(here: PrefectHere, program: str) -> str:
+    """What a program prints in the environment of the server's processes."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env={**os.environ, **here.environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()

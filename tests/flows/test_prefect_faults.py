@@ -1,0 +1,108 @@
+"""A real server and worker under faults: schedules fire, a retry goes on, an outage ends nothing."""
+
+import datetime
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.prefect_here import PrefectHere, prefect_here, run_python, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+CYCLE = "realtime-cycle/every-5-hours"
+DEPLOY = "from tests.fakes.prefect_flows import deploy; print(deploy())"
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectHere]:
+    # patience of 14 s in place of a quarter of an hour
+    with prefect_here(tmp_path_factory.mktemp("home"), PREFECT_CLIENT_MAX_RETRIES="3") as here:
+        yield here
+
+
+@pytest.fixture(scope="module")
+def counting(here: PrefectHere) -> str:
+    """Id of the deployment of a flow that counts in a child."""
+    return run_python(here, DEPLOY).splitlines()[-1]
+
+
+def steps_of(work: Path) -> list[str]:
+    log = work / "steps.txt"
+    return log.read_text().split() if log.exists() else []
+
+
+def finish(here: PrefectHere, run_id: str, limit_seconds: float) -> dict:
+    def is_over() -> dict | None:
+        state = here.state(run_id)
+        return state if state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
+
+    return wait_until(f"end of {run_id}", is_over, limit_seconds)
+
+
+def test_deployed_schedule_gives_a_run_within_two_minutes(here: PrefectHere) -> None:
+    deployment = here.deployment(CYCLE)
+
+    def scheduled() -> list[dict]:
+        return [run for run in here.runs(deployment["id"]) if run["auto_scheduled"]]
+
+    first, *_ = sorted(wait_until("a scheduled run", scheduled, 120), key=_starts_at)
+    starts = datetime.datetime.fromisoformat(_starts_at(first))
+    grid = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    assert (starts - grid).total_seconds() % 18_000 == 0
+
+
+def _starts_at(run: dict) -> str:
+    return run["expected_start_time"]
+
+
+def test_scheduled_run_reaches_running_by_itself(here: PrefectHere) -> None:
+    deployment = here.deployment(CYCLE)
+    [schedule] = deployment["schedules"]
+    soon = datetime.datetime.now(tz=datetime.UTC) + datetime.timedelta(seconds=20)
+    here.api.patch(
+        f"deployments/{deployment['id']}/schedules/{schedule['id']}",
+        json={"schedule": {**schedule["schedule"], "anchor_date": soon.isoformat()}},
+    ).raise_for_status()
+
+    def running() -> list[dict]:
+        return [run for run in here.runs(deployment["id"]) if run["state_type"] == "RUNNING"]
+
+    [run] = wait_until("a running cycle", running, 150)
+    assert run["auto_scheduled"]
+    here.set_state(run["id"], "CANCELLING", "Cancelling")
+    assert finish(here, run["id"], 60)["type"] == "CANCELLED"
+
+
+def test_run_whose_engine_is_killed_goes_on_after_a_retry(
+    here: PrefectHere, counting: str, tmp_path: Path
+) -> None:
+    run_id = here.start(counting, directory=str(tmp_path), steps=60, seconds_per_step=0.5)
+    wait_until("three steps", lambda: len(steps_of(tmp_path)) > 3, 90)
+    here.engine_of(run_id).send_signal(signal.SIGKILL)
+    wait_until("crash", lambda: here.state(run_id)["type"] == "CRASHED", 60)
+
+    here.set_state(run_id, "SCHEDULED", "AwaitingRetry")
+
+    state = finish(here, run_id, 150)
+    assert state["type"] == "COMPLETED", state["message"]
+    assert steps_of(tmp_path) == [str(step) for step in range(60)]  # one child, never a second
+
+
+def test_outage_of_the_server_ends_no_stage(
+    here: PrefectHere, counting: str, tmp_path: Path
+) -> None:
+    run_id = here.start(counting, directory=str(tmp_path), steps=120, seconds_per_step=0.5)
+    wait_until("three steps", lambda: len(steps_of(tmp_path)) > 3, 90)
+    with here.without_server():
+        at = len(steps_of(tmp_path))
+        time.sleep(30)  # twice the patience of the client
+        assert len(steps_of(tmp_path)) > at + 20, "the stage was ended or waited for the server"
+    state = finish(here, run_id, 150)
+    assert state["type"] == "COMPLETED", state["message"]
+    assert steps_of(tmp_path) == [str(step) for step in range(120)]
+    wanted = {"artifacts": {"key": {"any_": ["counting"]}}, "sort": "UPDATED_DESC"}
+    newest = here.api.post("artifacts/filter", json=wanted).raise_for_status().json()[0]
+    assert float(newest["data"]) == 100.0
