@@ -17,6 +17,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.platform.cluster.actors import end_actor, get_or_create_actor
+from ostinato.infra.platform.cluster.mailbox import Flush, Outbox
 from ostinato.infra.platform.errors import ClusterError, OstinatoError
 from ostinato.infra.platform.telemetry import fields
 from ostinato.tasks.records import Outcome, Trajectory
@@ -26,7 +27,6 @@ from ostinato.tasks.rollout.worker import UNGRADED, RolloutWorker
 
 logger = logging.getLogger(__name__)
 
-COLLECT_SECONDS = 5.0  # an empty answer after this long shows that the worker lives
 GATHER_SECONDS = 0.02  # finished trajectories are collected this long into one answer
 START_SECONDS = 180.0
 RESTARTS = 5
@@ -42,8 +42,7 @@ class RolloutActor:
     def __init__(self, build_worker: BuildWorker) -> None:
         self._worker = build_worker()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._finished: list[Finished] = []
-        self._has_finished = asyncio.Event()
+        self._finished: Outbox[Finished] = Outbox(GATHER_SECONDS)
 
     async def ready(self) -> None:
         """Answers once the worker is made; a failure to make it reaches the caller."""
@@ -57,14 +56,7 @@ class RolloutActor:
 
     async def collect(self) -> list[Finished]:
         """All attempts that ended since the last call; waits a while for the first."""
-        try:
-            await asyncio.wait_for(self._has_finished.wait(), COLLECT_SECONDS)
-        except TimeoutError:
-            return []
-        await asyncio.sleep(GATHER_SECONDS)
-        finished, self._finished = self._finished, []
-        self._has_finished.clear()
-        return finished
+        return await self._finished.collect()
 
     async def close(self) -> None:
         """Cancels attempts in flight and ends the boxes."""
@@ -77,14 +69,13 @@ class RolloutActor:
     async def _run(self, request: AttemptRequest) -> None:
         try:
             trajectory = await self._worker.attempt(request)
-            self._finished.append((request.trajectory_id, trajectory_to_bytes(trajectory), None))
+            self._finished.put((request.trajectory_id, trajectory_to_bytes(trajectory), None))
         except OstinatoError as error:
-            self._finished.append((request.trajectory_id, None, error))
+            self._finished.put((request.trajectory_id, None, error))
         except Exception as error:  # supervision: whatever it is must reach the orchestrator
             logger.exception("attempt broke %s", fields(trajectory=request.trajectory_id))
             text = f"attempt {request.trajectory_id}: {type(error).__name__}: {error}"
-            self._finished.append((request.trajectory_id, None, ClusterError(text)))
-        self._has_finished.set()
+            self._finished.put((request.trajectory_id, None, ClusterError(text)))
 
 
 def start_workers(
@@ -117,7 +108,7 @@ class RolloutFleet:
         self._waiting: dict[str, dict[str, tuple[AttemptRequest, asyncio.Future[Trajectory]]]] = {
             name: {} for name in workers
         }
-        self._is_flush_planned = False
+        self._flush = Flush(self._send)
         self._pumps: list[asyncio.Task[None]] = []
         self._failure: BaseException | None = None
 
@@ -139,9 +130,7 @@ class RolloutFleet:
         future: asyncio.Future[Trajectory] = loop.create_future()
         self._waiting[name][request.trajectory_id] = (request, future)
         self._outbox[name].append(request)
-        if not self._is_flush_planned:
-            self._is_flush_planned = True
-            loop.call_soon(self._flush)
+        self._flush.plan()
         return await future
 
     async def close(self) -> None:
@@ -156,8 +145,7 @@ class RolloutFleet:
                 logger.warning("worker did not close %s", fields(worker=name, error=repr(error)))
             end_actor(worker)
 
-    def _flush(self) -> None:
-        self._is_flush_planned = False
+    def _send(self) -> None:
         for name, requests in self._outbox.items():
             if requests:
                 self._workers[name].submit.remote(requests)

@@ -14,6 +14,7 @@ from typing import Any
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from ostinato.infra.platform.cluster.mailbox import COLLECT_SECONDS, Flush, Outbox
 from ostinato.infra.platform.errors import EngineError, OstinatoError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.replica import EngineReplica
@@ -22,22 +23,9 @@ from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.spec import ModelSpec
 
 GATHER_SECONDS = 0.002
-COLLECT_SECONDS = 5.0  # an empty answer after this long shows that the replica lives
 SILENCE_SECONDS = 60.0  # without even that for so long it is silent
 
 Answer = tuple[str, GenerationTuple | None, Exception | None]  # by request id
-
-
-class _Outbox:
-    """Answers that wait for one client."""
-
-    def __init__(self) -> None:
-        self.answers: list[Answer] = []
-        self.has_answers = asyncio.Event()
-
-    def put(self, answer: Answer) -> None:
-        self.answers.append(answer)
-        self.has_answers.set()
 
 
 class MailboxReplica(EngineReplica):
@@ -51,7 +39,7 @@ class MailboxReplica(EngineReplica):
         chain: tuple[ObjectStore, str] | None = None,
     ) -> None:
         super().__init__(replica_id, spec, config, chain)
-        self._outboxes: dict[str, _Outbox] = {}
+        self._outboxes: dict[str, Outbox[Answer]] = {}
         self._answering: dict[str, asyncio.Task[None]] = {}
 
     async def post(
@@ -75,17 +63,9 @@ class MailboxReplica(EngineReplica):
 
     async def collect(self, client_id: str) -> list[Answer]:
         """All answers that are ready. Waits a while for the first."""
-        outbox = self._outbox(client_id)
-        try:
-            await asyncio.wait_for(outbox.has_answers.wait(), COLLECT_SECONDS)
-        except TimeoutError:
-            return []
-        await asyncio.sleep(GATHER_SECONDS)
-        answers, outbox.answers = outbox.answers, []
-        outbox.has_answers.clear()
-        return answers
+        return await self._outbox(client_id).collect()
 
-    async def _answer(self, values: RequestTuple, outbox: _Outbox) -> None:
+    async def _answer(self, values: RequestTuple, outbox: Outbox[Answer]) -> None:
         try:
             outbox.put((values[0], await self.generate(values), None))
         except (OstinatoError, ValueError) as error:
@@ -94,8 +74,8 @@ class MailboxReplica(EngineReplica):
             text = f"request {values[0]} failed on replica {self.replica_id}: {error!r}"
             outbox.put((values[0], None, EngineError(text)))
 
-    def _outbox(self, client_id: str) -> _Outbox:
-        return self._outboxes.setdefault(client_id, _Outbox())
+    def _outbox(self, client_id: str) -> Outbox[Answer]:
+        return self._outboxes.setdefault(client_id, Outbox(GATHER_SECONDS))
 
 
 class Mailbox:
@@ -118,7 +98,7 @@ class Mailbox:
         self._requests: list[RequestTuple] = []
         self._ended_sessions: list[str] = []
         self._cancelled: list[str] = []
-        self._is_flush_planned = False
+        self._flush = Flush(self._send, GATHER_SECONDS)
         self._pump: asyncio.Task[None] | None = None
 
     async def generate(self, values: RequestTuple) -> GenerationTuple:
@@ -126,14 +106,14 @@ class Mailbox:
         future: asyncio.Future[GenerationTuple] = asyncio.get_running_loop().create_future()
         self._waiting[values[0]] = future
         self._requests.append(values)
-        self._plan_flush()
+        self._flush.plan()
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._collect())
         try:
             return await future
         except asyncio.CancelledError:
             self._cancelled.append(values[0])
-            self._plan_flush()
+            self._flush.plan()
             raise
         finally:
             self._waiting.pop(values[0], None)
@@ -141,7 +121,7 @@ class Mailbox:
     def end_session(self, session_id: str) -> None:
         """Travels with the next batch."""
         self._ended_sessions.append(session_id)
-        self._plan_flush()
+        self._flush.plan()
 
     async def close(self) -> None:
         """Stops collecting. Requests under way are cancelled."""
@@ -151,16 +131,10 @@ class Mailbox:
         for future in self._waiting.values():
             future.cancel()
 
-    def _plan_flush(self) -> None:
-        if not self._is_flush_planned:
-            self._is_flush_planned = True
-            asyncio.get_running_loop().call_later(GATHER_SECONDS, self._flush)
-
-    def _flush(self) -> None:
+    def _send(self) -> None:
         requests, self._requests = self._requests, []
         ended, self._ended_sessions = self._ended_sessions, []
         cancelled, self._cancelled = self._cancelled, []
-        self._is_flush_planned = False
         self._actor.post.remote(self._client_id, requests, ended, cancelled)
 
     async def _collect(self) -> None:

@@ -1,0 +1,55 @@
+"""Batches for calls of Ray, whose price is paid per call: what is sent within a moment travels
+together, and answers are handed out together.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+COLLECT_SECONDS = 5.0  # an empty answer after this long shows that who is asked lives
+
+Item = TypeVar("Item")
+
+
+class Outbox(Generic[Item]):
+    """Answers that wait to be collected by one caller."""
+
+    def __init__(self, gather_seconds: float) -> None:
+        """`gather_seconds`: after the first answer, what ends within this time joins it."""
+        self._gather_seconds = gather_seconds
+        self._items: list[Item] = []
+        self._has_items = asyncio.Event()
+
+    def put(self, item: Item) -> None:
+        """Adds an answer."""
+        self._items.append(item)
+        self._has_items.set()
+
+    async def collect(self) -> list[Item]:
+        """All answers since the last call. Waits a while for the first."""
+        try:
+            await asyncio.wait_for(self._has_items.wait(), COLLECT_SECONDS)
+        except TimeoutError:
+            return []
+        await asyncio.sleep(self._gather_seconds)
+        items, self._items = self._items, []
+        self._has_items.clear()
+        return items
+
+
+class Flush:
+    """Calls a function once for all that was noted since its last call."""
+
+    def __init__(self, send: Callable[[], None], gather_seconds: float = 0.0) -> None:
+        self._send, self._gather_seconds = send, gather_seconds
+        self._is_planned = False
+
+    def plan(self) -> None:
+        """Sends soon, on the running event loop."""
+        if not self._is_planned:
+            self._is_planned = True
+            asyncio.get_running_loop().call_later(self._gather_seconds, self._run)
+
+    def _run(self) -> None:
+        self._is_planned = False
+        self._send()
