@@ -2,8 +2,6 @@
 
 import logging
 import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +16,7 @@ from ostinato.flows import local_prefect, status_report
 from ostinato.flows.recipe import describe_recipe, load_recipe, recipe_names
 from ostinato.flows.run_options import RunOptions
 from ostinato.infra.platform.cluster.child_main import load_entry
+from ostinato.infra.platform.cluster.services import interrupt_on_signals, run_foreground
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
 from ostinato.infra.platform.settings import load_settings
 
@@ -103,9 +102,14 @@ def show_recipe(
 
 
 @app.command()
-def up(recipe: RecipeOption = "nano") -> None:
-    """Starts Prefect server, worker, deployments and gateway. Ctrl-C ends all of it."""
-    local_prefect.up(load_settings(), recipe, Console())
+def up(
+    recipe: RecipeOption = "nano",
+    line: Annotated[
+        str | None, typer.Option(help="serving line of the gateway; the recipe's when absent")
+    ] = None,
+) -> None:
+    """Starts Prefect server, worker, deployments and gateway; Ctrl-C ends all of it."""
+    local_prefect.up(load_settings(), recipe, line, Console())
 
 
 @app.command()
@@ -135,8 +139,10 @@ def chat(context: typer.Context, repo: RepositoryOption = None) -> None:
     is_remote = any(argument.startswith(("--gateway", "--help")) for argument in context.args)
     module = "ostinato.flows.chat.command" if is_remote else "ostinato.flows.chat.local"
     place = [] if repo is None else ["--repo", str(repo)]
-    command = [sys.executable, "-W", "ignore::UserWarning", "-m", module, *context.args, *place]
-    os.execve(sys.executable, command, {**os.environ, "DO_NOT_TRACK": "1"})
+    # -P, here and wherever a process starts: nothing is imported from the folder one works in
+    command = [sys.executable, "-P", "-W", "ignore::UserWarning", "-m", module]
+    environment = {**os.environ, "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
+    os.execve(sys.executable, [*command, *context.args, *place], environment)
 
 
 @app.command()
@@ -168,24 +174,23 @@ def _run_flow(flow: str, recipe: str, seed: int | None, options: RunOptions) -> 
         )
     # a mistake in it stops here, before anything starts
     load_recipe(recipe, seed=seed, overrides=options.overrides)
-    settings = load_settings()
-    with local_prefect.server(settings, Console(stderr=True)) as environment:
-        arguments = ["--recipe", recipe, "--options", options.model_dump_json()]
-        arguments += [] if seed is None else ["--seed", str(seed)]
-        process = subprocess.run(
-            [sys.executable, "-m", "ostinato.flows.run_flow", flow, *arguments],
-            env={**os.environ, **environment},
-            check=False,
-        )
-    if process.returncode != 0:
-        raise typer.Exit(process.returncode)
+    console = Console(stderr=True)
+    arguments = ["--recipe", recipe, "--options", options.model_dump_json()]
+    arguments += [] if seed is None else ["--seed", str(seed)]
+    command = [sys.executable, "-P", "-m", "ostinato.flows.run_flow", flow, *arguments]
+    try:
+        with local_prefect.server(load_settings(), console) as environment:
+            code = run_foreground(command, environment)
+    except KeyboardInterrupt:
+        console.print("stopped; the same command continues from here")
+        code = 130
+    if code != 0:
+        raise typer.Exit(code)
 
 
 def main() -> None:
     """Console entry: a known error is one line and exit code 2, never a traceback."""
-    # a shell that starts this in the background hands down an ignored SIGINT; both signals end all services
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupt_on_signals()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

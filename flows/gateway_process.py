@@ -7,7 +7,9 @@ Follows the ledger's champion while it serves. It trains nothing and starts no f
 
 import argparse
 import asyncio
+import logging
 import sys
+import time
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,9 +20,13 @@ from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.platform.telemetry import configure_logging
 
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS = 5.0  # between two looks for a first checkpoint
+
 
 def main() -> None:
-    """Serves until interrupted. Exit code 2 when nothing was promoted yet or the port is busy."""
+    """Serves until interrupted. Waits for a first checkpoint. Exit code 2 when the port is busy."""
     parser = argparse.ArgumentParser(prog="ostinato.flows.gateway_process")
     parser.add_argument("--recipe", default="nano")
     parser.add_argument("--line", help="serving line; the recipe's when absent")
@@ -28,7 +34,10 @@ def main() -> None:
     configure_logging()
     try:
         context = StageContext.open(options.recipe)
-        line = realtime.served_line(context, options.line)
+        line = realtime.serving_line(context, context.recipe.served_line(options.line)).name
+        while context.ledger.promotions.current(line) is None:
+            logger.info("line=%s waits_for=a checkpoint that passed its gate", line)
+            time.sleep(WAIT_SECONDS)
         serve_people = load_entry("ostinato.tasks.realtime.serving:serve_people")
         asyncio.run(serve_people(lambda: realtime.served_model(context, line), context.settings))
     except OstinatoError as error:

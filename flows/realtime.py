@@ -22,7 +22,6 @@ from ostinato.infra.platform.record import Record
 from ostinato.tasks.evaluation.gates import gate_candidate
 from ostinato.tasks.feedback.collect import choose_watermark
 from ostinato.tasks.feedback.simulated_users import SimulatedUsersReport
-from ostinato.tasks.promotion.config import TEST_LINE
 from ostinato.tasks.promotion.serving_line import (
     PromotionOutcome,
     PromotionReport,
@@ -72,19 +71,6 @@ def serving_line(context: StageContext, name: str | None = None) -> ServingLine:
             'trains; wanted `[serving]` with `line = "NAME"` in the recipe itself'
         )
     return ServingLine(context.ledger, line, time.time)
-
-
-def served_line(context: StageContext, asked: str | None) -> str:
-    """Line that a gateway serves: the one asked for, else the recipe's. The tests' line only when
-    asked for: ConfigError otherwise.
-    """
-    line = serving_line(context, asked).name
-    if line == TEST_LINE and asked != TEST_LINE:
-        raise ConfigError(
-            f"recipe {context.recipe.name!r} has the serving line {TEST_LINE!r}, whose checkpoints "
-            f"may solve nothing, wanted --line {TEST_LINE} if that is meant"
-        )
-    return line
 
 
 def judge_against_champion(

@@ -96,6 +96,17 @@ class Recipe(Record):
     retrieval: RetrievalConfig = RetrievalConfig()
     serving: ServingConfig = ServingConfig()
 
+    def served_line(self, asked: str | None) -> str | None:
+        """Line that a gateway serves: the one asked for, else the recipe's, if it has one. The tests'
+        line only when it is asked for: ConfigError otherwise.
+        """
+        if asked is None and self.serving.line == TEST_LINE:
+            raise ConfigError(
+                f"recipe {self.name!r} has the serving line {TEST_LINE!r}, whose checkpoints may "
+                f"solve nothing, wanted --line {TEST_LINE} if that is meant"
+            )
+        return asked or self.serving.line
+
     @model_validator(mode="after")
     def _users_have_a_floor(self) -> "Recipe":
         if self.cycle.gate.floor == 0 and self.serving.line not in (None, TEST_LINE):

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ostinato.flows.run_options import RunOptions
+from ostinato.infra.platform.cluster.services import interrupt_on_signals
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.platform.telemetry import configure_logging
 
@@ -20,10 +21,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--options", type=RunOptions.model_validate_json, default=RunOptions())
     options = parser.parse_args(arguments)
+    interrupt_on_signals()
     configure_logging()
-    module = importlib.import_module(f"ostinato.flows.{options.flow}")
     console = Console(stderr=True)
     try:
+        module = importlib.import_module(f"ostinato.flows.{options.flow}")
         getattr(module, options.flow)(
             recipe=options.recipe, seed=options.seed, options=options.options
         )
@@ -33,7 +35,6 @@ def main(arguments: list[str]) -> int:
         )
         return 2
     except KeyboardInterrupt:
-        console.print("stopped; the same command continues from here")
         return 130
     return 0
 

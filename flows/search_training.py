@@ -1,9 +1,9 @@
 """Flow: the code of packages in, a measured code-search encoder out."""
 
 from prefect import flow
-from prefect.artifacts import create_table_artifact
 
 from ostinato.flows import chain
+from ostinato.flows.artifacts import show_table
 from ostinato.flows.run_options import RunOptions
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
@@ -26,7 +26,7 @@ def search_training(
     context = StageContext.open(recipe, seed, options)
     encoder = chain.train_encoder(context)
     result = RetrievalResult.model_validate(chain.summary_of(context, encoder))
-    create_table_artifact(
+    show_table(
         [_row(name, found) for name, found in result.held_out.items()],
         key="search-before-and-after",
         description=f"{encoder}, weight of the vectors {result.dense_weight}",

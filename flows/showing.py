@@ -7,10 +7,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from rich.console import Console
 
 from ostinato.flows import chain, report
+from ostinato.flows.artifacts import show_link, show_markdown, show_table
 from ostinato.flows.realtime import CycleReport
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
@@ -31,14 +31,12 @@ def show_problems(context: StageContext, problems: ArtifactRef) -> None:
     """Card of a problem set, in the console and as artifacts."""
     result = ProblemsResult.model_validate(chain.summary_of(context, problems))
     rows = [{"split": split, "problems": count} for split, count in result.split_sizes.items()]
-    create_table_artifact(
+    show_table(
         rows, key="problem-splits", description=f"yield {result.yield_ratio:.0%}, {problems}"
     )
     operators = [{"operator": name, "problems": count} for name, count in result.operators.items()]
-    create_table_artifact(operators, key="problem-operators", description=str(problems))
-    create_table_artifact(
-        list(result.yield_table), key="problem-yield", description=f"yield of {problems}"
-    )
+    show_table(operators, key="problem-operators", description=str(problems))
+    show_table(list(result.yield_table), key="problem-yield", description=f"yield of {problems}")
     for line in describe_problems(result):
         say(line)
 
@@ -78,14 +76,14 @@ def show_pretraining(context: StageContext, corpus: ArtifactRef, pretrained: Art
     """Shards of the corpus and perplexity through the phases."""
     made = CorpusResult.model_validate(chain.summary_of(context, corpus))
     shards = [shard.model_dump() for shard in made.shards]
-    create_table_artifact(shards, key="corpus-shards", description=str(corpus))
+    show_table(shards, key="corpus-shards", description=str(corpus))
     result = PretrainingResult.model_validate(chain.summary_of(context, pretrained))
     rows = [
         {"step": item.step, "codebase": round(item.perplexity, 3)}
         | {name: round(value, 3) for name, value in item.by_source.items()}
         for item in result.evaluations
     ]
-    create_table_artifact(rows, key="perplexity", description=f"held-out perplexity, {pretrained}")
+    show_table(rows, key="perplexity", description=f"held-out perplexity, {pretrained}")
 
 
 def show_ablation(found: ArmComparison) -> None:
@@ -103,7 +101,7 @@ def show_ablation(found: ArmComparison) -> None:
         for name, arm in found.arms.items()
     ]
     difference = found.solved_difference
-    create_table_artifact(
+    show_table(
         rows,
         key="search-ablation",
         description=f"solve rate with minus without: {difference.mean:+.3f} "
@@ -126,10 +124,8 @@ def show_drafting(context: StageContext, drafted: ArtifactRef, speculation: Arti
             zip(draft.before.kl_nats, draft.after.kl_nats, draft.after.agreement, strict=True)
         )
     ]
-    create_table_artifact(rows, key="draft-layers", description=str(drafted))
-    create_table_artifact(
-        [measured.model_dump(mode="json")], key="speculation", description=str(drafted)
-    )
+    show_table(rows, key="draft-layers", description=str(drafted))
+    show_table([measured.model_dump(mode="json")], key="speculation", description=str(drafted))
 
 
 def show_reinforcement(context: StageContext, reinforced: ArtifactRef) -> None:
@@ -147,7 +143,7 @@ def show_reinforcement(context: StageContext, reinforced: ArtifactRef) -> None:
         for row in _curve(context, reinforced)
     ]
     if rows:
-        create_table_artifact(rows, key="reinforcement-curve", description=str(reinforced))
+        show_table(rows, key="reinforcement-curve", description=str(reinforced))
 
 
 def show_scorecards(cards: Sequence[Scorecard], decision: GateDecision) -> None:
@@ -166,8 +162,8 @@ def show_scorecards(cards: Sequence[Scorecard], decision: GateDecision) -> None:
     for card in cards:
         say(f"{card.checkpoint}, {card.suite}: solve rate {_interval(card.average)}")
     say(f"gate {'passed' if decision.passed else 'failed'}: {decision.reason}")
-    create_table_artifact(rows, key="scorecards", description=cards[0].checkpoint)
-    create_markdown_artifact(
+    show_table(rows, key="scorecards", description=cards[0].checkpoint)
+    show_markdown(
         f"## Gate: {'passed' if decision.passed else 'failed'}\n\n{decision.reason}", key="gate"
     )
 
@@ -183,7 +179,7 @@ def show_cycle(cycle: CycleReport) -> None:
         )
     if cycle.promotion is not None:
         lines.append(f"**{cycle.promotion.outcome.value}**: {cycle.promotion.reason}")
-    create_markdown_artifact("\n\n".join(lines), key="cycle")
+    show_markdown("\n\n".join(lines), key="cycle")
 
 
 def show_run(
@@ -213,8 +209,8 @@ def show_run(
     page = report.write_html(
         place / "report.html", title, rows, _curves(context, pretrained, reinforced), facts
     )
-    create_markdown_artifact(report.markdown_table(rows), key="run-report", description=title)
-    create_link_artifact(page.as_uri(), key="run-report-page", description=title)
+    show_markdown(report.markdown_table(rows), key="run-report", description=title)
+    show_link(page.as_uri(), key="run-report-page", description=title)
     console = Console()
     console.print(report.console_table(rows, title))
     console.print(f"report: {page}", highlight=False, soft_wrap=True)

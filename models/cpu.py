@@ -17,6 +17,8 @@ from torch._C._distributed_c10d import FileStore, HashStore
 from ostinato.kernels.accelerator import load_gpu_kernels
 from ostinato.kernels.fp32_products import choose_fp32_products
 
+MEETING_SECONDS = 60.0  # from a rank's start to that of the last; imports take seconds
+
 
 def prepare_cpu() -> None:
     """Installs the stand-ins once per process. Does nothing where CUDA works."""
@@ -40,7 +42,8 @@ def open_process_groups(
     nothing.
 
     One process needs no rendezvous. Several meet in `rendezvous_file`, which must not exist before
-    the first of them starts. A collective that lasts longer than `patience_seconds` is an error.
+    the first of them starts. A rank that does not come within `MEETING_SECONDS` is an error, and so
+    is a collective that lasts longer than `patience_seconds`.
     """
     prepare_cpu()
     if not dist.is_initialized():
@@ -50,6 +53,7 @@ def open_process_groups(
             raise ValueError(f"rendezvous_file is None, wanted a path for world_size={world_size}")
         else:
             store = FileStore(str(rendezvous_file), world_size)
+            _meet(store, rank, world_size)
         dist.init_process_group(
             "gloo",
             store=store,
@@ -63,6 +67,12 @@ def open_process_groups(
         )
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel()
+
+
+def _meet(store: Any, rank: int, world_size: int) -> None:
+    """Waits for all ranks: gloo itself would wait for a dead one as long as for a collective."""
+    store.set(f"here-{rank}", b"")
+    store.wait([f"here-{other}" for other in range(world_size)], timedelta(seconds=MEETING_SECONDS))
 
 
 def close_process_groups() -> None:

@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import httpx
 import typer
@@ -92,10 +93,16 @@ def read_rules(root: Path) -> str:
     return ""
 
 
-def _key_of(settings: Settings, api_key: str) -> str:
-    """The key that was given, else this machine's own."""
+def key_for(settings: Settings, url: str, api_key: str) -> str:
+    """The key that was given, else this machine's own for this machine's own gateway: nobody else
+    ever sees that one.
+    """
     if api_key or not (settings.home / FILE_NAME).is_file():
         return api_key
+    address = urlsplit(url)
+    own_hosts = {settings.host, "127.0.0.1", "localhost"}
+    if address.hostname not in own_hosts or address.port != settings.gateway_port:
+        return ""
     (tenant,) = local_tenants(settings.home, (LOCAL_TENANT,)).values()
     return tenant.api_keys[0].get_secret_value()
 
@@ -127,7 +134,7 @@ async def _chat(
         if open_local is not None:
             opened = open_local(options.checkpoint or "promoted", options.recipe)
         else:
-            key = _key_of(load_settings(), options.api_key)
+            key = key_for(load_settings(), options.gateway, options.api_key)
             opened = connect_gateway(options.gateway, key, options.model)
         model = await stack.enter_async_context(opened)
         copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ostinato-chat-")))

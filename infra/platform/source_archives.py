@@ -130,7 +130,15 @@ def _download(source: SourceArchive, folder: Path, form: str = "--no-binary") ->
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         command = [
-            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
+            *(
+                sys.executable,
+                "-P",
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--disable-pip-version-check",
+            ),
             *("--no-deps", form, source.name, "--dest", temporary),
             f"{source.name}=={source.version}",
         ]

@@ -34,8 +34,8 @@ def test_deployments_cover_every_flow_and_no_other() -> None:
 
 def test_deployments_name_flows_that_exist_with_their_parameters() -> None:
     for item in deployments():
-        path, _, name = item["entrypoint"].partition(":")
-        flow = getattr(import_module(path.removesuffix(".py").replace("/", ".")), name)
+        module, _, name = item["entrypoint"].rpartition(".")
+        flow = getattr(import_module(module), name)
         assert set(item["parameters"]) <= set(flow.parameters.properties)
 
 

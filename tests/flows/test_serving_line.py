@@ -101,6 +101,6 @@ def test_gateway_serves_the_line_of_tests_only_when_asked_by_name(
 ) -> None:
     quick = open_context(tmp_path, "quick", TESTS)
     with pytest.raises(ConfigError, match="wanted --line tests if that is meant"):
-        realtime.served_line(quick, None)
-    assert realtime.served_line(quick, "tests") == "tests"
-    assert realtime.served_line(open_context(tmp_path, "mine", MINE), None) == "mine"
+        quick.recipe.served_line(None)
+    assert quick.recipe.served_line("tests") == "tests"
+    assert open_context(tmp_path, "mine", MINE).recipe.served_line(None) == "mine"

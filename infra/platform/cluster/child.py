@@ -59,6 +59,7 @@ CHILD_ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "8000000000",
     "MALLOC_TOP_PAD_": "268435456",
     "PYTHONHASHSEED": "0",
+    "PYTHONSAFEPATH": "1",
     "PYTHONUNBUFFERED": "1",
     "RAY_ENABLE_AUTO_CONNECT": "0",
 }
@@ -194,6 +195,7 @@ def _start(directory: Path, envelope: RequestEnvelope, environment: Mapping[str,
     replace_text(directory / REQUEST, envelope.model_dump_json(indent=1))
     command = [
         sys.executable,
+        "-P",
         "-m",
         "ostinato.infra.platform.cluster.child_main",
         envelope.entry,
@@ -244,7 +246,7 @@ def _watch(
             progress = read_record(directory / PROGRESS, Progress)
             if progress is not None and progress.at != seen_at:
                 seen_at = progress.at
-                on_progress(progress)
+                _tell(on_progress, progress)
         if exit_code is not None:
             return exit_code
         ran_seconds = time.time() - child.mark.started_at
@@ -255,6 +257,13 @@ def _watch(
                 f"{_log_tail(directory)}"
             )
         _wait(child, _POLL_SECONDS)
+
+
+def _tell(on_progress: OnProgress, progress: Progress) -> None:
+    try:
+        on_progress(progress)
+    except Exception:  # a progress bar must never end a training run
+        _logger.exception("progress is not shown %s", fields(done=progress.done))
 
 
 def _wait(child: _Child, limit_seconds: float) -> None:

@@ -6,6 +6,7 @@ names it and shows the end of its log.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -15,11 +16,72 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 import httpx
+import psutil
 
 from ostinato.infra.platform.errors import ClusterError, ConfigError
+
+_FOREGROUND_END_SECONDS = 13.0
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def interrupt_on_signals() -> None:
+    """Makes SIGINT, SIGTERM and SIGHUP a KeyboardInterrupt of this process. A shell that starts a
+    program in the background hands down an ignored SIGINT.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+
+
+def run_foreground(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Runs a program to its end and returns its exit code. A KeyboardInterrupt here ends the program
+    and everything it started before it travels on; the program gets time to clean up by itself.
+    """
+    process = _start(command, environment, None)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one ends nothing sooner
+        try:
+            _end_foreground(process)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        raise
+
+
+def _end_foreground(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(_FOREGROUND_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        family = psutil.Process(process.pid).children(recursive=True)
+        for member in (*family, process):
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                member.kill()
+        process.wait()
+
+
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None
+) -> subprocess.Popen[bytes]:
+    """A process in a session of its own that is told to end when this one ends, even by SIGKILL."""
+    return subprocess.Popen(
+        list(command),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=None if log is None else subprocess.STDOUT,
+        env={**os.environ, **environment},
+        start_new_session=True,
+        preexec_fn=_end_with_parent,
+    )
+
+
+def _end_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def require_free_port(port: int, purpose: str) -> None:
@@ -82,14 +144,7 @@ class ServiceGroup:
         """Starts one and waits until it is ready. ClusterError when it dies or stays silent."""
         service.log_path.parent.mkdir(parents=True, exist_ok=True)
         with service.log_path.open("ab") as log:
-            process = subprocess.Popen(
-                list(service.command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **service.environment},
-                start_new_session=True,
-            )
+            process = _start(service.command, service.environment, log)
         self._running.append((service, process))
         deadline = time.monotonic() + service.ready_within_seconds
         while not service.is_ready():
