@@ -73,7 +73,7 @@ def test_scheduled_run_reaches_running_by_itself(here: PrefectHere) -> None:
     [run] = wait_until("a running cycle", running, 150)
     assert run["auto_scheduled"]
     here.set_state(run["id"], "CANCELLING", "Cancelling")
-    assert finish(here, run["id"], 60)["type"] == "CANCELLED"
+    assert finish(here, run["id"], 150)["type"] == "CANCELLED"
 
 
 def test_run_whose_engine_is_killed_goes_on_after_a_retry(
@@ -86,8 +86,8 @@ def test_run_whose_engine_is_killed_goes_on_after_a_retry(
 
     here.set_state(run_id, "SCHEDULED", "AwaitingRetry")
 
-    state = finish(here, run_id, 150)
-    assert state["type"] == "COMPLETED", state["message"]
+    # the worker may report the crash a second time after the button was pressed
+    wait_until("completion", lambda: here.state(run_id)["type"] == "COMPLETED", 150)
     assert steps_of(tmp_path) == [str(step) for step in range(60)]  # one child, never a second
 
 
