@@ -41,7 +41,7 @@ def run(directory: Path, dies_at: str, text: str) -> realtime.CycleReport:
     def stand_in(name: str, entry: str, request: Any, result_type: Any, place: Path) -> BaseModel:
         if isinstance(request, CycleTrainingRequest):
             return _train(request, directory, place, result_type)
-        card = make_scorecard(request.evaluation.checkpoint_name, problems.fingerprint, 0.6)
+        card = make_scorecard(request.checkpoint_name, problems.fingerprint, 0.6)
         return result_type(scorecard=card, rows=(), wall_seconds=1.0)
 
     realtime.run_stage = chain.run_stage = stand_in  # type: ignore[assignment]
