@@ -70,7 +70,7 @@ def test_scheduled_run_reaches_running_by_itself(here: PrefectHere) -> None:
     def running() -> list[dict]:
         return [run for run in here.runs(deployment["id"]) if run["state_type"] == "RUNNING"]
 
-    [run] = wait_until("a running cycle", running, 150)
+    [run] = wait_until("a running cycle", running, 240)
     assert run["auto_scheduled"]
     here.set_state(run["id"], "CANCELLING", "Cancelling")
     assert finish(here, run["id"], 150)["type"] == "CANCELLED"
