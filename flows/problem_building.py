@@ -20,6 +20,8 @@ def problem_building(
         options: overridden settings, stages to keep or to build again.
     """
     context = StageContext.open(recipe, seed, options)
+    showing.show_problems(context, chain.build_proven_problems(context))
     problems = chain.build_problems(context)
-    showing.show_problems(context, problems)
+    if context.recipe.environments:
+        showing.show_environments(context, problems)
     return problems

@@ -16,6 +16,7 @@ from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.corpus.config import CorpusResult
+from ostinato.tasks.environments.run import EnvironmentsResult
 from ostinato.tasks.evaluation.locating import ArmComparison
 from ostinato.tasks.mtp.config import MtpResult
 from ostinato.tasks.mtp.speculation_config import SpeculationResult
@@ -39,6 +40,15 @@ def show_problems(context: StageContext, problems: ArtifactRef) -> None:
     show_table(list(result.yield_table), key="problem-yield", description=f"yield of {problems}")
     for line in describe_problems(result):
         say(line)
+
+
+def show_environments(context: StageContext, problems: ArtifactRef) -> None:
+    """Problems that each environment of the recipe added."""
+    result = EnvironmentsResult.model_validate(chain.summary_of(context, problems))
+    rows = [{"environment": name, "problems": count} for name, count in result.added.items()]
+    show_table(rows, key="environments", description=str(problems))
+    for name, count in result.added.items():
+        say(f"environment {name}: {count} problems")
 
 
 def say(line: str) -> None:
