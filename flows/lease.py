@@ -23,4 +23,4 @@ def keep_lease(
 
 def outlive_leases() -> None:
     """Makes the flow engine of this process use `keep_lease`."""
-    flow_engine.maintain_concurrency_lease = keep_lease
+    flow_engine.maintain_concurrency_lease = keep_lease  # pyright: ignore[reportPrivateImportUsage]
