@@ -125,7 +125,7 @@ class LoopConfig(TrainingRecord):
         for phase in self.phases:
             if phase.microbatches_per_step % self.world_size:
                 raise ValueError(
-                    f"phase {phase.name!r}: {phase.microbatches_per_step} microbatches a step, "
+                    f"phase {phase.name!r}: {phase.microbatches_per_step} microbatches per step, "
                     f"wanted a multiple of world_size={self.world_size}"
                 )
         return self

@@ -2,7 +2,7 @@
 when first needed.
 
 Their sharing over all trajectories of the process, how many start at a time, and their end. Agents'
-boxes may come from a `BoxLender` instead, such as the sandbox fleet; tests are run and judged here
+boxes may come from a `BoxProvider` instead, such as the sandbox fleet; tests are run and judged here
 all the same. Belongs to one event loop.
 """
 
@@ -27,7 +27,7 @@ TEST_SERVER_BYTES = 2 << 30
 BOX_LIMITS = SandboxLimits(start_seconds=START_SECONDS)
 
 
-class BoxLender(Protocol):
+class BoxProvider(Protocol):
     """Whoever has boxes of repositories to lend."""
 
     def leased(
@@ -48,7 +48,7 @@ class Sandboxes:
         *,
         concurrent_trajectories: int,
         kind: SandboxKind = SandboxKind.NAMESPACE,
-        lender: BoxLender | None = None,
+        lender: BoxProvider | None = None,
     ) -> None:
         """`lender`: where agents' boxes come from; None: this process makes them, of this kind."""
         server = SandboxLimits(start_seconds=START_SECONDS, memory_bytes=TEST_SERVER_BYTES)

@@ -25,8 +25,8 @@ def test_agent_training_run_again_repeats_nothing(prefect_server: None, home: Pa
     }
     made = {row.kind for kind in kinds for row in context.ledger.artifacts.list(kind)}
     assert made == kinds
-    assert context.ledger.promotions.current() is not None
-    [cycle] = context.ledger.cycles.history()
+    assert context.ledger.promotions.current("tests") is not None
+    [cycle] = context.ledger.cycles.history("tests")
     assert cycle.closed_at is not None
     finished = {path: path.stat().st_mtime_ns for path in home.glob("runs/*/*/result.json")}
 

@@ -37,7 +37,7 @@ def test_stage_context_keeps_objects_on_the_server_that_the_settings_name(
     context = StageContext.open("miniature")
     context.objects.put_bytes("key", b"value")
     assert context.objects.list() == ["key"]
-    assert context.ledger.promotions.history() == []
+    assert context.ledger.promotions.history("tests") == []
 
 
 @pytest.mark.slow
