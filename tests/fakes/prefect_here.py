@@ -42,10 +42,14 @@ class PrefectHere:
 
     def start(self, deployment_id: str, **parameters: Any) -> str:
         """A new run of a deployment, by hand."""
-        answer = self.api.post(
-            f"deployments/{deployment_id}/create_flow_run",
-            json={"parameters": parameters, "state": {"type": "SCHEDULED"}},
-        )
+        body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+
+        def create() -> httpx.Response | None:
+            answer = self.api.post(f"deployments/{deployment_id}/create_flow_run", json=body)
+            # SQLite is busy: Prefect asks to try again
+            return None if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE else answer
+
+        answer: httpx.Response = wait_until("a run by hand", create, 60)
         return answer.raise_for_status().json()["id"]
 
     def state(self, run_id: str) -> dict[str, Any]:

@@ -18,8 +18,12 @@ DEPLOY = "from tests.fakes.prefect_flows import deploy; print(deploy())"
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectHere]:
-    # patience of 14 s in place of a quarter of an hour
-    with prefect_here(tmp_path_factory.mktemp("home"), PREFECT_CLIENT_MAX_RETRIES="3") as here:
+    told = {
+        "PREFECT_CLIENT_MAX_RETRIES": "3",  # patience of 14 s in place of a quarter of an hour
+        # a schedule that the API changes is planned by this loop, which else looks once a minute
+        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
+    }
+    with prefect_here(tmp_path_factory.mktemp("home"), **told) as here:
         yield here
 
 

@@ -103,7 +103,7 @@ def test_search_ablation_compares_both_arms_and_repeats_nothing(
 
     context = StageContext.open(str(shared))
     found = ablation_chain.read_comparison(context, comparison)
-    assert found.solved_difference.count == context.recipe.problems.sizes.held_out
+    assert found.solved_difference.count == context.recipe.evaluation.problems
     assert found.solved_difference.mean == pytest.approx(
         found.arms["with"].solved.mean - found.arms["without"].solved.mean
     )
