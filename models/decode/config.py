@@ -83,6 +83,7 @@ class EngineConfig(DecodingConfig):
     cache_policy: CachePolicy = CachePolicy.KEEP
     share_prefixes: bool = True  # copy the KV cache of a session that starts with the same tokens
     speculation_max_batch: int = 8  # decoding slots above which drafting is not tried
+    always_drafts: bool = False  # all draft layers in every step, for measuring their acceptance
 
 
 def configure_engine(decoding: DecodingConfig, **fields: object) -> EngineConfig:

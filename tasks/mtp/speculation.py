@@ -80,12 +80,14 @@ def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult
 
 
 def configure_ways(request: SpeculationRequest) -> list[EngineConfig]:
-    """The recipe's engine without drafts, with draft layers, and with the lookup beside them."""
+    """The recipe's engine without drafts, with draft layers in every step (so that their acceptance
+    is that of all places), and with layers and lookup as the engine's policy chooses.
+    """
     config = request.config
     no_drafts: dict[str, int] = {"draft_layers": 0, "lookup_tokens": 0}
-    drafts = (
+    drafts: tuple[dict[str, int], ...] = (
         {},
-        {"draft_layers": config.depth},
+        {"draft_layers": config.depth, "always_drafts": True},
         {"draft_layers": config.depth, "lookup_tokens": config.lookup_tokens},
     )
     return [

@@ -36,6 +36,8 @@ class SpeculationResult(Record):
     tokens_per_forward: float
     plain_tokens_per_second: float
     drafted_tokens_per_second: float
-    speed_up: float = Field(description="drafted by layers over plain, both of this run")
-    lookup_speed_up: float = Field(description="with the lookup beside the layers, over plain")
+    speed_up: float = Field(description="draft layers in every step over plain, both of this run")
+    lookup_speed_up: float = Field(
+        description="layers and lookup as the policy chooses, over plain"
+    )
     answers: int

@@ -35,8 +35,12 @@ _OUTLIER_RATIO = 3.0  # a step that took longer than so many medians was interru
 class DraftPolicy:
     """Decisions of one engine, from the costs and acceptance that it measured."""
 
-    def __init__(self, max_layers: int, max_batch: int, max_copies: int) -> None:
+    def __init__(
+        self, max_layers: int, max_batch: int, max_copies: int, *, always_drafts: bool = False
+    ) -> None:
+        """`always_drafts`: all layers in every step, whatever was measured."""
         self.max_layers, self.max_batch = max_layers, max_batch
+        self._always_drafts = always_drafts
         self._max_copies = max_copies
         self._batches: dict[int, _BatchPolicy] = {}
         self._verified_L = np.zeros(max_layers, dtype=np.int64)
@@ -44,6 +48,8 @@ class DraftPolicy:
 
     def should_measure(self, batch: int) -> bool:
         """False: the next step is plain and need not be recorded."""
+        if self._always_drafts:
+            return True
         if batch > self.max_batch:
             return False
         at = self._at(batch)
@@ -54,13 +60,15 @@ class DraftPolicy:
 
     def should_draft(self, batch: int) -> bool:
         """Whether the next step drafts, if there is anything to draft."""
-        return self._at(batch).is_drafting
+        return self._always_drafts or self._at(batch).is_drafting
 
     def choose_layers(self, batch: int, lookup_rate: float) -> int:
         """Draft layers of the next step. 0 where no number of them promises more tokens per plain
         step's time than `lookup_rate`, which the lookup promises without layers.
         """
         at = self._at(batch)
+        if self._always_drafts:
+            return self.max_layers
         return at.best_layers if at.best_rate > _GAIN_RATIO * max(1.0, lookup_rate) else 0
 
     def count_proposal(self, batch: int, *, has_drafts: bool) -> None:

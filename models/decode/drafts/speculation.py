@@ -58,7 +58,12 @@ class Speculator:
         config: EngineConfig,
         noise: NoiseSource,
     ) -> None:
-        self.policy = DraftPolicy(depth, config.speculation_max_batch, config.lookup_tokens)
+        self.policy = DraftPolicy(
+            depth,
+            config.speculation_max_batch,
+            config.lookup_tokens,
+            always_drafts=config.always_drafts,
+        )
         self._trunk, self._native = trunk, native
         self._noise = noise
         self._lookup = Lookup(config.lookup_entries) if config.lookup_tokens else None

@@ -9,7 +9,6 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from ostinato.models.decode.drafts.policy import DraftPolicy
 from ostinato.models.decode.drafts.speculation import draft_logits
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.forward import Trunk
@@ -22,24 +21,10 @@ CANONICAL = random_weights(TINY)
 WEIGHTS = prepare_weights(TINY, CANONICAL, 0)
 
 
-class AlwaysDraft(DraftPolicy):
-    """A policy that uses all layers in every step."""
-
-    def should_measure(self, batch: int) -> bool:
-        return True
-
-    def should_draft(self, batch: int) -> bool:
-        return True
-
-    def choose_layers(self, batch: int, lookup_rate: float) -> int:
-        return self.max_layers
-
-
 def make_engine(depth: int, weights: DecodeWeights = WEIGHTS, slots: int = 4) -> DecodeEngine:
-    engine = DecodeEngine(TINY, weights, EngineConfig(slots=slots, draft_layers=depth))
-    if engine._speculator is not None:
-        engine._speculator.policy = AlwaysDraft(depth, max_batch=slots, max_copies=0)
-    return engine
+    return DecodeEngine(
+        TINY, weights, EngineConfig(slots=slots, draft_layers=depth, always_drafts=True)
+    )
 
 
 def run(engine: DecodeEngine, requests: list[GenerateRequest]) -> list[Generation]:
