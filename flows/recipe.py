@@ -236,6 +236,8 @@ def _as_toml(value: Any) -> str:
             + ", ".join(f"{json.dumps(str(k))} = {_as_toml(v)}" for k, v in value.items())
             + " }"
         )
+    if isinstance(value, frozenset | set):
+        value = sorted(value)
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_as_toml, value)) + "]"
     return json.dumps(value)

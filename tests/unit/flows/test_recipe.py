@@ -1,10 +1,11 @@
 """Recipes: shipped ones load, mistakes name key, value and what is wanted."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from ostinato.flows.recipe import load_recipe, recipe_names
+from ostinato.flows.recipe import Recipe, describe_recipe, load_recipe, recipe_names
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.grading.rewards import term_weights
 
@@ -98,3 +99,10 @@ def test_a_recipe_that_extends_nothing_known_names_what_there_is(tmp_path: Path)
     path.write_text('extends = "nanno"\n')
     with pytest.raises(ConfigError, match=r"mine\.toml: extends 'nanno', wanted .*'nano'"):
         load_recipe(str(path))
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_as_shown_is_the_recipe(name: str) -> None:
+    recipe = load_recipe(name)
+    shown = tomllib.loads(describe_recipe(recipe))
+    assert Recipe.model_validate(shown) == recipe
