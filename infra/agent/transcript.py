@@ -15,7 +15,7 @@ MISSING_ROUTE = -1  # a position whose routes the engine did not record: the tra
 
 
 class EndReason(StrEnum):
-    """Why the harness stopped. Every attempt has exactly one."""
+    """Reason for the end of an attempt. Every attempt has exactly one."""
 
     FINISHED = "finished"  # the model answered without a tool call
     TURN_LIMIT = "turn_limit"

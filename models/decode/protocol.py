@@ -15,7 +15,7 @@ import numpy as np
 
 
 class StopReason(StrEnum):
-    """Why a generation ended."""
+    """Reason for the end of a generation."""
 
     STOP_TOKEN = "stop_token"  # a stop token was sampled; it is the last of token_ids
     STOP_SEQUENCE = "stop_sequence"  # the last tokens of token_ids are a stop sequence

@@ -5,7 +5,7 @@ import re
 
 from tests.architecture.source import list_modules, parse
 
-QUESTION = re.compile(r"(What|Who|Whose|Where|How|Whether|Which|When)\b")
+QUESTION = re.compile(r"(What|Who|Whose|Where|How|Whether|Which|When|Why)\b")
 
 
 def _class_docstrings() -> list[tuple[str, str]]:

@@ -123,7 +123,7 @@ class NodeReport(Record):
 
 
 class StopReason(StrEnum):
-    """Why the scheduler ends a box."""
+    """Reason for which the scheduler ends a box."""
 
     RELEASED = "released"  # the holder gave it back
     LEASE_EXPIRED = "lease_expired"  # the holder was silent for the length of its lease
@@ -157,7 +157,7 @@ class Granted(Record):
 
 
 class RefusalReason(StrEnum):
-    """Why a request got no box."""
+    """Reason for which a request got no box."""
 
     NO_CAPACITY = "no_capacity"  # waited as long as it wanted to
     START_FAILED = "start_failed"  # every try failed
