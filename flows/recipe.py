@@ -7,6 +7,7 @@ wanted.
 
 import difflib
 import json
+import re
 import textwrap
 import tomllib
 import typing
@@ -39,6 +40,7 @@ from ostinato.tasks.rollout.config import RolloutConfig
 
 RECIPES = Path(__file__).parent / "recipes"
 BASE_SPEC = "spec.json"  # shape of a checkpoint, among its files
+_BARE_WORD = re.compile(r"[A-Za-z_][\w./:+-]*")  # a string that needs no quotes on a command line
 
 
 class CycleConfig(Record):
@@ -288,9 +290,11 @@ def _apply(values: dict[str, Any], override: str) -> None:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(
-            f"override {key}: value {text!r} is not TOML ({error}); strings want quotes"
-        ) from None
+        if not _BARE_WORD.fullmatch(text):
+            raise ConfigError(
+                f"override {key}: value {text!r} is not TOML ({error}); quote a string with spaces"
+            ) from None
+        value = text
     *sections, last = key.strip().split(".")
     for section in sections:
         values = values.setdefault(section, {})

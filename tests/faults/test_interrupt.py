@@ -12,7 +12,21 @@ import psutil
 import pytest
 
 COMMAND = "from ostinato.flows.cli import main; main()"  # what the installed script runs
-RECIPE = 'extends = "miniature"\nname = "stopped"\n'
+# Pretraining that no moment of a test outlives.
+RECIPE = """
+extends = "miniature"
+name = "stopped"
+
+[[pretraining.phases]]
+name = "bulk"
+blend = { library = [0.5, 0.5], repair = [0.5, 0.5] }
+tokens = 8_192_000
+sequence_tokens = 256
+microbatch_tokens = 2048
+global_batch_tokens = 4096
+muon_learning_rate = 0.004
+adam_learning_rate = 8e-4
+"""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 END_SECONDS = 25.0
 

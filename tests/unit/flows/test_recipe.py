@@ -67,6 +67,14 @@ def test_a_model_beside_a_base_checkpoint_that_differs_is_refused(tmp_path: Path
     assert load_recipe("nano_base", overrides=["model.num_layers=6"]).model.num_layers == 6
 
 
+def test_a_word_needs_no_quotes_in_an_override() -> None:
+    plain = load_recipe("nano", overrides=["rollout.boxes=fleet"])
+    assert plain == load_recipe("nano", overrides=['rollout.boxes="fleet"'])
+    assert plain.rollout.boxes == "fleet"
+    with pytest.raises(ConfigError, match=r"rollout\.boxes: value 'two words' is not TOML"):
+        load_recipe("nano", overrides=["rollout.boxes=two words"])
+
+
 def test_a_base_checkpoint_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match=r"base_checkpoint 'models/none'.*spec\.json"):
         load_recipe("nano", overrides=['base_checkpoint="models/none"'])
