@@ -1,0 +1,80 @@
+"""A changed loss, corpus weight or grading rule builds again what depends on it, and nothing else."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import ostinato
+
+COMMAND = "from ostinato.flows.cli import main; main()"
+# of the chain: before and after pretraining, draft layers and RL, and of the candidate of a cycle
+AFTER_RL = {"reinforced": 1, "scorecard": 2, "candidate": 1, "cycle": 1, "traffic": 1}
+
+
+@contextmanager
+def changed(path: Path, old: str, new: str) -> Iterator[None]:
+    text = path.read_text()
+    assert text.count(old) == 1, f"{path} holds {old!r} {text.count(old)} times, wanted once"
+    path.write_text(text.replace(old, new))
+    yield
+    path.write_text(text)
+
+
+class Project:
+    """A copy of the source tree whose command runs in a home of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.package = root / "ostinato"
+        self.home = root / "home"
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(Path(ostinato.__file__).parent, self.package, ignore=ignored)
+
+    def built_by_demo(self, *options: str) -> Counter[str]:
+        """Kinds of what a run of the miniature chain built, counted by run directories."""
+        before = self._run_directories()
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", COMMAND, "demo", "--recipe", "miniature", *options],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(self.package.parent),
+                "OSTINATO_HOME": str(self.home),
+                "OMP_NUM_THREADS": "1",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+        return Counter(name.split("-")[0] for name in self._run_directories() - before)
+
+    def _run_directories(self) -> set[str]:
+        return {path.name for path in self.home.glob("runs/*/*")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_500)
+def test_a_change_builds_again_what_depends_on_it(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    everything = project.built_by_demo()
+
+    with changed(project.package / "tasks/learning/objective.py", "total=-(", "total=+("):
+        assert project.built_by_demo() == AFTER_RL
+
+    assert project.built_by_demo() == {}, "what the code made before it was changed is known"
+
+    with changed(project.package / "tasks/grading/rewards.py", "-config.no_edit", "config.no_edit"):
+        after_grading = Counter({**AFTER_RL, "scorecard": everything["scorecard"]})
+        assert project.built_by_demo() == after_grading
+
+    after_corpus = everything.copy()
+    del after_corpus["problems"]
+    assert project.built_by_demo("--set", "corpus.budgets.library=13000") == after_corpus
