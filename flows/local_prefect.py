@@ -56,7 +56,10 @@ def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
         "PREFECT_LOGGING_EXTRA_LOGGERS": "ostinato",
         "OSTINATO_HOME": str(settings.home.resolve()),
         "OSTINATO_REPOSITORY": str(REPOSITORY),
-        "PYTHONPATH": str(IMPORT_ROOT),
+        # what the user put there stays: plug-ins may be found by it
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, (str(IMPORT_ROOT), os.environ.get("PYTHONPATH", "")))
+        ),
         "PYTHONSAFEPATH": "1",
     }
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from ostinato.flows.recipe import Recipe, load_recipe
 from ostinato.flows.run_options import STAGES, RunOptions, Stage
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, Identity, Manifest
-from ostinato.infra.platform.cluster.workspace import read_record, replace_text
+from ostinato.infra.platform.cluster.workspace import PUBLISHED, read_record, replace_text
 from ostinato.infra.platform.code_identity import changed_files, installed_tree
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import Ledger, open_ledger
@@ -107,13 +107,15 @@ class StageContext:
         directory.mkdir(parents=True, exist_ok=True)
         replace_text(directory / START_FILE, start.model_dump_json(indent=1))
         made, metadata = build(directory)
-        return self.artifacts.publish(
+        ref = self.artifacts.publish(
             identity,
             made,
             metadata,
             fingerprint=start.fingerprint,
             changed_files=start.changed_files,
         )
+        replace_text(directory / PUBLISHED, str(ref))
+        return ref
 
     @property
     def _runs(self) -> Path:

@@ -8,6 +8,7 @@ from ostinato.infra.platform.cluster.processes import is_alive
 from ostinato.infra.platform.cluster.workspace import (
     PROCESS,
     PROGRESS,
+    PUBLISHED,
     RESULT,
     ProcessMark,
     Progress,
@@ -31,8 +32,9 @@ def _stage_rows(directory: Path) -> list[tuple[str, str, str, str, str, str]]:
     run, stage = directory.parent.name, directory.name
     progress = read_record(directory / PROGRESS, Progress)
     how_far = f"{progress.done:g}/{progress.total:g} {progress.message}" if progress else ""
-    if (directory / RESULT).is_file():
-        return [(run, stage, "finished", "", _ago((directory / RESULT).stat().st_mtime), "")]
+    for name in (PUBLISHED, RESULT):
+        if (directory / name).is_file():
+            return [(run, stage, "finished", "", _ago((directory / name).stat().st_mtime), "")]
     mark = read_record(directory / PROCESS, ProcessMark)
     if mark is None or not is_alive(mark):
         since = _ago(progress.at) if progress else ""

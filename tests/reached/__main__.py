@@ -68,7 +68,7 @@ def run_services(environment: dict[str, str], home: Path) -> None:
     port = free_port()
     environment = environment | {"OSTINATO_GATEWAY_PORT": str(port)}
     services = subprocess.Popen(
-        [*OSTINATO, "up", "--recipe", "miniature"], env=environment, cwd=ROOT
+        [*OSTINATO, "up", "--recipe", "miniature", "--line", "tests"], env=environment, cwd=ROOT
     )
     address = f"http://127.0.0.1:{port}"
     try:

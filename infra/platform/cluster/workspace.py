@@ -27,6 +27,7 @@ METRICS = "metrics.jsonl"
 LOG = "child.log"
 LOCK = "child.lock"
 PROCESS = "child.pid"
+PUBLISHED = "published.txt"  # reference of the artifact that the work became
 
 _PROGRESS_INTERVAL_SECONDS = 0.1
 

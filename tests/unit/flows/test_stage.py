@@ -11,6 +11,7 @@ from ostinato.flows import stage
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.run_options import STAGES, RunOptions
 from ostinato.flows.stage import StageContext
+from ostinato.flows.status_report import collect
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts
 from ostinato.infra.platform.code_identity import SourceTree, changed_files, installed_tree
 from ostinato.infra.platform.errors import ConfigError
@@ -142,6 +143,20 @@ class Home:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return Home(tmp_path, monkeypatch)
+
+
+def test_status_shows_what_was_published_as_finished(home: Home) -> None:
+    home.run()
+    home.code["pretraining"] = {"pretraining.py": "2"}
+    with pytest.raises(KeyboardInterrupt):
+        home.run(dies_in="pretraining")
+    states = sorted((row[1].partition("-")[0], row[2]) for row in collect(home.settings))
+    assert states == [
+        ("corpus", "finished"),
+        ("pretrained", "finished"),
+        ("pretrained", "stopped"),
+        ("problems", "finished"),
+    ]
 
 
 def test_changed_code_rebuilds_from_its_stage_on_and_names_the_file(
