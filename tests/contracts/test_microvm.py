@@ -267,6 +267,22 @@ def test_file_snapshot_brings_files_back_as_they_were_and_no_process(runner, bac
     assert (same, difference) == (True, {})
 
 
+def test_no_process_goes_on_for_a_moment_in_copies_of_a_file_snapshot(runner, backend, source):
+    """Copies that start side by side give the ones they are to end the most time."""
+
+    async def use():
+        await start_daemon(source, f"echo > count; {COUNT}")
+        await wait_for_growth(source)
+        snapshot = await source.snapshot(SnapshotKind.FILES)
+        copies = await backend.fork(snapshot, 8)
+        differences = [await copy.diff(snapshot) for copy in copies]
+        for copy in copies:
+            await copy.close()
+        return differences
+
+    assert runner.run(use()) == [{}] * 8
+
+
 def test_branch_falls_back_to_the_whole_memory(runner, backend, source, monkeypatch):
     async def refuse(machine, command, arguments=None):
         if command == "xen-save-devices-state":
