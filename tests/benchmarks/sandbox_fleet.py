@@ -18,11 +18,16 @@ from pathlib import Path
 import psutil
 
 from ostinato.infra.platform.errors import CapacityExhausted
+from ostinato.infra.sandbox.fleet.client import LeasedBox
 from ostinato.infra.sandbox.fleet.node import NodeDaemon
-from ostinato.infra.sandbox.fleet.placement import PlacementPolicy
-from ostinato.infra.sandbox.fleet.policy import FleetPolicy
 from ostinato.infra.sandbox.fleet.pressure import read_pressure
-from ostinato.infra.sandbox.fleet.records import BoxRequest, NodeSpec, Resources, Template
+from ostinato.infra.sandbox.fleet.records import (
+    BoxRequest,
+    FleetPolicy,
+    NodeSpec,
+    Resources,
+    Template,
+)
 from ostinato.infra.sandbox.fleet.service import FleetService
 from ostinato.infra.sandbox.host.backend import NamespaceBackend
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits, SandboxSpec
@@ -64,18 +69,19 @@ class Burst:
             most_starting=2 * num_cpus,
             cpu_overcommit_ratio=64.0,
         )
-        self.daemon = NodeDaemon(node, self, lambda: read_pressure(Path("/tmp")))
+        self.daemon = NodeDaemon(node, self.make, lambda: read_pressure(Path("/tmp")))
         policy = FleetPolicy(
             # a busy machine is what a burst makes; it must not stop the burst
-            placement=PlacementPolicy(uses_observations=False),
+            uses_observations=False,
             node_silence_seconds=BURST_SECONDS,
             start_seconds=120.0,
+            heartbeat_seconds=5.0,
         )
-        self.service = FleetService([_TEMPLATE], policy, tick_seconds=0.01, heartbeat_seconds=5.0)
+        self.service = FleetService([_TEMPLATE], policy)
         self._children_before = set(psutil.Process().children(recursive=True))
 
     async def make(self, template: str) -> Sandbox:
-        """A box of the backend: this is the node's maker too."""
+        """A box of the backend."""
         return await self.backend.create(self.spec)
 
     async def run(self) -> Figures:
@@ -94,7 +100,7 @@ class Burst:
         available_bytes = psutil.virtual_memory().available
         own_cpu_seconds = _own_cpu_seconds()
         started_at = time.perf_counter()
-        waits, box_ids = await self._ask_for_all()
+        waits, boxes_held = await self._ask_for_all()
         burst_seconds = time.perf_counter() - started_at
         boxes = self._box_processes()
         alive = self.daemon.num_boxes
@@ -115,7 +121,7 @@ class Burst:
             / _MIB,
             "load_per_cpu": read_pressure(Path("/tmp")).load_per_cpu,
         }
-        figures["real_answering_boxes"] = float(await self._count_answers(box_ids))
+        figures["real_answering_boxes"] = float(await self._count_answers(boxes_held))
         await self.service.close()  # or it replaces the boxes that are ended
         started_at = time.perf_counter()
         await self.daemon.close()
@@ -134,17 +140,16 @@ class Burst:
             await box.close()
         return seconds
 
-    async def _ask_for_all(self) -> tuple[list[float], list[str]]:
+    async def _ask_for_all(self) -> tuple[list[float], list[LeasedBox]]:
         """Waits of all requests, and their boxes; asking ends when memory runs short or time is up."""
         waits: list[float] = []
-        box_ids: list[str] = []
+        boxes: list[LeasedBox] = []
 
         async def ask(number: int) -> None:
             asked_at = time.perf_counter()
             request = BoxRequest(
                 request_id=f"burst-{number}",
                 template="wordkit",
-                holder_id="benchmark",
                 lease_seconds=10 * BURST_SECONDS,
                 wait_seconds=BURST_SECONDS,
             )
@@ -152,7 +157,7 @@ class Burst:
                 grant = await self.service.acquire(request)
             except CapacityExhausted:
                 return
-            box_ids.append(grant.box_id)
+            boxes.append(LeasedBox(grant, self.daemon, self._give_back))
             waits.append(time.perf_counter() - asked_at)
 
         tasks = [asyncio.create_task(ask(number)) for number in range(self.num_boxes)]
@@ -162,15 +167,14 @@ class Burst:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, watch, return_exceptions=True)
-        return waits, box_ids
+        return waits, boxes
 
-    async def _count_answers(self, box_ids: list[str]) -> int:
+    async def _give_back(self, box: LeasedBox) -> None:
+        self.service.release(box.request_id)
+
+    async def _count_answers(self, boxes: list[LeasedBox]) -> int:
         """Boxes that run a command now, all of them asked."""
-        answered = 0
-        for box_id in box_ids:
-            result = await self.daemon.call(box_id, "exec", "echo here", 60)
-            answered += result.output == b"here\n"
-        return answered
+        return sum([(await box.exec("echo here", 60)).output == b"here\n" for box in boxes])
 
     def _box_processes(self) -> list[psutil.Process]:
         children = psutil.Process().children(recursive=True)

@@ -12,12 +12,11 @@ import pytest
 
 from ostinato.infra.platform.cluster.actors import find_actor
 from ostinato.infra.platform.errors import SandboxLost
-from ostinato.infra.sandbox.fleet.actor import ask, start_fleet
-from ostinato.infra.sandbox.fleet.boxes import RepositoryBoxes
+from ostinato.infra.sandbox.fleet.actor import ask
 from ostinato.infra.sandbox.fleet.client import FleetClient
-from ostinato.infra.sandbox.fleet.placement import PlacementPolicy
-from ostinato.infra.sandbox.fleet.policy import FleetPolicy
-from ostinato.infra.sandbox.fleet.records import NodeSpec, Resources, Template
+from ostinato.infra.sandbox.fleet.node import RepositoryBoxes
+from ostinato.infra.sandbox.fleet.records import FleetPolicy, NodeSpec, Resources, Template
+from ostinato.infra.sandbox.fleet.repositories import RepositoryFleet
 from tests.fakes.repositories import WORDKIT, open_repository
 
 # Ray starts within 5 s on two idle cores; a busy machine needs more
@@ -32,23 +31,19 @@ TEMPLATE = Template(
 POLICY = FleetPolicy(
     node_silence_seconds=4.0,
     start_seconds=60.0,
-    # promises alone: what else runs on this machine must not decide
-    placement=PlacementPolicy(uses_observations=False),
+    heartbeat_seconds=0.5,
+    uses_observations=False,  # what else runs on this machine must not decide
 )
 
 
-def _start(name: str, *node_ids: str):
+async def _start(name: str, *node_ids: str):
     capacity = Resources(cpus=4, memory_bytes=4 * GIB, disk_bytes=64 * GIB)
-    repositories = {"wordkit": open_repository(WORDKIT)}
-    return start_fleet(
-        name,
-        [TEMPLATE],
-        [NodeSpec(node_id=node_id, capacity=capacity) for node_id in node_ids],
-        partial(RepositoryBoxes, repositories),
-        writable=Path("/tmp"),
-        policy=POLICY,
-        heartbeat_seconds=0.5,
+    make_boxes = partial(RepositoryBoxes, {"wordkit": open_repository(WORDKIT)})
+    nodes = {NodeSpec(node_id=node_id, capacity=capacity): None for node_id in node_ids}
+    fleet = await RepositoryFleet.start_on(
+        nodes, name, [TEMPLATE], make_boxes, writable=Path("/tmp"), policy=POLICY
     )
+    return fleet.actor
 
 
 async def _until(condition, seconds: float = 120.0) -> None:

@@ -5,22 +5,18 @@ Calls on boxes go from the holder to the node, past the fleet.
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from ostinato.infra.platform.cluster.actors import get_or_create_actor
 from ostinato.infra.platform.errors import ClusterError, OstinatoError
-from ostinato.infra.sandbox.fleet.boxes import BoxMaker
-from ostinato.infra.sandbox.fleet.node import NodeDaemon
-from ostinato.infra.sandbox.fleet.policy import FleetPolicy
+from ostinato.infra.sandbox.fleet.node import NodeDaemon, RepositoryBoxes
 from ostinato.infra.sandbox.fleet.pressure import read_pressure
 from ostinato.infra.sandbox.fleet.records import (
-    BoxRequest,
-    Granted,
+    FleetPolicy,
     NodeReport,
     NodeSpec,
     Order,
@@ -28,14 +24,15 @@ from ostinato.infra.sandbox.fleet.records import (
 )
 from ostinato.infra.sandbox.fleet.service import FleetService
 
-_MAX_CONCURRENCY = 10_000  # coroutines of one actor: who waits costs nothing
 _FENCE_SECONDS = 30.0
 
 
 class SandboxNodeActor(NodeDaemon):
     """A node's boxes in a process of their own: when it dies, they die with it."""
 
-    def __init__(self, spec: NodeSpec, make_boxes: Callable[[], BoxMaker], writable: Path) -> None:
+    def __init__(
+        self, spec: NodeSpec, make_boxes: Callable[[], RepositoryBoxes], writable: Path
+    ) -> None:
         super().__init__(spec, make_boxes(), lambda: read_pressure(writable))
         self._fence: asyncio.Task[None] | None = None
 
@@ -67,18 +64,17 @@ class RemoteNode:
         return await ask(reference, f"{operation} in {box_id}")
 
 
-class FleetActor:
+class FleetActor(FleetService):
     """The fleet's service, and the leases of all holders."""
 
     def __init__(
         self,
         templates: tuple[Template, ...],
         policy: FleetPolicy,
-        nodes: Mapping[str, tuple[NodeSpec, ActorHandle]],
-        heartbeat_seconds: float,
+        nodes: Sequence[tuple[NodeSpec, ActorHandle]],
     ) -> None:
-        self._service = FleetService(templates, policy, heartbeat_seconds=heartbeat_seconds)
-        self._nodes = dict(nodes)
+        super().__init__(templates, policy)
+        self._remote_nodes = nodes
         self._is_started = False
 
     async def start(self) -> None:
@@ -86,31 +82,17 @@ class FleetActor:
         if self._is_started:
             return
         self._is_started = True
-        await self._service.start()
-        for spec, handle in self._nodes.values():
-            await self._service.add_node(spec, RemoteNode(handle))
-
-    async def acquire(self, request: BoxRequest) -> tuple[Granted, ActorHandle]:
-        """The grant and the node to call. See FleetService.acquire."""
-        grant = await self._service.acquire(request)
-        return grant, self._nodes[grant.node_id][1]
-
-    async def renew(self, request_ids: list[str]) -> list[str]:
-        """Ids of those that are over."""
-        return self._service.renew(request_ids)
-
-    async def release(self, request_id: str) -> None:
-        """Give a box back."""
-        self._service.release(request_id)
+        await super().start()
+        for spec, handle in self._remote_nodes:
+            await self.add_node(spec, RemoteNode(handle))
 
     async def count(self) -> dict[str, int]:
         """Live leases, waiting requests, boxes and nodes."""
-        scheduler = self._service.scheduler
         return {
-            "leases": len(scheduler.leases),
-            "waiting": len(scheduler.queue),
-            "boxes": len(scheduler.view.boxes),
-            "nodes": len(scheduler.view.nodes),
+            "leases": len(self.scheduler.leases),
+            "waiting": len(self.scheduler.queue),
+            "boxes": len(self.scheduler.view.boxes),
+            "nodes": len(self.scheduler.view.nodes),
         }
 
 
@@ -126,44 +108,6 @@ async def ask(reference: Any, what: str) -> Any:
         raise ClusterError(f"{what} failed: {type(error).__name__}: {error}") from error
 
 
-async def start_fleet(
-    name: str,
-    templates: Iterable[Template],
-    nodes: Iterable[NodeSpec],
-    make_boxes: Callable[[], BoxMaker],
-    *,
-    writable: Path,
-    policy: FleetPolicy | None = None,
-    heartbeat_seconds: float = 2.0,
-    machines: Mapping[str, str] | None = None,
-) -> ActorHandle:
-    """Start (or find) a fleet and its nodes. A node whose process dies is started again, empty.
-    `machines`: Ray's id of the machine by node id; None: Ray chooses.
-    """
-    handles = {
-        spec.node_id: (
-            spec,
-            get_or_create_actor(
-                SandboxNodeActor,
-                f"{name}-{spec.node_id}",
-                spec,
-                make_boxes,
-                writable,
-                max_concurrency=_MAX_CONCURRENCY,
-                max_restarts=-1,
-                on_node=None if machines is None else machines[spec.node_id],
-            ),
-        )
-        for spec in nodes
-    }
-    fleet = get_or_create_actor(
-        FleetActor,
-        name,
-        tuple(templates),
-        policy or FleetPolicy(),
-        handles,
-        heartbeat_seconds,
-        max_concurrency=_MAX_CONCURRENCY,
-    )
-    await ask(fleet.start.remote(), f"start of fleet {name}")
-    return fleet
+def name_node(fleet_name: str, node_id: str) -> str:
+    """Name of the actor of a fleet's node."""
+    return f"{fleet_name}-{node_id}"

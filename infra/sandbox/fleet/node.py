@@ -1,17 +1,16 @@
 """The daemon of one node: obeys orders, tells what it has and feels, and passes calls on to boxes.
 
-It decides nothing: which boxes there should be is the scheduler's. When the scheduler is silent for
-too long it ends its boxes, so that a lost fleet leaves none behind.
+It decides nothing: which boxes there should be is the scheduler's.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from ostinato.infra.platform.errors import SandboxError, SandboxLost
 from ostinato.infra.platform.telemetry import fields
-from ostinato.infra.sandbox.fleet.boxes import BoxMaker, FleetBox
+from ostinato.infra.sandbox.backends import SandboxKind, open_backend
 from ostinato.infra.sandbox.fleet.records import (
     NodeReport,
     NodeSpec,
@@ -20,11 +19,13 @@ from ostinato.infra.sandbox.fleet.records import (
     StartBox,
     StopBox,
 )
+from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits, SandboxSpec
+from ostinato.infra.sandbox.repository import PreparedRepository
 
 _logger = logging.getLogger(__name__)
 
 # what a holder may call on its box: all that a sandbox offers, but its end
-BOX_OPERATIONS = frozenset(("exec", "read", "write", "list", "diff", "write_files"))
+BOX_OPERATIONS = frozenset(("request", "diff"))
 
 
 class Node(Protocol):
@@ -37,16 +38,43 @@ class Node(Protocol):
     async def call(self, box_id: str, operation: str, *arguments: Any, **named: Any) -> Any: ...
 
 
+class RepositoryBoxes:
+    """Boxes of this machine whose templates are repositories. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        repositories: Mapping[str, PreparedRepository],
+        limits: SandboxLimits | None = None,
+        kind: SandboxKind = SandboxKind.NAMESPACE,
+    ) -> None:
+        self._repositories = dict(repositories)
+        self._limits = limits or SandboxLimits()
+        self._backend = open_backend(kind)
+
+    async def __call__(self, template: str) -> Sandbox:
+        repository = self._repositories.get(template)
+        if repository is None:
+            names = ", ".join(sorted(self._repositories)) or "none"
+            raise SandboxError(f"template {template} is not on this node; wanted one of: {names}")
+        return await self._backend.create(
+            SandboxSpec(repository=repository.directory, limits=self._limits)
+        )
+
+
 class NodeDaemon:
     """A `Node` that has its boxes in this process. Belongs to one event loop."""
 
     def __init__(
-        self, spec: NodeSpec, boxes: BoxMaker, read_pressure: Callable[[], Pressure]
+        self,
+        spec: NodeSpec,
+        make_box: Callable[[str], Awaitable[Sandbox]],
+        read_pressure: Callable[[], Pressure],
     ) -> None:
+        """`make_box`: a box in its template's state, that answers."""
         self.spec = spec
-        self._maker = boxes
+        self._make_box = make_box
         self._read_pressure = read_pressure
-        self._boxes: dict[str, FleetBox] = {}  # by box id
+        self._boxes: dict[str, Sandbox] = {}  # by box id
         self._starting: dict[str, asyncio.Task[bool]] = {}
         self._num_reports = 0
 
@@ -83,7 +111,10 @@ class NodeDaemon:
             raise SandboxError(
                 f"{operation} on box {box_id}: wanted one of {', '.join(sorted(BOX_OPERATIONS))}"
             )
-        return await getattr(self._find(box_id), operation)(*arguments, **named)
+        box = self._boxes.get(box_id)
+        if box is None:
+            raise SandboxLost(f"box {box_id} is not on node {self.spec.node_id}")
+        return await getattr(box, operation)(*arguments, **named)
 
     @property
     def num_boxes(self) -> int:
@@ -109,14 +140,13 @@ class NodeDaemon:
 
     async def _start(self, order: StartBox) -> bool:
         try:
-            box = await self._maker.make(order.template)
+            self._boxes[order.box_id] = await self._make_box(order.template)
         except SandboxError as error:
             _logger.warning(
                 "box did not start %s",
                 fields(node=self.spec.node_id, box=order.box_id, error=str(error)),
             )
             return False
-        self._boxes[order.box_id] = box
         return True
 
     async def _stop(self, box_id: str) -> None:
@@ -127,9 +157,3 @@ class NodeDaemon:
         box = self._boxes.pop(box_id, None)
         if box is not None:
             await box.close()
-
-    def _find(self, box_id: str) -> FleetBox:
-        box = self._boxes.get(box_id)
-        if box is None:
-            raise SandboxLost(f"box {box_id} is not on node {self.spec.node_id}")
-        return box

@@ -1,18 +1,8 @@
 """What holders, the scheduler and the nodes say to one another."""
 
-from enum import IntEnum, StrEnum
-
 from pydantic import Field, field_validator
 
 from ostinato.infra.platform.record import Record
-
-
-class Priority(IntEnum):
-    """Order of service. A lower value never passes a higher one."""
-
-    TRAINING = 0
-    EVALUATION = 1
-    VERIFIER = 2
 
 
 class Resources(Record):
@@ -58,21 +48,12 @@ class Template(Record):
 class BoxRequest(Record):
     """One box wanted by one holder."""
 
-    request_id: str = Field(
-        description="of the caller's choice; names the lease too; asked again while live: ignored"
-    )
+    request_id: str = Field(description="of the caller's choice, new; names the lease too")
     template: str
-    holder_id: str = Field(description="who keeps the lease alive")
-    priority: Priority = Priority.TRAINING
     lease_seconds: float = Field(
         default=1800.0, gt=0, description="not renewed for so long: reaped"
     )
     wait_seconds: float = Field(default=120.0, gt=0, description="refused when still in line then")
-
-    @property
-    def rank(self) -> int:
-        """Place among all requests. The lowest is served first."""
-        return -self.priority
 
 
 class NodeSpec(Record):
@@ -101,12 +82,27 @@ class NodeSpec(Record):
         return self.capacity.model_copy(update={"cpus": cpus})
 
 
-class Pressure(Record):
-    """Load of a node now. Stall ratios are None where the kernel does not report them."""
+class FleetPolicy(Record):
+    """Settings of a fleet's scheduler."""
 
-    cpu_stall_ratio: float | None = Field(default=None, description="share of time tasks waited")
-    memory_stall_ratio: float | None = None
-    disk_stall_ratio: float | None = None
+    uses_observations: bool = Field(
+        default=True, description="False: nodes are chosen by promises alone, whatever they report"
+    )
+    node_silence_seconds: float = Field(
+        default=10.0, gt=0, description="a node not heard of for so long is lost"
+    )
+    start_seconds: float = Field(default=30.0, gt=0, description="a start that takes longer failed")
+    demand_half_life_seconds: float = Field(default=30.0, gt=0)
+    heartbeat_seconds: float = Field(default=2.0, gt=0, description="between a node's reports")
+
+
+class Pressure(Record):
+    """Load of a node now. Stall ratios are 0 where the kernel does not report them."""
+
+    stall_ratio: float = Field(
+        default=0.0, description="share of time tasks waited for processor, memory or disk"
+    )
+    memory_stall_ratio: float = 0.0
     load_per_cpu: float = 0.0
     used: Resources = Resources()
 
@@ -122,16 +118,6 @@ class NodeReport(Record):
     )
 
 
-class StopReason(StrEnum):
-    """Reason for which the scheduler ends a box."""
-
-    RELEASED = "released"  # the holder gave it back
-    LEASE_EXPIRED = "lease_expired"  # the holder was silent for the length of its lease
-    STRAY = "stray"  # a node has it, the scheduler does not want it
-    SURPLUS = "surplus"  # warm, and no longer needed or in the way of a request
-    START_TIMEOUT = "start_timeout"  # was not up in time
-
-
 class StartBox(Record):
     """Order to a node: start a box and say when it is up."""
 
@@ -145,7 +131,6 @@ class StopBox(Record):
 
     box_id: str
     node_id: str
-    reason: StopReason
 
 
 class Granted(Record):
@@ -156,18 +141,11 @@ class Granted(Record):
     node_id: str
 
 
-class RefusalReason(StrEnum):
-    """Reason for which a request got no box."""
-
-    NO_CAPACITY = "no_capacity"  # waited as long as it wanted to
-    START_FAILED = "start_failed"  # every try failed
-
-
 class Refused(Record):
     """Notice: the request ends without a box. The holder may ask again."""
 
     request_id: str
-    reason: RefusalReason
+    reason: str
 
 
 class LeaseEnded(Record):

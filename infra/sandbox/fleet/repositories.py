@@ -6,7 +6,7 @@ Tests are not run here.
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -15,14 +15,13 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ostinato.infra.platform.cluster.actors import end_actor, find_actor
+from ostinato.infra.platform.cluster.actors import end_actor, get_or_create_actor
 from ostinato.infra.platform.errors import ClusterError
 from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.sandbox.backends import SandboxKind
-from ostinato.infra.sandbox.fleet.actor import ask, start_fleet
-from ostinato.infra.sandbox.fleet.boxes import RepositoryBoxes
-from ostinato.infra.sandbox.fleet.policy import FleetPolicy
-from ostinato.infra.sandbox.fleet.records import NodeSpec, Resources, Template
+from ostinato.infra.sandbox.fleet.actor import FleetActor, SandboxNodeActor, ask, name_node
+from ostinato.infra.sandbox.fleet.node import RepositoryBoxes
+from ostinato.infra.sandbox.fleet.records import FleetPolicy, NodeSpec, Resources, Template
 from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 
@@ -33,15 +32,16 @@ _logger = logging.getLogger(__name__)
 # pressure is looked at beside it.
 BOX_SHARE = Resources(cpus=0.1, memory_bytes=64 << 20, disk_bytes=16 << 20)
 _END_SECONDS = 30.0
+_MAX_CONCURRENCY = 10_000  # coroutines of one actor: who waits costs nothing
 
 
 class RepositoryFleet:
     """A running fleet, as its owner sees it."""
 
-    def __init__(self, name: str, fleet: ActorHandle, node_ids: Iterable[str]) -> None:
+    def __init__(self, name: str, fleet: ActorHandle, nodes: Iterable[ActorHandle]) -> None:
         self.name = name
-        self._fleet = fleet
-        self._node_ids = tuple(node_ids)
+        self.actor = fleet
+        self._nodes = tuple(nodes)
 
     @classmethod
     async def start(
@@ -53,55 +53,74 @@ class RepositoryFleet:
         writable: Path,
         warm_boxes: int,
         kind: SandboxKind = SandboxKind.NAMESPACE,
-        policy: FleetPolicy | None = None,
     ) -> "RepositoryFleet":
         """A node on every machine of the cluster. Nothing is started before it is asked for; up to
         `warm_boxes` per repository are then kept ready.
         """
         by_name = {repository.name: repository for repository in repositories}
-        machines = {
-            f"machine{index}": machine
-            for index, machine in enumerate(sorted(_machines_of_the_cluster()))
+        machines = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+        nodes = {
+            NodeSpec(node_id=f"machine{index}", capacity=await _measure(machine, writable)): machine
+            for index, machine in enumerate(machines)
         }
-        specs = [
-            NodeSpec(node_id=node_id, capacity=await _measure(machine, writable))
-            for node_id, machine in machines.items()
+        templates = [
+            Template(name=template, declared=BOX_SHARE, warm_maximum=warm_boxes)
+            for template in by_name
         ]
-        fleet = await start_fleet(
-            name,
-            [
-                Template(name=template, declared=BOX_SHARE, warm_maximum=warm_boxes)
-                for template in by_name
-            ],
-            specs,
-            partial(RepositoryBoxes, by_name, limits, kind),
-            writable=writable,
-            policy=policy or FleetPolicy(start_seconds=limits.start_seconds),
-            machines=machines,
+        make_boxes = partial(RepositoryBoxes, by_name, limits, kind)
+        policy = FleetPolicy(start_seconds=limits.start_seconds)
+        return await cls.start_on(
+            nodes, name, templates, make_boxes, writable=writable, policy=policy
         )
-        return cls(name, fleet, machines)
 
-    async def count(self) -> dict[str, int]:
-        """Live leases, waiting requests, boxes and nodes."""
-        return await ask(self._fleet.count.remote(), f"count of fleet {self.name}")
+    @classmethod
+    async def start_on(
+        cls,
+        nodes: Mapping[NodeSpec, str | None],
+        name: str,
+        templates: Iterable[Template],
+        make_boxes: Callable[[], RepositoryBoxes],
+        *,
+        writable: Path,
+        policy: FleetPolicy,
+    ) -> "RepositoryFleet":
+        """Start (or find) a fleet and its nodes, each on the machine of this Ray id (None: any). A
+        node whose process dies is started again, empty.
+        """
+        handles = [
+            get_or_create_actor(
+                SandboxNodeActor,
+                name_node(name, spec.node_id),
+                spec,
+                make_boxes,
+                writable,
+                max_concurrency=_MAX_CONCURRENCY,
+                max_restarts=-1,
+                on_node=machine,
+            )
+            for spec, machine in nodes.items()
+        ]
+        fleet = get_or_create_actor(
+            FleetActor,
+            name,
+            tuple(templates),
+            policy,
+            list(zip(nodes, handles, strict=True)),
+            max_concurrency=_MAX_CONCURRENCY,
+        )
+        await ask(fleet.start.remote(), f"start of fleet {name}")
+        return cls(name, fleet, handles)
 
     async def close(self) -> None:
         """End the fleet, its nodes and their boxes."""
-        end_actor(self._fleet)
-        for node_id in self._node_ids:
-            node = find_actor(f"{self.name}-{node_id}")
-            if node is None:
-                continue
+        end_actor(self.actor)
+        for node in self._nodes:
             try:
                 async with asyncio.timeout(_END_SECONDS):
-                    await ask(node.close.remote(), f"end of {node_id}")
+                    await ask(node.close.remote(), f"end of a node of {self.name}")
             except (ClusterError, TimeoutError) as error:  # its boxes end with its process
-                _logger.info("node did not end %s", fields(node=node_id, error=repr(error)))
+                _logger.info("node did not end %s", fields(fleet=self.name, error=repr(error)))
             end_actor(node)
-
-
-def _machines_of_the_cluster() -> list[str]:
-    return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
 
 
 async def _measure(machine: str, writable: Path) -> Resources:

@@ -1,8 +1,8 @@
 """Decides for a whole fleet: who gets a box, where it starts, when it ends.
 
 It acts on nothing and reads no clock. What holds at any time: what boxes declare stays within what
-their node declares; no request is served while one of higher priority in its class waits; a lease
-ends once; the holder of a lease whose box is lost is told.
+their node declares; requests are served in their order; a lease ends once; the holder of a lease
+whose box is lost is told.
 """
 
 import random
@@ -12,28 +12,31 @@ from dataclasses import dataclass
 from ostinato.infra.platform.admission import AdmissionQueue
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxError
 from ostinato.infra.sandbox.fleet.box_lifecycle import BoxLifecycle
-from ostinato.infra.sandbox.fleet.cluster_view import BoxPhase, BoxState, ClusterView
 from ostinato.infra.sandbox.fleet.leases import LeaseTable
 from ostinato.infra.sandbox.fleet.placement import (
+    PROMISED_CEILING,
     choose_start_node,
-    choose_warm_node,
+    choose_warm_box,
     has_room,
 )
-from ostinato.infra.sandbox.fleet.policy import FleetPolicy
 from ostinato.infra.sandbox.fleet.records import (
     BoxRequest,
+    FleetPolicy,
     Granted,
     LeaseEnded,
     NodeReport,
     NodeSpec,
     Notice,
     Order,
-    RefusalReason,
+    Pressure,
     Refused,
-    StopReason,
     Template,
 )
+from ostinato.infra.sandbox.fleet.view import BoxPhase, BoxState, ClusterView
 from ostinato.infra.sandbox.fleet.warm_pools import WarmPools
+
+_RANK = 0  # one line for all requests
+_START_TRIES = 3
 
 
 @dataclass(slots=True)
@@ -54,14 +57,10 @@ class FleetScheduler:
         self.view = ClusterView()
         self.queue: AdmissionQueue[Waiting] = AdmissionQueue()
         self.leases = LeaseTable()
-        self._boxes = BoxLifecycle(
-            self.view,
-            start_seconds=self.policy.start_seconds,
-            stop_repeat_seconds=self.policy.stop_repeat_seconds,
-        )
-        self._warm = WarmPools(self.view, self._boxes, self.policy)
-        self._starting: dict[str, tuple[Waiting, str]] = {}  # by request id: with its box
-        self._held: dict[str, str] = {}  # box by request id
+        self._boxes = BoxLifecycle(self.view, self.policy.start_seconds)
+        self._warm = WarmPools(self.view, self._boxes, self.policy.demand_half_life_seconds)
+        self._starting: dict[str, Waiting] = {}  # by request id: a box starts for it
+        self._served: dict[str, BoxState] = {}  # by request id: starts for it or is lent to it
         self._notices: list[Notice] = []
 
     def take_orders(self) -> list[Order]:
@@ -76,10 +75,7 @@ class FleetScheduler:
     # ---- holders
 
     def ask(self, request: BoxRequest, now_seconds: float) -> None:
-        """Put a request in line. Nothing happens when it is known already.
-
-        CapacityExhausted when its line is full or no node that is here could ever hold the box.
-        """
+        """Put a request in line. CapacityExhausted when no node here could ever hold the box."""
         request_id = request.request_id
         template = self.templates.get(request.template)
         if template is None:
@@ -88,33 +84,26 @@ class FleetScheduler:
                 f"request {request_id}: template {request.template} is unknown; "
                 f"wanted one of: {known}"
             )
-        if request_id in self.queue or request_id in self._starting or request_id in self._held:
-            return
-        share = self.policy.placement.headroom[request.priority]
         nodes = self.view.nodes.values()
         # without any node it waits: nodes that were lost may come back
-        if nodes and not any(template.declared.fits(node.limit, share) for node in nodes):
+        if nodes and not any(
+            template.declared.fits(node.limit, PROMISED_CEILING) for node in nodes
+        ):
             raise CapacityExhausted(
                 f"request {request_id}: not one of {len(nodes)} nodes is large enough for "
                 f"{template.declared}"
-            )
-        limit = self.policy.most_waiting[request.priority]
-        if self.queue.num_waiting(request.rank) >= limit:
-            raise CapacityExhausted(
-                f"request {request_id}: {limit} requests of priority "
-                f"{request.priority.name.lower()} wait already, which is the limit; ask again later"
             )
         self._enter(Waiting(request, now_seconds + request.wait_seconds), at_front=False)
         self._warm.count_request(template, now_seconds)
 
     def renew(self, request_id: str, now_seconds: float) -> bool:
         """Keep a lease alive. False when it is over."""
-        return self.leases.renew(request_id, now_seconds) is not None
+        return self.leases.renew(request_id, now_seconds)
 
     def release(self, request_id: str, now_seconds: float) -> None:
         """End a lease, or a request that waits. Nothing when it was over already."""
         self.leases.release(request_id)
-        self._forget(request_id, StopReason.RELEASED, now_seconds)
+        self._forget(request_id, now_seconds)
 
     # ---- nodes
 
@@ -128,6 +117,8 @@ class FleetScheduler:
         """Take a heartbeat in and mend what it shows. False: the node is lost and must join anew."""
         if report.node_id not in self.view.nodes:
             return False
+        if not self.policy.uses_observations:
+            report = report.model_copy(update={"pressure": Pressure()})
         self.view.heard(report, now_seconds)
         for box in self._boxes.reconcile(report, now_seconds):
             self._tell_of_loss(box)
@@ -141,9 +132,9 @@ class FleetScheduler:
         self._warm.note_start(box.template, now_seconds - box.phase_since_seconds)
         starting = self._starting.pop(box.request_id, None) if box.request_id else None
         if starting is not None:
-            self._lend(box, starting[0], now_seconds)
+            self._lend(box, starting, now_seconds)
         elif self._warm.has_too_many(box.template, now_seconds):
-            self._boxes.stop(box, StopReason.SURPLUS, now_seconds)
+            self._boxes.stop(box, now_seconds)
         else:
             self.view.set_phase(box, BoxPhase.WARM, now_seconds)
 
@@ -166,11 +157,11 @@ class FleetScheduler:
         nodes = self.view.nodes.items()
         for node_id in [name for name, node in nodes if node.heard_at_seconds < limit_seconds]:
             self._lose_node(node_id)
-        for lease in self.leases.reap(now_seconds):
-            self._forget(lease.lease_id, StopReason.LEASE_EXPIRED, now_seconds)
-            self._notices.append(LeaseEnded(request_id=lease.lease_id, was_expired=True))
+        for request_id in self.leases.reap(now_seconds):
+            self._forget(request_id, now_seconds)
+            self._notices.append(LeaseEnded(request_id=request_id, was_expired=True))
         for waiting in self.queue.expire(now_seconds):
-            self._refuse(waiting, RefusalReason.NO_CAPACITY)
+            self._refuse(waiting, "no room in time")
         for box in self._boxes.stop_late_starts(now_seconds):
             self._tell_of_loss(box)
             box.request_id = None
@@ -185,22 +176,20 @@ class FleetScheduler:
     def _serve(self, waiting: Waiting, now_seconds: float, rng: random.Random) -> bool:
         """Give a request its box or start one for it. False when it must wait."""
         request = waiting.request
-        template, policy = self.templates[request.template], self.policy.placement
-        warm_node = choose_warm_node(self.view.warm_nodes(template), template, policy, rng=rng)
-        if warm_node is not None:
-            box_id = next(iter(warm_node.warm[template.name]))
-            self._lend(self.view.boxes[box_id], waiting, now_seconds)
+        template = self.templates[request.template]
+        warm = choose_warm_box(self.view.warm(template.name), rng)
+        if warm is not None:
+            self._lend(warm, waiting, now_seconds)
             return True
         nodes = list(self.view.nodes.values())
-        node = choose_start_node(
-            nodes, template, request.priority, policy, rng=rng, now_seconds=now_seconds
-        )
+        node = choose_start_node(nodes, template, rng=rng, now_seconds=now_seconds)
         if node is None:
-            if not any(has_room(node, template, request.priority, policy) for node in nodes):
-                self._warm.make_room(nodes, now_seconds)
+            if not any(has_room(node, template) for node in nodes):
+                self._warm.make_room(self.templates, now_seconds)
             return False
         box = self._boxes.start(node, template, now_seconds, request.request_id)
-        self._starting[request.request_id] = (waiting, box.box_id)
+        self._starting[request.request_id] = waiting
+        self._served[request.request_id] = box
         return True
 
     def _enter(self, waiting: Waiting, *, at_front: bool) -> None:
@@ -208,7 +197,7 @@ class FleetScheduler:
         self.queue.push(
             request.request_id,
             waiting,
-            rank=request.rank,
+            rank=_RANK,
             until_seconds=waiting.give_up_at_seconds,
             at_front=at_front,
         )
@@ -217,27 +206,25 @@ class FleetScheduler:
         request = waiting.request
         box.request_id = request.request_id
         self.view.set_phase(box, BoxPhase.LEASED, now_seconds)
-        self.leases.grant(request.request_id, request.holder_id, request.lease_seconds, now_seconds)
-        self._held[request.request_id] = box.box_id
+        self.leases.grant(request.request_id, request.lease_seconds, now_seconds)
+        self._served[request.request_id] = box
         self._notices.append(
-            Granted(request_id=request.request_id, box_id=box.box_id, node_id=box.node_id)
+            Granted(request_id=request.request_id, box_id=box.box_id, node_id=box.node.spec.node_id)
         )
 
     # ---- ends
 
-    def _forget(self, request_id: str, reason: StopReason, now_seconds: float) -> None:
+    def _forget(self, request_id: str, now_seconds: float) -> None:
         """Drop a request wherever it is. A used box ends; one that only starts may stay warm."""
         self.queue.remove(request_id)
         starting = self._starting.pop(request_id, None)
-        if starting is not None:
-            self.view.detach(self.view.boxes[starting[1]])
-        box_id = self._held.pop(request_id, None)
-        if box_id is not None:
-            box = self.view.boxes[box_id]
+        box = self._served.pop(request_id, None)
+        if box is not None:
             self.view.detach(box)
-            self._boxes.stop(box, reason, now_seconds)
+            if starting is None:
+                self._boxes.stop(box, now_seconds)
 
-    def _refuse(self, waiting: Waiting, reason: RefusalReason) -> None:
+    def _refuse(self, waiting: Waiting, reason: str) -> None:
         self._notices.append(Refused(request_id=waiting.request.request_id, reason=reason))
 
     def _lose_node(self, node_id: str) -> None:
@@ -249,15 +236,13 @@ class FleetScheduler:
         """Start again for whoever waited for a box that is gone, or tell its holder."""
         if box.request_id is None:
             return
-        starting = self._starting.pop(box.request_id, None)
-        if starting is not None:
-            waiting = starting[0]
+        self._served.pop(box.request_id, None)
+        waiting = self._starting.pop(box.request_id, None)
+        if waiting is not None:
             waiting.num_tries += 1
-            if waiting.num_tries >= self.policy.num_start_tries:
-                self._refuse(waiting, RefusalReason.START_FAILED)
+            if waiting.num_tries >= _START_TRIES:
+                self._refuse(waiting, "every start failed")
             else:
                 self._enter(waiting, at_front=True)
-        elif self._held.pop(box.request_id, None) is not None:
-            lease = self.leases.release(box.request_id)
-            if lease is not None:
-                self._notices.append(LeaseEnded(request_id=lease.lease_id, was_expired=False))
+        elif self.leases.release(box.request_id):
+            self._notices.append(LeaseEnded(request_id=box.request_id, was_expired=False))

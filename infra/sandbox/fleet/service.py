@@ -1,15 +1,11 @@
-"""The scheduler on the real clock, with real nodes.
-
-`FleetService`: it gives the scheduler the time, carries its orders to nodes and their answers back,
-asks nodes for reports, and wakes whoever waits for a box. It decides nothing itself. Belongs to one
-event loop.
-"""
+"""The scheduler on the real clock, with real nodes."""
 
 import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
 from ostinato.infra.platform.errors import (
     CapacityExhausted,
@@ -19,9 +15,9 @@ from ostinato.infra.platform.errors import (
 )
 from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.sandbox.fleet.node import Node
-from ostinato.infra.sandbox.fleet.policy import FleetPolicy
 from ostinato.infra.sandbox.fleet.records import (
     BoxRequest,
+    FleetPolicy,
     Granted,
     NodeSpec,
     Notice,
@@ -35,112 +31,91 @@ from ostinato.infra.sandbox.fleet.scheduler import FleetScheduler
 _logger = logging.getLogger(__name__)
 
 _FAILURES = (SandboxError, ClusterError)
+_TICK_SECONDS = 0.02
 
 
 class FleetService:
-    """A fleet that runs."""
+    """A fleet that runs: carries the scheduler's orders to nodes and their answers back, asks nodes
+    for reports, and wakes whoever waits for a box. Belongs to one event loop.
+    """
 
-    def __init__(
-        self,
-        templates: Iterable[Template],
-        policy: FleetPolicy | None = None,
-        *,
-        tick_seconds: float = 0.02,
-        heartbeat_seconds: float = 2.0,
-        clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
-    ) -> None:
+    def __init__(self, templates: Iterable[Template], policy: FleetPolicy) -> None:
         self.scheduler = FleetScheduler(templates, policy)
-        self._tick_seconds = tick_seconds
-        self._heartbeat_seconds = heartbeat_seconds
-        self._clock = clock
-        self._rng = rng or random.Random(0)
+        self._heartbeat_seconds = policy.heartbeat_seconds
+        self._rng = random.Random(0)
         self._nodes: dict[str, Node] = {}
         self._waiting: dict[str, asyncio.Future[Granted]] = {}
-        self._grants: dict[str, Granted] = {}  # of live leases, by request id
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loops: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Begin to tick."""
-        self._loops.append(asyncio.create_task(self._tick()))
+        self._keep(self._tick())
 
     async def add_node(self, spec: NodeSpec, node: Node) -> None:
         """Take a node in once it has answered. It is asked for reports from then on."""
         self._nodes[spec.node_id] = node
-        report = await node.report(self._clock())  # it may have just begun to start
-        self.scheduler.join(spec, self._clock())
-        self.scheduler.report(report, self._clock())
+        report = await node.report(time.monotonic())  # it may have just begun to start
+        self.scheduler.join(spec, time.monotonic())
+        self.scheduler.report(report, time.monotonic())
         self._collect()
-        self._loops.append(asyncio.create_task(self._watch(spec, node)))
+        self._keep(self._watch(spec, node))
 
     async def acquire(self, request: BoxRequest) -> Granted:
-        """The box of a request, when it is up.
-
-        Asked again with the same id the answer is the same. CapacityExhausted when the line is
-        full, the wait was over, or every start failed.
+        """The box of a request, when it is up. CapacityExhausted when the wait was over, or every
+        start failed.
         """
-        request_id = request.request_id
-        grant = self._grants.get(request_id)
-        if grant is not None:
-            return grant
-        future = self._waiting.get(request_id)
-        if future is None:
-            self.scheduler.ask(request, self._clock())
-            future = asyncio.get_running_loop().create_future()
-            self._waiting[request_id] = future
-            self.scheduler.place(self._clock(), self._rng)
-            self._collect()
+        self.scheduler.ask(request, time.monotonic())
+        future = self._waiting[request.request_id] = asyncio.get_running_loop().create_future()
+        self.scheduler.place(time.monotonic(), self._rng)
+        self._collect()
         try:
-            return await asyncio.shield(future)
+            return await future
         except asyncio.CancelledError:
-            if not future.done():  # who asked gave up
-                self.release(request_id)
+            self.release(request.request_id)  # who asked gave up
             raise
 
     def renew(self, request_ids: Iterable[str]) -> list[str]:
         """Keep leases alive. The ids of those that are over."""
-        now_seconds = self._clock()
+        now_seconds = time.monotonic()
         return [name for name in request_ids if not self.scheduler.renew(name, now_seconds)]
 
     def release(self, request_id: str) -> None:
         """Give a box back. Nothing happens when the lease is over."""
-        self.scheduler.release(request_id, self._clock())
-        self._grants.pop(request_id, None)
-        future = self._waiting.pop(request_id, None)
-        if future is not None and not future.done():
-            future.set_exception(SandboxLost(f"request {request_id} was withdrawn"))
-            future.exception()  # it may be that nobody waits
+        self.scheduler.release(request_id, time.monotonic())
+        self._refuse(request_id, SandboxLost(f"request {request_id} was withdrawn"))
         self._collect()
 
     async def close(self) -> None:
         """Stop deciding. Boxes are the nodes' to end."""
-        for task in (*self._loops, *self._tasks):
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._loops, *self._tasks, return_exceptions=True)
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(SandboxLost("the fleet was closed"))
-                future.exception()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for request_id in list(self._waiting):
+            self._refuse(request_id, SandboxLost("the fleet was closed"))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _tick(self) -> None:
         while True:
-            self.scheduler.tick(self._clock(), self._rng)
+            self.scheduler.tick(time.monotonic(), self._rng)
             self._collect()
-            await asyncio.sleep(self._tick_seconds)
+            await asyncio.sleep(_TICK_SECONDS)
 
     async def _watch(self, spec: NodeSpec, node: Node) -> None:
         """Ask a node for reports until another takes its name."""
         while self._nodes.get(spec.node_id) is node:
-            asked_at_seconds = self._clock()
+            asked_at_seconds = time.monotonic()
             try:
                 async with asyncio.timeout(self._heartbeat_seconds * 5):
                     report = await node.report(asked_at_seconds)
             except (*_FAILURES, TimeoutError) as error:
                 _logger.info("node is silent %s", fields(node=spec.node_id, error=str(error)))
             else:
-                if not self.scheduler.report(report, self._clock()):
-                    self.scheduler.join(spec, self._clock())
+                if not self.scheduler.report(report, time.monotonic()):
+                    self.scheduler.join(spec, time.monotonic())
                 self._collect()
             await asyncio.sleep(self._heartbeat_seconds)
 
@@ -148,9 +123,7 @@ class FleetService:
         for notice in self.scheduler.take_notices():
             self._tell(notice)
         for order in self.scheduler.take_orders():
-            task = asyncio.create_task(self._carry_out(order))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._keep(self._carry_out(order))
 
     async def _carry_out(self, order: Order) -> None:
         node = self._nodes.get(order.node_id)
@@ -165,7 +138,7 @@ class FleetService:
         if isinstance(order, StopBox):
             self.scheduler.box_stopped(order.box_id)
         elif is_done:
-            self.scheduler.box_up(order.box_id, self._clock())
+            self.scheduler.box_up(order.box_id, time.monotonic())
         else:
             self.scheduler.box_failed(order.box_id)
         self._collect()
@@ -173,21 +146,19 @@ class FleetService:
     def _tell(self, notice: Notice) -> None:
         request_id = notice.request_id
         if isinstance(notice, Granted):
-            self._grants[request_id] = notice
-            future = self._waiting.pop(request_id, None)
-            if future is not None and not future.done():
+            future = self._waiting.pop(request_id)
+            if not future.done():
                 future.set_result(notice)
         elif isinstance(notice, Refused):
-            future = self._waiting.pop(request_id, None)
-            if future is not None and not future.done():
-                future.set_exception(
-                    CapacityExhausted(
-                        f"request {request_id} got no box: {notice.reason.value}; "
-                        f"{len(self.scheduler.queue)} requests wait"
-                    )
-                )
-                future.exception()
+            waiting = len(self.scheduler.queue)
+            why = f"request {request_id} got no box: {notice.reason}; {waiting} requests wait"
+            self._refuse(request_id, CapacityExhausted(why))
         else:
-            self._grants.pop(request_id, None)
             why = "not renewed in time" if notice.was_expired else "its box was lost"
             _logger.info("lease ended %s", fields(lease=request_id, why=why))
+
+    def _refuse(self, request_id: str, error: SandboxError) -> None:
+        future = self._waiting.pop(request_id, None)
+        if future is not None and not future.done():
+            future.set_exception(error)
+            future.exception()  # it may be that nobody waits

@@ -25,6 +25,7 @@ _ERRORS: dict[str, type[SandboxError]] = {
 }
 
 Blobs = tuple[bytes, ...]
+Reply = tuple[dict[str, Any], list[bytes]]
 
 
 class Channel(Protocol):
@@ -38,7 +39,7 @@ class Channel(Protocol):
 
     async def request(
         self, operation: str, answer_seconds: float, blobs: Blobs = (), **fields: Any
-    ) -> tuple[dict[str, Any], list[bytes]]:
+    ) -> Reply:
         """Send and wait for the reply.
 
         A reply that names an `error` is raised, by `error_of_kind`; a box that is gone is
@@ -62,6 +63,12 @@ class BoxTools:
     def is_lost(self) -> bool:
         """Whether the box died; every operation then raises SandboxLost."""
         return self.channel.is_lost
+
+    async def request(
+        self, operation: str, answer_seconds: float, blobs: Blobs = (), **fields: Any
+    ) -> Reply:
+        """A request to the server inside, for a holder in another process."""
+        return await self.channel.request(operation, answer_seconds, blobs, **fields)
 
     async def exec(
         self,

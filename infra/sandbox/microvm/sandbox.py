@@ -82,9 +82,10 @@ class MicroVmSandbox(BoxTools):
         """
         limits, seconds = self.origin.spec.limits, self._start_seconds
         variables = {**_ENVIRONMENT, **self.origin.spec.environment}
-        # They are sent in this order, and answered in it, without a wait in between.
+        # They are sent in this order, and answered in it, without a wait in between. No `resume`:
+        # a process that was stopped in the source ends without another step.
         await asyncio.gather(
-            self.wake(),
+            self._refresh(),
             self.channel.request(
                 "open",
                 seconds,
@@ -102,12 +103,7 @@ class MicroVmSandbox(BoxTools):
 
     async def wake(self) -> None:
         """Give a copy of a running machine its own clock and random pool, and let it go on."""
-        await asyncio.gather(
-            self._machine_channel.refresh(
-                self._start_seconds, blobs=(os.urandom(48), self.sandbox_id.encode())
-            ),
-            self.channel.request("resume", self._start_seconds),
-        )
+        await asyncio.gather(self._refresh(), self.channel.request("resume", self._start_seconds))
 
     async def lay_over(self, files: dict[str, bytes | None]) -> None:
         """Write and remove files; one to be removed need not be there."""
@@ -167,6 +163,10 @@ class MicroVmSandbox(BoxTools):
         self._is_closed = True
         await self._machine_channel.close()
         self._keeper.forget(self)
+
+    async def _refresh(self) -> None:
+        identity = (os.urandom(48), self.sandbox_id.encode())
+        await self._machine_channel.refresh(self._start_seconds, blobs=identity)
 
     @property
     def _start_seconds(self) -> float:

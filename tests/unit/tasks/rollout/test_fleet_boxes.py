@@ -5,11 +5,11 @@ import time
 from pathlib import Path
 
 import pytest
+from ostinato.infra.sandbox.fleet.policy import FleetPolicy
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.sandbox.fleet.client import FleetClient
 from ostinato.infra.sandbox.fleet.placement import PlacementPolicy
-from ostinato.infra.sandbox.fleet.policy import FleetPolicy
 from ostinato.infra.sandbox.fleet.repositories import RepositoryFleet
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.config import GradingConfig

@@ -6,12 +6,10 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ostinato.infra.sandbox.fleet.policy import FleetPolicy
-from ostinato.infra.sandbox.fleet.records import BoxRequest, Granted, Priority, StartBox
-from tests.unit.infra.sandbox.fleet.toy_fleet import PRIORITIES, ToyFleet
+from ostinato.infra.sandbox.fleet.records import FleetPolicy, Granted, StartBox
+from tests.unit.infra.sandbox.fleet.toy_fleet import ToyFleet
 
 POLICY = FleetPolicy(
-    most_waiting=dict.fromkeys(Priority, 6),
     node_silence_seconds=5.0,
     start_seconds=8.0,
     demand_half_life_seconds=4.0,
@@ -26,36 +24,30 @@ class FleetMachine(RuleBasedStateMachine):
     def build(self, num_nodes: int, seed: int) -> None:
         self.fleet = ToyFleet.of(num_nodes, POLICY, starts_per_second=PER_SECOND, start_burst=BURST)
         self.fleet.rng.seed(seed)
-        self.requests: dict[str, BoxRequest] = {}
+        self.requests: list[str] = []  # in the order of their asking
+        self.again: set[str] = set()  # those that had a box, or a start, before
         self.given_back: set[str] = set()
         self.num_deaths = 0
 
     @rule(
         template=st.sampled_from(["small", "large"]),
-        priority=st.sampled_from(PRIORITIES),
         lease_seconds=st.sampled_from([3.0, 30.0]),
         amount=st.integers(1, 4),
     )
-    def ask(self, template, priority, lease_seconds, amount) -> None:
+    def ask(self, template, lease_seconds, amount) -> None:
         for _ in range(amount):
-            refused_before = self.fleet.refused_at_once
-            request_id = self.fleet.ask(
-                template,
-                priority=priority,
-                lease_seconds=lease_seconds,
-                wait_seconds=20.0,
+            self.requests.append(
+                self.fleet.ask(template, lease_seconds=lease_seconds, wait_seconds=20.0)
             )
-            if self.fleet.refused_at_once == refused_before:
-                self.requests[request_id] = priority
 
     @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 3.0]))
     def tick(self, seconds: float) -> None:
         fleet = self.fleet
         before = len(fleet.orders), len(fleet.notices)
         fleet.tick(seconds)
-        self.check_no_inversion(*before)
+        self.check_order(*before)
 
-    def check_no_inversion(self, orders_before: int, notices_before: int) -> None:
+    def check_order(self, orders_before: int, notices_before: int) -> None:
         fleet = self.fleet
         boxes = fleet.scheduler.view.boxes
         served = [
@@ -67,10 +59,11 @@ class FleetMachine(RuleBasedStateMachine):
             for notice in fleet.notices[notices_before:]
             if isinstance(notice, Granted)
         ]
-        lowest = min((self.requests[key] for key in served if key is not None), default=None)
-        for priority in PRIORITIES:
-            if lowest is not None and priority > lowest:
-                assert fleet.scheduler.queue.num_waiting(-priority) == 0
+        first = {request for request in served if request is not None} - self.again
+        self.again |= first
+        waiting = [name for name in self.requests if name in fleet.scheduler.queue]
+        latest = max(map(self.requests.index, first), default=-1)
+        assert all(self.requests.index(name) > latest for name in waiting if name not in self.again)
 
     @rule(share=st.sampled_from([0.5, 1.0]), drop=st.sampled_from([0.0, 0.2]))
     def deliver(self, share: float, drop: float) -> None:
@@ -89,7 +82,7 @@ class FleetMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 50))
     def release(self, number: int) -> None:
         if self.requests:
-            request_id = list(self.requests)[number % len(self.requests)]
+            request_id = self.requests[number % len(self.requests)]
             self.given_back.add(request_id)
             self.fleet.scheduler.release(request_id, self.fleet.now)
             self.fleet.collect()

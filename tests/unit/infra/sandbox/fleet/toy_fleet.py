@@ -5,11 +5,9 @@ checked on.
 import random
 from dataclasses import dataclass, field
 
-from ostinato.infra.platform.errors import CapacityExhausted
-from ostinato.infra.sandbox.fleet.cluster_view import BoxPhase
-from ostinato.infra.sandbox.fleet.policy import FleetPolicy
 from ostinato.infra.sandbox.fleet.records import (
     BoxRequest,
+    FleetPolicy,
     Granted,
     LeaseEnded,
     NodeReport,
@@ -17,7 +15,6 @@ from ostinato.infra.sandbox.fleet.records import (
     Notice,
     Order,
     Pressure,
-    Priority,
     Refused,
     Resources,
     StartBox,
@@ -25,6 +22,7 @@ from ostinato.infra.sandbox.fleet.records import (
     Template,
 )
 from ostinato.infra.sandbox.fleet.scheduler import FleetScheduler
+from ostinato.infra.sandbox.fleet.view import BoxPhase
 
 GIB = 1 << 30
 CALM = Pressure(used=Resources(cpus=0, memory_bytes=0, disk_bytes=0))
@@ -60,7 +58,6 @@ class ToyFleet:
     starts: list[tuple[float, str]] = field(default_factory=list)  # time, node
     notices: list[Notice] = field(default_factory=list)
     num_requests: int = 0
-    refused_at_once: int = 0
 
     @classmethod
     def of(cls, num_nodes: int, policy: FleetPolicy | None = None, **changes: object) -> "ToyFleet":
@@ -79,13 +76,9 @@ class ToyFleet:
         fields = {
             "request_id": f"request-{self.num_requests}",
             "template": template,
-            "holder_id": "holder",
         }
         request = BoxRequest.model_validate(fields | changes)
-        try:
-            self.scheduler.ask(request, self.now)
-        except CapacityExhausted:
-            self.refused_at_once += 1
+        self.scheduler.ask(request, self.now)
         self.collect()
         return request.request_id
 
@@ -161,14 +154,20 @@ class ToyFleet:
         """Declared sums of boxes that count stay within the limit, and the sums are right."""
         view = self.scheduler.view
         for node in view.nodes.values():
-            boxes = [view.boxes[box_id] for box_id in node.boxes]
+            boxes = list(node.boxes.values())
+            assert all(view.boxes[box.box_id] is box and box.node is node for box in boxes)
             memory = sum(box.template.declared.memory_bytes for box in boxes)
             cpus = sum(box.template.declared.cpus for box in boxes)
             assert memory == node.promised.memory_bytes <= node.limit.memory_bytes
             assert abs(cpus - node.promised.cpus) < 1e-6
             assert cpus <= node.limit.cpus + 1e-6
-            warm = [box.box_id for box in boxes if box.phase is BoxPhase.WARM]
-            assert sorted(warm) == sorted(box for kind in node.warm.values() for box in kind)
+        for template in self.scheduler.templates:
+            warm = [
+                box.box_id
+                for box in view.boxes.values()
+                if box.phase is BoxPhase.WARM and box.template.name == template
+            ]
+            assert sorted(warm) == sorted(box.box_id for box in view.warm(template))
 
     def check_leases(self) -> None:
         """A live lease has one box, or its request waits or starts; a box has one lease."""
@@ -176,6 +175,7 @@ class ToyFleet:
         served = {}
         for box in scheduler.view.boxes.values():
             if box.phase is BoxPhase.LEASED:
+                assert box.request_id is not None
                 assert box.request_id in scheduler.leases
                 assert box.request_id not in served
                 served[box.request_id] = box
@@ -193,6 +193,3 @@ class ToyFleet:
                 request_id in scheduler.queue,
             ]
             assert places.count(True) == 1, (request_id, places)
-
-
-PRIORITIES = tuple(Priority)
