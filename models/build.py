@@ -256,11 +256,6 @@ class TrainerModel(torch.nn.Module):
             states.append(normed_SBD)
         return states
 
-    def draft_logits(self, tokens_BT: Tensor) -> list[Tensor]:
-        """Returns, per depth d, logits_BSV of positions 0 .. T-2-d: row t scores token t+2+d."""
-        states = self.draft_states(self.forward_hidden(tokens_BT), tokens_BT)
-        return [(state_SBD @ self.embedding_VD.T).transpose(0, 1) for state_SBD in states]
-
     def _set_replay(self, routes_BTLK: Tensor | None, plausibility_ratio: float) -> None:
         """Hands each router its layer's routes, in the time-first order it sees tokens in."""
         routers = self.routers

@@ -30,16 +30,12 @@ class DecodingConfig(BaseModel):
 
     engine: Literal["local", "vllm"] = Field(
         default="local",
-        description="engine of the rollouts' replicas: ours, or vLLM (extra `vllm`), which ignores the other keys but "
-        "precision. Evaluation and users always get ours",
-    )
-    native: bool = Field(
-        default=False,
-        description="decode steps as loops that numba compiles at the first start, in fp32 on a CPU; off: eager torch",
+        description="engine of the rollouts' replicas: ours, whose decode steps are loops that numba compiles at the "
+        "first start, or vLLM (extra `vllm`), which has no drafts. Evaluation and users always get ours",
     )
     precision: Precision = Field(
         default=Precision.FP32,
-        description="of weights and caches; sums, norms and softmax are fp32",
+        description="of vLLM's weights and caches; our engine is fp32 only",
     )
     draft_layers: int = Field(
         default=0,
@@ -66,10 +62,10 @@ class DecodingConfig(BaseModel):
             raise ValueError(
                 f"lookup_entries is {self.lookup_entries}, wanted 0 or a power of two such as 65536"
             )
-        if self.native and self.precision is not Precision.FP32:
+        if self.engine == "local" and self.precision is not Precision.FP32:
             raise ValueError(
-                f"native is true with precision {self.precision.value!r}, wanted native = false "
-                "there: the compiled loops are fp32 only"
+                f"precision is {self.precision.value!r} with engine 'local', wanted 'fp32': "
+                "its compiled loops are fp32 only"
             )
         return self
 

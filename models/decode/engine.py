@@ -13,17 +13,14 @@ from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
-import torch
 
-from ostinato.models.decode.batch import PrefillSpan
 from ostinato.models.decode.cache import SlotCache
 from ostinato.models.decode.compiled.loader import load_native_trunk
 from ostinato.models.decode.compiled.packed import whole_vectors
 from ostinato.models.decode.config import CachePolicy, EngineConfig
 from ostinato.models.decode.drafts.speculation import Drafted, Speculator
-from ostinato.models.decode.forward import Trunk
 from ostinato.models.decode.generations import empty_generation, stop_reason, take_generation
-from ostinato.models.decode.passes import DecodePasses, Sampled
+from ostinato.models.decode.passes import DecodePasses, PrefillSpan, Sampled
 from ostinato.models.decode.placement import find_place
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
 from ostinato.models.decode.requests import (
@@ -32,10 +29,9 @@ from ostinato.models.decode.requests import (
     WaitingRequest,
     check_request,
 )
-from ostinato.models.decode.sampling import NoiseSource
 from ostinato.models.decode.slots import SlotTable, Taken
 from ostinato.models.decode.statistics import EngineStatistics
-from ostinato.models.decode.weights import DecodeWeights, dtype_of
+from ostinato.models.decode.weights import DecodeWeights
 from ostinato.models.spec import ModelSpec
 
 __all__ = ["CachePolicy", "DecodeEngine", "EngineConfig"]
@@ -57,26 +53,19 @@ class DecodeEngine:
         self.max_context_tokens = config.max_context_tokens or spec.max_sequence_tokens
         depth = min(config.draft_layers, spec.mtp_depth)
         drafts = depth + config.lookup_tokens  # copies may stand behind those of draft layers
-        positions = self.max_context_tokens + drafts
-        positions = whole_vectors(positions) if config.native else positions
+        positions = whole_vectors(self.max_context_tokens + drafts)
         self._clock = clock
         self._slots = SlotTable(config.slots, positions, spec.vocab_size)
-        noise = NoiseSource(spec.vocab_size)
-        trunk = Trunk(spec, positions)
         self._queue = RequestQueue()
         self._running: dict[int, RunningRequest] = {}
         self._settled_slots_B: np.ndarray | None = None  # those that decode while all do
         self._drafts_with_layers = depth > 0
-        self._cache = SlotCache(spec, config.slots, positions, dtype_of(config.precision))
-        native = None
-        if config.native:
-            rows = config.slots * (drafts + 1) + config.prefill_tokens_per_step
-            native = load_native_trunk(spec, trunk.rotation_C1d, self._cache, rows)
-        self._passes = DecodePasses(
-            self._slots, self._cache, trunk, native, noise, config.cache_policy
-        )
+        self._cache = SlotCache(spec, config.slots, positions)
+        rows = config.slots * (drafts + 1) + config.prefill_tokens_per_step
+        native = load_native_trunk(spec, self._cache, rows)
+        self._passes = DecodePasses(self._slots, self._cache, native, config.cache_policy)
         self._weights = weights
-        self._speculator = Speculator(trunk, native, depth, config, noise) if drafts else None
+        self._speculator = Speculator(native, depth, config) if drafts else None
         self._is_speculating = True
 
     @property
@@ -154,28 +143,20 @@ class DecodeEngine:
         """Off: drafts nothing and learns nothing from answers until switched on again."""
         self._is_speculating = on
 
-    @torch.inference_mode()
     def step(self) -> list[Generation]:
         """Admits what fits, runs one forward pass, returns the requests that ended."""
-        precision = torch.get_float32_matmul_precision()
-        if precision == "highest":
-            return self._step()
-        # A trainer in this process may have chosen oneDNN's products, which compile for every row
-        # count they meet and cost 13 us a call.
-        torch.set_float32_matmul_precision("highest")
-        try:
-            return self._step()
-        finally:
-            torch.set_float32_matmul_precision(precision)
-
-    def _step(self) -> list[Generation]:
         finished = self._admit_waiting()
         if not self._running:
             return finished
         started_at = self._clock()
         decode_slots_B, spans = self._select_rows()
-        drafted = None if spans else self._draft(decode_slots_B)
-        sampled = self._passes.run(self._weights, decode_slots_B, spans, drafted)
+        drafted = None
+        if spans:
+            sampled = self._passes.feed(self._weights, decode_slots_B, spans)
+        else:
+            drafted = self._draft(decode_slots_B)
+            width = 1 if drafted is None else drafted.width
+            sampled = self._passes.decode(self._weights, decode_slots_B, width)
         taken = self._take(sampled, drafted)
         statistics = self.statistics
         for span in spans:
@@ -251,13 +232,13 @@ class DecodeEngine:
             start = int(slots.cached_S[slot])
             end = min(int(slots.context_S[slot]), start + budget - fed)
             if end > start:
-                spans.append(PrefillSpan(slot, start, end, len(decode_slots_B) + fed))
+                spans.append(PrefillSpan(slot, start, end))
                 fed += end - start
         return decode_slots_B, spans
 
     def _draft(self, decode_slots_B: np.ndarray) -> Drafted | None:
         """Writes draft tokens behind the contexts. None for a plain step not to be measured."""
-        if self._speculator is None or not self._is_speculating or not len(decode_slots_B):
+        if self._speculator is None or not self._is_speculating:
             return None
         drafted = self._speculator.propose(self._weights, self._slots, decode_slots_B)
         if drafted is not None:
@@ -281,8 +262,7 @@ class DecodeEngine:
             self.statistics.accepted_tokens += taken.drafts_used
             if drafted.layered:
                 speculator.policy.count_accepted(taken.accepted_B, drafted.layered)
-        if sampled.hidden_RD is not None:
-            speculator.remember(slots_B, sampled.hidden_RD, taken.gained_B)
+        speculator.remember(slots_B, sampled.hidden_RD, taken.gained_B)
         return taken
 
     # --- the end of a request

@@ -31,7 +31,7 @@ def take_generation(
     """The answer in a slot. Routes are those not yet reported for the session."""
     request, prompt, end = running.request, running.prompt_tokens, int(slots.context_S[slot])
     offset, routed = int(slots.reported_S[slot]), int(slots.routed_S[slot])
-    routes = cache.recorded_SCLK[slot, offset:routed].copy()
+    routes = cache.routes_SCLK[slot, offset:routed].copy()
     if request.return_routes:
         slots.reported_S[slot] = routed
     else:

@@ -31,7 +31,7 @@ class Taken:
 
     accepted_B: np.ndarray  # drafts that held
     gained_B: np.ndarray  # tokens added
-    ends_B: np.ndarray  # how the request goes on, as in native_slots
+    ends_B: np.ndarray  # how the request goes on, as in compiled/slots.py
     gained: int  # tokens of all slots
     drafts_used: int  # drafts among them
     ended: int  # requests

@@ -1,74 +1,50 @@
-"""Canonical weights laid out for decoding.
-
-`DecodeWeights`: fused, copied and checked tensors that one forward pass of the decode engine reads.
-It computes no tokens and keeps no cache.
+"""Canonical weights checked, fused and packed for the decode engine.
 
 Three rewrites save operations and change only rounding: RMSNorm scales are folded into the matrix
 that follows, query, key and value matrices are one, and the two halves that RoPE rotates are
-interleaved so that the rotation is one complex product.
+interleaved so that a rotation works on neighbours.
 
 Shapes: V vocabulary, D model width, H query heads, G key/value heads, d head width, E experts, F
-expert width, M draft width, I = E*D and J = E*F rows.
+expert width, M draft width.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.models.decode.compiled.packed import (
-    PackedDraft,
-    PackedWeights,
-    join_flat,
-    join_packed,
-    pack_matrix,
-)
-from ostinato.models.decode.config import Precision
-from ostinato.models.spec import ModelSpec
-
-_ALWAYS_FP32 = ("gate_ED", "qk_scale_Hd")
-_GROUPED_ALIGNMENT_ELEMENTS = 4  # grouped_mm wants strides of 16 bytes
+from ostinato.models.decode.compiled.packed import LANES, join_flat, join_packed, pack_matrix
+from ostinato.models.spec import ModelSpec, check_shapes
 
 
-def dtype_of(precision: Precision) -> torch.dtype:
-    """The precision as torch names it."""
-    return torch.float32 if precision is Precision.FP32 else torch.bfloat16
+class DraftArrays(NamedTuple):
+    """One multi-token-prediction layer, in the order that the compiled draft takes it."""
+
+    hidden_in: np.ndarray  # packed [D, D]: half of in_proj for the hidden state
+    embed_in: np.ndarray  # packed [D, D]: half of in_proj for the next token's embedding
+    gate_up: np.ndarray  # packed [D, 2M]
+    down: np.ndarray  # packed [M, D]
+    norm_D: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One transformer layer."""
+class TrunkArrays(NamedTuple):
+    """All matrices of the trunk, in the order that the compiled trunk takes them. Those of layers
+    and experts follow one another.
+    """
 
-    qkv_OD: Tensor  # [(H+2G)*d, D], input norm folded in, query and key rows interleaved for RoPE
-    qk_scale_Hd: (
-        Tensor  # [H+G, d], norm weights of query and key heads; attention scale folded into queries
-    )
-    output_OD: Tensor  # [H*d, D] view of the transposed matrix
-    gate_ED: Tensor  # post-attention norm folded in
-    gate_bias_E: Tensor
-    expert_up_EDF: Tensor  # [E, D, 2F] view, gate half first, post-attention norm folded in
-    expert_down_EFD: Tensor  # [E, F, D] view
-
-
-@dataclass(frozen=True, slots=True)
-class DraftWeights:
-    """One multi-token-prediction layer."""
-
-    hidden_in_DD: Tensor  # half of in_proj for the hidden state, its norm folded in
-    embed_in_DD: Tensor  # half of in_proj for the next token's embedding, its norm folded in
-    gate_up_MD: Tensor  # [2M, D], norm folded in
-    down_MD: Tensor  # [M, D] view of the transposed matrix
-    norm_D: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertRows:
-    """Experts of one layer once more: a row is what one input element adds to all outputs."""
-
-    up_IF: Tensor  # [E*D, 2F]
-    down_JD: Tensor  # [E*F, D]
+    embedding_VD: np.ndarray
+    head: np.ndarray  # the embedding again, packed as [D, V]
+    qkv: np.ndarray  # packed [D, (H + 2G) * d] a layer
+    qk_scale: np.ndarray  # [H + G, d] a layer, the attention scale folded into queries
+    output: np.ndarray  # packed [H * d, D] a layer
+    gate: np.ndarray  # packed [D, E], E padded, a layer
+    gate_bias: np.ndarray  # [E] a layer
+    up: np.ndarray  # packed [D, 2F] an expert of a layer, gate half first
+    down: np.ndarray  # packed [F, D] an expert of a layer
+    final_norm_D: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,161 +52,107 @@ class DecodeWeights:
     """Everything one version of the model needs to decode."""
 
     version: int
-    embedding_VD: Tensor
-    final_norm_D: Tensor
-    layers: tuple[LayerWeights, ...]
-    drafts: tuple[DraftWeights, ...]
-    packed: PackedWeights | None = None  # the same once more, for native decoding
-    expert_rows: tuple[ExpertRows, ...] | None = None  # a layer each, for eager float32 on the CPU
+    trunk: TrunkArrays
+    drafts: tuple[DraftArrays, ...]
 
 
-def prepare_weights(
-    spec: ModelSpec,
-    weights: Mapping[str, Tensor],
-    version: int,
-    precision: Precision = Precision.FP32,
-    *,
-    native: bool = False,
-) -> DecodeWeights:
-    """Checks names, shapes and finiteness, then copies and fuses. The input may be changed
-    afterwards. `native` also packs them for compiled loops.
+def prepare_weights(spec: ModelSpec, weights: Mapping[str, Tensor], version: int) -> DecodeWeights:
+    """Checks, fuses and packs a copy; the input may be changed afterwards.
 
     Raises ValueError that names the tensor, so that nothing half-applied is ever served.
     """
-    _check(spec, weights, version)
+    check_weights(spec, weights)
+    check_vectors(spec)
     source = {name: weights[name].detach().to(torch.float32) for name in spec.weight_shapes()}
-    layers = tuple(_fuse_layer(spec, source, layer) for layer in range(spec.num_layers))
-    drafts = tuple(_fuse_draft(spec, source, depth) for depth in range(spec.mtp_depth))
-    prepared = DecodeWeights(
+    return DecodeWeights(
         version=version,
-        embedding_VD=source["model.embed_tokens.weight"].clone(),
-        final_norm_D=source["model.norm.weight"].clone(),
-        layers=tuple(_stored(layer, precision) for layer in layers),
-        drafts=tuple(_stored(draft, precision) for draft in drafts),
-    )
-    prepared = replace(prepared, embedding_VD=prepared.embedding_VD.to(dtype_of(precision)))
-    if native:
-        return replace(prepared, packed=_pack(prepared))
-    if precision is not Precision.FP32:
-        return prepared
-    return replace(prepared, expert_rows=tuple(_as_rows(layer) for layer in layers))
-
-
-def _stored(part: Any, precision: Precision) -> Any:
-    """The part with its matrices in `precision`. Norms, and what chooses experts, stay float32: a
-    rounded router would choose others than the trainer's.
-    """
-    if precision is Precision.FP32:
-        return part
-    matrices = {
-        field.name: getattr(part, field.name).to(dtype_of(precision))
-        for field in fields(part)
-        if getattr(part, field.name).dim() > 1 and field.name not in _ALWAYS_FP32
-    }
-    return replace(part, **matrices)
-
-
-def _as_rows(layer: LayerWeights) -> ExpertRows:
-    return ExpertRows(
-        up_IF=layer.expert_up_EDF.contiguous().flatten(0, 1),
-        down_JD=layer.expert_down_EFD.contiguous().flatten(0, 1),
+        trunk=_pack_trunk(spec, source),
+        drafts=tuple(_pack_draft(spec, source, depth) for depth in range(spec.mtp_depth)),
     )
 
 
-def _pack(weights: DecodeWeights) -> PackedWeights:
-    layers = weights.layers
-    return PackedWeights(
-        embedding_VD=join_flat([weights.embedding_VD]),
-        head=pack_matrix(weights.embedding_VD.t()),
-        qkv=join_packed(pack_matrix(layer.qkv_OD.t()) for layer in layers),
-        qk_scale=join_flat([layer.qk_scale_Hd for layer in layers]),
-        output=join_packed(pack_matrix(layer.output_OD) for layer in layers),
-        gate=join_packed(pack_matrix(layer.gate_ED.t()) for layer in layers),
-        gate_bias=join_flat([layer.gate_bias_E for layer in layers]),
-        up=join_packed(pack_matrix(up) for layer in layers for up in layer.expert_up_EDF),
-        down=join_packed(pack_matrix(down) for layer in layers for down in layer.expert_down_EFD),
-        final_norm_D=join_flat([weights.final_norm_D]),
-        drafts=tuple(
-            PackedDraft(
-                hidden_in=pack_matrix(draft.hidden_in_DD.t()),
-                embed_in=pack_matrix(draft.embed_in_DD.t()),
-                gate_up=pack_matrix(draft.gate_up_MD.t()),
-                down=pack_matrix(draft.down_MD),
-                norm_D=join_flat([draft.norm_D]),
-            )
-            for draft in weights.drafts
-        ),
-    )
-
-
-def _check(spec: ModelSpec, weights: Mapping[str, Tensor], version: int) -> None:
-    wanted = spec.weight_shapes()
-    missing = sorted(wanted.keys() - weights.keys())
-    unknown = sorted(weights.keys() - wanted.keys())
-    if missing or unknown:
-        raise ValueError(
-            f"weights version {version}: missing {missing[:3]} ({len(missing)}), "
-            f"unknown {unknown[:3]} ({len(unknown)}), "
-            f"wanted exactly the {len(wanted)} names of the spec"
-        )
-    for name, shape in wanted.items():
-        tensor = weights[name]
-        if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"weights version {version}: {name} has shape {tuple(tensor.shape)}, wanted {shape}"
-            )
+def check_weights(spec: ModelSpec, weights: Mapping[str, Tensor]) -> None:
+    """Refuses weights with other names or shapes than the spec's, or with values not finite."""
+    check_shapes(spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
+    for name, tensor in weights.items():
         if not torch.isfinite(tensor).all():
-            raise ValueError(f"weights version {version}: {name} holds a value that is not finite")
-    for field in ("hidden_size", "expert_hidden_size"):
-        if getattr(spec, field) % _GROUPED_ALIGNMENT_ELEMENTS:
+            raise ValueError(f"weight {name} holds a value that is not finite")
+
+
+def check_vectors(spec: ModelSpec) -> None:
+    """Refuses a shape whose rows do not fill whole vectors."""
+    multiples = {"hidden_size": LANES, "head_dim": LANES, "expert_hidden_size": LANES}
+    multiples["mtp_hidden_size"] = LANES // 2  # gate and up stand side by side
+    for name, multiple in multiples.items():
+        if getattr(spec, name) % multiple:
             raise ValueError(
-                f"{field}={getattr(spec, field)}, wanted a multiple of "
-                f"{_GROUPED_ALIGNMENT_ELEMENTS}: the grouped matrix product needs aligned rows"
+                f"{name}={getattr(spec, name)}, wanted a multiple of {multiple} for compiled decoding"
             )
 
 
-def _fuse_layer(spec: ModelSpec, source: Mapping[str, Tensor], layer: int) -> LayerWeights:
-    prefix = f"model.layers.{layer}"
-    input_norm_D = source[f"{prefix}.input_layernorm.weight"]
-    middle_norm_D = source[f"{prefix}.post_attention_layernorm.weight"]
-    query_OD = _interleave(source[f"{prefix}.self_attn.q_proj.weight"], spec.head_dim)
-    key_OD = _interleave(source[f"{prefix}.self_attn.k_proj.weight"], spec.head_dim)
-    value_OD = source[f"{prefix}.self_attn.v_proj.weight"]
-    query_scale_d = _interleave(source[f"{prefix}.self_attn.q_norm.weight"], spec.head_dim)
-    key_scale_d = _interleave(source[f"{prefix}.self_attn.k_norm.weight"], spec.head_dim)
-    query_scale_d = query_scale_d * spec.head_dim**-0.5
-    up_EFD = source[f"{prefix}.mlp.experts.gate_up_proj"] * middle_norm_D
-    return LayerWeights(
-        qkv_OD=torch.cat([query_OD, key_OD, value_OD]) * input_norm_D,
-        qk_scale_Hd=torch.cat(
-            [
-                query_scale_d.expand(spec.num_attention_heads, -1),
-                key_scale_d.expand(spec.num_query_groups, -1),
-            ]
+def _pack_trunk(spec: ModelSpec, source: Mapping[str, Tensor]) -> TrunkArrays:
+    embedding_VD = source["model.embed_tokens.weight"]
+    layers = [f"model.layers.{layer}" for layer in range(spec.num_layers)]
+    middle_norms = [source[f"{layer}.post_attention_layernorm.weight"] for layer in layers]
+    gates = [
+        source[f"{layer}.mlp.gate.weight"] * norm_D
+        for layer, norm_D in zip(layers, middle_norms, strict=True)
+    ]
+    ups_EFD = [
+        source[f"{layer}.mlp.experts.gate_up_proj"] * norm_D
+        for layer, norm_D in zip(layers, middle_norms, strict=True)
+    ]
+    downs_EDF = [source[f"{layer}.mlp.experts.down_proj"] for layer in layers]
+    return TrunkArrays(
+        embedding_VD=join_flat([embedding_VD]),
+        head=pack_matrix(embedding_VD.t()),
+        qkv=join_packed(pack_matrix(_fuse_qkv(spec, source, layer).t()) for layer in layers),
+        qk_scale=join_flat([_fuse_scales(spec, source, layer) for layer in layers]),
+        output=join_packed(
+            pack_matrix(source[f"{layer}.self_attn.o_proj.weight"].t()) for layer in layers
         ),
-        output_OD=source[f"{prefix}.self_attn.o_proj.weight"].clone().t(),
-        gate_ED=source[f"{prefix}.mlp.gate.weight"] * middle_norm_D,
-        gate_bias_E=source[f"{prefix}.mlp.gate.e_score_correction_bias"].clone(),
-        expert_up_EDF=up_EFD.transpose(1, 2),
-        expert_down_EFD=source[f"{prefix}.mlp.experts.down_proj"].clone().transpose(1, 2),
+        gate=join_packed(pack_matrix(gate_ED.t()) for gate_ED in gates),
+        gate_bias=join_flat(
+            [source[f"{layer}.mlp.gate.e_score_correction_bias"] for layer in layers]
+        ),
+        up=join_packed(pack_matrix(up.t()) for up_EFD in ups_EFD for up in up_EFD),
+        down=join_packed(pack_matrix(down.t()) for down_EDF in downs_EDF for down in down_EDF),
+        final_norm_D=join_flat([source["model.norm.weight"]]),
     )
 
 
-def _fuse_draft(spec: ModelSpec, source: Mapping[str, Tensor], depth: int) -> DraftWeights:
+def _fuse_qkv(spec: ModelSpec, source: Mapping[str, Tensor], layer: str) -> Tensor:
+    """[(H + 2G) * d, D], input norm folded in, query and key rows interleaved for RoPE."""
+    query_OD, key_OD, value_OD = (
+        source[f"{layer}.self_attn.{part}_proj.weight"] for part in ("q", "k", "v")
+    )
+    rows = [_interleave(query_OD, spec.head_dim), _interleave(key_OD, spec.head_dim), value_OD]
+    return torch.cat(rows) * source[f"{layer}.input_layernorm.weight"]
+
+
+def _fuse_scales(spec: ModelSpec, source: Mapping[str, Tensor], layer: str) -> Tensor:
+    """Norm weights of query and key heads [H + G, d]."""
+    query_d = _interleave(source[f"{layer}.self_attn.q_norm.weight"], spec.head_dim)
+    key_d = _interleave(source[f"{layer}.self_attn.k_norm.weight"], spec.head_dim)
+    query_d = query_d * spec.head_dim**-0.5
+    heads = spec.num_attention_heads, spec.num_query_groups
+    return torch.cat([query_d.expand(heads[0], -1), key_d.expand(heads[1], -1)])
+
+
+def _pack_draft(spec: ModelSpec, source: Mapping[str, Tensor], depth: int) -> DraftArrays:
     prefix = f"model.mtp.{depth}"
     hidden_in_DD, embed_in_DD = source[f"{prefix}.in_proj.weight"].split(spec.hidden_size, dim=1)
-    return DraftWeights(
-        hidden_in_DD=hidden_in_DD * source[f"{prefix}.hidden_norm.weight"],
-        embed_in_DD=embed_in_DD * source[f"{prefix}.embed_norm.weight"],
-        gate_up_MD=source[f"{prefix}.gate_up_proj.weight"] * source[f"{prefix}.mlp_norm.weight"],
-        down_MD=source[f"{prefix}.down_proj.weight"].clone().t(),
-        norm_D=source[f"{prefix}.norm.weight"].clone(),
+    gate_up_MD = source[f"{prefix}.gate_up_proj.weight"] * source[f"{prefix}.mlp_norm.weight"]
+    return DraftArrays(
+        hidden_in=pack_matrix((hidden_in_DD * source[f"{prefix}.hidden_norm.weight"]).t()),
+        embed_in=pack_matrix((embed_in_DD * source[f"{prefix}.embed_norm.weight"]).t()),
+        gate_up=pack_matrix(gate_up_MD.t()),
+        down=pack_matrix(source[f"{prefix}.down_proj.weight"].t()),
+        norm_D=join_flat([source[f"{prefix}.norm.weight"]]),
     )
 
 
 def _interleave(rows: Tensor, head_dim: int) -> Tensor:
     """Puts element i of each head's first half next to element i of its second half."""
     rest = rows.shape[1:]
-    return (
-        rows.reshape(-1, 2, head_dim // 2, *rest).transpose(1, 2).reshape(rows.shape).contiguous()
-    )
+    return rows.reshape(-1, 2, head_dim // 2, *rest).transpose(1, 2).reshape(rows.shape)

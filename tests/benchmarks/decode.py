@@ -4,7 +4,7 @@ Run: python -m tests.benchmarks.decode [--quick] [--vllm-python PYTHON]
 
 With a Python that has vLLM's CPU build and transformers installed, our engine is compared with both
 at the shape of decode_peers.py, in wall time; without one, that part is not run and its targets are
-left out. The rest has random weights of nano's shape, eager and compiled (`native`): tokens a second
+left out. The rest has random weights of nano's shape: tokens a second
 of the decode thread's own CPU time (equal to wall time on an idle machine, steady on a busy one);
 the wall column shows what this run saw. The floor is the time of the matrix products alone, same
 shapes, same run. The agent row plays many sessions of several short turns through `LocalEngine`, as
@@ -58,10 +58,10 @@ def random_prompt(rng: np.random.Generator, tokens: int) -> tuple[int, ...]:
     return tuple(rng.integers(0, NANO.vocab_size, tokens).tolist())
 
 
-def measure_batch(weights: DecodeWeights, batch: int, new_tokens: int, *, is_native: bool) -> Rates:
+def measure_batch(weights: DecodeWeights, batch: int, new_tokens: int) -> Rates:
     """Decodes `batch` requests side by side."""
     rng = np.random.default_rng(batch)
-    config = EngineConfig(slots=64, share_prefixes=False, native=is_native)
+    config = EngineConfig(slots=64, share_prefixes=False)
     engine = DecodeEngine(NANO, weights, config, clock=thread_time)
     for index in range(batch):
         prompt = random_prompt(rng, PROMPT_TOKENS)
@@ -199,27 +199,25 @@ async def measure_service(weights_seed: int, is_quick: bool) -> dict[str, float]
 
 
 def measure_engines(is_quick: bool) -> dict[str, float]:
-    """Eager and compiled decoding of nano's shape on one core."""
+    """Decoding of nano's shape on one core."""
     figures: dict[str, float] = {}
     columns = ("decode/s", "total/s", "wall/s", "prefill/s", "x floor")
-    print(f"{'':7s} {'batch':>5} " + " ".join(f"{column:>9}" for column in columns))
-    for name, is_native in (("eager", False), ("native", True)):
-        weights = prepare_weights(NANO, random_weights(NANO), 0, native=is_native)
-        started = perf_counter()
-        measure_batch(weights, 4, 16, is_native=is_native)
-        figures[f"{name}_start_seconds"] = perf_counter() - started
-        prefix = "" if name == "eager" else "native_"
-        for batch in (1, 16, 64):
-            rates = measure_batch(weights, batch, 48 if is_quick else 256, is_native=is_native)
-            print(
-                f"{name:7s} {rates.batch:5d} {rates.decode_per_second:9.0f} "
-                f"{rates.total_per_second:9.0f} {rates.wall_per_second:9.0f} "
-                f"{rates.prefill_per_second:9.0f} {rates.floor_ratio:9.2f}",
-                flush=True,
-            )
-            figures[f"{prefix}decode_b{batch}_tokens_per_second"] = rates.decode_per_second
-            figures[f"{prefix}prefill_b{batch}_tokens_per_second"] = rates.prefill_per_second
-            figures[f"{prefix}decode_b{batch}_over_floor_ratio"] = rates.floor_ratio
+    print(f"{'batch':>5} " + " ".join(f"{column:>9}" for column in columns))
+    weights = prepare_weights(NANO, random_weights(NANO), 0)
+    started = perf_counter()
+    measure_batch(weights, 4, 16)
+    figures["start_seconds"] = perf_counter() - started
+    for batch in (1, 16, 64):
+        rates = measure_batch(weights, batch, 48 if is_quick else 256)
+        print(
+            f"{rates.batch:5d} {rates.decode_per_second:9.0f} "
+            f"{rates.total_per_second:9.0f} {rates.wall_per_second:9.0f} "
+            f"{rates.prefill_per_second:9.0f} {rates.floor_ratio:9.2f}",
+            flush=True,
+        )
+        figures[f"decode_b{batch}_tokens_per_second"] = rates.decode_per_second
+        figures[f"prefill_b{batch}_tokens_per_second"] = rates.prefill_per_second
+        figures[f"decode_b{batch}_over_floor_ratio"] = rates.floor_ratio
     return figures
 
 

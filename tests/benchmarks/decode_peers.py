@@ -89,11 +89,11 @@ def generate(engine: DecodeEngine, prompts: list[list[int]], new_tokens: int) ->
     return made
 
 
-def serve_engine(connection: Connection, is_native: bool, new_tokens: int) -> None:
+def serve_engine(connection: Connection, new_tokens: int) -> None:
     """One engine process: prompts in, tokens made out; None ends it."""
     torch.set_num_threads(1)
-    weights = prepare_weights(REFERENCE, rounded_weights(), 0, native=is_native)
-    config = EngineConfig(slots=64, share_prefixes=False, native=is_native)
+    weights = prepare_weights(REFERENCE, rounded_weights(), 0)
+    config = EngineConfig(slots=64, share_prefixes=False)
     engine = DecodeEngine(REFERENCE, weights, config)
     generate(engine, make_prompts()[:2], 4)
     connection.send("ready")
@@ -102,13 +102,12 @@ def serve_engine(connection: Connection, is_native: bool, new_tokens: int) -> No
 
 
 @contextmanager
-def our_engines(processes: int, *, is_native: bool, new_tokens: int) -> Iterator[list[Connection]]:
+def our_engines(processes: int, *, new_tokens: int) -> Iterator[list[Connection]]:
     """Engine processes, ended with the block."""
     context = multiprocessing.get_context("spawn")
     pairs = [context.Pipe() for _ in range(processes)]
     workers = [
-        context.Process(target=serve_engine, args=(theirs, is_native, new_tokens))
-        for _, theirs in pairs
+        context.Process(target=serve_engine, args=(theirs, new_tokens)) for _, theirs in pairs
     ]
     for worker in workers:
         worker.start()
@@ -208,7 +207,7 @@ def compare_with_peers(
     (directory / "prompts.json").write_text(json.dumps(prompts))
     for kind in kinds:
         with (
-            our_engines(2, is_native=True, new_tokens=new_tokens) as engines,
+            our_engines(2, new_tokens=new_tokens) as engines,
             peer_process(python, kind, directory, new_tokens) as peer,
         ):
             for batch in BATCHES:

@@ -79,7 +79,6 @@ class Row:
     """Plain against speculative decoding of the same requests."""
 
     name: str
-    engine: str
     batch: int
     temperature: float
     plain_tokens_per_second: float
@@ -91,7 +90,7 @@ class Row:
         """One line of the table."""
         shares = " / ".join(f"{share:.2f}" for share in self.acceptance)
         return (
-            f"{self.name:12s} {self.engine:7s} {self.batch:5d} {self.temperature:11.1f} "
+            f"{self.name:12s} {self.batch:5d} {self.temperature:11.1f} "
             f"{self.plain_tokens_per_second:8.0f} {self.speedup_ratio:8.2f}x "
             f"{self.tokens_per_forward:14.2f}   {shares}"
         )
@@ -135,19 +134,18 @@ def run(engine: DecodeEngine, batch: int, requests: list[GenerateRequest]) -> li
     return [finished[request.request_id] for request in requests]
 
 
-def compare(case: Case, batch: int, temperature: float, *, is_native: bool) -> Row:
+def compare(case: Case, batch: int, temperature: float) -> Row:
     """Plain and speculative decoding of the same requests, a few at a time and by turns. One engine
     does both: two would differ by where their memory lies.
     """
     config = EngineConfig(
         slots=16,
         share_prefixes=False,
-        native=is_native,
         draft_layers=DEPTH,
         lookup_tokens=LOOKUP_TOKENS,
         speculation_max_batch=16,
     )
-    weights = prepare_weights(case.spec, case.canonical, 0, native=is_native)
+    weights = prepare_weights(case.spec, case.canonical, 0)
     engine = DecodeEngine(case.spec, weights, config, clock=thread_time)
     settling = case.requests(case.settling, temperature, 0)
     run(engine, batch, settling)
@@ -169,7 +167,6 @@ def compare(case: Case, batch: int, temperature: float, *, is_native: bool) -> R
     plain_seconds, plain_tokens, _, seconds, tokens, forwards = _trimmed(np.array(rounds))
     return Row(
         name=case.name,
-        engine="native" if is_native else "eager",
         batch=batch,
         temperature=temperature,
         plain_tokens_per_second=plain_tokens / plain_seconds,
@@ -197,17 +194,16 @@ def _trimmed(rounds_R6: np.ndarray) -> list[float]:
 
 
 def measure(cases: list[Case]) -> list[Row]:
-    """Every case by both engines."""
+    """Every case."""
     rows = []
     print(
-        f"{'draft':12s} {'engine':7s} {'batch':>5} {'temperature':>11} {'plain/s':>8} "
+        f"{'draft':12s} {'batch':>5} {'temperature':>11} {'plain/s':>8} "
         f"{'speed-up':>9} {'tokens/forward':>14}   acceptance a depth"
     )
     for case in cases:
-        for is_native in (False, True):
-            for batch, temperature in case.settings:
-                rows.append(compare(case, batch, temperature, is_native=is_native))
-                print(rows[-1].line(), flush=True)
+        for batch, temperature in case.settings:
+            rows.append(compare(case, batch, temperature))
+            print(rows[-1].line(), flush=True)
     return rows
 
 
@@ -267,7 +263,7 @@ def main() -> None:
     cases = make_cases(arguments.checkpoint, arguments.rollouts, arguments.quick)
     rows = measure(cases)
     figures = {
-        f"{row.engine}_{row.name.replace(' ', '_')}_b{row.batch}_t{row.temperature:g}_{field}": value
+        f"{row.name.replace(' ', '_')}_b{row.batch}_t{row.temperature:g}_{field}": value
         for row in rows
         for field, value in (
             ("speedup_ratio", round(row.speedup_ratio, 3)),

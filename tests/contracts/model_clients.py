@@ -53,12 +53,8 @@ def make_weights(seed: int = 0) -> dict[str, Tensor]:
     return {name: t.bfloat16().float() for name, t in random_weights(SPEC, seed).items()}
 
 
-def _eager() -> LocalEngine:
+def _local() -> LocalEngine:
     return LocalEngine(SPEC, make_weights(), VERSION, EngineConfig(slots=8))
-
-
-def _native() -> LocalEngine:
-    return LocalEngine(SPEC, make_weights(), VERSION, EngineConfig(slots=8, native=True))
 
 
 def _vllm() -> Engine:
@@ -67,11 +63,10 @@ def _vllm() -> Engine:
 
 
 ENGINES: dict[str, Callable[[], Engine]] = {
-    "eager": _eager,
-    "native": _native,
+    "local": _local,
     "vllm": _vllm,
 }
 MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
-    "native": (pytest.mark.timeout(300),),  # the first run on a machine compiles
+    "local": (pytest.mark.timeout(300),),  # the first run on a machine compiles
     "vllm": (pytest.mark.vllm, pytest.mark.timeout(600)),
 }

@@ -138,14 +138,7 @@ class LocalEngine:
         self._end("is closed")
 
     def _prepare(self, weights: Mapping[str, Tensor], version: int) -> DecodeWeights:
-        config = self._config
-        return prepare_weights(
-            self.spec,
-            weights,
-            version,
-            config.precision,
-            native=config.native,
-        )
+        return prepare_weights(self.spec, weights, version)
 
     def _submit(self, request: GenerateRequest) -> None:
         self._check_open()

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from ostinato.infra.serving.engine.local import LocalEngine, SwapReport
-from ostinato.models.decode.config import EngineConfig
+from ostinato.models.decode.config import EngineConfig, Precision
 from ostinato.models.decode.protocol import GenerateRequest, Generation
-from ostinato.models.decode.weights import dtype_of
 from ostinato.models.spec import ModelSpec
 
 
@@ -51,7 +50,7 @@ def start_engine(
         weights,
         version,
         slots=config.slots,
-        dtype=dtype_of(config.precision),
+        dtype=torch.float32 if config.precision is Precision.FP32 else torch.bfloat16,
         reloads_in_place=torch.cuda.is_available(),
         name=name,
     )

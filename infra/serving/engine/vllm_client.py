@@ -1,9 +1,9 @@
-"""vLLM as an engine of ours: an export target behind the same protocol as the native engine.
+"""vLLM as an engine of ours: an export target behind the same protocol as our engine.
 
 Weights travel as a model directory (`vllm_export`) that vLLM reloads in place through its own call.
 Its CPU build cannot: it packs matrices at the start and goes on multiplying by the old ones, so
 there (`reloads_in_place=False`) a swap starts vLLM again. All requests end before a swap: a
-generation has one version. What differs from the native engine: routes come only where vLLM can
+generation has one version. What differs from our engine: routes come only where vLLM can
 record them, then those of the whole context every time; draft layers stay out, vLLM has no model of
 their form. Needs the extra `vllm`; imported only where it was asked for.
 """
@@ -25,7 +25,7 @@ from ostinato.infra.serving.engine.local import SwapReport
 from ostinato.infra.serving.engine.vllm_export import Architecture, write_model_directory
 from ostinato.models.decode.protocol import GenerateRequest, Generation, Priority, StopReason
 from ostinato.models.decode.requests import check_request
-from ostinato.models.decode.weights import prepare_weights
+from ostinato.models.decode.weights import check_weights
 from ostinato.models.spec import ModelSpec
 
 try:
@@ -56,7 +56,7 @@ class VllmEngine:
         reloads_in_place: bool = True,
         name: str = "vllm",
     ) -> None:
-        prepare_weights(spec, weights, version)  # the same checks as the native engine's
+        check_weights(spec, weights)  # the same checks as our engine's
         self.spec, self.name, self.version = spec, name, version
         self._dtype = dtype
         self._directory = tempfile.TemporaryDirectory(prefix="ostinato-vllm-")
@@ -121,7 +121,7 @@ class VllmEngine:
         self._check_open()
         started_at = perf_counter()
         try:
-            await asyncio.to_thread(prepare_weights, self.spec, weights, version)
+            await asyncio.to_thread(check_weights, self.spec, weights)
         except ValueError as error:
             raise EngineError(f"engine {self.name} refuses weights: {error}") from error
         directory = await asyncio.to_thread(self._write, weights, version)

@@ -5,23 +5,19 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from ostinato.models.decode.cache import SlotCache
 from ostinato.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from ostinato.models.decode.compiled.trunk import NativeTrunk
+    from ostinato.models.decode.compiled.native import NativeTrunk
 
 
-def load_native_trunk(
-    spec: ModelSpec, rotation_C1d: Tensor, cache: SlotCache, rows: int
-) -> "NativeTrunk":
+def load_native_trunk(spec: ModelSpec, cache: SlotCache, rows: int) -> "NativeTrunk":
     """Compiled loops for a shape. `rows` is the most that one step feeds."""
     drop_stale_code(Path(__file__).parent)
-    from ostinato.models.decode.compiled.trunk import NativeTrunk  # noqa: PLC0415 - importing it compiles
+    from ostinato.models.decode.compiled.native import NativeTrunk  # noqa: PLC0415 - importing it compiles
 
-    return NativeTrunk(spec, rotation_C1d, cache, rows)
+    return NativeTrunk(spec, cache, rows)
 
 
 def drop_stale_code(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """The loops of the lookup: finding guesses, judging how often they hold, remembering answers.
 
-What the arrays mean is models/decode/lookup.py's.
+What the arrays mean is models/decode/drafts/lookup.py's.
 
 Shapes: S slots, C positions, B decoding slots, O orders (lengths of the tables), N entries of a
 table, K kinds of guess, w drafts in a step.

@@ -1,19 +1,13 @@
 """One decode step of the whole trunk as one compiled function, in float32 on the CPU.
 
-What eager torch spends on some 170 operations a step this spends on one call.
+Eager torch would spend some 170 operations on a step.
 
 Shapes: N rows, L layers, S slots, G key/value heads, H query heads, R query heads a group, d head
 width, C positions, D model width, E experts, K experts per token, F expert width, V vocabulary.
 """
 
-from collections.abc import Sequence
-
 import numba
-import numpy as np
-import torch
-from torch import Tensor
 
-from ostinato.models.decode.cache import SlotCache
 from ostinato.models.decode.compiled.kernels import (
     attend_rows,
     choose_experts,
@@ -23,28 +17,9 @@ from ostinato.models.decode.compiled.kernels import (
     normalize_row,
     rotate_heads,
 )
-from ostinato.models.decode.compiled.packed import (
-    LANES,
-    PackedWeights,
-    aligned_floats,
-    whole_vectors,
-)
-from ostinato.models.decode.compiled.sampling import race_rows, run_draft
 from ostinato.models.decode.compiled.vectors import BARE, floats_at, integers_at
-from ostinato.models.decode.weights import DecodeWeights
-from ostinato.models.spec import ModelSpec
 
-_LOGITS = 19  # place among the buffers
-_MOST_LINES = 16  # query heads of one group, over rows, that attend together
-
-
-def check_native(spec: ModelSpec) -> None:
-    """Raises ValueError on a shape whose rows do not fill whole vectors."""
-    for name in ("hidden_size", "head_dim", "expert_hidden_size"):
-        if getattr(spec, name) % LANES:
-            raise ValueError(
-                f"{name}={getattr(spec, name)}, wanted a multiple of {LANES} for native decoding"
-            )
+MOST_LINES = 16  # query heads of one group, over rows, that attend together
 
 
 @numba.njit(**BARE)
@@ -68,7 +43,7 @@ def _attend(rows, shape, layer, qkv, slots_N, positions_N, keys, values, buffers
     heads, groups, width, positions, num_slots = shape
     step = (heads + 2 * groups) * width
     per_group = heads // groups
-    most = max(1, _MOST_LINES // per_group)
+    most = max(1, MOST_LINES // per_group)
     first = 0
     while first < rows:
         last = first + 1
@@ -170,7 +145,7 @@ def _mix_experts(rows, sizes, layer, normal, logits_E, experts, hidden, chosen, 
 
 @numba.njit(**BARE)
 def _open_weights(addresses):
-    """In the order of `PackedWeights.arrays`."""
+    """In the order of `TrunkArrays`."""
     embedding, qkv, scale = (
         floats_at(addresses[0]),
         floats_at(addresses[2]),
@@ -261,180 +236,3 @@ def run_head(weights, constants, buffers, rows_R):
     for index in range(rows):
         copy_floats(hidden, rows_R[index] * width, chosen, index * width, width)
     multiply_packed(chosen, 0, width, head, 0, logits, 0, step, rows, width, step, 1)
-
-
-class NativeTrunk:
-    """Compiled forward pass, with the scratch memory of one engine."""
-
-    def __init__(self, spec: ModelSpec, rotation_C1d: Tensor, cache: SlotCache, rows: int) -> None:
-        check_native(spec)
-        heads, groups, head_width = spec.num_attention_heads, spec.num_query_groups, spec.head_dim
-        positions, slots = cache.positions, cache.keys_LSGdC.shape[1]
-        experts, width, inner = spec.num_experts, spec.hidden_size, spec.expert_hidden_size
-        per_token, lines = spec.experts_per_token, max(_MOST_LINES, heads // groups)
-        self._width, self._vocab = width, spec.vocab_size
-        self._step = whole_vectors(spec.vocab_size)
-        self._constants = (
-            (heads, groups, head_width, positions, slots),
-            (width, experts, whole_vectors(experts), inner, spec.num_layers, per_token),
-            np.float32(spec.norm_epsilon),
-            self._vocab,
-            self._step,
-        )
-        self._hidden, self._normal = aligned_floats(rows * width), aligned_floats(rows * width)
-        self._chosen, self._logits = aligned_floats(rows * width), aligned_floats(0)
-        self._raced_V = aligned_floats(self._vocab)
-        self._routes_NLK = np.zeros((rows, spec.num_layers, per_token), np.int64)
-        self._draft_inner = aligned_floats(slots * 2 * spec.mtp_hidden_size)
-        self._arrays = (
-            self._hidden,
-            self._normal,
-            aligned_floats(rows * (heads + 2 * groups) * head_width),  # queries, keys, values
-            aligned_floats(rows * heads * head_width),  # attended
-            aligned_floats(lines * head_width),  # queries that attend together
-            aligned_floats(lines * positions),  # their scores
-            aligned_floats(rows * whole_vectors(experts)),  # the router's logits
-            self._routes_NLK,
-            aligned_floats(rows * per_token),  # shares of experts
-            aligned_floats(rows * width),  # rows of one expert
-            aligned_floats(rows * 2 * inner),  # its inner rows
-            aligned_floats(rows * width),  # its outer rows
-            aligned_floats(experts),  # scores of experts
-            np.zeros(experts + 1, np.int64),  # ends of experts in the list
-            np.zeros(rows * per_token, np.int64),  # the list of rows by expert
-            cache.keys_LSGdC.view(-1).numpy(),
-            cache.values_LSGCd.view(-1).numpy(),
-            torch.view_as_real(rotation_C1d).reshape(-1).numpy(),
-            self._chosen,
-            self._logits,
-            self._raced_V,
-        )
-        self._buffers = _addresses(self._arrays)
-        self._opened: tuple[PackedWeights, np.ndarray] | None = None
-        self._views: dict[int, tuple[Tensor, Tensor]] = {}  # by rows: making them takes 4 us
-
-    def forward(
-        self,
-        weights: DecodeWeights,
-        tokens_N: np.ndarray,
-        positions_N: np.ndarray,
-        slots_N: np.ndarray,
-    ) -> Tensor:
-        """Feeds N rows. Returns routes [N, L, K]."""
-        run_trunk(
-            self._open(weights), self._constants, self._buffers, tokens_N, positions_N, slots_N
-        )
-        return torch.from_numpy(self._routes_NLK[: len(tokens_N)])
-
-    def project(self, weights: DecodeWeights, rows_R: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Hidden states after the final norm [R, D] and logits [R, V] of some rows just fed. Views
-        that the next call overwrites.
-        """
-        self._make_room(len(rows_R))
-        run_head(self._open(weights), self._constants, self._buffers, rows_R)
-        return self.last_rows(len(rows_R))
-
-    def sample(
-        self, seed_keys_R: np.ndarray, positions_R: np.ndarray, temperature_R: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and log-probabilities by the logits just made, unlimited by top-k and top-p."""
-        tokens_R = np.empty(len(seed_keys_R), np.int64)
-        logprobs_R = np.empty(len(seed_keys_R), np.float32)
-        race_rows(
-            self._logits,
-            self._step,
-            self._vocab,
-            seed_keys_R,
-            positions_R,
-            temperature_R,
-            self._raced_V,
-            tokens_R,
-            logprobs_R,
-        )
-        return tokens_R, logprobs_R
-
-    def decode_step(
-        self,
-        weights: DecodeWeights,
-        table: tuple[np.ndarray, ...],
-        slots_B: np.ndarray,
-        width: int,
-        first_free_S: np.ndarray,
-        routes_SCLK: np.ndarray,
-    ) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Feeds `width` rows per slot and samples after them, `forward`, `project` and `sample` in one
-        call. Returns (tokens [R], log-probabilities [R], whether a row is limited by top-k or
-        top-p). `table` is what `native_step` names so. Behind a slot's first sample that differs
-        from the draft fed after it nothing is drawn: zeros stand there.
-        """
-        from ostinato.models.decode.compiled.step import run_decode_step  # noqa: PLC0415 - imports this module
-
-        rows = len(slots_B) * width
-        self._make_room(rows)
-        tokens_R, logprobs_R = np.zeros(rows, np.int64), np.zeros(rows, np.float32)
-        is_limited = run_decode_step(
-            self._open(weights),
-            self._constants,
-            self._buffers,
-            table,
-            slots_B,
-            width,
-            first_free_S,
-            routes_SCLK,
-            tokens_R,
-            logprobs_R,
-        )
-        return tokens_R, logprobs_R, bool(is_limited)
-
-    def last_rows(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Hidden states [R, D] and logits [R, V] of the last call, as views it overwrites next."""
-        if rows not in self._views:
-            hidden = torch.from_numpy(self._chosen[: rows * self._width])
-            self._views[rows] = hidden.view(rows, self._width), self._logits_view(rows)
-        return self._views[rows]
-
-    def draft(
-        self, weights: DecodeWeights, depth: int, hidden_BD: np.ndarray, tokens_B: np.ndarray
-    ) -> Tensor:
-        """Logits after `tokens_B` by one draft layer. `hidden_BD` becomes the next depth's."""
-        self._make_room(len(tokens_B))
-        packed = _packed(weights)
-        run_draft(
-            packed.drafts[depth].arrays(),
-            packed.embedding_VD,
-            packed.head,
-            self._width,
-            self._step,
-            self._constants[2],
-            tokens_B,
-            hidden_BD.reshape(-1),
-            (self._normal, self._chosen, self._draft_inner, self._logits),
-        )
-        return self._logits_view(len(tokens_B))
-
-    def _make_room(self, rows: int) -> None:
-        if len(self._logits) < rows * self._step:
-            self._logits = aligned_floats(rows * self._step)
-            self._buffers[_LOGITS] = self._logits.ctypes.data
-            self._views.clear()
-
-    def _open(self, weights: DecodeWeights) -> np.ndarray:
-        """Addresses of the packed weights, which are held as long as they are remembered."""
-        packed = _packed(weights)
-        if self._opened is None or self._opened[0] is not packed:
-            self._opened = packed, _addresses(packed.arrays())
-        return self._opened[1]
-
-    def _logits_view(self, rows: int) -> Tensor:
-        logits = torch.from_numpy(self._logits[: rows * self._step]).view(rows, self._step)
-        return logits[:, : self._vocab]
-
-
-def _packed(weights: DecodeWeights) -> PackedWeights:
-    if weights.packed is None:
-        raise ValueError(f"weights version {weights.version} were prepared without native=True")
-    return weights.packed
-
-
-def _addresses(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    return np.array([array.ctypes.data for array in arrays], dtype=np.int64)

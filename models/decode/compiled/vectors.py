@@ -1,7 +1,7 @@
 """Vectors of 16 float32 that numba compiles for this processor: what the compiled loops share.
 
 How functions are compiled (`JIT`, `BARE`), `rotate_pairs`, `largest_of`, `sum_at`, `mass_at`,
-`squares_at`, `address_of`, `floats_at`, `integers_at`, and what native_tiles.py writes LLVM with.
+`squares_at`, `address_of`, `floats_at`, `integers_at`, and what tiles.py writes LLVM with.
 Memory is named by address where calls are many: numba passes an array as seven arguments, and needs
 0.15 us to accept one from Python. A sum of floats is never left to a plain loop: LLVM orders its
 terms anew each time it optimises the function, and the process that compiles runs another copy of

@@ -16,7 +16,6 @@ def test_a_recipes_defaults_are_the_engines() -> None:
 def test_every_field_reaches_the_engine() -> None:
     said = {
         "engine": "vllm",
-        "native": True,
         "precision": "bf16",
         "draft_layers": 1,
         "lookup_tokens": 7,
@@ -25,7 +24,8 @@ def test_every_field_reaches_the_engine() -> None:
     assert set(said) == set(DecodingConfig.model_fields)
     wanted = said | {"precision": Precision.BF16}
     for field, value in said.items():
-        engine = configure_engine(DecodingConfig(**{field: value}), slots=3)
+        vllm = {"engine": "vllm"} if field == "precision" else {}
+        engine = configure_engine(DecodingConfig(**vllm | {field: value}), slots=3)
         assert getattr(engine, field) == wanted[field]
 
 
@@ -40,8 +40,8 @@ def test_entries_that_are_no_power_of_two_are_refused() -> None:
 
 
 def test_compiled_loops_in_bf16_are_refused() -> None:
-    with pytest.raises(ValidationError, match="wanted native = false"):
-        DecodingConfig(native=True, precision="bf16")
+    with pytest.raises(ValidationError, match="'bf16' with engine 'local', wanted 'fp32'"):
+        DecodingConfig(precision="bf16")
 
 
 def test_flows_read_it_without_torch() -> None:

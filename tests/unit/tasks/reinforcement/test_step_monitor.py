@@ -29,7 +29,7 @@ from ostinato.tasks.records import Group, RewardReport, Sample
 from ostinato.tasks.reinforcement.step_monitor import StepMonitor
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
-from tests.unit.tasks.learning.samples import TINY
+from tests.fakes.small_spec import SMALL_SPEC as TINY
 
 NOW = 12.5
 SERVED_SEED, OTHER_SEED = 3, 4

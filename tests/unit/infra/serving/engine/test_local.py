@@ -5,12 +5,14 @@ import dataclasses
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.local import LocalEngine
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, StopReason
+from ostinato.models.decode.weights import prepare_weights
 from tests.fakes.tiny_model import TINY, random_weights
 
 
@@ -66,9 +68,10 @@ async def test_the_draft_layers_move_with_the_trunk() -> None:
     weights = random_weights(TINY, seed=1)
     await engine.swap_weights(weights, 1)
     held = engine._engine._weights
-    folded = weights["model.mtp.1.gate_up_proj.weight"] * weights["model.mtp.1.mlp_norm.weight"]
+    wanted = prepare_weights(TINY, weights, 1)
     assert held.version == 1
-    assert held.drafts[1].gate_up_MD.equal(folded)
+    for found, expected in zip(held.drafts[1], wanted.drafts[1], strict=True):
+        np.testing.assert_array_equal(found, expected)
     engine.close()
 
 

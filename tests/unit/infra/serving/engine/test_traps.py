@@ -5,6 +5,7 @@ publisher continues), 10 in weights/test_overlap, 16 in test_health, test_fleet_
 """
 
 import asyncio
+import time
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,13 @@ async def sample(
 ) -> Generation:
     request = GenerateRequest(f"of {session}", session, tokens, limit, (), seed=5)
     return decode_generation(await replica.generate(encode_request(request)))
+
+
+async def keep_the_loop_busy() -> None:
+    """Slows the engine's steps, which run in this loop, and leaves threads their time."""
+    while True:
+        time.sleep(0.002)
+        await asyncio.sleep(0)
 
 
 def assert_same(one: Generation, other: Generation) -> None:
@@ -127,10 +135,12 @@ async def test_trap_7_and_8_each_position_has_one_route_of_the_pass_that_made_it
     await rig.replica.follow(rig.objects, "c")
     rig.publisher.publish(1, random_weights(TINY, seed=1))
     whole = await sample(await rig.fresh(0), "s", limit=60)
+    slow = asyncio.create_task(keep_the_loop_busy())
     answering = asyncio.create_task(sample(rig.replica, "s", limit=60))
     while (await rig.replica.statistics())["generated_tokens"] < 5:
         await asyncio.sleep(0)
     await rig.replica.update_to(1)
+    slow.cancel()
     mixed = await answering
     versions = mixed.weight_versions_T.tolist()
     assert versions == sorted(versions)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from ostinato.models.decode.drafts.speculation import draft_logits
+from ostinato.models.decode.cache import SlotCache
+from ostinato.models.decode.compiled.loader import load_native_trunk
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
-from ostinato.models.decode.forward import Trunk
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
 from ostinato.models.decode.weights import DecodeWeights, prepare_weights
 from tests.fakes.tiny_model import TINY, random_weights
@@ -56,7 +56,7 @@ def test_speculative_decoding_equals_plain_decoding(temperature: float) -> None:
 
 def test_a_stop_sequence_inside_a_speculative_step_ends_it_there() -> None:
     """Every run of one to three tokens of the plain answer, wherever drafts put the step ends."""
-    one = GenerateRequest("r", "s", (3, 5, 2), 24, (), 0.8, seed=2)
+    one = GenerateRequest("r", "s", (3, 5, 2), 24, (), 0.8, seed=3)
     tokens = run(make_engine(0), [one])[0].token_ids
     requests = [
         dataclasses.replace(
@@ -101,15 +101,15 @@ def test_speculative_samples_follow_the_models_distribution() -> None:
 
 
 def test_drafts_follow_the_draft_layers_formulae() -> None:
-    trunk = Trunk(TINY, 8)
+    native = load_native_trunk(TINY, SlotCache(TINY, 4, 16), 4)
     state_BD = torch.randn(3, TINY.hidden_size, generator=torch.Generator().manual_seed(0))
-    tokens = [4, 9, 30]
-    states = list(state_BD)
+    tokens, states = [4, 9, 30], [row.clone() for row in state_BD]
     for depth in range(TINY.mtp_depth):
-        logits_BV, state_BD = draft_logits(trunk, WEIGHTS, depth, state_BD, torch.tensor(tokens))
+        logits_BV = native.draft(WEIGHTS, depth, state_BD.numpy(), np.array(tokens))
         for row, token in enumerate(tokens):
             states[row], expected_V = plain_draft(states[row], token, CANONICAL, depth, TINY)
-            torch.testing.assert_close(logits_BV[row], expected_V, atol=1e-4, rtol=1e-4)
+            found_V = torch.from_numpy(logits_BV[row])
+            torch.testing.assert_close(found_V, expected_V, atol=1e-4, rtol=1e-4)
 
 
 def test_a_perfect_draft_is_always_accepted() -> None:
