@@ -1,0 +1,65 @@
+"""Problem sets in tasks/problems/sets: whole, of the recipe that is shipped, with separate splits."""
+
+import hashlib
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from ostinato.flows.recipe import load_recipe
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.tasks.problems.shipped import SETS, find_set
+from ostinato.tasks.records import Problem, Split
+
+NAMES = sorted(path.stem for path in SETS.glob("*.json"))
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[bytes]:
+    found = find_set(load_recipe("problems_16").problems)
+    assert found is not None
+    return found[1].splitlines()
+
+
+def test_sixteen_packages_ship() -> None:
+    assert NAMES == ["problems_16"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_set_is_that_of_its_recipe(name: str) -> None:
+    found = find_set(load_recipe(name).problems)
+    assert found is not None, f"recipe {name} changed: build its set again"
+    card, content = found
+    assert hashlib.sha256(content).hexdigest() == card.sha256
+    assert content.count(b"\n") == card.result.num_problems
+
+
+def test_no_repository_is_in_two_splits(lines: list[bytes]) -> None:
+    splits: dict[str, set[Split]] = defaultdict(set)
+    for problem in map(Problem.model_validate_json, lines):
+        splits[problem.repository].add(problem.split)
+    assert len(splits) == 16
+    assert all(len(found) == 1 for found in splits.values())
+
+
+def test_operators_of_mutations_are_mixed(lines: list[bytes]) -> None:
+    """Of a package's first 180 mutations up to 81 % were of one operator before they were mixed."""
+    operators: dict[str, list[str]] = defaultdict(list)
+    for line in lines:
+        row = json.loads(line)
+        if row["kind"] == "mutation":
+            operators[row["repository"]].append(row["operator"])
+    for repository, found in operators.items():
+        most = max(map(found.count, set(found)))
+        assert most <= max(0.25 * len(found), 4), repository
+
+
+def test_a_damaged_set_is_refused(tmp_path: Path) -> None:
+    for path in SETS.glob("problems_16.*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    card = json.loads((tmp_path / "problems_16.json").read_text())
+    card["sha256"] = "0" * 64
+    (tmp_path / "problems_16.json").write_text(json.dumps(card))
+    with pytest.raises(ProblemError, match=r"problems_16\.jsonl\.zst has sha256 .*wanted 000"):
+        find_set(load_recipe("problems_16").problems, tmp_path)
