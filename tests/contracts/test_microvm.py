@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from ostinato.infra.platform.errors import SandboxError, SandboxLost
+from ostinato.infra.platform.errors import SandboxLost
 from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.sandbox.microvm import Accelerator, BootLimits, MicroVmBackend
 from ostinato.infra.sandbox.microvm.image import ImageKind, build_image
-from ostinato.infra.sandbox.microvm.machine import PROGRAM, Machine
+from ostinato.infra.sandbox.microvm.machine import PROGRAM
 from ostinato.infra.sandbox.microvm.templates import TemplateStore
 from ostinato.infra.sandbox.protocol import SandboxLimits, SandboxSpec, SnapshotKind
 from ostinato.infra.sandbox.text_search import TextMatch, TextSearch, read_matches, search_command
@@ -281,26 +281,6 @@ def test_no_process_goes_on_for_a_moment_in_copies_of_a_file_snapshot(runner, ba
         return differences
 
     assert runner.run(use()) == [{}] * 8
-
-
-def test_branch_falls_back_to_the_whole_memory(runner, backend, source, monkeypatch):
-    async def refuse(machine, command, arguments=None):
-        if command == "xen-save-devices-state":
-            raise SandboxError("this QEMU has no such command")
-        return await run(machine, command, arguments)
-
-    run = Machine._run
-    monkeypatch.setattr(Machine, "_run", refuse)
-
-    async def use():
-        await source.write("/tmp/kept", b"whole")
-        (branch,) = await backend.fork(source)
-        kept = await branch.read("/tmp/kept"), await source.read("/tmp/kept")
-        await branch.close()
-        return kept
-
-    assert runner.run(use()) == (b"whole", b"whole")
-    assert source.copied_bytes == 0
 
 
 def test_machine_that_dies_is_lost_and_says_so(runner, backend):

@@ -36,7 +36,12 @@ from ostinato.infra.sandbox.snapshots.layers import (
     remove_folder,
     write_entries,
 )
-from ostinato.infra.sandbox.snapshots.store import LayerStore, State, compare_files
+from ostinato.infra.sandbox.snapshots.store import (
+    LayerStore,
+    State,
+    compare_files,
+    files_of,
+)
 
 _WATCH_SECONDS = 0.5
 _IDLE_BOXES_PER_LOOK = 20
@@ -91,7 +96,8 @@ class NamespaceSandbox(BoxTools):
         store, writes = self._backend.store, await self.read_writes()
         pristine = store.base(self.spec.repository)
         before = pristine if base is None else self._backend.find_snapshot(base).state
-        return compare_files(store.whole(before), store.whole(self.state, writes))
+        now = files_of(store.whole(self.state, writes))
+        return compare_files(files_of(store.whole(before)), now)
 
     async def read_state(self) -> State:
         """Its files as they are now, to start other boxes from."""

@@ -5,7 +5,7 @@ import socket
 from typing import Any, Protocol
 
 from ostinato.infra.platform.errors import SandboxError, SandboxLost
-from ostinato.infra.sandbox.host.tools import error_of_kind
+from ostinato.infra.sandbox.host.tools import Blobs, Reply, error_of_kind
 from ostinato.infra.sandbox.inside.wire import FrameDecoder, encode_frame
 
 _READ_BYTES = 1 << 18
@@ -33,7 +33,7 @@ class BoxChannel:
     def __init__(self, box: Connected) -> None:
         self._box = box
         self.num_requests = 0
-        self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], list[bytes]]]] = {}
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._lost: SandboxError | None = None
         self._writing = asyncio.Lock()
         box.socket.setblocking(False)
@@ -53,8 +53,8 @@ class BoxChannel:
         return self._lost is not None
 
     async def request(
-        self, operation: str, answer_seconds: float, blobs: tuple[bytes, ...] = (), **fields: Any
-    ) -> tuple[dict[str, Any], list[bytes]]:
+        self, operation: str, answer_seconds: float, blobs: Blobs = (), **fields: Any
+    ) -> Reply:
         """Send one request and wait for its reply.
 
         SandboxLost when the box died or did not answer in time; plain SandboxError when the box
@@ -65,7 +65,7 @@ class BoxChannel:
         self.num_requests += 1
         request_id = self.num_requests
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[tuple[dict[str, Any], list[bytes]]] = loop.create_future()
+        future: asyncio.Future[Reply] = loop.create_future()
         self._waiting[request_id] = future
         frame = encode_frame({"id": request_id, "operation": operation, **fields}, blobs)
         try:

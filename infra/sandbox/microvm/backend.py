@@ -7,31 +7,46 @@ memory goes on with its processes; a copy of one of files ends them first.
 import asyncio
 import hashlib
 import itertools
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ostinato.infra.platform.errors import SandboxNotFound
+from ostinato.infra.platform.errors import OutputLimit, SandboxError, SandboxNotFound
 from ostinato.infra.sandbox.host.backend import start_all
+from ostinato.infra.sandbox.host.tools import FILE_SECONDS, BoxTools
+from ostinato.infra.sandbox.microvm.channel import MachineChannel
 from ostinato.infra.sandbox.microvm.image import ImageKind, check_tools, find_image, find_kind
-from ostinato.infra.sandbox.microvm.machine import (
-    Accelerator,
-    Machine,
-    MachineState,
-    find_program,
-    settle,
-)
-from ostinato.infra.sandbox.microvm.memory import load_pages
-from ostinato.infra.sandbox.microvm.repository import compare_files
-from ostinato.infra.sandbox.microvm.sandbox import MicroVmSandbox, Origin
-from ostinato.infra.sandbox.microvm.templates import BootLimits, TemplateStore
+from ostinato.infra.sandbox.microvm.machine import Accelerator, Machine, MachineState, find_program
+from ostinato.infra.sandbox.microvm.monitor import settle
+from ostinato.infra.sandbox.microvm.templates import Template, TemplateStore
 from ostinato.infra.sandbox.protocol import (
     Capabilities,
+    FileKind,
+    FileStatus,
     Sandbox,
     SandboxSpec,
     Snapshot,
     SnapshotKind,
 )
+from ostinato.infra.sandbox.snapshots.store import MAX_DIFF_BYTES, SKIPPED_NAMES, compare_files
+
+_ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "TERM": "dumb",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PIP_NO_INPUT": "1",
+}
+_READ_BATCH_BYTES = 32 << 20
+_MAX_DEPTH = 200
 
 
 def check_host(image_folder: Path) -> None:
@@ -42,14 +57,138 @@ def check_host(image_folder: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Source of a sandbox: specification, template, changes and parent."""
+
+    spec: SandboxSpec
+    template: Template
+    pristine: dict[str, bytes] = field(default_factory=dict)  # the repository's regular files
+
+
+class MicroVmSandbox(BoxTools):
+    """One machine. Made by MicroVmBackend; belongs to its event loop."""
+
+    def __init__(
+        self, backend: "MicroVmBackend", sandbox_id: str, origin: Origin, machine: Machine
+    ) -> None:
+        channel = MachineChannel(machine)
+        super().__init__(channel)
+        self.sandbox_id = sandbox_id
+        self.origin = origin
+        self.pause_seconds = 0.0  # how long the latest copy made the guest stand still
+        self.copied_bytes = 0  # of memory, in the latest copy
+        self.machine = machine
+        self._machine_channel = channel
+        self._backend = backend
+        self._pausing = asyncio.Lock()
+        self._is_closed = False
+
+    async def open(self) -> None:
+        """Give a copy of a template, or of a machine whose files alone are wanted, its own clock,
+        random pool, limits and variables; no process of it goes on.
+        """
+        limits, seconds = self.origin.spec.limits, self._start_seconds
+        variables = {**_ENVIRONMENT, **self.origin.spec.environment}
+        # They are sent in this order, and answered in it, without a wait in between. No `resume`:
+        # a process that was stopped in the source ends without another step.
+        await asyncio.gather(
+            self._refresh(),
+            self.channel.request(
+                "open",
+                seconds,
+                blobs=tuple(os.fsencode(f"{name}={value}") for name, value in variables.items()),
+                writable_bytes=limits.writable_bytes,
+                file_bytes=limits.file_bytes,
+            ),
+            self.channel.request(
+                "hello",
+                seconds,
+                process_memory_bytes=limits.process_memory_bytes,
+                processes=limits.processes,
+            ),
+        )
+
+    async def wake(self) -> None:
+        """Give a copy of a running machine its own clock and random pool, and let it go on."""
+        await asyncio.gather(self._refresh(), self.channel.request("resume", self._start_seconds))
+
+    async def lay_over(self, files: dict[str, bytes | None]) -> None:
+        """Write and remove files; one to be removed need not be there."""
+        for path, error in (await self.write_files(files)).items():
+            if files[path] is not None or not isinstance(error, SandboxNotFound):
+                raise error
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """No process of the box runs in this block. Its copies made here need `wake`."""
+        async with self._pausing:
+            await self.channel.request("pause", FILE_SECONDS)
+            try:
+                yield
+            finally:
+                await self.channel.request("resume", FILE_SECONDS)
+
+    async def read_repository(self) -> dict[str, bytes]:
+        """Regular files of /repo; of one moment when read in `paused`."""
+        listed = await self.list_files(max_depth=_MAX_DEPTH)
+        files: dict[str, bytes] = {}
+        for batch in _batches(listed):
+            for path, content in zip(batch, await self.read_files(batch), strict=True):
+                if isinstance(content, SandboxError):
+                    raise content
+                files[path] = content
+        return files
+
+    async def copy_state(self, devices_file: Path) -> MachineState:
+        """The state of this machine; it stands still for some milliseconds and goes on."""
+        async with self._machine_channel.held():
+            started = time.perf_counter()
+            await self.machine.pause()
+            try:
+                memory_file = self.origin.template.state.memory_file
+                state = await self.machine.copy_state(memory_file, devices_file)
+            finally:
+                await self.machine.resume()
+                self.pause_seconds = time.perf_counter() - started
+        self.copied_bytes = len(state.pages.content) if state.pages else 0
+        return state
+
+    async def snapshot(self, kind: SnapshotKind = SnapshotKind.FILES) -> Snapshot:
+        """Freeze the files, or the whole machine, as they are now; the sandbox goes on."""
+        return await self._backend.take_snapshot(self, kind)
+
+    async def diff(self, base: Snapshot | None = None) -> dict[str, bytes | None]:
+        """Regular files of /repo that differ from `base` (None: the repository); None: removed."""
+        before = self.origin.pristine if base is None else self._backend.files_of(base)
+        async with self.paused():
+            files = await self.read_repository()
+        return compare_files(before, files)
+
+    async def close(self) -> None:
+        """End the machine; its memory and files are gone. A second close does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        await self._machine_channel.close()
+        self._backend.forget(self)
+
+    async def _refresh(self) -> None:
+        identity = (os.urandom(48), self.sandbox_id.encode())
+        await self._machine_channel.refresh(self._start_seconds, blobs=identity)
+
+    @property
+    def _start_seconds(self) -> float:
+        return self.origin.spec.limits.start_seconds + FILE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
 class _Kept:
     """A snapshot and what its sandboxes are made of."""
 
     snapshot: Snapshot
     origin: Origin
     files: dict[str, bytes]
-    state: MachineState  # its pages are in the file
-    pages_file: Path
+    state: MachineState
 
 
 class MicroVmBackend:
@@ -62,17 +201,12 @@ class MicroVmBackend:
         image_folder: Path,
         *,
         accelerator: Accelerator | None = None,
-        boot_limits: BootLimits | None = None,
-        memory_folder: Path | None = None,
     ) -> None:
-        """Images are made in and found in `image_folder`; see TemplateStore for the rest."""
+        """Images are made in and found in `image_folder`. `accelerator` None: KVM where a machine
+        boots under it.
+        """
         find_program()
-        self.templates = TemplateStore(
-            image_folder,
-            accelerator=accelerator,
-            boot_limits=boot_limits,
-            memory_folder=memory_folder,
-        )
+        self.templates = TemplateStore(image_folder, accelerator=accelerator)
         self._numbers = itertools.count()
         self._sandboxes: dict[str, MicroVmSandbox] = {}
         self._snapshots: dict[str, _Kept] = {}
@@ -100,15 +234,13 @@ class MicroVmBackend:
         prepare = MicroVmSandbox.wake
         if isinstance(source, Snapshot):
             kept = self._kept(source)
-            origin, state = kept.origin, kept.state
-            if kept.pages_file.exists():
-                pages = await asyncio.to_thread(load_pages, kept.pages_file)
-                state = replace(state, pages=pages)
             if source.kind is SnapshotKind.FILES:
                 prepare = MicroVmSandbox.open
-            return await start_all(self._start(origin, state, prepare) for _ in range(count))
+            return await start_all(
+                self._start(kept.origin, kept.state, prepare) for _ in range(count)
+            )
         sandbox = self._find(source)
-        devices_file = self._new_path("devices")
+        devices_file = self._new_devices_file()
         try:
             state = await sandbox.copy_state(devices_file)
             return await start_all(
@@ -121,7 +253,7 @@ class MicroVmBackend:
         """Forget it and free its files; machines that were started from it go on."""
         kept = self._kept(snapshot)
         del self._snapshots[snapshot.snapshot_id]
-        _remove_files(kept.state, kept.pages_file)
+        kept.state.devices_file.unlink()
 
     async def close(self) -> None:
         """End every machine and free all memory."""
@@ -133,7 +265,7 @@ class MicroVmBackend:
 
     async def take_snapshot(self, sandbox: MicroVmSandbox, kind: SnapshotKind) -> Snapshot:
         """See MicroVmSandbox.snapshot."""
-        pages_file, devices_file = self._new_path("pages"), self._new_path("devices")
+        devices_file = self._new_devices_file()
         async with sandbox.paused():
             files = await sandbox.read_repository()
             state = await sandbox.copy_state(devices_file)
@@ -146,16 +278,12 @@ class MicroVmBackend:
             digest.update(devices_file.read_bytes())
             if state.pages is not None:
                 digest.update(state.pages.content)
-        if state.pages is not None:
-            await asyncio.to_thread(state.pages.save, pages_file)
-        state = replace(state, pages=None)
         snapshot = Snapshot(snapshot_id=digest.hexdigest()[:32], kind=kind)
         known = self._snapshots.get(snapshot.snapshot_id)
         if known is not None:
-            _remove_files(state, pages_file)
+            devices_file.unlink()
             return known.snapshot
-        kept = _Kept(snapshot, sandbox.origin, files, state, pages_file)
-        self._snapshots[snapshot.snapshot_id] = kept
+        self._snapshots[snapshot.snapshot_id] = _Kept(snapshot, sandbox.origin, files, state)
         return snapshot
 
     def files_of(self, snapshot: Snapshot) -> dict[str, bytes]:
@@ -194,10 +322,22 @@ class MicroVmBackend:
             raise SandboxNotFound(f"no snapshot {snapshot.snapshot_id} in this backend")
         return kept
 
-    def _new_path(self, kind: str) -> Path:
-        return self.templates.folder / f"state-{next(self._numbers)}.{kind}"
+    def _new_devices_file(self) -> Path:
+        return self.templates.folder / f"state-{next(self._numbers)}.devices"
 
 
-def _remove_files(state: MachineState, pages_file: Path) -> None:
-    pages_file.unlink(missing_ok=True)
-    state.devices_file.unlink(missing_ok=True)
+def _batches(listed: Sequence[FileStatus]) -> Iterator[list[str]]:
+    """Paths of regular files in groups that a guest may answer at once; no caches."""
+    files = [
+        status
+        for status in listed
+        if status.kind is FileKind.FILE and not SKIPPED_NAMES.intersection(status.path.split("/"))
+    ]
+    num_bytes = sum(status.num_bytes for status in files)
+    if num_bytes > 2 * MAX_DIFF_BYTES:
+        raise OutputLimit(f"/repo holds {num_bytes} bytes, at most {2 * MAX_DIFF_BYTES} are read")
+    for _, group in itertools.groupby(
+        zip(files, itertools.accumulate(status.num_bytes for status in files), strict=True),
+        key=lambda item: item[1] // _READ_BATCH_BYTES,
+    ):
+        yield [status.path for status, _ in group]

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.sandbox.host.channel import BoxChannel
+from ostinato.infra.sandbox.host.tools import Blobs, Reply
 from ostinato.infra.sandbox.microvm.machine import Machine
 
 _HOLD_SECONDS = 60.0
@@ -20,30 +20,20 @@ _PROMPT_SECONDS = 0.1
 _MAX_TIMES_TOLD = 8
 
 
-class MachineChannel:
+class MachineChannel(BoxChannel):
     """A machine with requests in flight. Belongs to the event loop that opened it."""
 
     def __init__(self, machine: Machine) -> None:
-        self._channel = BoxChannel(machine)
+        super().__init__(machine)
         self._open = asyncio.Event()
         self._open.set()
 
-    @property
-    def name(self) -> str:
-        """The machine's name, for messages."""
-        return self._channel.name
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the machine is gone."""
-        return self._channel.is_lost
-
     async def request(
-        self, operation: str, answer_seconds: float, blobs: tuple[bytes, ...] = (), **fields: Any
-    ) -> tuple[dict[str, Any], list[bytes]]:
+        self, operation: str, answer_seconds: float, blobs: Blobs = (), **fields: Any
+    ) -> Reply:
         """Send one request and wait for its reply; while requests are held back, wait first."""
         await self._open.wait()
-        return await self._channel.request(operation, answer_seconds, blobs=blobs, **fields)
+        return await super().request(operation, answer_seconds, blobs=blobs, **fields)
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
@@ -54,32 +44,20 @@ class MachineChannel:
         await self._open.wait()
         self._open.clear()
         try:
-            await self._channel.request("hold", _HOLD_SECONDS)
+            await super().request("hold", _HOLD_SECONDS)
             yield
             await self._refresh(_HOLD_SECONDS)
         finally:
             self._open.set()
 
-    async def refresh(
-        self, answer_seconds: float, blobs: tuple[bytes, ...] = (), **fields: Any
-    ) -> float:
+    async def refresh(self, answer_seconds: float, blobs: Blobs = (), **fields: Any) -> float:
         """Tell the guest the time and what else it is to take over; when it first answered."""
         await self._open.wait()
         return await self._refresh(answer_seconds, blobs, **fields)
 
-    def lose(self, error: SandboxError) -> None:
-        """Give the machine up for this reason; all who wait are told."""
-        self._channel.lose(error)
-
-    async def close(self) -> None:
-        """End the machine; requests still waiting fail."""
-        await self._channel.close()
-
-    async def _refresh(
-        self, answer_seconds: float, blobs: tuple[bytes, ...] = (), **fields: Any
-    ) -> float:
+    async def _refresh(self, answer_seconds: float, blobs: Blobs = (), **fields: Any) -> float:
         asked_at = time.perf_counter()
-        await self._channel.request(
+        await super().request(
             "refresh", answer_seconds, blobs=blobs, wall_ns=time.time_ns(), **fields
         )
         first_answer_at = answered_at = time.perf_counter()
@@ -87,6 +65,6 @@ class MachineChannel:
             if answered_at - asked_at <= _PROMPT_SECONDS:
                 break
             asked_at = answered_at
-            await self._channel.request("refresh", answer_seconds, wall_ns=time.time_ns())
+            await super().request("refresh", answer_seconds, wall_ns=time.time_ns())
             answered_at = time.perf_counter()
         return first_answer_at

@@ -1,20 +1,16 @@
-"""Images of the virtual machines, made from Debian packages by this script.
+"""Images of the virtual machines, made from Debian packages.
 
 What a guest is made of: Debian's cloud kernel, a few of its modules, busybox and a static first
 program (guest/init.c around the agent of every box) in an initial file system; the Python image adds a
 compressed read-only disk. A program for the host, which measures its clock for guests, lies beside
 them. It needs apt-get and dpkg-deb (root is not needed: packages are unpacked, never installed) and
 a C compiler with a static C library.
-
-`python -m ostinato.infra.sandbox.microvm.image FOLDER [small|python]` makes one by hand.
 """
 
 import fcntl
 import hashlib
-import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from enum import StrEnum
@@ -184,14 +180,7 @@ def _fill_root(root: Path, busybox: Path) -> None:
             (root / "bin" / applet).symlink_to("busybox")
     for path, text in _ACCOUNTS.items():
         (root / path).write_text(text)
-    _add_ripgrep(root / "bin")
-
-
-def _add_ripgrep(folder: Path) -> None:
-    """The static rg program of the wheel, where that is installed."""
-    ripgrep = find_ripgrep()
-    if ripgrep is not None:
-        shutil.copy(ripgrep, folder / "rg")
+    shutil.copy(find_ripgrep(), root / "bin")
 
 
 def _build_disk(scratch: Path, disk: Path) -> None:
@@ -211,7 +200,7 @@ def _build_disk(scratch: Path, disk: Path) -> None:
         (root / path).write_text(text)
     for folder in ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info"):
         shutil.rmtree(root / folder, ignore_errors=True)
-    _add_ripgrep(root / "usr" / "bin")
+    shutil.copy(find_ripgrep(), root / "usr" / "bin")
     if not (root / "bin/sh").exists():
         (root / "bin/sh").symlink_to("dash")
     _run("mkfs.erofs", "-zlz4", "-T0", "--all-root", str(disk), str(root), folder=scratch)
@@ -260,18 +249,3 @@ def _run(program: str, *arguments: str, folder: Path, given: bytes = b"") -> byt
             f"{program} {' '.join(arguments)[:200]} ended with {answer.returncode}: {tail}"
         )
     return answer.stdout
-
-
-def main(arguments: list[str]) -> None:
-    """Make an image and say where it is."""
-    kind = find_kind(arguments[1] if len(arguments) > 1 else "default")
-    image = build_image(kind, Path(arguments[0]))
-    sizes = {path.name: path.stat().st_size for path in (image.kernel, image.initial)}
-    if image.disk is not None:
-        sizes[image.disk.name] = image.disk.stat().st_size
-    sys.stdout.write(f"{image.key} in {image.kernel.parent}: {sizes}\n")
-
-
-if __name__ == "__main__":
-    os.umask(0o022)
-    main(sys.argv[1:])

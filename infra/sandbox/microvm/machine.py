@@ -1,4 +1,4 @@
-"""One QEMU process: starts it, talks to its monitor, stops it, and copies its state.
+"""One QEMU process: starts it, stops it, and copies its state.
 
 It knows neither the agent's requests nor sandboxes.
 """
@@ -12,18 +12,17 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Self
 
 import psutil
-from qemu.qmp import ExecuteError, QMPClient, QMPError
 
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxLost
 from ostinato.infra.sandbox.microvm.image import Image
 from ostinato.infra.sandbox.microvm.memory import DirtyPages, read_dirty_pages, write_pages
+from ostinato.infra.sandbox.microvm.monitor import Monitor
 
 PROGRAM = "qemu-system-x86_64"
 _KERNEL_ARGUMENTS = (
@@ -33,9 +32,6 @@ _KERNEL_ARGUMENTS = (
     "panic=-1 quiet"
 )
 _LAYOUT = 2  # raise it when `_describe` changes what a state holds
-_MONITOR_SECONDS = 60.0
-_STATE_SECONDS = 120.0
-_POLL_SECONDS = 0.002
 
 
 class Accelerator(StrEnum):
@@ -57,13 +53,11 @@ class MachineShape:
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
-    """State a machine starts from instead of booting. `memory_file` is the template's memory,
-    shared by all; None: `devices_file` holds all memory.
-    """
+    """State a machine starts from instead of booting."""
 
-    memory_file: Path | None
+    memory_file: Path  # the template's memory, shared by all its copies
     devices_file: Path
-    pages: DirtyPages | None = None
+    pages: DirtyPages | None = None  # over the template's; None: of the template itself
 
 
 class Machine:
@@ -81,12 +75,9 @@ class Machine:
         self.name = f"microvm-{process.pid}"
         self.process_id = process.pid
         self.socket = agent
-        self.memory_file: Path | None = None  # mapped privately: what differs are its own pages
         self._process = process
-        self._control_socket = control
         self._messages = messages
-        self._client: QMPClient | None = None
-        self._connecting = asyncio.Lock()
+        self._monitor = Monitor(self.name, control, self._last_words)
         self._closed = False
         self.information_pipe = os.eventfd(1)  # ready: nothing is to be admitted
 
@@ -103,10 +94,9 @@ class Machine:
 
         `is_shared`: it writes to the memory file itself, to become a template.
         """
-        paused = ("-S",) if state.pages is not None or state.memory_file is None else ()
-        options = (*paused, "-incoming", "defer")
+        options = ("-incoming", "defer")
         if state.pages is not None:
-            options += ("-global", "migration.send-configuration=off")
+            options += ("-S", "-global", "migration.send-configuration=off")
         with state.devices_file.open("rb") as devices:
             machine = cls._start(
                 shape,
@@ -115,7 +105,6 @@ class Machine:
                 options=options,
                 inherited=(devices.fileno(),),
             )
-            machine.memory_file = None if is_shared else state.memory_file
             try:
                 await machine._load(state, devices.fileno())
             except BaseException:
@@ -127,7 +116,7 @@ class Machine:
     def _start(
         cls,
         shape: MachineShape,
-        memory_file: Path | None,
+        memory_file: Path,
         *,
         is_shared: bool = False,
         options: tuple[str, ...] = (),
@@ -183,11 +172,6 @@ class Machine:
                 total += int(run) + int(waited)
         return 1e-9 * total
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the process lives."""
-        return self._process.poll() is None
-
     def explain_death(self) -> SandboxError:
         """SandboxError with what is known about the end of the process."""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -201,39 +185,30 @@ class Machine:
 
     async def pause(self) -> None:
         """Stop the guest's processor."""
-        await self._run("stop")
+        await self._monitor.run("stop")
 
     async def resume(self) -> None:
         """Let the guest go on."""
-        await self._run("cont")
+        await self._monitor.run("cont")
 
     async def save_template(self, devices_file: Path) -> None:
         """Save the devices of a running machine whose memory is shared with its file; it ends."""
-        capability = {"capability": "x-ignore-shared", "state": True}
-        await self._run("migrate-set-capabilities", {"capabilities": [capability]})
-        await self._save(devices_file)
+        await self._monitor.ignore_shared_memory()
+        await self._monitor.save(devices_file)
         self.close()
 
-    async def copy_state(self, devices_file: Path) -> MachineState:
-        """The state of a paused machine, to start others from; it stays paused.
-
-        The short way takes the pages it has written and its devices. Where that is not possible
-        (no right to look into the process, a QEMU without the command), all of it is saved.
-        """
-        if self.memory_file is not None:
-            try:
-                arguments = {"filename": str(devices_file), "live": False}
-                await self._run("xen-save-devices-state", arguments)
-                pages = read_dirty_pages(self.process_id, self.memory_file)
-                return MachineState(self.memory_file, devices_file, pages)
-            except (PermissionError, SandboxLost) as error:
-                if not self.is_running:
-                    raise
-                del error
-            except SandboxError:
-                pass
-        await self._save(devices_file)
-        return MachineState(None, devices_file)
+    async def copy_state(self, memory_file: Path, devices_file: Path) -> MachineState:
+        """The state of a paused machine that began with this memory; it stays paused."""
+        arguments = {"filename": str(devices_file), "live": False}
+        await self._monitor.run("xen-save-devices-state", arguments)
+        try:
+            pages = read_dirty_pages(self.process_id, memory_file)
+        except PermissionError as error:
+            raise SandboxError(
+                f"{self.name}: {error}; wanted the right to read the memory of a child process: run "
+                "`sysctl -w kernel.yama.ptrace_scope=1`"
+            ) from error
+        return MachineState(memory_file, devices_file, pages)
 
     def kill(self) -> None:
         """End the process at once; its socket then says so."""
@@ -250,75 +225,25 @@ class Machine:
         self._close_information_pipe()
         self.socket.close()
         self._messages.close()
-        if self._client is None:
-            self._control_socket.close()
-        else:
-            client, self._client = self._client, None
-            task = asyncio.get_running_loop().create_task(_disconnect(client))
-            _closing.add(task)
-            task.add_done_callback(_closing.discard)
+        self._monitor.close()
 
     def _close_information_pipe(self) -> None:
         if self.information_pipe >= 0:
             os.close(self.information_pipe)
             self.information_pipe = -1
 
-    async def _run(self, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
-        try:
-            async with asyncio.timeout(_MONITOR_SECONDS):
-                client = await self._connect()
-                return await client.execute(command, dict(arguments or {}))
-        except ExecuteError as error:
-            raise SandboxError(f"{self.name} refused {command}: {error}") from error
-        except (QMPError, OSError, TimeoutError, EOFError) as error:
-            why = f"{self.name}: {command} failed: {type(error).__name__} {error}"
-            raise SandboxLost(f"{why}; {self._last_words()}") from error
-
-    async def _connect(self) -> QMPClient:
-        async with self._connecting:
-            if self._client is None:
-                client = QMPClient(self.name)
-                self._control_socket.setblocking(False)
-                await client.connect(self._control_socket)
-                self._client = client
-            return self._client
-
-    async def _save(self, path: Path) -> None:
-        with path.open("wb") as file:
-            (await self._connect()).send_fd_scm(file.fileno())
-            await self._run("getfd", {"fdname": "state"})
-            await self._run("migrate", {"uri": "fd:state"})
-            await self._wait_migrated("migrate")
-
     async def _load(self, state: MachineState, descriptor: int) -> None:
         """Load and run. A template was running when it was saved, so it goes on by itself."""
         if state.pages is not None:
-            assert state.memory_file is not None
-            await self._run("query-status")  # answers once the memory is mapped
+            await self._monitor.run("query-status")  # answers once the memory is mapped
             write_pages(self.process_id, state.memory_file, state.pages)
-        # Whoever saved the state had this set too: it is part of the format.
-        ignored = {"capability": "x-ignore-shared", "state": True}
         await asyncio.gather(
-            self._run("migrate-set-capabilities", {"capabilities": [ignored]}),
-            self._run("migrate-incoming", {"uri": f"fd:{descriptor}"}),
+            self._monitor.ignore_shared_memory(),
+            self._monitor.run("migrate-incoming", {"uri": f"fd:{descriptor}"}),
         )
-        if state.pages is not None or state.memory_file is None:
-            await self._wait_migrated("migrate-incoming")
-            await self._run("cont")
-
-    async def _wait_migrated(self, command: str) -> None:
-        deadline = asyncio.get_running_loop().time() + _STATE_SECONDS
-        while True:
-            answer = await self._run("query-migrate")
-            status = answer.get("status", "none")
-            if status == "completed":
-                return
-            if status in ("failed", "cancelled"):
-                why = answer.get("error-desc", "no reason given")
-                raise SandboxLost(f"{self.name}: {command} {status}: {why}; {self._last_words()}")
-            if asyncio.get_running_loop().time() > deadline:
-                raise SandboxLost(f"{self.name}: {command} is {status} after {_STATE_SECONDS} s")
-            await asyncio.sleep(_POLL_SECONDS)
+        if state.pages is not None:
+            await self._monitor.wait_migrated()
+            await self._monitor.run("cont")
 
     def _last_words(self) -> str:
         if self._messages.closed:
@@ -344,36 +269,18 @@ def hash_program() -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-_closing: set[asyncio.Task[None]] = set()
-
-
-async def settle() -> None:
-    """Wait until the monitors of closed machines are gone."""
-    await asyncio.gather(*_closing)
-
-
-async def _disconnect(client: QMPClient) -> None:
-    with contextlib.suppress(QMPError, OSError, EOFError):
-        await client.disconnect()
-
-
 def _read_end(descriptor: int) -> str:
     size = os.fstat(descriptor).st_size
     return os.pread(descriptor, 800, max(0, size - 800)).decode(errors="replace").strip()
 
 
-def _describe(shape: MachineShape, memory_file: Path | None, is_shared: bool) -> list[str]:
+def _describe(shape: MachineShape, memory_file: Path, is_shared: bool) -> list[str]:
     """Arguments of the machine, the same for a state's source and its copies."""
-    memory = f"id=memory,size={shape.memory_bytes}"
-    if memory_file is None:
-        memory = f"memory-backend-ram,{memory}"
-    else:
-        share = "on" if is_shared else "off"
-        memory = f"memory-backend-file,{memory},mem-path={memory_file},share={share}"
+    memory = f"memory-backend-file,id=memory,size={shape.memory_bytes},mem-path={memory_file}"
     command = [
         # Debian's kernel finds its devices through ACPI only.
         "-M", "microvm,acpi=on,rtc=on,memory-backend=memory",
-        "-object", memory,
+        "-object", f"{memory},share={'on' if is_shared else 'off'}",
         "-m", f"{shape.memory_bytes >> 20}M",
         "-accel", shape.accelerator,
         "-cpu", "host" if shape.accelerator is Accelerator.KVM else "max",

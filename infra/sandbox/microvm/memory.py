@@ -1,8 +1,7 @@
 """The private memory of a running machine, read and written from outside it.
 
-Finding a machine's guest memory in its process, telling which pages differ from the file it was
-mapped from, and copying them. It needs root or CAP_SYS_PTRACE, works only on a stopped machine, and
-knows nothing of devices.
+It needs the right to trace the machine's process, which its parent has unless the host forbids it,
+and works only on a stopped machine.
 """
 
 import os
@@ -26,26 +25,6 @@ class DirtyPages:
 
     numbers: numpy.ndarray  # int64, rising
     content: bytearray
-
-    def save(self, path: Path) -> None:
-        """Write to a file that `load_pages` reads."""
-        with path.open("wb") as file:
-            file.write(len(self.numbers).to_bytes(8, "little"))
-            file.write(self.numbers.astype("<i8").tobytes())
-            file.write(self.content)
-
-
-def load_pages(path: Path) -> DirtyPages:
-    """Read what `DirtyPages.save` wrote."""
-    with path.open("rb") as file:
-        count = int.from_bytes(file.read(8), "little")
-        numbers = numpy.frombuffer(file.read(8 * count), dtype="<i8")
-        content = bytearray(file.read())
-    if len(content) != count * PAGE_BYTES:
-        raise SandboxError(
-            f"{path} holds {len(content)} bytes of pages, wanted {count * PAGE_BYTES}"
-        )
-    return DirtyPages(numbers, content)
 
 
 def read_dirty_pages(process_id: int, memory_file: Path) -> DirtyPages:

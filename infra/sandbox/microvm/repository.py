@@ -1,22 +1,19 @@
-"""A host's repository as a guest gets it, and how files of two moments differ."""
+"""A host's repository as a guest gets it."""
 
 import io
 import os
 import tarfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ostinato.infra.platform.errors import OutputLimit
 from ostinato.infra.sandbox.snapshots.layers import (
     Entries,
     EntryKind,
     identify_entries,
     read_entries,
 )
-from ostinato.infra.sandbox.snapshots.store import SKIPPED_NAMES, is_hidden
+from ostinato.infra.sandbox.snapshots.store import files_of, is_hidden
 
-MAX_DIFF_BYTES = 64 << 20
 _TYPES = {
     EntryKind.FILE: tarfile.REGTYPE,
     EntryKind.FOLDER: tarfile.DIRTYPE,
@@ -34,11 +31,7 @@ class Repository:
     @property
     def files(self) -> dict[str, bytes]:
         """Regular files by path."""
-        return {
-            path: entry.content
-            for path, entry in self.entries.items()
-            if entry.kind is EntryKind.FILE
-        }
+        return files_of(self.entries)
 
     def pack(self) -> bytes:
         """A tar archive of it."""
@@ -67,18 +60,3 @@ def read_repository(folder: Path) -> Repository:
         if not any(map(is_hidden, path.split("/")))
     }
     return Repository(identify_entries(entries), entries)
-
-
-def compare_files(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> dict[str, bytes | None]:
-    """Files that differ, as they are now; None: there is none any more. No caches."""
-    changes: dict[str, bytes | None] = {}
-    num_bytes = 0
-    for path in sorted({*before, *now}):
-        content = now.get(path)
-        if content == before.get(path) or SKIPPED_NAMES.intersection(path.split("/")):
-            continue
-        changes[path] = content
-        num_bytes += len(content or b"")
-        if num_bytes > MAX_DIFF_BYTES:
-            raise OutputLimit(f"diff of over {MAX_DIFF_BYTES} bytes at {path}")
-    return changes

@@ -4,6 +4,7 @@ One per image, memory size and repository. Its memory is a file that all its cop
 """
 
 import asyncio
+import contextlib
 import os
 import shutil
 import tempfile
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 
 from ostinato.infra.platform.errors import InvalidArgument, SandboxError, SandboxLost
 from ostinato.infra.sandbox.host.tools import BoxTools
@@ -70,19 +70,17 @@ class TemplateStore:
         *,
         accelerator: Accelerator | None = None,
         boot_limits: BootLimits | None = None,
-        memory_folder: Path | None = None,
     ) -> None:
-        """`accelerator` None: KVM where a machine boots under it. `memory_folder` None: in memory."""
+        """`accelerator` None: KVM where a machine boots under it."""
         self.boots: list[float] = []  # processor seconds of each boot that worked
         self.num_failed_boots = 0
         self._image_folder = image_folder
         self._accelerator = accelerator
         self._boot_limits = boot_limits or BootLimits()
-        if memory_folder is None:
-            memory_folder = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else image_folder
-            _remove_leftovers(memory_folder)
-        memory_folder.mkdir(parents=True, exist_ok=True)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=memory_folder))
+        memory = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else image_folder
+        memory.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(memory)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=memory))
         self._making: dict[tuple[ImageKind, int, str], asyncio.Task[Template]] = {}
         self._repositories: dict[Path, Repository] = {}
 
@@ -148,7 +146,6 @@ class TemplateStore:
     def _keep(self, template: Template) -> None:
         """Put a booted machine beside the images, for later processes of this host."""
         target = self._kept_folder(template.shape)
-        assert template.state.memory_file is not None
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f"{target.name}.partial.", dir=target.parent))
         _copy_sparse(template.state.memory_file, partial / "memory")
@@ -163,7 +160,6 @@ class TemplateStore:
         if not source.is_dir():
             return None
         state = self._state_for(shape)
-        assert state.memory_file is not None
         _copy_sparse(source / "memory", state.memory_file)
         _copy_sparse(source / "devices", state.devices_file)
         return Template(shape, state, Repository())
@@ -180,19 +176,13 @@ class TemplateStore:
         return MachineState(stem.with_suffix(".memory"), stem.with_suffix(".devices"))
 
     async def _boot_with_retries(self, shape: MachineShape, limits: BootLimits) -> Template:
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(limits.attempts),
-            retry=retry_if_exception_type(SandboxLost),
-            reraise=True,
-        )
-        async for attempt in retrying:
-            with attempt:
+        for _ in range(limits.attempts - 1):
+            with contextlib.suppress(SandboxLost):
                 return await self._boot_once(shape, limits)
-        raise AssertionError("unreachable: the last attempt returns or raises")
+        return await self._boot_once(shape, limits)
 
     async def _boot_once(self, shape: MachineShape, limits: BootLimits) -> Template:
         state = self._state_for(shape)
-        assert state.memory_file is not None
         state.memory_file.unlink(missing_ok=True)
         machine = Machine.boot(shape, state.memory_file)
         channel = MachineChannel(machine)
@@ -210,7 +200,6 @@ class TemplateStore:
     async def _fill(self, key: tuple[ImageKind, int, str], repository: Repository) -> Template:
         """A template with a repository: a copy of the empty one, filled and frozen."""
         base = await self.get(key[0], key[1], None)
-        assert base.state.memory_file is not None
         name = f"{base.state.memory_file.stem}-{key[2]}"
         memory_file = self.folder / f"{name}.memory"
         await asyncio.to_thread(_copy_sparse, base.state.memory_file, memory_file)

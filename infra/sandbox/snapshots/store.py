@@ -22,7 +22,7 @@ from ostinato.infra.sandbox.snapshots.layers import (
 )
 
 SKIPPED_NAMES = frozenset({"__pycache__", ".pytest_cache", ".git"})
-_MAX_DIFF_BYTES = 64 << 20
+MAX_DIFF_BYTES = 64 << 20
 # Compiled code, type and test caches and history tell what a problem removed from the sources.
 _HIDDEN_NAMES = frozenset(
     (
@@ -145,23 +145,24 @@ class LayerStore:
         return layer_id
 
 
-def compare_files(before: Entries, after: Entries) -> dict[str, bytes | None]:
-    """Regular files that differ between two whole states. None: removed. Caches are left out."""
+def files_of(entries: Entries) -> dict[str, bytes]:
+    """Content of the regular files, by path."""
+    return {path: entry.content for path, entry in entries.items() if entry.kind is EntryKind.FILE}
+
+
+def compare_files(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> dict[str, bytes | None]:
+    """Files that differ, as they are now. None: there is none any more. Caches are left out."""
     changes: dict[str, bytes | None] = {}
     num_bytes = 0
-    for path in sorted(before.keys() | after.keys()):
-        old, new = _content(before.get(path)), _content(after.get(path))
-        if old == new or SKIPPED_NAMES.intersection(path.split("/")):
+    for path in sorted({*before, *now}):
+        content = now.get(path)
+        if content == before.get(path) or SKIPPED_NAMES.intersection(path.split("/")):
             continue
-        changes[path] = new
-        num_bytes += len(new or b"")
-        if num_bytes > _MAX_DIFF_BYTES:
-            raise OutputLimit(f"diff of over {_MAX_DIFF_BYTES} bytes at {path}")
+        changes[path] = content
+        num_bytes += len(content or b"")
+        if num_bytes > MAX_DIFF_BYTES:
+            raise OutputLimit(f"diff of over {MAX_DIFF_BYTES} bytes at {path}")
     return changes
-
-
-def _content(entry: Entry | None) -> bytes | None:
-    return entry.content if entry is not None and entry.kind is EntryKind.FILE else None
 
 
 def _hiding_entries(repository: Path) -> dict[str, Entry]:

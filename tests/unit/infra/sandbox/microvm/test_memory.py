@@ -6,14 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy
 import pytest
 
 from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.sandbox.microvm.memory import (
     PAGE_BYTES,
-    DirtyPages,
-    load_pages,
     read_dirty_pages,
     write_pages,
 )
@@ -67,15 +64,14 @@ def look(process: subprocess.Popen[str], place: int) -> int:
     return int(process.stdout.readline())
 
 
-def test_exactly_the_written_pages_are_read_and_can_be_laid_into_another(hold, tmp_path):
+def test_exactly_the_written_pages_are_read_and_can_be_laid_into_another(hold):
     written = [0, 1, 2, 40, *range(500, 1700), PAGES - 1]
     source, path = hold(written)
     os.kill(source.pid, signal.SIGSTOP)
     pages = read_dirty_pages(source.pid, path)
     assert pages.numbers.tolist() == written
-    pages.save(tmp_path / "pages")
     target, _ = hold([3])
-    write_pages(target.pid, path, load_pages(tmp_path / "pages"))
+    write_pages(target.pid, path, pages)
     assert [look(target, page * PAGE_BYTES + 5) for page in (0, 3, 4, 1699, PAGES - 1)] == [
         200,
         200,
@@ -92,12 +88,3 @@ def test_a_process_that_does_not_map_the_file_is_refused(hold, tmp_path):
     other.write_bytes(b"")
     with pytest.raises(SandboxError, match="does not map"):
         read_dirty_pages(source.pid, other)
-
-
-def test_pages_cut_short_on_disk_are_refused(tmp_path):
-    pages = DirtyPages(numpy.array([1, 5]), bytearray(2 * PAGE_BYTES))
-    pages.save(tmp_path / "pages")
-    whole = (tmp_path / "pages").read_bytes()
-    (tmp_path / "pages").write_bytes(whole[:-1])
-    with pytest.raises(SandboxError, match="wanted 8192"):
-        load_pages(tmp_path / "pages")

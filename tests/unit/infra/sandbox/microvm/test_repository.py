@@ -9,11 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.infra.platform.errors import OutputLimit
-from ostinato.infra.sandbox.microvm.repository import (
-    MAX_DIFF_BYTES,
-    compare_files,
-    read_repository,
-)
+from ostinato.infra.sandbox.microvm.repository import read_repository
+from ostinato.infra.sandbox.snapshots.store import MAX_DIFF_BYTES, compare_files
 
 FILES = st.dictionaries(st.sampled_from(["a", "b", "c/d", "c/e"]), st.binary(max_size=3))
 
