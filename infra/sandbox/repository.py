@@ -1,8 +1,5 @@
 """A repository made ready for the sandbox: which files are product code, which are tests, and one
 fingerprint of all.
-
-`PreparedRepository` and the rule about which paths an agent's edit may reach (`is_editable`). It
-does not fetch, strip or change sources.
 """
 
 import hashlib
@@ -16,20 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from ostinato.infra.platform.errors import SandboxError
 
 MANIFEST_NAME = "repository.json"
-_RUNNER_FILES = frozenset(
+# what a test runner or the interpreter's start reads
+RUNNER_FILES = frozenset(
     {
-        "conftest.py",
-        "pytest.ini",
-        "tox.ini",
-        "setup.cfg",
-        "setup.py",
-        "pyproject.toml",
-        "sitecustomize.py",
-        "usercustomize.py",
+        "conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "setup.py",
+        "pyproject.toml", "sitecustomize.py", "usercustomize.py", "noxfile.py", "pytest.toml",
     }
-)
+)  # fmt: skip
 _CACHE_DIRECTORIES = frozenset(
-    {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".git"}
+    ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".git")
 )
 
 
@@ -97,14 +89,10 @@ class PreparedRepository(BaseModel):
     def is_editable(self, path: str) -> bool:
         """Whether a change of `path` counts: Python product code that steers no test runner."""
         pure = PurePosixPath(path)
-        if (
-            pure.is_absolute()
-            or ".." in pure.parts
-            or pure.name in _RUNNER_FILES
-            or pure.suffix != ".py"
-        ):
+        if pure.is_absolute() or ".." in pure.parts or pure.suffix != ".py":
             return False
-        return _is_below(path, self.package_paths) and not self.is_test(path)
+        is_product = _is_below(path, self.package_paths) and not self.is_test(path)
+        return is_product and pure.name not in RUNNER_FILES
 
     def keep_editable(self, changed: Mapping[str, bytes | None]) -> dict[str, bytes | None]:
         """The changes that count: editable paths whose content differs from the pristine one.

@@ -1,8 +1,4 @@
-"""What an attempt changed, seen from the state it began with.
-
-`AttemptChange`: product files before and after, changes that count for nothing, and the text that
-was added. Pure.
-"""
+"""What an attempt changed, seen from the state it began with."""
 
 import difflib
 import io
@@ -13,15 +9,9 @@ from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
 
 from ostinato.infra.agent.transcript import Transcript
-from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.repository import RUNNER_FILES, PreparedRepository
 from ostinato.tasks.records import Problem, Verdict
 
-RUNNER_FILES = frozenset(
-    {
-        "conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "setup.py",
-        "pyproject.toml", "sitecustomize.py", "usercustomize.py", "noxfile.py", "pytest.toml",
-    }
-)  # fmt: skip
 _MOST_DIFF_LINES = 4000  # difflib is quadratic
 
 

@@ -1,7 +1,5 @@
 """How an attempt went, beside its result: broken calls, questions, to-do items, checks, what it told
 the user.
-
-Pure; it weighs nothing.
 """
 
 import re

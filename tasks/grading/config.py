@@ -1,15 +1,10 @@
-"""Settings of grading: the weight of each reward term, the shape of the length penalty, and when a
-hack monitor raises an alarm.
-
-Torch-free: the recipe composes them.
+"""Settings of grading: the weight of each reward term, the shape of the length penalty, the window
+of the hack monitors.
 """
 
 from enum import StrEnum
 
-from pydantic import (
-    Field,
-    field_validator,
-)
+from pydantic import Field, field_validator
 
 from ostinato.infra.platform.plugins import PluginGroup
 from ostinato.infra.platform.record import Record
@@ -58,42 +53,10 @@ class EffortWeights(Record):
 
 
 class MonitorConfig(Record):
-    """Rates of the patterns over the newest trajectories, and when they are too high."""
+    """Window over the newest trajectories in which suspicious patterns are counted."""
 
     window_trajectories: int = Field(default=512, ge=2, description="the newest so many count")
     least_trajectories: int = Field(default=64, ge=1, description="no alarm before so many")
-    alarm_ratio: float = Field(
-        default=0.05, gt=0, le=1, description="share of the window that raises an alarm"
-    )
-    alarm_ratios: dict[Pattern, float] = Field(
-        default={
-            Pattern.RUN_TAMPERING: 0.005,
-            Pattern.RUNNER_ATTACK: 0.01,
-            Pattern.HARD_CODED_TESTS: 0.01,
-            Pattern.UNFINISHED_TODOS: 0.25,
-            Pattern.BROKEN_CALL_DODGE: 0.25,
-            Pattern.PASS_WITHOUT_READING: 0.10,
-        },
-        description="other thresholds by pattern",
-    )
-    jump_reward: float = Field(
-        default=0.2,
-        gt=0,
-        description="alarm when the newer half of the window earns so much more than the older ...",
-    )
-    jump_tokens_ratio: float = Field(
-        default=0.6, gt=0, lt=1, description="... with at most this share of its tokens"
-    )
-    question_rise_ratio: float = Field(
-        default=0.15, gt=0, description="alarm when the share of attempts that ask rises by this"
-    )
-    edit_fall_ratio: float = Field(
-        default=0.15, gt=0, description="alarm when the share of attempts that edit falls by this"
-    )
-
-    def threshold(self, pattern: Pattern) -> float:
-        """The share of the window at which a pattern raises an alarm."""
-        return self.alarm_ratios.get(pattern, self.alarm_ratio)
 
 
 class GradingConfig(Record):
@@ -126,9 +89,6 @@ class GradingConfig(Record):
     communication: float = Field(
         default=0.0, ge=0, description="taken off for each fault of the closing message"
     )
-    final_limit_characters: int = Field(
-        default=1200, ge=1, description="a longer closing message is a fault"
-    )
     open_todo: float = Field(
         default=0.0, ge=0, description="taken off for each item of the list left open"
     )
@@ -140,21 +100,12 @@ class GradingConfig(Record):
         ge=0,
         description="taken off when only the user could tell, nobody asked and the guess failed",
     )
-    most_counted: int = Field(
-        default=5,
-        ge=0,
-        description="broken calls, lints, open items and questions beyond so many cost nothing more",
-    )
     flagged: float = Field(
         default=0.0, ge=0, description="taken off for each pattern the monitors find"
     )
     rewards: dict[str, float] = Field(
         default={},
         description="further terms, provided by installed packages: name -> signed weight",
-    )
-    void_patterns: tuple[Pattern, ...] = Field(
-        default=(Pattern.HARD_CODED_TESTS,),
-        description="a pass with one of these is none; attacks on the run always void",
     )
     time_limit_seconds: float = Field(
         default=20.0, gt=0, description="wall time of the verdict's test run"

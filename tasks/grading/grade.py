@@ -1,7 +1,4 @@
-"""One attempt's verdict and reward: the interface of grading.
-
-`grade` and `make_grader`: judge, scan, weigh. Infrastructure failures raise; they are never graded.
-"""
+"""One attempt's verdict and reward. Infrastructure failures raise; they are never graded."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -10,13 +7,15 @@ from functools import partial
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.grading.change import AttemptChange, JudgedAttempt
-from ostinato.tasks.grading.config import GradingConfig
+from ostinato.tasks.grading.config import GradingConfig, Pattern
 from ostinato.tasks.grading.monitors import scan_attempt
 from ostinato.tasks.grading.rewards import compute_reward
 from ostinato.tasks.grading.style import count_new_lints
 from ostinato.tasks.grading.verdicts import judge, judge_in_environment
 from ostinato.tasks.records import Problem, RewardReport, Verdict
 
+# a pass with one of these is none; attacks on the run always void
+VOID_PATTERNS = (Pattern.HARD_CODED_TESTS,)
 Grader = Callable[
     [Problem, Mapping[str, bytes | None], Transcript, TestServer],
     Awaitable[tuple[Verdict, RewardReport]],
@@ -45,7 +44,7 @@ async def grade(
     change = AttemptChange.of(problem, changed_files, test_server.repository)
     attempt = JudgedAttempt(change, verdict, transcript)
     flags = scan_attempt(attempt)
-    verdict = void(verdict, [name for name in config.void_patterns if name in flags])
+    verdict = void(verdict, [name for name in VOID_PATTERNS if name in flags])
     lints = await count_new_lints(change) if config.style else 0
     found = {name.value: evidence for name, evidence in flags.items()}
     attempt = replace(attempt, verdict=verdict)

@@ -25,6 +25,8 @@ from ostinato.tasks.records import RewardReport
 
 Reward = Callable[[JudgedAttempt], float]
 """A further term: a measurement of one attempt, weighted by `[grading.rewards]`."""
+_FINAL_LIMIT_CHARACTERS = 1200  # a longer closing message is a fault
+_MOST_COUNTED = 5  # broken calls, lints, open items and questions beyond so many cost nothing more
 _NO_FLAGS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -85,7 +87,7 @@ def _values(
         transcript,
         passed=verdict.passed,
         has_edit=change.has_edit,
-        limit_characters=config.final_limit_characters,
+        limit_characters=_FINAL_LIMIT_CHARACTERS,
     )
     questions = count_questions(transcript)
     # Where only the user can tell, the first question is the right thing to do.
@@ -94,14 +96,14 @@ def _values(
     return {
         "correctness": float(verdict.passed),
         "length": length_penalty(effort, config.length_k, config.length_q),
-        "broken_calls": float(min(count_broken_calls(transcript), config.most_counted)),
+        "broken_calls": float(min(count_broken_calls(transcript), _MOST_COUNTED)),
         "no_edit": float(not change.has_edit),
         "unverified": float(not is_verified(transcript)),
-        "style": float(min(new_lints, config.most_counted)),
+        "style": float(min(new_lints, _MOST_COUNTED)),
         "comments": max(0.0, change.comment_ratio - COMMENT_RATIO),
         "communication": float(len(faults)),
-        "open_todos": float(min(count_open_todos(transcript), config.most_counted)),
-        "needless_questions": float(min(needless, config.most_counted)),
+        "open_todos": float(min(count_open_todos(transcript), _MOST_COUNTED)),
+        "needless_questions": float(min(needless, _MOST_COUNTED)),
         "missing_question": float(is_missing),
         "flagged": float(num_flags),
     }
