@@ -135,7 +135,7 @@ class RepositoryEnvironment:
 
     async def _prepare(self, files: Mapping[str, bytes | None]) -> Snapshot:
         """The state of a box with these files, its processes included where the backend keeps them."""
-        has_memory = self._backend.capabilities.memory_snapshot
+        has_memory = self._backend.keeps_memory
         sandbox = await self._backend.create(
             SandboxSpec(repository=self.repository.directory, files=files, limits=self._limits)
         )

@@ -49,12 +49,6 @@ class ExecResult(Record):
     wall_seconds: float
 
 
-class Capabilities(Record):
-    """Features of a backend beyond files, file snapshots and forks, which all have."""
-
-    memory_snapshot: bool = Field(default=False, description="snapshot(MEMORY): processes too")
-
-
 class SnapshotKind(StrEnum):
     """Content of a snapshot."""
 
@@ -80,25 +74,7 @@ class SandboxSpec(Record):
     files: Mapping[str, bytes | None] = Field(
         default_factory=dict, description="laid over the repository; None: removed"
     )
-    environment: Mapping[str, str] = Field(default_factory=dict)
     limits: SandboxLimits = SandboxLimits()
-
-
-class FileKind(StrEnum):
-    """Kind of a path; links are not followed."""
-
-    FILE = "file"
-    FOLDER = "folder"
-    LINK = "link"
-    OTHER = "other"
-
-
-class FileStatus(Record):
-    """A path in a sandbox."""
-
-    path: str
-    kind: FileKind
-    num_bytes: int
 
 
 class TestOutcome(StrEnum):
@@ -236,7 +212,9 @@ class SandboxBackend(Protocol):
     def name(self) -> str: ...
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def keeps_memory(self) -> bool:
+        """Whether it has snapshots of kind MEMORY, which keep processes too."""
+        ...
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """A new sandbox that answers; CapacityExhausted or SandboxLost when it does not."""

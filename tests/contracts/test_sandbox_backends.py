@@ -278,7 +278,7 @@ def test_snapshot_while_a_command_writes_is_whole_and_the_command_goes_on(bench,
 
 
 def test_memory_snapshot_is_refused_where_it_is_not_declared(bench, fresh):
-    if bench.backend.capabilities.memory_snapshot:
+    if bench.backend.keeps_memory:
         assert bench.run(fresh.snapshot(SnapshotKind.MEMORY)).kind is SnapshotKind.MEMORY
         return
     with pytest.raises(InvalidArgument, match="kind memory"):

@@ -22,7 +22,6 @@ from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess, can_ove
 from ostinato.infra.sandbox.host.channel import BoxChannel
 from ostinato.infra.sandbox.host.tools import FILE_SECONDS, BoxTools
 from ostinato.infra.sandbox.protocol import (
-    Capabilities,
     Sandbox,
     SandboxSpec,
     Snapshot,
@@ -92,7 +91,6 @@ class NamespaceSandbox(BoxTools):
         return self._backend.keep(self.spec, await self.read_state())
 
     async def diff(self, base: Snapshot | None = None) -> dict[str, bytes | None]:
-        """Regular files of /repo that differ from `base` (None: the repository). None: removed."""
         store, writes = self._backend.store, await self.read_writes()
         pristine = store.base(self.spec.repository)
         before = pristine if base is None else self._backend.find_snapshot(base).state
@@ -114,7 +112,6 @@ class NamespaceSandbox(BoxTools):
         return entries if self._copied is None else find_writes(self._copied, entries)
 
     async def close(self) -> None:
-        """End the box and free what it wrote. A second close does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -156,7 +153,7 @@ class NamespaceBackend:
     """Boxes of this host. Belongs to one event loop, and its thread must outlive it."""
 
     name = "namespace"
-    capabilities = Capabilities()
+    keeps_memory = False
 
     def __init__(self, directory: Path | None = None, *, overlays: bool | None = None) -> None:
         """`directory`: where layers and writes go; None: in memory where that works.
@@ -242,7 +239,7 @@ class NamespaceBackend:
         try:
             folder.mkdir()
             mounts = self._mounts(state, folder / "up", copied)
-            box = BoxProcess(spec.limits, mounts, environment=spec.environment)
+            box = BoxProcess(spec.limits, mounts)
         except OSError as error:
             remove_folder(folder)
             raise CapacityExhausted(f"no room for one more box at {folder}: {error}") from error

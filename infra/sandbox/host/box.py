@@ -27,6 +27,7 @@ from ostinato.infra.sandbox.host.system import (
     PROGRAMS,
     PYTHON,
     SITE,
+    VARIABLES,
     system_mounts,
 )
 from ostinato.infra.sandbox.protocol import SandboxLimits
@@ -227,15 +228,8 @@ def _variables(environment: dict[str, str]) -> list[str]:
 
 
 _ENVIRONMENT = {
+    **VARIABLES,
     "PATH": f"{PYTHON}/bin:{PROGRAMS}:/usr/bin:/bin",
-    "HOME": "/tmp",
-    "LANG": "C.UTF-8",
-    "TZ": "UTC",
-    "TERM": "dumb",
-    "PAGER": "cat",
-    "GIT_PAGER": "cat",
-    "PYTHONHASHSEED": "0",
-    "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONPATH": SITE,
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     "LD_LIBRARY_PATH": f"{PYTHON}/lib",

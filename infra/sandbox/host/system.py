@@ -29,6 +29,16 @@ SITE = f"{SANDBOX}/site"
 LIBRARY = f"{SANDBOX}/lib"
 AGENT = f"{SANDBOX}/agent"
 PROGRAMS = f"{SANDBOX}/bin"  # on PATH
+VARIABLES = {  # of every box
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "TERM": "dumb",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 _FORMAT = "3"  # part of every key: raise it when what is prepared changes
 _RUNNER_PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 # Parts of the standard library that carry other projects' code (pip's wheels, the itertools recipes

@@ -3,7 +3,7 @@
 import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ostinato.infra.platform.errors import (
     InvalidArgument,
@@ -11,13 +11,12 @@ from ostinato.infra.platform.errors import (
     SandboxError,
     SandboxNotFound,
 )
-from ostinato.infra.sandbox.protocol import ExecResult, FileKind, FileStatus
+from ostinato.infra.sandbox.protocol import ExecResult
 
 FILE_SECONDS = 20.0
 MARGIN_SECONDS = 20.0  # the box signals twice after the time limit, and the host may be loaded
 _MAX_BATCH_BYTES = 96 << 20
 _STATUS = struct.Struct(">cQI")
-_KINDS = {b"f": FileKind.FILE, b"d": FileKind.FOLDER, b"l": FileKind.LINK}
 _ERRORS: dict[str, type[SandboxError]] = {
     "invalid": InvalidArgument,
     "not_found": SandboxNotFound,
@@ -26,6 +25,14 @@ _ERRORS: dict[str, type[SandboxError]] = {
 
 Blobs = tuple[bytes, ...]
 Reply = tuple[dict[str, Any], list[bytes]]
+
+
+class FileStatus(NamedTuple):
+    """A path in a box. `kind`: f file, d folder, l link, which is not followed, o another."""
+
+    path: str
+    kind: str
+    num_bytes: int
 
 
 class Channel(Protocol):
@@ -54,14 +61,13 @@ def error_of_kind(kind: str, message: str) -> SandboxError:
 
 
 class BoxTools:
-    """Commands and files of one box."""
+    """Commands and files of one box, as `Sandbox` describes them."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
 
     @property
     def is_lost(self) -> bool:
-        """Whether the box died; every operation then raises SandboxLost."""
         return self.channel.is_lost
 
     async def request(
@@ -78,10 +84,6 @@ class BoxTools:
         *,
         stdin: bytes = b"",
     ) -> ExecResult:
-        """Run a shell command in /repo.
-
-        On time-out its process group is ended and what it printed is kept.
-        """
         if timeout_seconds <= 0 or output_cap_bytes < 0 or "\0" in command:
             raise InvalidArgument(
                 f"exec in {self.channel.name}: timeout is {timeout_seconds} s and output cap "
@@ -104,26 +106,18 @@ class BoxTools:
         )
 
     async def read(self, path: str) -> bytes:
-        """Content of a file, at most 8 MiB."""
         (answer,) = await self.read_files((path,))
         if isinstance(answer, SandboxError):
             raise answer
         return answer
 
     async def write(self, path: str, content: bytes) -> None:
-        """Replace a file atomically; folders are made, an executable bit stays."""
         for error in (await self.write_files({path: content})).values():
             raise error
 
     async def list(self, path: str = ".") -> tuple[str, ...]:
-        """Sorted names in a folder; folders end with a slash."""
-        return tuple(
-            sorted(
-                status.path + ("/" if status.kind is FileKind.FOLDER else "")
-                for status in await self.list_files(path)
-                if status.path != "__pycache__"
-            )
-        )
+        statuses = [status for status in await self.list_files(path) if status[0] != "__pycache__"]
+        return tuple(sorted(name + ("/" if kind == "d" else "") for name, kind, _ in statuses))
 
     async def read_files(self, paths: Sequence[str]) -> tuple[bytes | SandboxError, ...]:
         """Many reads in one round trip, answered in their order; a failed one is its error."""
@@ -135,7 +129,6 @@ class BoxTools:
         )
 
     async def write_files(self, files: Mapping[str, bytes | None]) -> dict[str, SandboxError]:
-        """Write and remove (None) files in one round trip; the errors by path."""
         pairs = [
             (path, content or b"")
             for path, content in zip(_paths(files), files.values(), strict=True)
@@ -164,7 +157,7 @@ class BoxTools:
         _, blobs = await self.channel.request(
             "list", FILE_SECONDS, blobs=_paths((path,)), max_depth=max_depth
         )
-        return tuple(sorted(_unpack(blobs[0]), key=lambda status: status.path))
+        return tuple(sorted(_unpack(blobs[0])))
 
     def _item_error(self, operation: str, path: str, kind: str, message: bytes) -> SandboxError:
         text = message.decode(errors="replace")
@@ -188,6 +181,5 @@ def _unpack(packed: bytes) -> list[FileStatus]:
         place += _STATUS.size
         path = os.fsdecode(packed[place : place + length])
         place += length
-        found = _KINDS.get(kind, FileKind.OTHER)
-        statuses.append(FileStatus(path=path, kind=found, num_bytes=num_bytes))
+        statuses.append(FileStatus(path, kind.decode(), num_bytes))
     return statuses

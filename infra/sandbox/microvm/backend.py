@@ -16,16 +16,14 @@ from pathlib import Path
 
 from ostinato.infra.platform.errors import OutputLimit, SandboxError, SandboxNotFound
 from ostinato.infra.sandbox.host.backend import start_all
-from ostinato.infra.sandbox.host.tools import FILE_SECONDS, BoxTools
+from ostinato.infra.sandbox.host.system import VARIABLES
+from ostinato.infra.sandbox.host.tools import FILE_SECONDS, BoxTools, FileStatus
 from ostinato.infra.sandbox.microvm.channel import MachineChannel
 from ostinato.infra.sandbox.microvm.image import ImageKind, check_tools, find_image, find_kind
 from ostinato.infra.sandbox.microvm.machine import Accelerator, Machine, MachineState, find_program
 from ostinato.infra.sandbox.microvm.monitor import settle
 from ostinato.infra.sandbox.microvm.templates import Template, TemplateStore
 from ostinato.infra.sandbox.protocol import (
-    Capabilities,
-    FileKind,
-    FileStatus,
     Sandbox,
     SandboxSpec,
     Snapshot,
@@ -33,18 +31,7 @@ from ostinato.infra.sandbox.protocol import (
 )
 from ostinato.infra.sandbox.snapshots.store import MAX_DIFF_BYTES, SKIPPED_NAMES, compare_files
 
-_ENVIRONMENT = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "HOME": "/tmp",
-    "LANG": "C.UTF-8",
-    "TZ": "UTC",
-    "TERM": "dumb",
-    "PAGER": "cat",
-    "GIT_PAGER": "cat",
-    "PYTHONHASHSEED": "0",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "PIP_NO_INPUT": "1",
-}
+_ENVIRONMENT = {**VARIABLES, "PATH": "/usr/local/bin:/usr/bin:/bin", "PIP_NO_INPUT": "1"}
 _READ_BATCH_BYTES = 32 << 20
 _MAX_DEPTH = 200
 
@@ -88,7 +75,6 @@ class MicroVmSandbox(BoxTools):
         random pool, limits and variables; no process of it goes on.
         """
         limits, seconds = self.origin.spec.limits, self._start_seconds
-        variables = {**_ENVIRONMENT, **self.origin.spec.environment}
         # They are sent in this order, and answered in it, without a wait in between. No `resume`:
         # a process that was stopped in the source ends without another step.
         await asyncio.gather(
@@ -96,7 +82,7 @@ class MicroVmSandbox(BoxTools):
             self.channel.request(
                 "open",
                 seconds,
-                blobs=tuple(os.fsencode(f"{name}={value}") for name, value in variables.items()),
+                blobs=tuple(os.fsencode(f"{name}={value}") for name, value in _ENVIRONMENT.items()),
                 writable_bytes=limits.writable_bytes,
                 file_bytes=limits.file_bytes,
             ),
@@ -158,14 +144,12 @@ class MicroVmSandbox(BoxTools):
         return await self._backend.take_snapshot(self, kind)
 
     async def diff(self, base: Snapshot | None = None) -> dict[str, bytes | None]:
-        """Regular files of /repo that differ from `base` (None: the repository); None: removed."""
         before = self.origin.pristine if base is None else self._backend.files_of(base)
         async with self.paused():
             files = await self.read_repository()
         return compare_files(before, files)
 
     async def close(self) -> None:
-        """End the machine; its memory and files are gone. A second close does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -195,6 +179,7 @@ class MicroVmBackend:
     """Virtual machines of this host. Belongs to one event loop, and its thread must outlive it."""
 
     name = "microvm"
+    keeps_memory = True
 
     def __init__(
         self,
@@ -210,11 +195,6 @@ class MicroVmBackend:
         self._numbers = itertools.count()
         self._sandboxes: dict[str, MicroVmSandbox] = {}
         self._snapshots: dict[str, _Kept] = {}
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Everything: a machine's memory can be copied while it runs."""
-        return Capabilities(memory_snapshot=True)
 
     async def create(self, spec: SandboxSpec) -> MicroVmSandbox:
         """A machine over the spec's repository and files, ready to be asked."""
@@ -331,7 +311,7 @@ def _batches(listed: Sequence[FileStatus]) -> Iterator[list[str]]:
     files = [
         status
         for status in listed
-        if status.kind is FileKind.FILE and not SKIPPED_NAMES.intersection(status.path.split("/"))
+        if status.kind == "f" and not SKIPPED_NAMES.intersection(status.path.split("/"))
     ]
     num_bytes = sum(status.num_bytes for status in files)
     if num_bytes > 2 * MAX_DIFF_BYTES:
