@@ -171,5 +171,5 @@ class FleetClient:
 def _find(name: str) -> ActorHandle:
     actor = find_actor(name)
     if actor is None:
-        raise SandboxLost(f"{name} of a sandbox fleet is not registered, wanted a live actor")
+        raise SandboxLost(f"{name} is not registered, wanted a live sandbox fleet")
     return actor

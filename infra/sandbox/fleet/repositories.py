@@ -53,6 +53,7 @@ class RepositoryFleet:
         writable: Path,
         warm_boxes: int,
         kind: SandboxKind = SandboxKind.NAMESPACE,
+        policy: FleetPolicy | None = None,
     ) -> "RepositoryFleet":
         """A node on every machine of the cluster. Nothing is started before it is asked for; up to
         `warm_boxes` per repository are then kept ready.
@@ -68,7 +69,7 @@ class RepositoryFleet:
             for template in by_name
         ]
         make_boxes = partial(RepositoryBoxes, by_name, limits, kind)
-        policy = FleetPolicy(start_seconds=limits.start_seconds)
+        policy = policy or FleetPolicy(start_seconds=limits.start_seconds)
         return await cls.start_on(
             nodes, name, templates, make_boxes, writable=writable, policy=policy
         )

@@ -5,11 +5,11 @@ import time
 from pathlib import Path
 
 import pytest
-from ostinato.infra.sandbox.fleet.policy import FleetPolicy
 
 from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.sandbox.fleet.actor import ask
 from ostinato.infra.sandbox.fleet.client import FleetClient
-from ostinato.infra.sandbox.fleet.placement import PlacementPolicy
+from ostinato.infra.sandbox.fleet.records import FleetPolicy
 from ostinato.infra.sandbox.fleet.repositories import RepositoryFleet
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.config import GradingConfig
@@ -31,8 +31,7 @@ ANSWERS = (
 )
 POLICY = FleetPolicy(
     start_seconds=BOX_LIMITS.start_seconds,
-    # promises alone: what else runs on this machine must not decide
-    placement=PlacementPolicy(uses_observations=False),
+    uses_observations=False,  # what else runs on this machine must not decide
 )
 
 
@@ -103,7 +102,7 @@ def test_attempts_in_the_fleets_boxes_are_those_in_the_workers_own(
             worker_of(repository, None),
         )
         in_fleet = await attempts(lent, problem, 4)
-        after = await fleet.count()
+        after = await ask(fleet.actor.count.remote(), "count")
         in_own = await attempts(own, problem, 1)
         await own.close()
         await lent.close()
