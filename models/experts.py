@@ -4,7 +4,7 @@ One process holds all experts of its layers: Megatron's token dispatcher, which 
 processes and pads or permutes dense maps, is left out of the path.
 
 The layer spec names the experts' precision. In fp32 one fused operation sorts, multiplies and sums;
-in any other a dispatcher lays the tokens out, rounded, and the grouped kernels multiply. The
+in any other the tokens are laid out, rounded, and the grouped kernels multiply. The
 weights stay fp32 in every precision.
 
 Shapes: T tokens, B batch, N = T*B, E experts, D model width, F inner width of an expert, G = 2F.
@@ -17,7 +17,6 @@ from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from ostinato.kernels.moe.dispatch import LocalDispatcher
 from ostinato.kernels.moe.grouped_mlp import grouped_mlp
 from ostinato.kernels.moe.op import expert_mlp
 from ostinato.kernels.moe.precision import PrecisionName, find_precision
@@ -32,7 +31,6 @@ class ExpertMlp(torch.nn.Module):
         self.precision: PrecisionName = precision
         num_experts, hidden = config.num_moe_experts or 0, config.hidden_size
         inner = config.moe_ffn_hidden_size or 0
-        self.dispatcher = LocalDispatcher(num_experts)
         self.gate_up_EGD = torch.nn.Parameter(torch.empty(num_experts, 2 * inner, hidden))
         self.down_EDF = torch.nn.Parameter(torch.empty(num_experts, hidden, inner))
         config.init_method(self.gate_up_EGD)  # type: ignore[misc]
@@ -48,7 +46,6 @@ class ExpertMlp(torch.nn.Module):
                 self.gate_up_EGD,
                 self.down_EDF,
                 precision=find_precision(self.precision, tokens_ND.device),
-                dispatcher=self.dispatcher,
             )
         return expert_mlp(tokens_ND, experts_NK, weights_NK, self.gate_up_EGD, self.down_EDF)
 

@@ -1,7 +1,7 @@
 """One matrix product an expert, over rows laid out by expert.
 
 The contracts `grouped_mm` (fprop, and dgrad with the weights transposed) and `grouped_wgrad` for
-plain and quantized operands, their CPU paths and custom ops. Rows behind the last expert's are not
+plain and quantized operands, and their CPU paths. Rows behind the last expert's are not
 written.
 
 Quantized operands of 32-blocks are first turned into bf16, which is exact, and multiplied there:
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ostinato.kernels.mxfp8.formats import MxTensor
 from ostinato.kernels.mxfp8.op import dequantize, dequantize_op, transpose
-from ostinato.kernels.operation import operation
+from ostinato.kernels.operation import Operation
 
 WIDE_GROUP = 128
 # torch's grouped product wants rows that start at multiples of it
@@ -34,13 +34,7 @@ def _fits_torch(*operands: Tensor) -> bool:
     )
 
 
-def _grouped_mm_shapes(
-    rows_PK: Tensor, weights_ENK: Tensor, ends_E: Tensor, transposed: bool
-) -> Tensor:
-    return rows_PK.new_empty(rows_PK.shape[0], weights_ENK.shape[2 if transposed else 1])
-
-
-@operation("grouped_mm", _grouped_mm_shapes)
+@Operation
 def grouped_mm_op(rows_PK: Tensor, weights_ENK: Tensor, ends_E: Tensor, transposed: bool) -> Tensor:
     """rows @ weights.T by expert. With `transposed`, rows_PN @ weights_ENK."""
     right = weights_ENK if transposed else weights_ENK.transpose(1, 2)
@@ -54,11 +48,7 @@ def grouped_mm_op(rows_PK: Tensor, weights_ENK: Tensor, ends_E: Tensor, transpos
     return out
 
 
-def _grouped_wgrad_shapes(grads_PN: Tensor, rows_PK: Tensor, ends_E: Tensor) -> Tensor:
-    return rows_PK.new_empty(ends_E.numel(), grads_PN.shape[1], rows_PK.shape[1])
-
-
-@operation("grouped_wgrad", _grouped_wgrad_shapes)
+@Operation
 def grouped_wgrad_op(grads_PN: Tensor, rows_PK: Tensor, ends_E: Tensor) -> Tensor:
     """grads.T @ rows by expert. Zeros for an expert without rows."""
     out = rows_PK.new_zeros(ends_E.numel(), grads_PN.shape[1], rows_PK.shape[1])
@@ -70,13 +60,7 @@ def grouped_wgrad_op(grads_PN: Tensor, rows_PK: Tensor, ends_E: Tensor) -> Tenso
     return out
 
 
-def _grouped_mm_mx128_shapes(
-    rows_PK: Tensor, row_scales: Tensor, weights_ENK: Tensor, weight_scales: Tensor, ends_E: Tensor
-) -> Tensor:
-    return rows_PK.new_empty((rows_PK.shape[0], weights_ENK.shape[1]), dtype=torch.bfloat16)
-
-
-@operation("grouped_mm_mx128", _grouped_mm_mx128_shapes)
+@Operation
 def grouped_mm_mx128_op(
     rows_PK: Tensor, row_scales: Tensor, weights_ENK: Tensor, weight_scales: Tensor, ends_E: Tensor
 ) -> Tensor:
@@ -86,14 +70,7 @@ def grouped_mm_mx128_op(
     return grouped_mm_op(rows, weights, ends_E, False)
 
 
-def _grouped_wgrad_mx128_shapes(
-    grads_NP: Tensor, grad_scales: Tensor, rows_KP: Tensor, row_scales: Tensor, ends_E: Tensor
-) -> Tensor:
-    shape = (ends_E.numel(), grads_NP.shape[0], rows_KP.shape[0])
-    return grads_NP.new_empty(shape, dtype=torch.bfloat16)
-
-
-@operation("grouped_wgrad_mx128", _grouped_wgrad_mx128_shapes)
+@Operation
 def grouped_wgrad_mx128_op(
     grads_NP: Tensor, grad_scales: Tensor, rows_KP: Tensor, row_scales: Tensor, ends_E: Tensor
 ) -> Tensor:

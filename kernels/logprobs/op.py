@@ -1,7 +1,7 @@
 """Log-probabilities of given tokens straight from hidden states and the output matrix.
 
-The logits live only a block of tokens at a time. On a GPU, and when compiled, `fused.py` does the
-work.
+The logits live only a block of tokens at a time. The CPU path keeps the blocks for the backward
+pass, since a CPU has the memory and not the arithmetic; `triton_head.py` computes them again.
 
 Shapes: N tokens, D model width, V vocabulary, C tokens of a block.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ostinato.kernels.logprobs.fused import fused_token_logprobs
+from ostinato.kernels.operation import Operation
 
 # Row counts are filled up to a multiple of it: oneDNN compiles a product for each new shape.
 ROW_QUANTUM = 64
@@ -57,12 +57,11 @@ class _TokenLogprobs(torch.autograd.Function):
         return grad_hidden_ND, grad_head_VD, None, None
 
 
-def token_logprobs(
-    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, *, with_entropy: bool = False
+@Operation
+def token_logprobs_op(
+    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    """Returns log-probabilities of `targets_N` and entropies (zeros unless asked for)."""
-    if hidden_ND.is_cuda or torch.compiler.is_compiling():
-        return fused_token_logprobs(hidden_ND, head_VD, targets_N)
+    """See `token_logprobs`."""
     num_rows = targets_N.numel()
     missing = -num_rows % ROW_QUANTUM
     if missing:
@@ -70,3 +69,10 @@ def token_logprobs(
         targets_N = functional.pad(targets_N, (0, missing))
     logprobs_N, entropy_N = _TokenLogprobs.apply(hidden_ND, head_VD, targets_N, with_entropy)  # type: ignore[misc]
     return logprobs_N[:num_rows], entropy_N[:num_rows]
+
+
+def token_logprobs(
+    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, *, with_entropy: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Returns log-probabilities of `targets_N` and entropies (zeros unless asked for)."""
+    return token_logprobs_op(hidden_ND, head_VD, targets_N, with_entropy)

@@ -1,10 +1,9 @@
 """Output matrix, log-probability and entropy in one pass in Triton.
 
-The kernels behind `head_scores_op` and `head_gradient_op` and their registration for CUDA. The
-logits of a tile live in registers; what leaves the forward pass is a few numbers a token and
-vocabulary split, joined outside in order. The backward pass computes the logits of some thousand
-tokens once more, as gradients in the hidden states' dtype, and multiplies those twice: never a
-tensor of all tokens by the vocabulary.
+The CUDA path of `token_logprobs_op`. The logits of a tile live in registers; what leaves the forward
+pass is a few numbers per token and vocabulary split, joined outside in order. The backward pass
+computes the logits of some thousand tokens once more, as gradients in the hidden states' dtype, and
+multiplies those twice: never a tensor of all tokens by the vocabulary.
 
 Shapes: T tokens, V vocabulary, D model width, X splits of the vocabulary.
 """
@@ -13,12 +12,14 @@ Shapes: T tokens, V vocabulary, D model width, X splits of the vocabulary.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 # pyright: reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.kernels.logprobs.fused import head_gradient_op, head_scores_op
+from ostinato.kernels.logprobs.op import token_logprobs_op
 
 TILE = (128, 128, 64)
 OPTIONS = {"num_warps": 8, "num_stages": 3}
@@ -142,7 +143,6 @@ def gradient_kernel(
     tl.store(out_ptr + offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@head_scores_op.register_cuda
 def head_scores_triton(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -164,7 +164,6 @@ def head_scores_triton(
     return target_XN.sum(0) - normalizer_N, normalizer_N - mean_N, normalizer_N
 
 
-@head_gradient_op.register_cuda
 def head_gradient_triton(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, normalizer_N: Tensor, grad_N: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -184,3 +183,28 @@ def head_gradient_triton(
         torch.mm(grads_CV, head_VD, out=grad_hidden_ND[rows])
         grad_head_VD += torch.mm(grads_CV.T, hidden_ND[rows])
     return grad_hidden_ND, grad_head_VD.to(head_VD.dtype)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """Forward and backward of `token_logprobs_triton`. No logits are kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        logprobs_N, entropy_N, normalizer_N = head_scores_triton(hidden_ND, head_VD, targets_N)
+        ctx.save_for_backward(hidden_ND, head_VD, targets_N, normalizer_N)
+        ctx.mark_non_differentiable(entropy_N)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return (*head_gradient_triton(*ctx.saved_tensors, grad_N), None)
+
+
+@token_logprobs_op.register_cuda
+def token_logprobs_triton(
+    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, with_entropy: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (differentiable) and entropies, which cost nothing here."""
+    return _TokenLogprobs.apply(hidden_ND, head_VD, targets_N)  # type: ignore[no-any-return]

@@ -10,16 +10,50 @@ SwiGLU's rows are computed again.
 Shapes: N tokens, K experts per token, E experts, D model width, F inner width, G = 2F, P rows.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ostinato.kernels.grouped_gemm.op import Operand, grouped_mm, grouped_wgrad
-from ostinato.kernels.moe.dispatch import Dispatcher
 from ostinato.kernels.moe.precision import Precision
 from ostinato.kernels.mxfp8.formats import MxTensor
+from ostinato.kernels.permutation.op import RowPlan, permute, plan_rows, unpermute
 from ostinato.kernels.swiglu.op import swiglu, swiglu_backward, swiglu_quantize
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """Rows by expert, and the way back."""
+
+    rows: Operand
+    scale_P: Tensor
+    """Routing weight of each row; 0 for padding."""
+    plan: RowPlan
+
+
+def dispatch(
+    tokens_ND: Tensor,
+    experts_NK: Tensor,
+    weights_NK: Tensor,
+    num_experts: int,
+    precision: Precision,
+) -> Dispatched:
+    """Rounds tokens, then lays them out by expert: a block lies within a token, so the result is
+    the same as in the other order, and K times less is rounded.
+    """
+    plan = plan_rows(experts_NK, num_experts, precision.row_align)
+    tokens = precision.round_rows(tokens_ND)
+    if isinstance(tokens, MxTensor):
+        rows: Operand = MxTensor(
+            permute(tokens.values, plan), permute(tokens.scales, plan), tokens.block
+        )
+    else:
+        rows = permute(tokens, plan)
+    scale_P = weights_NK.new_zeros(plan.source_P.numel())
+    scale_P = scale_P.index_copy(0, plan.place_NK.flatten(), weights_NK.flatten())
+    return Dispatched(rows, scale_P, plan)
 
 
 def _pack(operand: Operand) -> tuple[tuple[Tensor, ...], Any]:
@@ -53,24 +87,23 @@ class _GroupedMlp(torch.autograd.Function):
         gate_up_EGD: Tensor,
         down_EDF: Tensor,
         precision: Precision,
-        dispatcher: Dispatcher,
     ) -> Tensor:
-        sent = dispatcher.dispatch(tokens_ND, experts_NK, weights_NK, precision)
+        sent = dispatch(tokens_ND, experts_NK, weights_NK, gate_up_EGD.shape[0], precision)
+        plan = sent.plan
         gate_up, down = precision.round_weights(gate_up_EGD), precision.round_weights(down_EDF)
-        inner_PG = grouped_mm(sent.rows, gate_up, sent.ends_E)
+        inner_PG = grouped_mm(sent.rows, gate_up, plan.ends_E)
         active = _activate(inner_PG, sent.scale_P, precision)
-        output_PD = grouped_mm(active, down, sent.ends_E)
-        output_ND = dispatcher.combine(output_PD, sent.plan).to(tokens_ND.dtype)
+        output_PD = grouped_mm(active, down, plan.ends_E)
+        output_ND = unpermute(output_PD, plan).to(tokens_ND.dtype)
         packed, ctx.blocks = [], []
         for operand in (sent.rows, gate_up, down):
             tensors, block = _pack(operand)
             packed.extend(tensors)
             ctx.blocks.append(block)
-        plan = sent.plan
         ctx.save_for_backward(
             inner_PG, sent.scale_P, plan.place_NK, plan.source_P, plan.ends_E, *packed
         )
-        ctx.plan_type, ctx.precision, ctx.dispatcher = type(plan), precision, dispatcher
+        ctx.precision = precision
         ctx.dtypes = (tokens_ND.dtype, gate_up_EGD.dtype, down_EDF.dtype)
         return output_ND
 
@@ -78,9 +111,8 @@ class _GroupedMlp(torch.autograd.Function):
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         inner_PG, scale_P, place_NK, source_P, ends_E, *packed = ctx.saved_tensors
         rows, gate_up, down = (_unpack(packed, block) for block in ctx.blocks)
-        precision, dispatcher = ctx.precision, ctx.dispatcher
-        plan = ctx.plan_type(place_NK, source_P, ends_E)
-        grad_PD = dispatcher.gather(grad_ND.to(precision.dtype), plan)
+        precision, plan = ctx.precision, RowPlan(place_NK, source_P, ends_E)
+        grad_PD = permute(grad_ND.to(precision.dtype), plan)
         grad_row, grad_col = precision.round_both(grad_PD)
         grad_active_PF = grouped_mm(grad_row, down, ends_E, transposed=True)
         grad_inner_PG, grad_scale_P, active_PF = swiglu_backward(grad_active_PF, inner_PG, scale_P)
@@ -91,12 +123,11 @@ class _GroupedMlp(torch.autograd.Function):
         grad_rows_PD = grouped_mm(inner_row, gate_up, ends_E, transposed=True)
         tokens_dtype, gate_up_dtype, down_dtype = ctx.dtypes
         return (
-            dispatcher.combine(grad_rows_PD, plan).to(tokens_dtype),
+            unpermute(grad_rows_PD, plan).to(tokens_dtype),
             None,
-            dispatcher.combine_scales(grad_scale_P, plan),
+            grad_scale_P.index_select(0, place_NK.flatten()).view(place_NK.shape),
             grad_gate_up_EGD.to(gate_up_dtype),
             grad_down_EDF.to(down_dtype),
-            None,
             None,
         )
 
@@ -109,9 +140,8 @@ def grouped_mlp(
     down_EDF: Tensor,
     *,
     precision: Precision,
-    dispatcher: Dispatcher,
 ) -> Tensor:
     """Runs each token through its experts (SwiGLU, gate rows first), sums results by weight."""
     return _GroupedMlp.apply(  # type: ignore[no-any-return]
-        tokens_ND, experts_NK, weights_NK, gate_up_EGD, down_EDF, precision, dispatcher
+        tokens_ND, experts_NK, weights_NK, gate_up_EGD, down_EDF, precision
     )

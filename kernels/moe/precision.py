@@ -97,9 +97,7 @@ class Precision:
         return fake_quantize(weights_ENK, block) if self.emulated else quantize(weights_ENK, block)
 
 
-def find_precision(
-    name: PrecisionName, device: torch.device, *, emulated: bool = False
-) -> Precision:
+def find_precision(name: PrecisionName, device: torch.device) -> Precision:
     """The precision of a recipe. On a CPU, which multiplies no MXFP8, it is emulated."""
     dtype = torch.float32 if name == "fp32" else torch.bfloat16
-    return Precision(dtype, GROUP.get(name), emulated or device.type == "cpu")
+    return Precision(dtype, GROUP.get(name), device.type == "cpu")

@@ -1,8 +1,7 @@
 """Quantizing to MXFP8 and back.
 
-The contracts `quantize`, `quantize_row_col`, `dequantize` and `fake_quantize`, their CPU paths and
-their custom ops; the Triton paths register themselves for CUDA (kernels/triton_backend.py). All
-paths are bit-equal to `reference.py`.
+CPU paths; the Triton paths register themselves for CUDA (kernels/triton_backend.py). All paths are
+bit-equal to `reference.py`.
 
 Eager torch decodes e4m3 at 3.0 ns an element, so it is decoded through the bits of a half. A
 training step on a CPU skips storage: `fake_quantize` gives at once what a product would read, in
@@ -18,20 +17,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from ostinato.kernels.mxfp8.formats import (
-    FP8,
     Block,
     MxTensor,
     inverse_power_of_scale,
     power_of_scale,
-    scale_shape,
 )
 from ostinato.kernels.mxfp8.reference import (
-    Rounding,
     expand_blocks,
     round_to_fp8,
     scale_bytes_reference,
 )
-from ostinato.kernels.operation import operation
+from ostinato.kernels.operation import Operation
 
 HALF_OF_FP8 = 256.0  # e4m3 bits shifted into a half read 2**-8 of the value
 
@@ -67,57 +63,29 @@ def decode_fp8(values: Tensor) -> Tensor:
     return half.view(torch.float16).float() * HALF_OF_FP8
 
 
-def _quantize_cpu(matrix: Tensor, block: Block, rounding: Rounding) -> tuple[Tensor, Tensor]:
+def _quantize_cpu(matrix: Tensor, block: Block) -> tuple[Tensor, Tensor]:
     wide = matrix.float()
-    scales = scale_bytes_reference(_block_maxima(wide, block), rounding)
+    scales = scale_bytes_reference(_block_maxima(wide, block))
     return round_to_fp8(_scaled(wide, inverse_power_of_scale(scales), block)), scales
 
 
-def _quantize_shapes(
-    matrix: Tensor, block_rows: int, block_columns: int, rounding: str
-) -> tuple[Tensor, Tensor]:
-    shape = scale_shape(matrix.shape, (block_rows, block_columns))
-    return (
-        torch.empty_like(matrix, dtype=FP8, memory_format=torch.contiguous_format),
-        matrix.new_empty(shape, dtype=torch.uint8),
-    )
-
-
-@operation("mxfp8_quantize", _quantize_shapes)
-def quantize_op(
-    matrix: Tensor, block_rows: int, block_columns: int, rounding: str
-) -> tuple[Tensor, Tensor]:
+@Operation
+def quantize_op(matrix: Tensor, block_rows: int, block_columns: int) -> tuple[Tensor, Tensor]:
     """Values and scale bytes of the blocks. See `quantize`."""
-    return _quantize_cpu(matrix, (block_rows, block_columns), rounding)  # type: ignore[arg-type]
+    return _quantize_cpu(matrix, (block_rows, block_columns))
 
 
-def _quantize_row_col_shapes(matrix: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows, columns = matrix.shape
-    return (
-        matrix.new_empty((rows, columns), dtype=FP8),
-        matrix.new_empty((rows, -(-columns // group)), dtype=torch.uint8),
-        matrix.new_empty((columns, rows), dtype=FP8),
-        matrix.new_empty((columns, -(-rows // group)), dtype=torch.uint8),
-    )
-
-
-@operation("mxfp8_quantize_row_col", _quantize_row_col_shapes)
+@Operation
 def quantize_row_col_op(matrix: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Row copy, and the row copy of the transpose. See `quantize_row_col`."""
     transposed = matrix.transpose(-1, -2).contiguous()
     return (
-        *_quantize_cpu(matrix, (1, group), "rceil"),
-        *_quantize_cpu(transposed, (1, group), "rceil"),
+        *_quantize_cpu(matrix, (1, group)),
+        *_quantize_cpu(transposed, (1, group)),
     )
 
 
-def _dequantize_shapes(
-    values: Tensor, scales: Tensor, block_rows: int, block_columns: int, dtype: torch.dtype
-) -> Tensor:
-    return torch.empty_like(values, dtype=dtype, memory_format=torch.contiguous_format)
-
-
-@operation("mxfp8_dequantize", _dequantize_shapes)
+@Operation
 def dequantize_op(
     values: Tensor, scales: Tensor, block_rows: int, block_columns: int, dtype: torch.dtype
 ) -> Tensor:
@@ -126,9 +94,9 @@ def dequantize_op(
     return _scaled(decode_fp8(values), power, (block_rows, block_columns)).to(dtype)
 
 
-def quantize(matrix: Tensor, block: Block, rounding: Rounding = "rceil") -> MxTensor:
+def quantize(matrix: Tensor, block: Block) -> MxTensor:
     """Rounds a matrix, or a stack of them, to e4m3 with one scale a block."""
-    values, scales = quantize_op(matrix, *block, rounding)
+    values, scales = quantize_op(matrix, *block)
     return MxTensor(values, scales, block)
 
 
@@ -155,20 +123,12 @@ def transpose(tensor: MxTensor) -> MxTensor:
 
 
 def fake_quantize(matrix: Tensor, block: Block, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """`dequantize(quantize(matrix, block), dtype)` without storing bytes: the emulated backend."""
-    wide = matrix.float().contiguous()
-    if wide.is_cpu and not torch.compiler.is_compiling():
-        return _round_natively(wide, block).to(dtype)
-    scales = scale_bytes_reference(_block_maxima(wide, block))
-    values = round_to_fp8(_scaled(wide, inverse_power_of_scale(scales), block))
-    return _scaled(decode_fp8(values), power_of_scale(scales), block).to(dtype)
-
-
-def _round_natively(wide: Tensor, block: Block) -> Tensor:
+    """`dequantize(quantize(matrix, block), dtype)` on a CPU without storing bytes."""
     from ostinato.kernels.mxfp8.native_rounding import round_blocks  # noqa: PLC0415 - loads numba
 
+    wide = matrix.float().contiguous()
     rounded = torch.empty_like(wide)
     stacked = (math.prod(wide.shape[:-2]), *wide.shape[-2:])
     matrix, bits = wide.view(stacked).detach().numpy(), wide.view(torch.int32).view(stacked)
     round_blocks(matrix, bits.numpy(), *block, rounded.view(stacked).numpy())
-    return rounded
+    return rounded.to(dtype)

@@ -3,14 +3,12 @@
 The meaning of `quantize` and `dequantize`: one scale byte a block from its largest magnitude,
 values divided by the scale, saturated and rounded to nearest even. It knows no device and no speed.
 
-The scale is RCEIL, the power of two not below amax / 448, by integers alone. FLOOR (OCP's first
-recipe) saturates a sixth of Gaussian blocks and is here for comparison only. A block that holds NaN
-or infinity gets scale byte 255 and NaN values; zeros keep their sign.
+The scale is RCEIL, the power of two not below amax / 448, by integers alone; FLOOR (OCP's first
+recipe) would saturate a sixth of Gaussian blocks. A block that holds
+NaN or infinity gets scale byte 255 and NaN values; zeros keep their sign.
 
 Shapes: M rows, K columns, padded to P x Q; S x T blocks.
 """
-
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,16 +26,12 @@ from ostinato.kernels.mxfp8.formats import (
     power_of_scale,
 )
 
-Rounding = Literal["rceil", "floor"]
 
-
-def scale_bytes_reference(amax: Tensor, rounding: Rounding = "rceil") -> Tensor:
+def scale_bytes_reference(amax: Tensor) -> Tensor:
     """The scale byte of a block whose largest magnitude is `amax` (fp32, not negative)."""
     bits = amax.abs().contiguous().view(torch.int32)
     exponent = bits >> FP32_MANTISSA_BITS
-    byte = exponent - FP8_MAX_EXPONENT
-    if rounding == "rceil":
-        byte = byte + ((bits & 0x7FFFFF) > RCEIL_MANTISSA_LIMIT).int()
+    byte = exponent - FP8_MAX_EXPONENT + ((bits & 0x7FFFFF) > RCEIL_MANTISSA_LIMIT).int()
     byte = torch.where(exponent == 255, SCALE_NAN, byte.clamp(min=0))
     return byte.to(torch.uint8)
 
@@ -54,14 +48,12 @@ def round_to_fp8(values: Tensor) -> Tensor:
     return torch.where(values.isnan(), 0x7F, rounded.view(torch.uint8)).view(FP8)
 
 
-def quantize_reference(
-    matrix: Tensor, block: Block, rounding: Rounding = "rceil"
-) -> tuple[Tensor, Tensor]:
+def quantize_reference(matrix: Tensor, block: Block) -> tuple[Tensor, Tensor]:
     """Returns the e4m3 values, shaped as `matrix`, and the scale bytes of its blocks."""
     rows, columns = matrix.shape[-2:]
     padded = functional.pad(matrix.float(), (0, -columns % block[1], 0, -rows % block[0]))
     tiles = padded.unflatten(-1, (-1, block[1])).unflatten(-3, (-1, block[0]))
-    scales = scale_bytes_reference(tiles.abs().amax(dim=(-3, -1)), rounding)
+    scales = scale_bytes_reference(tiles.abs().amax(dim=(-3, -1)))
     inverse = expand_blocks(inverse_power_of_scale(scales), block, matrix.shape)
     return round_to_fp8(matrix.float() * inverse), scales
 

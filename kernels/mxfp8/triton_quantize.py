@@ -33,12 +33,10 @@ BOTH_WARPS = {32: 4, 128: 32}
 
 
 @triton.jit
-def scale_byte(amax_bits, IS_RCEIL: tl.constexpr):
+def scale_byte(amax_bits):
     """The scale byte (int32) of a block, from the bits of its largest fp32 magnitude."""
     exponent = amax_bits >> 23
-    byte = exponent - 8
-    if IS_RCEIL:
-        byte += ((amax_bits & 0x7FFFFF) > 0x600000).to(tl.int32)
+    byte = exponent - 8 + ((amax_bits & 0x7FFFFF) > 0x600000).to(tl.int32)
     return tl.where(exponent == 255, 255, tl.maximum(byte, 0))
 
 
@@ -63,12 +61,11 @@ def quantize_tile(
     COLUMNS: tl.constexpr,
     G_ROWS: tl.constexpr,
     G_COLUMNS: tl.constexpr,
-    IS_RCEIL: tl.constexpr,
 ):
     """Rounds a (ROWS, COLUMNS) fp32 tile in blocks. Returns e4m3 values and uint8 scales."""
     blocks = tl.reshape(tile, (ROWS // G_ROWS, G_ROWS, COLUMNS // G_COLUMNS, G_COLUMNS))
     bits = blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    byte = scale_byte(tl.max(tl.max(bits, 3), 1), IS_RCEIL)
+    byte = scale_byte(tl.max(tl.max(bits, 3), 1))
     scaled = blocks * inverse_power(byte)[:, None, :, None]
     values = tl.reshape(scaled, (ROWS, COLUMNS)).to(tl.float8e4nv)
     return values, byte.to(tl.uint8)
@@ -126,7 +123,6 @@ def quantize_kernel(
     COLUMNS: tl.constexpr,
     G_ROWS: tl.constexpr,
     G_COLUMNS: tl.constexpr,
-    IS_RCEIL: tl.constexpr,
 ):
     """One tile of one matrix of a stack: grid (column tiles, row tiles, matrices)."""
     column, row = tl.program_id(0) * COLUMNS, tl.program_id(1) * ROWS
@@ -134,7 +130,7 @@ def quantize_kernel(
     start = index * num_rows * num_columns
     s_start = index * tl.cdiv(num_rows, G_ROWS) * tl.cdiv(num_columns, G_COLUMNS)
     tile = load_tile(matrix_ptr + start, row, column, num_rows, num_columns, ROWS, COLUMNS)
-    values, scales = quantize_tile(tile, ROWS, COLUMNS, G_ROWS, G_COLUMNS, IS_RCEIL)
+    values, scales = quantize_tile(tile, ROWS, COLUMNS, G_ROWS, G_COLUMNS)
     store_tile(
         values,
         scales,
@@ -167,7 +163,7 @@ def quantize_row_col_kernel(
     """One tile: its row copy, and the row copy of its transpose."""
     column, row = tl.program_id(0) * COLUMNS, tl.program_id(1) * ROWS
     tile = load_tile(matrix_ptr, row, column, num_rows, num_columns, ROWS, COLUMNS)
-    values, scales = quantize_tile(tile, ROWS, COLUMNS, 1, G, True)
+    values, scales = quantize_tile(tile, ROWS, COLUMNS, 1, G)
     store_tile(
         values,
         scales,
@@ -182,7 +178,7 @@ def quantize_row_col_kernel(
         1,
         G,
     )
-    values, scales = quantize_tile(tile, ROWS, COLUMNS, G, 1, True)
+    values, scales = quantize_tile(tile, ROWS, COLUMNS, G, 1)
     store_tile(
         tl.trans(values),
         tl.trans(scales),
@@ -253,9 +249,7 @@ def _grid(shape: torch.Size, tile: tuple[int, int]) -> tuple[int, int, int]:
 
 
 @quantize_op.register_cuda
-def quantize_triton(
-    matrix: Tensor, block_rows: int, block_columns: int, rounding: str
-) -> tuple[Tensor, Tensor]:
+def quantize_triton(matrix: Tensor, block_rows: int, block_columns: int) -> tuple[Tensor, Tensor]:
     """Values and scale bytes of the blocks."""
     matrix = matrix.contiguous()
     values = torch.empty_like(matrix, dtype=FP8)
@@ -265,7 +259,7 @@ def quantize_triton(
     tile = tile_of(block_rows, block_columns)
     quantize_kernel[_grid(matrix.shape, tile)](
         matrix, values, scales, *matrix.shape[-2:], *tile, block_rows, block_columns,
-        rounding == "rceil", num_warps=warps_of(tile),
+        num_warps=warps_of(tile),
     )  # fmt: skip
     return values, scales
 

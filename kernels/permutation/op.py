@@ -1,6 +1,6 @@
 """Laying token copies out by expert for grouped products, and summing them back.
 
-It chooses no expert and multiplies nothing. `permute` and `unpermute` without weights are adjoint
+It chooses no expert and multiplies nothing. `permute` and `unpermute` are adjoint
 to each other, so each is the other's backward.
 
 An expert's rows are filled up to a multiple of `align` with rows of zeros. The number of rows is
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ostinato.kernels.operation import operation
+from ostinato.kernels.operation import Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +37,7 @@ def largest_rows(num_copies: int, num_experts: int, align: int) -> int:
     return (num_copies + used * (align - 1)) // align * align
 
 
-def _plan_rows_shapes(
-    experts_NK: Tensor, num_experts: int, align: int, num_rows: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        torch.empty_like(experts_NK),
-        experts_NK.new_empty(num_rows),
-        experts_NK.new_empty(num_experts, dtype=torch.int32),
-    )
-
-
-@operation("moe_plan_rows", _plan_rows_shapes)
+@Operation
 def plan_rows_op(
     experts_NK: Tensor, num_experts: int, align: int, num_rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,18 +59,14 @@ def plan_rows_op(
 def plan_rows(experts_NK: Tensor, num_experts: int, align: int) -> RowPlan:
     """Gives every copy a row among those of its expert."""
     num_rows = largest_rows(experts_NK.numel(), num_experts, align)
-    if experts_NK.device.type == "cpu" and not torch.compiler.is_compiling():
+    if experts_NK.device.type == "cpu":
         # reading the counts costs nothing here, and fewer rows are less work
         counts_E = torch.bincount(experts_NK.reshape(-1), minlength=num_experts)
         num_rows = int(((counts_E + align - 1) // align * align).sum())
     return RowPlan(*plan_rows_op(experts_NK, num_experts, align, num_rows))
 
 
-def _permute_shapes(tokens_ND: Tensor, source_P: Tensor) -> Tensor:
-    return tokens_ND.new_empty(source_P.numel(), tokens_ND.shape[1])
-
-
-@operation("moe_permute", _permute_shapes)
+@Operation
 def permute_op(tokens_ND: Tensor, source_P: Tensor) -> Tensor:
     """Rows by source, zeros for padding."""
     # torch masks no fp8; zeros are zero bytes
@@ -90,20 +76,13 @@ def permute_op(tokens_ND: Tensor, source_P: Tensor) -> Tensor:
     return rows_PD.view(tokens_ND.dtype)
 
 
-def _unpermute_shapes(rows_PD: Tensor, place_NK: Tensor, weights_NK: Tensor | None) -> Tensor:
-    wide = torch.promote_types(rows_PD.dtype, torch.float32)
-    return rows_PD.new_empty(place_NK.shape[0], rows_PD.shape[1], dtype=wide)
-
-
-@operation("moe_unpermute", _unpermute_shapes)
-def unpermute_op(rows_PD: Tensor, place_NK: Tensor, weights_NK: Tensor | None) -> Tensor:
+@Operation
+def unpermute_op(rows_PD: Tensor, place_NK: Tensor) -> Tensor:
     """Sums over K in slot order, in fp32 or better."""
     wide = torch.promote_types(rows_PD.dtype, torch.float32)
     total_ND = None
-    for slot, place_N in enumerate(place_NK.unbind(1)):
+    for place_N in place_NK.unbind(1):
         part_ND = rows_PD.index_select(0, place_N).to(wide)
-        if weights_NK is not None:
-            part_ND = part_ND * weights_NK[:, slot, None].to(wide)
         total_ND = part_ND if total_ND is None else total_ND.add_(part_ND)
     if total_ND is None:
         return rows_PD.new_zeros(place_NK.shape[0], rows_PD.shape[1], dtype=wide)
@@ -115,6 +94,6 @@ def permute(tokens_ND: Tensor, plan: RowPlan) -> Tensor:
     return permute_op(tokens_ND, plan.source_P)
 
 
-def unpermute(rows_PD: Tensor, plan: RowPlan, weights_NK: Tensor | None = None) -> Tensor:
-    """Sums each token's rows, times `weights_NK` if given, in slot order; fp32 or better."""
-    return unpermute_op(rows_PD, plan.place_NK, weights_NK)
+def unpermute(rows_PD: Tensor, plan: RowPlan) -> Tensor:
+    """Sums each token's rows in slot order, in fp32 or better."""
+    return unpermute_op(rows_PD, plan.place_NK)

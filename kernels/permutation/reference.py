@@ -32,13 +32,10 @@ def permute_reference(tokens_ND: Tensor, source_P: Tensor) -> Tensor:
     return rows_PD
 
 
-def unpermute_reference(
-    rows_PD: Tensor, place_NK: Tensor, weights_NK: Tensor | None = None
-) -> Tensor:
-    """Token n is the sum, slot after slot, of its rows times their weights, in fp32 or better."""
+def unpermute_reference(rows_PD: Tensor, place_NK: Tensor) -> Tensor:
+    """Token n is the sum, slot after slot, of its rows, in fp32 or better."""
     wide = torch.promote_types(rows_PD.dtype, torch.float32)
     total_ND = torch.zeros(place_NK.shape[0], rows_PD.shape[1], dtype=wide)
     for slot in range(place_NK.shape[1]):
-        rows_ND = rows_PD[place_NK[:, slot]].to(wide)
-        total_ND += rows_ND if weights_NK is None else rows_ND * weights_NK[:, slot, None].to(wide)
+        total_ND += rows_PD[place_NK[:, slot]].to(wide)
     return total_ND

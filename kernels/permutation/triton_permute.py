@@ -90,12 +90,10 @@ def permute_kernel(
 def unpermute_kernel(
     rows_ptr,
     place_ptr,
-    weights_ptr,
     out_ptr,
     num_tokens,
     width,
     TOP_K: tl.constexpr,
-    HAS_WEIGHTS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -108,11 +106,7 @@ def unpermute_kernel(
     for slot in tl.static_range(TOP_K):
         place = tl.load(place_ptr + tokens * TOP_K + slot, mask=is_token, other=0)
         part = tl.load(rows_ptr + place[:, None] * width + columns[None, :], mask=mask, other=0.0)
-        part = part.to(tl.float32)
-        if HAS_WEIGHTS:
-            weight = tl.load(weights_ptr + tokens * TOP_K + slot, mask=is_token, other=0.0)
-            part = part * weight.to(tl.float32)[:, None]
-        total += part
+        total += part.to(tl.float32)
     tl.store(out_ptr + tokens.to(tl.int64)[:, None] * width + columns[None, :], total, mask=mask)
 
 
@@ -154,14 +148,12 @@ def permute_triton(tokens_ND: Tensor, source_P: Tensor) -> Tensor:
 
 
 @unpermute_op.register_cuda
-def unpermute_triton(rows_PD: Tensor, place_NK: Tensor, weights_NK: Tensor | None) -> Tensor:
+def unpermute_triton(rows_PD: Tensor, place_NK: Tensor) -> Tensor:
     """Sums over K in slot order, in fp32."""
     (num_tokens, top_k), width = place_NK.shape, rows_PD.shape[1]
     out = rows_PD.new_empty((num_tokens, width), dtype=torch.float32)
     grid = (triton.cdiv(width, TOKEN_TILE[1]), triton.cdiv(num_tokens, TOKEN_TILE[0]))
-    weights = rows_PD if weights_NK is None else weights_NK.contiguous()
     unpermute_kernel[grid](
-        rows_PD.contiguous(), place_NK.contiguous(), weights, out, num_tokens, width, top_k,
-        weights_NK is not None, *TOKEN_TILE,
+        rows_PD.contiguous(), place_NK.contiguous(), out, num_tokens, width, top_k, *TOKEN_TILE,
     )  # fmt: skip
     return out

@@ -1,8 +1,7 @@
-"""The weighted SwiGLU in Triton, forward and backward, with and without quantizing.
+"""The weighted SwiGLU in Triton, forward (quantizing or not) and backward.
 
-Bound by memory: 5.03 bytes an element forward with quantizing, 10.1 backward with both copies of
-both gradients. A program of the backward pass walks all columns of its rows, so that the routing
-weight's gradient is one sum in one order.
+Bound by memory: 5.03 bytes per element forward with quantizing. A program of the
+backward pass walks all columns of its rows, so that the routing weight's gradient is one sum in one order.
 
 Shapes: P rows, F inner width, G elements of a block.
 """
@@ -20,17 +19,12 @@ from ostinato.kernels.mxfp8.formats import FP8
 from ostinato.kernels.mxfp8.triton_quantize import load_tile, quantize_tile, store_tile
 from ostinato.kernels.swiglu.op import (
     swiglu_backward_op,
-    swiglu_backward_quantize_op,
     swiglu_op,
     swiglu_quantize_op,
 )
 
 FORWARD_TILE = (16, 128)
 PLAIN_TILE = (16, 128)
-# Rows and columns of a program's tile, rows of its flat and columns of its tall parts.
-BOTH_TILE = {32: (32, 64, 16, 32), 128: (128, 128, 32, 32)}
-# Launch options of such a program. Left to itself the assembler spills two registers at 80.
-BOTH_OPTIONS = {32: {"num_warps": 4, "maxnreg": 80}, 128: {"num_warps": 16, "maxnreg": 128}}
 
 
 @triton.jit
@@ -82,7 +76,7 @@ def swiglu_kernel(
     if G == 0:
         store_plain(out_ptr, active, row, column, num_rows, width, width, ROWS, COLUMNS)
     else:
-        values, scales = quantize_tile(active.to(tl.float32), ROWS, COLUMNS, 1, G, True)
+        values, scales = quantize_tile(active.to(tl.float32), ROWS, COLUMNS, 1, G)
         store_tile(
             values, scales, out_ptr, scales_ptr, row, column, num_rows, width, ROWS, COLUMNS, 1, G
         )
@@ -128,150 +122,6 @@ def swiglu_backward_kernel(
             grad_inner_ptr + width, grad_up, row, column, num_rows, width, 2 * width, ROWS, COLUMNS
         )
         store_plain(active_ptr, active, row, column, num_rows, width, width, ROWS, COLUMNS)
-    tl.store(grad_scale_ptr + rows, total, mask=rows < num_rows)
-
-
-@triton.jit
-def store_transposed(
-    tile,
-    values_t_ptr,
-    scales_t_ptr,
-    row,
-    column,
-    num_rows,
-    num_columns,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    G: tl.constexpr,
-):
-    """The row copy of a tile's transpose."""
-    values, scales = quantize_tile(tile.to(tl.float32), ROWS, COLUMNS, G, 1, True)
-    store_tile(
-        tl.trans(values),
-        tl.trans(scales),
-        values_t_ptr,
-        scales_t_ptr,
-        column,
-        row,
-        num_columns,
-        num_rows,
-        COLUMNS,
-        ROWS,
-        1,
-        G,
-    )
-
-
-@triton.jit
-def store_row_copy(
-    tile,
-    values_ptr,
-    scales_ptr,
-    row,
-    column,
-    num_rows,
-    num_columns,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    G: tl.constexpr,
-):
-    """The row copy of a tile."""
-    values, scales = quantize_tile(tile.to(tl.float32), ROWS, COLUMNS, 1, G, True)
-    store_tile(
-        values,
-        scales,
-        values_ptr,
-        scales_ptr,
-        row,
-        column,
-        num_rows,
-        num_columns,
-        ROWS,
-        COLUMNS,
-        1,
-        G,
-    )
-
-
-@triton.jit
-def swiglu_backward_quantize_kernel(
-    grad_ptr,
-    inner_ptr,
-    scale_ptr,
-    values_ptr,
-    scales_ptr,
-    values_t_ptr,
-    scales_t_ptr,
-    grad_scale_ptr,
-    active_t_ptr,
-    active_scales_ptr,
-    num_rows,
-    width,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PART_ROWS: tl.constexpr,
-    PART_COLUMNS: tl.constexpr,
-    G: tl.constexpr,
-):
-    """All columns of some rows. Both copies of the gradients, the transposed copy of the rows. The
-    width is a multiple of the tile's, so that gate and up share no block.
-
-    A block of a row copy spans columns only, one of a transposed copy rows only. So a tile is
-    walked twice, in flat parts and in tall parts: no thread holds a square one, which would spill,
-    and the second walk finds the inputs in the cache.
-    """
-    DTYPE: tl.constexpr = inner_ptr.dtype.element_ty
-    row = tl.program_id(0) * ROWS
-    rows = row + tl.arange(0, ROWS)
-    scale = tl.load(scale_ptr + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    for column in range(0, width, COLUMNS):
-        for part in range(0, ROWS, PART_ROWS):
-            flat = row + part
-            flat_rows = flat + tl.arange(0, PART_ROWS)
-            flat_scale = tl.load(scale_ptr + flat_rows, mask=flat_rows < num_rows, other=0.0)
-            flat_scale = flat_scale.to(tl.float32)
-            gate, up = load_halves(inner_ptr, flat, column, num_rows, width, PART_ROWS, COLUMNS)
-            grad = load_tile(grad_ptr, flat, column, num_rows, width, PART_ROWS, COLUMNS)
-            tile = gate_gradient(grad, gate, up, flat_scale).to(DTYPE)
-            store_row_copy(
-                tile,
-                values_ptr,
-                scales_ptr,
-                flat,
-                column,
-                num_rows,
-                2 * width,
-                PART_ROWS,
-                COLUMNS,
-                G,
-            )
-            tile = (silu(gate) * (grad * flat_scale[:, None])).to(DTYPE)
-            store_row_copy(
-                tile, values_ptr, scales_ptr, flat, width + column, num_rows, 2 * width, PART_ROWS,
-                COLUMNS, G,
-            )  # fmt: skip
-        for part in range(0, COLUMNS, PART_COLUMNS):
-            tall = column + part
-            gate, up = load_halves(inner_ptr, row, tall, num_rows, width, ROWS, PART_COLUMNS)
-            grad = load_tile(grad_ptr, row, tall, num_rows, width, ROWS, PART_COLUMNS)
-            plain = silu(gate) * up
-            total += tl.sum(grad * plain, 1)
-            tile = (plain * scale[:, None]).to(DTYPE)
-            store_transposed(
-                tile, active_t_ptr, active_scales_ptr, row, tall, num_rows, width, ROWS,
-                PART_COLUMNS, G,
-            )  # fmt: skip
-            tile = gate_gradient(grad, gate, up, scale).to(DTYPE)
-            store_transposed(
-                tile, values_t_ptr, scales_t_ptr, row, tall, num_rows, 2 * width, ROWS,
-                PART_COLUMNS, G,
-            )  # fmt: skip
-            tile = (silu(gate) * (grad * scale[:, None])).to(DTYPE)
-            store_transposed(
-                tile, values_t_ptr, scales_t_ptr, row, width + tall, num_rows, 2 * width, ROWS,
-                PART_COLUMNS, G,
-            )  # fmt: skip
     tl.store(grad_scale_ptr + rows, total, mask=rows < num_rows)
 
 
@@ -326,33 +176,3 @@ def swiglu_backward_triton(
         width, *PLAIN_TILE, num_warps=4,
     )  # fmt: skip
     return grad_inner, grad_scale, active
-
-
-@swiglu_backward_quantize_op.register_cuda
-def swiglu_backward_quantize_triton(
-    grad_PF: Tensor, inner_PG: Tensor, scale_P: Tensor, group: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Both copies of the inner gradient, the scale's gradient, the transposed copy of the rows."""
-    rows, width = grad_PF.shape
-    tile = BOTH_TILE[group]
-    if width % tile[1]:
-        raise ValueError(f"inner width is {width}, wanted a multiple of {tile[1]}")
-    along_rows = triton.cdiv(rows, group)
-
-    def empty(*shape: int, dtype: torch.dtype = FP8) -> Tensor:
-        return inner_PG.new_empty(shape, dtype=dtype)
-
-    outputs = (
-        empty(rows, 2 * width),
-        empty(rows, 2 * width // group, dtype=torch.uint8),
-        empty(2 * width, rows),
-        empty(2 * width, along_rows, dtype=torch.uint8),
-        torch.empty_like(scale_P),
-        empty(width, rows),
-        empty(width, along_rows, dtype=torch.uint8),
-    )
-    swiglu_backward_quantize_kernel[(triton.cdiv(rows, tile[0]),)](
-        grad_PF.contiguous(), inner_PG.contiguous(), scale_P, *outputs, rows, width, *tile, group,
-        **BOTH_OPTIONS[group],
-    )  # fmt: skip
-    return outputs

@@ -21,7 +21,6 @@ from ostinato.kernels.attention.op import causal_attention
 from ostinato.kernels.grouped_gemm.op import grouped_mm, grouped_wgrad
 from ostinato.kernels.logprobs.op import token_logprobs
 from ostinato.kernels.logprobs.reference import token_logprobs_reference
-from ostinato.kernels.moe.dispatch import LocalDispatcher
 from ostinato.kernels.moe.grouped_mlp import grouped_mlp
 from ostinato.kernels.moe.op import expert_mlp
 from ostinato.kernels.moe.precision import GROUP, PrecisionName, find_precision
@@ -243,7 +242,6 @@ def layer_cases(experts: Tensor, weights: Tensor) -> dict[str, tuple[Work, Work]
     for name in names:
         options = {
             "precision": find_precision(name, torch.device("cpu")),
-            "dispatcher": LocalDispatcher(EXPERTS),
         }
         cases[f"experts {name}"] = (
             with_backward(lambda *x, n=name: plain_experts(*x, name=n), *inputs),

@@ -26,16 +26,15 @@ from torch import Tensor
 from ostinato.kernels.accelerator import load_gpu_kernels
 from ostinato.kernels.grouped_gemm.op import grouped_mm, grouped_wgrad
 from ostinato.kernels.grouped_gemm.reference import grouped_mm_reference, grouped_wgrad_reference
-from ostinato.kernels.logprobs.fused import head_scores_op
+from ostinato.kernels.logprobs.op import token_logprobs
 from ostinato.kernels.logprobs.reference import token_logprobs_reference
-from ostinato.kernels.moe.dispatch import LocalDispatcher
 from ostinato.kernels.moe.grouped_mlp import grouped_mlp
 from ostinato.kernels.moe.precision import PrecisionName, find_precision
 from ostinato.kernels.mxfp8.op import dequantize, quantize, quantize_row_col
 from ostinato.kernels.mxfp8.reference import dequantize_reference, quantize_reference
 from ostinato.kernels.permutation.op import permute, plan_rows, unpermute
 from ostinato.kernels.permutation.reference import plan_rows_reference
-from ostinato.kernels.swiglu.op import swiglu_backward_quantize_op, swiglu_op, swiglu_quantize
+from ostinato.kernels.swiglu.op import swiglu_backward_op, swiglu_op, swiglu_quantize
 
 COPY_ELEMENTS = 1 << 30
 CUBLAS_SIZE = 8192
@@ -187,12 +186,8 @@ def activating(table: Table, rows: int) -> None:
     unfused = microseconds_of(lambda: quantize(swiglu_op(inner, scale), (1, 32)))
     fused = microseconds_of(lambda: swiglu_quantize(inner, scale, 32))
     table.relative("swiglu + quantize over unfused", fused, unfused, 1.6)
-    for group in (32, 128):
-        table.memory(
-            f"swiglu backward + quantize {group}",
-            lambda g=group: swiglu_backward_quantize_op(grad, inner, scale, g),
-            rows * width * (6 + 4 + 1 + 5 / group), 0.70, math.nan,
-        )  # fmt: skip
+    table.memory("swiglu backward", lambda: swiglu_backward_op(grad, inner, scale),
+                 rows * width * 12.0, 0.70, math.nan)  # fmt: skip
 
 
 def moving(table: Table, tokens: int) -> None:
@@ -286,7 +281,6 @@ def layer(table: Table, rows: int, label: str) -> None:
             gate_up,
             down,
             precision=find_precision(name, tokens.device),
-            dispatcher=LocalDispatcher(experts),
         )
         torch.autograd.grad(output, (tokens, gate_up, down), grad)
         return output.detach()
@@ -303,9 +297,9 @@ def head(table: Table) -> None:
     tokens, width, vocabulary = 8192, 2048, 151_936
     hidden, matrix = normal(tokens, width), normal(vocabulary, width) / width**0.5
     targets = torch.randint(0, vocabulary, (tokens,), device="cuda")
-    got = head_scores_op(hidden[:256], matrix, targets[:256])
+    got = token_logprobs(hidden[:256], matrix, targets[:256])
     wanted = token_logprobs_reference(hidden[:256].double(), matrix.double(), targets[:256])
-    table.product("head + log-prob + entropy", lambda: head_scores_op(hidden, matrix, targets),
+    table.product("head + log-prob + entropy", lambda: token_logprobs(hidden, matrix, targets),
                   2.0 * tokens * width * vocabulary, 0.6, relative_error(got[0], wanted[0]))  # fmt: skip
 
 

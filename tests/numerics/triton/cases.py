@@ -57,13 +57,12 @@ def test_triton_still_has_what_the_exact_casts_replace() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("rounding", ["rceil", "floor"])
-def test_quantize_is_exact(block: tuple[int, int], rounding: str) -> None:
+def test_quantize_is_exact(block: tuple[int, int]) -> None:
     matrix = draw(2, 130, 288)
     matrix[0, 3, 5], matrix[1, 129, 287] = float("nan"), float("inf")
     matrix[0, 64:128, :128] = -0.0
-    values, scales = triton_quantize.quantize_triton(matrix, *block, rounding)
-    wanted = quantize_reference(matrix, block, rounding)  # type: ignore[arg-type]
+    values, scales = triton_quantize.quantize_triton(matrix, *block)
+    wanted = quantize_reference(matrix, block)
     assert same_bits(values, wanted[0])
     assert torch.equal(scales, wanted[1])
 
@@ -107,43 +106,15 @@ def test_swiglu_quantize_equals_unfused(group: int) -> None:
     assert (plain != wanted).float().mean() < 0.01
 
 
-def test_swiglu_backward_quantize_names_the_width_it_wants() -> None:
-    inner, grad = draw(32, 2 * 96), draw(32, 96, seed=1)
-    with pytest.raises(ValueError, match="width is 96, wanted a multiple of 128"):
-        triton_swiglu.swiglu_backward_quantize_triton(grad, inner, normal(32), 128)
-
-
-@pytest.mark.parametrize("group", [32, 128])
-def test_swiglu_backward_quantize_equals_unfused(group: int) -> None:
+def test_swiglu_backward_equals_the_cpu_path() -> None:
     grad, inner, scale = (
         normal(160, 256).bfloat16(),
         normal(160, 512, seed=1).bfloat16(),
         normal(160, seed=2),
     )
-    grad_inner, grad_scale, active = triton_swiglu.swiglu_backward_triton(grad, inner, scale)
-    wanted = swiglu_backward_op(grad, inner, scale)
-    for value, expected in zip((grad_inner, grad_scale, active), wanted, strict=True):
+    found = triton_swiglu.swiglu_backward_triton(grad, inner, scale)
+    for value, expected in zip(found, swiglu_backward_op(grad, inner, scale), strict=True):
         assert relative_error(value, expected) < 1e-3
-    fused = triton_swiglu.swiglu_backward_quantize_triton(grad, inner, scale, group)
-    row, column = quantize_row_col(grad_inner, group)
-    active_t = quantize(active.T.contiguous(), (1, group))
-    for value, expected in zip(
-        fused,
-        (
-            row.values,
-            row.scales,
-            column.values,
-            column.scales,
-            grad_scale,
-            active_t.values,
-            active_t.scales,
-        ),
-        strict=True,
-    ):
-        if value.dtype == torch.float32:
-            torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
-        else:
-            assert same_bits(value, expected)
 
 
 @pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), [(100, 6, 2), (300, 32, 4)])
@@ -165,9 +136,8 @@ def test_plan_permute_and_unpermute_are_exact(
     assert same_bits(
         triton_permute.permute_triton(mx.values, source), quantize(rows, (1, 32)).values
     )
-    for weights in (None, normal(num_tokens, top_k)):
-        total = triton_permute.unpermute_triton(rows, place, weights)
-        assert torch.equal(total, unpermute_reference(rows, place, weights))
+    total = triton_permute.unpermute_triton(rows, place)
+    assert torch.equal(total, unpermute_reference(rows, place))
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -61,7 +61,6 @@ def tile(names: str, values: tuple[int, ...]) -> dict[str, int]:
 QUANTIZE = "*bf16 *fp8e4nv *u8 i32 i32"
 DEQUANTIZE = "*fp8e4nv *u8 *bf16 i32 i32"
 BOTH = "*bf16 *fp8e4nv *u8 *fp8e4nv *u8 i32 i32"
-BACKWARD = "*bf16 *bf16 *fp32 *fp8e4nv *u8 *fp8e4nv *u8 *fp32 *fp8e4nv *u8 i32 i32"
 ROW = {"ROWS": 16, "COLUMNS": 256, "G_ROWS": 1, "G_COLUMNS": 32}
 WIDE = {"ROWS": 16, "COLUMNS": 256, "G_ROWS": 1, "G_COLUMNS": 128}
 COLUMN = {"ROWS": 128, "COLUMNS": 64, "G_ROWS": 32, "G_COLUMNS": 1}
@@ -69,16 +68,13 @@ SQUARE = {"ROWS": 128, "COLUMNS": 128, "G_ROWS": 128, "G_COLUMNS": 128}
 PRODUCT = tile("BLOCK_M BLOCK_N BLOCK_C", triton_bf16.PRODUCT_TILE) | {"EXPERTS": 128}
 TRANSPOSED = tile("BLOCK_M BLOCK_N BLOCK_C", triton_bf16.TRANSPOSED_TILE) | {"EXPERTS": 128}
 HEAD = tile("BLOCK_T BLOCK_V BLOCK_D", triton_head.TILE)
-RCEIL = {"IS_RCEIL": True}
 BIG_TILE = {"num_warps": triton_quantize.warps_of((128, 128))}
 
 CASES = {
-    "quantize_row_32": Case(triton_quantize.quantize_kernel, QUANTIZE, ROW | RCEIL),
-    "quantize_row_128": Case(triton_quantize.quantize_kernel, QUANTIZE, WIDE | RCEIL),
-    "quantize_column_32": Case(triton_quantize.quantize_kernel, QUANTIZE, COLUMN | RCEIL),
-    "quantize_weight_128": Case(
-        triton_quantize.quantize_kernel, QUANTIZE, SQUARE | RCEIL, BIG_TILE
-    ),
+    "quantize_row_32": Case(triton_quantize.quantize_kernel, QUANTIZE, ROW),
+    "quantize_row_128": Case(triton_quantize.quantize_kernel, QUANTIZE, WIDE),
+    "quantize_column_32": Case(triton_quantize.quantize_kernel, QUANTIZE, COLUMN),
+    "quantize_weight_128": Case(triton_quantize.quantize_kernel, QUANTIZE, SQUARE, BIG_TILE),
     "quantize_row_column_32": Case(
         triton_quantize.quantize_row_col_kernel,
         BOTH,
@@ -102,18 +98,6 @@ CASES = {
         "*bf16 *bf16 *fp32 *bf16 *fp32 *bf16 i32 i32",
         tile("ROWS COLUMNS", triton_swiglu.PLAIN_TILE),
     ),
-    "swiglu_backward_quantize_32": Case(
-        triton_swiglu.swiglu_backward_quantize_kernel,
-        BACKWARD,
-        tile("ROWS COLUMNS PART_ROWS PART_COLUMNS G", (*triton_swiglu.BOTH_TILE[32], 32)),
-        triton_swiglu.BOTH_OPTIONS[32],
-    ),
-    "swiglu_backward_quantize_128": Case(
-        triton_swiglu.swiglu_backward_quantize_kernel,
-        BACKWARD,
-        tile("ROWS COLUMNS PART_ROWS PART_COLUMNS G", (*triton_swiglu.BOTH_TILE[128], 128)),
-        triton_swiglu.BOTH_OPTIONS[128],
-    ),
     "plan_place": Case(
         triton_permute.place_kernel,
         "*i64 *i32 *i64 *i64 i32",
@@ -127,8 +111,8 @@ CASES = {
     ),
     "unpermute": Case(
         triton_permute.unpermute_kernel,
-        "*bf16 *i64 *bf16 *fp32 i32 i32",
-        {"TOP_K": 8, "HAS_WEIGHTS": False} | tile("ROWS COLUMNS", triton_permute.TOKEN_TILE),
+        "*bf16 *i64 *fp32 i32 i32",
+        {"TOP_K": 8} | tile("ROWS COLUMNS", triton_permute.TOKEN_TILE),
     ),
     "product": Case(
         triton_bf16.product_kernel,

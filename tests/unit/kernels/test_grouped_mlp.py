@@ -6,11 +6,11 @@ from torch import Tensor
 
 from ostinato.kernels.grouped_gemm.op import grouped_mm, grouped_wgrad
 from ostinato.kernels.grouped_gemm.reference import grouped_mm_reference, grouped_wgrad_reference
-from ostinato.kernels.moe.dispatch import LocalDispatcher
-from ostinato.kernels.moe.grouped_mlp import grouped_mlp
+from ostinato.kernels.moe.grouped_mlp import dispatch, grouped_mlp
 from ostinato.kernels.moe.precision import Precision, PrecisionName, find_precision
 from ostinato.kernels.moe.reference import expert_mlp_reference
 from ostinato.kernels.mxfp8.op import dequantize, fake_quantize, quantize, quantize_row_col
+from ostinato.kernels.permutation.op import permute
 from ostinato.kernels.swiglu.op import swiglu, swiglu_backward
 from ostinato.kernels.swiglu.reference import swiglu_reference
 
@@ -45,10 +45,7 @@ def run_layer(inputs: tuple[Tensor, ...], precision: Precision) -> list[Tensor]:
     tokens, experts, weights, gate_up, down = inputs
     dtype = torch.float64 if precision.dtype == torch.float64 else torch.float32
     leaves = [leaf.to(dtype).detach().requires_grad_() for leaf in (tokens, weights, gate_up, down)]
-    dispatcher = LocalDispatcher(gate_up.shape[0])
-    output = grouped_mlp(
-        leaves[0], experts, *leaves[1:], precision=precision, dispatcher=dispatcher
-    )
+    output = grouped_mlp(leaves[0], experts, *leaves[1:], precision=precision)
     direction = torch.randn(
         output.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64
     )
@@ -60,12 +57,11 @@ def test_unrounded_layer_equals_its_formula_and_passes_gradcheck() -> None:
     tokens, experts, weights, gate_up, down = (
         x.requires_grad_() if x.is_floating_point() else x for x in inputs
     )
-    options = {"precision": EXACT, "dispatcher": LocalDispatcher(3)}
-    output = grouped_mlp(tokens, experts, weights, gate_up, down, **options)
+    output = grouped_mlp(tokens, experts, weights, gate_up, down, precision=EXACT)
     wanted = expert_mlp_reference(tokens, experts, weights, gate_up, down)
     torch.testing.assert_close(output, wanted, rtol=1e-12, atol=1e-12)
     torch.autograd.gradcheck(
-        lambda *leaves: grouped_mlp(leaves[0], experts, *leaves[1:], **options),
+        lambda *leaves: grouped_mlp(leaves[0], experts, *leaves[1:], precision=EXACT),
         (tokens, weights, gate_up, down),
     )
 
@@ -194,9 +190,8 @@ def test_dequantized_rows_are_what_was_sent() -> None:
     tokens, experts, weights, *_ = draw_layer(40, 64, 32, 4, 2)
     stored = Precision(torch.bfloat16, 32, emulated=False)
     emulated = Precision(torch.bfloat16, 32, emulated=True)
-    dispatcher = LocalDispatcher(4)
-    sent = dispatcher.dispatch(tokens.bfloat16(), experts, weights, stored)
-    plain = dispatcher.gather(tokens.bfloat16(), sent.plan)
+    sent = dispatch(tokens.bfloat16(), experts, weights, 4, stored)
+    plain = permute(tokens.bfloat16(), sent.plan)
     assert torch.equal(dequantize(sent.rows), fake_quantize(plain, (1, 32)))
-    other = dispatcher.dispatch(tokens.bfloat16(), experts, weights, emulated)
+    other = dispatch(tokens.bfloat16(), experts, weights, 4, emulated)
     assert torch.equal(other.rows[other.plan.place_NK], dequantize(sent.rows)[sent.plan.place_NK])
