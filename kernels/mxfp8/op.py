@@ -129,6 +129,6 @@ def fake_quantize(matrix: Tensor, block: Block, dtype: torch.dtype = torch.bfloa
     wide = matrix.float().contiguous()
     rounded = torch.empty_like(wide)
     stacked = (math.prod(wide.shape[:-2]), *wide.shape[-2:])
-    matrix, bits = wide.view(stacked).detach().numpy(), wide.view(torch.int32).view(stacked)
-    round_blocks(matrix, bits.numpy(), *block, rounded.view(stacked).numpy())
+    numbers, bits = wide.view(stacked).detach().numpy(), wide.view(torch.int32).view(stacked)
+    round_blocks(numbers, bits.numpy(), *block, rounded.view(stacked).numpy())
     return rounded.to(dtype)

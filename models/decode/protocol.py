@@ -25,7 +25,7 @@ class StopReason(StrEnum):
 
 
 class Priority(StrEnum):
-    """Order of waiting when the fleet is full."""
+    """Order of waiting when an engine is full: as they stand here."""
 
     USER = "user"
     EVALUATION = "evaluation"

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from ostinato.models.decode.protocol import GenerateRequest, Priority
 
-_CLASSES = (Priority.USER, Priority.EVALUATION, Priority.TRAINING)
-
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
@@ -36,7 +34,7 @@ class RequestQueue:
 
     def __init__(self) -> None:
         self._waiting: dict[Priority, dict[str, WaitingRequest]] = {
-            priority: {} for priority in _CLASSES
+            priority: {} for priority in Priority
         }
         self._count = 0
         self.tokens = 0  # prompt and answer tokens of all waiting requests, at most
@@ -59,7 +57,7 @@ class RequestQueue:
         """A snapshot, best first. Entries may be discarded while iterating."""
         if not self._count:
             return
-        for priority in _CLASSES:
+        for priority in Priority:
             yield from list(self._waiting[priority].values())
 
     def discard(self, waiting: WaitingRequest) -> None:

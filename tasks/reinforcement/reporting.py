@@ -11,7 +11,6 @@ from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.serving.engine.fleet import EngineFleet
-from ostinato.infra.serving.engine.parity import ParityMonitor
 from ostinato.tasks.grading.alarms import HackMonitor
 from ostinato.tasks.learning.actor import TrainedStep
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
@@ -36,7 +35,7 @@ class RunReporter:
             request.run_id,
             ledger.events,
             HackMonitor(request.grading.monitor),
-            ParityMonitor(request.run_id, request.learning.mismatch_alarm_k3),
+            request.learning.mismatch_alarm_k3,
             time.time,
         )
         self._step_ended_at = 0.0

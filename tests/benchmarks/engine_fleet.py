@@ -20,7 +20,6 @@ from ostinato.infra.platform.cluster.actors import end_actor
 from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.fleet import EngineFleet, start_replicas
-from ostinato.infra.serving.engine.router import RouterLimits
 from ostinato.infra.serving.weights import ChainPublisher
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
@@ -111,8 +110,7 @@ async def real(seconds: float, rounds: int) -> dict[str, float]:
         config = EngineConfig(slots=SESSIONS // REPLICAS)
         names = [f"benchmark-{index}" for index in range(REPLICAS)]
         replicas = start_replicas(SMALL, config, names, num_cpus=0.1)
-        limits = RouterLimits(steal_margin_tokens=400)
-        routed = EngineFleet(replicas, limits=limits)
+        routed = EngineFleet(replicas, steal_margin_tokens=400)
         await routed.follow(objects, "c")
         alone = [EngineFleet({name: actor}) for name, actor in replicas.items()]
         for fleet in alone:

@@ -16,7 +16,6 @@ import pytest
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.replica import EngineReplica
 from ostinato.infra.serving.engine.states import ReplicaState
-from ostinato.infra.serving.engine.wire import decode_generation, encode_request
 from ostinato.infra.serving.weights import ChainPublisher, ChainSubscriber, PublisherFenced
 from ostinato.infra.serving.weights.manifest import list_versions, read_manifest
 from ostinato.models.decode.engine import EngineConfig
@@ -139,16 +138,16 @@ async def serve_again(directory: Path) -> None:
     """What Ray does after a death: the same arguments, a new process. It serves the newest version or nothing."""
     store = open_store(directory)
     replica = EngineReplica("replica", TINY, EngineConfig(slots=2), (store, "c"))
-    request = encode_request(GenerateRequest("r", "s", (1, 2, 3), 6, (), seed=1))
+    request = GenerateRequest("r", "s", (1, 2, 3), 6, (), seed=1)
     with pytest.raises(EngineError, match="starting"):
         await replica.generate(request)
     assert (await replica.recover())["state"] == ReplicaState.SERVING
     newest = list_versions(store, "c")[-1]
-    again = decode_generation(await replica.generate(request))
+    again = await replica.generate(request)
     assert set(again.weight_versions_T.tolist()) == {newest}
     fresh = EngineReplica("fresh", TINY, EngineConfig(slots=2))
     await fresh.follow(store, "c")
-    assert decode_generation(await fresh.generate(request)).token_ids == again.token_ids
+    assert await fresh.generate(request).token_ids == again.token_ids
     assert same_bits(ChainSubscriber(store, "c").fetch(newest), model_weights(newest))
 
 

@@ -1,7 +1,7 @@
 """Several engine replicas as one `ModelClient`.
 
-`EngineFleet` (client side: routing, waiting for room, error translation, health, updates of all
-replicas, growing and shrinking) and `start_replicas` (making the actors). Any number of processes
+`EngineFleet` (client side: routing, error translation, health, updates of all replicas) and
+`start_replicas` (making the actors). Any number of processes
 may each hold a fleet over the same actors. A request whose replica died raises EngineError and is
 not repeated here: who asked knows whether a repeat is safe.
 """
@@ -17,18 +17,15 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from ostinato.infra.platform.admission import AdmissionQueue
 from ostinato.infra.platform.cluster.actors import get_or_create_actor
 from ostinato.infra.platform.errors import EngineError, OstinatoError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.telemetry import fields
-from ostinato.infra.serving.engine.admission import RANKS, Ticket
 from ostinato.infra.serving.engine.health import HealthEvent, ReplicaHealth, hear, observe
 from ostinato.infra.serving.engine.local import SwapReport
 from ostinato.infra.serving.engine.mailbox import Mailbox, MailboxReplica
-from ostinato.infra.serving.engine.router import RequestRouter, RouterLimits
+from ostinato.infra.serving.engine.router import STEAL_MARGIN_TOKENS, RequestRouter
 from ostinato.infra.serving.engine.states import ReplicaState
-from ostinato.infra.serving.engine.wire import decode_generation, encode_request
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.spec import ModelSpec
@@ -39,6 +36,7 @@ _MAX_CONCURRENCY = 1000  # coroutines of one replica: waiting requests cost noth
 _RESTARTS = 5
 _PATIENCE_SECONDS = 180.0  # a request waits this long for a serving replica; a restart takes 10
 _REFRESH_SECONDS = 1.0
+_LOOK_SECONDS = 0.02  # whoever finds no serving replica looks again after it
 _PROBE_SECONDS = 60.0  # a question about health is answered within this, or the replica is silent
 # a recovery may take as long as so many probes: it starts a process and fetches
 _RECOVERY_PROBES = 4
@@ -82,18 +80,18 @@ class EngineFleet:
         *,
         patience_seconds: float = _PATIENCE_SECONDS,
         probe_seconds: float = _PROBE_SECONDS,
-        limits: RouterLimits | None = None,
+        steal_margin_tokens: int = STEAL_MARGIN_TOKENS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`limits` bound what a replica is promised. Callers wait for room by priority. None: no bound."""
         self._patience_seconds = patience_seconds
         self._probe_seconds = probe_seconds
         self._clock = clock
         self._refreshed_at = float("-inf")
         self._refreshing: asyncio.Task[dict[str, ReplicaState]] | None = None
         self._replicas = dict(replicas)
-        self._router = RequestRouter(list(replicas), state=ReplicaState.STARTING, limits=limits)
-        self._admission: AdmissionQueue[Ticket] = AdmissionQueue()
+        self._router = RequestRouter(
+            list(replicas), state=ReplicaState.STARTING, steal_margin_tokens=steal_margin_tokens
+        )
         self._health = {name: ReplicaHealth(since=clock()) for name in replicas}
         self._mailboxes = {name: self._open_mailbox(name) for name in replicas}
 
@@ -102,66 +100,29 @@ class EngineFleet:
         tokens = len(request.token_ids) + request.max_new_tokens
         replica_id = await self._choose(request, tokens)
         try:
-            call = self._mailboxes[replica_id].generate(encode_request(request))
-            return decode_generation(
-                await self._answer(call, replica_id, f"request {request.request_id}")
-            )
+            call = self._mailboxes[replica_id].generate(request)
+            return await self._answer(call, replica_id, f"request {request.request_id}")
         except EngineError as error:
             if self._router.states()[replica_id] is ReplicaState.SERVING:
                 self._note(replica_id, HealthEvent.REFUSED, reason=str(error))
             raise
         finally:
             self._router.finish(replica_id, tokens)
-            self._admit()
 
     async def _choose(self, request: GenerateRequest, tokens: int) -> str:
-        """A serving replica with room. Waits for room as long as it takes, for any that serves for a while."""
+        """A serving replica. Waits for one for a while."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_seconds
         self._refresh_beside()
-        is_placed = asyncio.Event()
-        ticket = Ticket(
-            request.session_id, tokens, len(request.token_ids), request.priority, is_placed.set
-        )
-        self._admission.push(ticket, ticket, rank=RANKS[request.priority])
-        try:
-            while True:
-                self._admit()
-                if ticket.replica_id is not None:
-                    return ticket.replica_id
-                wait_seconds = _REFRESH_SECONDS
-                if not self._router.is_serving():
-                    wait_seconds = min(wait_seconds, deadline - loop.time())
-                if wait_seconds <= 0:
-                    raise EngineError(
-                        f"no replica serves session {request.session_id}: {self._router.describe()}, "
-                        f"wanted one within {self._patience_seconds:.0f} s"
-                    )
-                try:
-                    await asyncio.wait_for(is_placed.wait(), wait_seconds)
-                except TimeoutError:
-                    self._refresh_beside()
-        except BaseException:
-            self._admission.remove(ticket)
-            if ticket.replica_id is not None:  # cancelled just when it was placed
-                self._router.finish(ticket.replica_id, tokens)
-                self._admit()
-            raise
-
-    def _admit(self) -> None:
-        """Places whoever waits and finds room now."""
-        if len(self._admission) and self._router.is_serving():
-            self._admission.place(self._place)
-
-    def _place(self, ticket: Ticket) -> bool:
-        return ticket.place_on(
-            self._router.try_choose(
-                ticket.session_id,
-                ticket.tokens,
-                priority=ticket.priority,
-                context_tokens=ticket.context_tokens,
-            )
-        )
+        while not self._router.is_serving():
+            if loop.time() >= deadline:
+                raise EngineError(
+                    f"no replica serves session {request.session_id}: {self._router.describe()}, "
+                    f"wanted one within {self._patience_seconds:.0f} s"
+                )
+            await asyncio.sleep(_LOOK_SECONDS)
+            self._refresh_beside()
+        return self._router.choose(request.session_id, tokens)
 
     def _open_mailbox(self, name: str) -> Mailbox:
         return Mailbox(name, self._replicas[name], partial(self._note_silence, name))
@@ -184,12 +145,11 @@ class EngineFleet:
                 ),
             )
             self._router.set_state(name, health.state)
-            self._admit()
         return health
 
     def _refresh_beside(self) -> None:
-        """Looks after replicas that do not serve, once at a time. Nobody waits for it: who waits for room is
-        placed when one comes back, and a silent replica holds up no request for another.
+        """Looks after replicas that do not serve, once at a time. Nobody waits for it: a silent replica
+        holds up no request for another.
         """
         if self._refreshing is not None:
             if not self._refreshing.done():

@@ -18,14 +18,14 @@ from ostinato.infra.platform.cluster.mailbox import COLLECT_SECONDS, Flush, Outb
 from ostinato.infra.platform.errors import EngineError, OstinatoError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.replica import EngineReplica
-from ostinato.infra.serving.engine.wire import GenerationTuple, RequestTuple
 from ostinato.models.decode.engine import EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.spec import ModelSpec
 
 GATHER_SECONDS = 0.002
 SILENCE_SECONDS = 60.0  # without even that for so long it is silent
 
-Answer = tuple[str, GenerationTuple | None, Exception | None]  # by request id
+Answer = tuple[str, Generation | None, Exception | None]  # by request id
 
 
 class MailboxReplica(EngineReplica):
@@ -45,16 +45,16 @@ class MailboxReplica(EngineReplica):
     async def post(
         self,
         client_id: str,
-        requests: Sequence[RequestTuple],
+        requests: Sequence[GenerateRequest],
         ended_sessions: Sequence[str],
         cancelled: Sequence[str] = (),
     ) -> None:
         """Takes requests, stops cancelled ones and lets ended sessions go. Returns at once."""
         outbox = self._outbox(client_id)
-        for values in requests:
-            task = asyncio.create_task(self._answer(values, outbox))
-            self._answering[values[0]] = task
-            task.add_done_callback(lambda _, name=values[0]: self._answering.pop(name, None))
+        for request in requests:
+            name = request.request_id
+            task = self._answering[name] = asyncio.create_task(self._answer(request, outbox))
+            task.add_done_callback(lambda _, name=name: self._answering.pop(name, None))
         for request_id in cancelled:
             if request_id in self._answering:
                 self._answering[request_id].cancel()
@@ -65,14 +65,15 @@ class MailboxReplica(EngineReplica):
         """All answers that are ready. Waits a while for the first."""
         return await self._outbox(client_id).collect()
 
-    async def _answer(self, values: RequestTuple, outbox: Outbox[Answer]) -> None:
+    async def _answer(self, request: GenerateRequest, outbox: Outbox[Answer]) -> None:
+        name = request.request_id
         try:
-            outbox.put((values[0], await self.generate(values), None))
+            outbox.put((name, await self.generate(request), None))
         except (OstinatoError, ValueError) as error:
-            outbox.put((values[0], None, error))
+            outbox.put((name, None, error))
         except Exception as error:  # noqa: BLE001 - supervision: it must reach who asked
-            text = f"request {values[0]} failed on replica {self.replica_id}: {error!r}"
-            outbox.put((values[0], None, EngineError(text)))
+            text = f"request {name} failed on replica {self.replica_id}: {error!r}"
+            outbox.put((name, None, EngineError(text)))
 
     def _outbox(self, client_id: str) -> Outbox[Answer]:
         return self._outboxes.setdefault(client_id, Outbox(GATHER_SECONDS))
@@ -94,29 +95,29 @@ class Mailbox:
         self._on_silence = on_silence
         self._silence_seconds = silence_seconds
         self._client_id = uuid.uuid4().hex
-        self._waiting: dict[str, asyncio.Future[GenerationTuple]] = {}
-        self._requests: list[RequestTuple] = []
+        self._waiting: dict[str, asyncio.Future[Generation]] = {}
+        self._requests: list[GenerateRequest] = []
         self._ended_sessions: list[str] = []
         self._cancelled: list[str] = []
         self._flush = Flush(self._send, GATHER_SECONDS)
         self._pump: asyncio.Task[None] | None = None
 
-    async def generate(self, values: RequestTuple) -> GenerationTuple:
+    async def generate(self, request: GenerateRequest) -> Generation:
         """The answer of the replica. RayError when it dies, otherwise its own typed error."""
-        future: asyncio.Future[GenerationTuple] = asyncio.get_running_loop().create_future()
-        self._waiting[values[0]] = future
-        self._requests.append(values)
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        self._waiting[request.request_id] = future
+        self._requests.append(request)
         self._flush.plan()
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._collect())
         try:
             return await future
         except asyncio.CancelledError:
-            self._cancelled.append(values[0])
+            self._cancelled.append(request.request_id)
             self._flush.plan()
             raise
         finally:
-            self._waiting.pop(values[0], None)
+            self._waiting.pop(request.request_id, None)
 
     def end_session(self, session_id: str) -> None:
         """Travels with the next batch."""

@@ -22,15 +22,10 @@ from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.serving.engine.local import SwapReport
 from ostinato.infra.serving.engine.start import ReplicaEngine, start_engine
 from ostinato.infra.serving.engine.states import ReplicaState
-from ostinato.infra.serving.engine.wire import (
-    GenerationTuple,
-    RequestTuple,
-    decode_request,
-    encode_generation,
-)
 from ostinato.infra.serving.weights import ChainSubscriber
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.engine import EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.spec import ModelSpec
 
 _logger = logging.getLogger(__name__)
@@ -128,10 +123,13 @@ class EngineReplica:
         )
         return SwapReport(version, perf_counter() - started_at, 0.0)
 
-    async def generate(self, values: RequestTuple) -> GenerationTuple:
+    async def generate(self, request: GenerateRequest) -> Generation:
         """Samples an answer. EngineError while the replica does not serve."""
-        engine = self._serving_engine()
-        return encode_generation(await engine.generate(decode_request(values)))
+        if self._state is not ReplicaState.SERVING or self._engine is None:
+            raise EngineError(
+                f"replica {self.replica_id} is {self._state}: {self._reason}; wanted a serving one"
+            )
+        return await self._engine.generate(request)
 
     async def end_session(self, session_id: str) -> None:
         """Lets the cache of a finished conversation go."""
@@ -166,13 +164,6 @@ class EngineReplica:
             numbers["last_prepare_seconds"] = self._last_swap.prepare_seconds
             numbers["last_pause_seconds"] = self._last_swap.pause_seconds
         return numbers
-
-    def _serving_engine(self) -> ReplicaEngine:
-        if self._state is not ReplicaState.SERVING or self._engine is None:
-            raise EngineError(
-                f"replica {self.replica_id} is {self._state}: {self._reason}; wanted a serving one"
-            )
-        return self._engine
 
 
 def _read_weights(directory: Path, spec: ModelSpec) -> Mapping[str, Tensor]:

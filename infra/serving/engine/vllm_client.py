@@ -38,7 +38,7 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 _logger = logging.getLogger(__name__)
-_RANK = {Priority.USER: 0, Priority.EVALUATION: 1, Priority.TRAINING: 2}  # lower goes first
+_RANK = {priority: rank for rank, priority in enumerate(Priority)}  # lower goes first
 
 
 class VllmEngine:

@@ -8,7 +8,6 @@ import pytest
 from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.engine.parity import ParityMonitor
 from ostinato.models.build import build_trainer_model
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
@@ -90,7 +89,7 @@ def watch_on(ledger: Ledger, trainer: RLTrainer) -> StepMonitor:
         "run",
         ledger.events,
         HackMonitor(MonitorConfig(window_trajectories=4, least_trajectories=2)),
-        ParityMonitor("run", trainer.config.mismatch_alarm_k3),
+        trainer.config.mismatch_alarm_k3,
         lambda: NOW,
     )
 

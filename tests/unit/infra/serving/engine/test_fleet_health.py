@@ -13,7 +13,6 @@ from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.fleet import EngineFleet
 from ostinato.infra.serving.engine.health import HealthEvent
 from ostinato.infra.serving.engine.mailbox import MailboxReplica
-from ostinato.infra.serving.engine.router import RouterLimits
 from ostinato.infra.serving.engine.states import ReplicaState
 from ostinato.infra.serving.weights import ChainPublisher
 from ostinato.models.decode.engine import EngineConfig
@@ -158,42 +157,4 @@ async def test_a_fleet_over_an_empty_chain_serves_nothing(tmp_path: Path) -> Non
     assert await fleet.follow(objects, "empty") == [None, None]
     with pytest.raises(EngineError, match="wanted one"):
         await fleet.generate(request(0))
-    await fleet.close()
-
-
-async def test_users_get_room_before_training_when_the_fleet_is_full(chain) -> None:
-    limits = RouterLimits(max_outstanding_tokens=40)
-    fleet, _ = make_fleet(chain, "a", limits=limits)
-    await fleet.follow(*chain)
-    order: list[str] = []
-
-    async def ask(index: int, priority: Priority) -> None:
-        await fleet.generate(request(index, 30, priority))
-        order.append(f"{priority.value}{index}")
-
-    tasks = [asyncio.create_task(ask(0, Priority.TRAINING))]
-    await asyncio.sleep(0)
-    for index, priority in enumerate(
-        (Priority.TRAINING, Priority.EVALUATION, Priority.USER, Priority.USER), start=1
-    ):
-        tasks.append(asyncio.create_task(ask(index, priority)))
-        await asyncio.sleep(0)
-    assert len(fleet._admission) == 4
-    await asyncio.gather(*tasks)
-    assert order == ["training0", "user3", "user4", "evaluation2", "training1"]
-    await fleet.close()
-
-
-async def test_a_caller_that_gives_up_while_waiting_leaves_no_trace(chain) -> None:
-    fleet, _ = make_fleet(chain, "a", limits=RouterLimits(max_outstanding_tokens=40))
-    await fleet.follow(*chain)
-    first = asyncio.create_task(fleet.generate(request(0, 30)))
-    await asyncio.sleep(0)
-    second = asyncio.create_task(fleet.generate(request(1, 30)))
-    await asyncio.sleep(0)
-    second.cancel()
-    await asyncio.gather(second, return_exceptions=True)
-    assert len(fleet._admission) == 0
-    await first
-    assert len((await fleet.generate(request(2, 30))).token_ids) == 30
     await fleet.close()

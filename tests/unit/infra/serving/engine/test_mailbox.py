@@ -9,7 +9,6 @@ import pytest
 
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.mailbox import Mailbox, MailboxReplica
-from ostinato.infra.serving.engine.wire import decode_generation, encode_request
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
@@ -48,8 +47,8 @@ async def make_pair(tmp_path: Path) -> tuple[MailboxReplica, Mailbox]:
 
 async def test_every_request_gets_its_own_answer(tmp_path: Path) -> None:
     _, mailbox = await make_pair(tmp_path)
-    calls = [mailbox.generate(encode_request(request(index))) for index in range(10)]
-    answers = [decode_generation(values) for values in await asyncio.gather(*calls)]
+    calls = [mailbox.generate(request(index)) for index in range(10)]
+    answers = await asyncio.gather(*calls)
     assert [answer.request_id for answer in answers] == [f"r{index}" for index in range(10)]
     await mailbox.close()
 
@@ -58,21 +57,18 @@ async def test_an_error_reaches_its_caller_alone(tmp_path: Path) -> None:
     _, mailbox = await make_pair(tmp_path)
     wrong = GenerateRequest("wrong", "s", (99,), 5, ())
     good, bad = await asyncio.gather(
-        mailbox.generate(encode_request(request(0))),
-        mailbox.generate(encode_request(wrong)),
+        mailbox.generate(request(0)),
+        mailbox.generate(wrong),
         return_exceptions=True,
     )
     assert isinstance(bad, ValueError)
-    assert decode_generation(good).request_id == "r0"  # type: ignore[arg-type]
+    assert good.request_id == "r0"  # type: ignore[arg-type]
     await mailbox.close()
 
 
 async def test_a_cancelled_caller_frees_the_replicas_slot(tmp_path: Path) -> None:
     replica, mailbox = await make_pair(tmp_path)
-    calls = [
-        asyncio.create_task(mailbox.generate(encode_request(request(index, tokens=90))))
-        for index in range(4)
-    ]
+    calls = [asyncio.create_task(mailbox.generate(request(index, tokens=90))) for index in range(4)]
     while (await replica.statistics())["running_requests"] < 4:
         await asyncio.sleep(0)
     calls[0].cancel()
@@ -87,5 +83,5 @@ async def test_a_replica_that_does_not_serve_says_so(tmp_path: Path) -> None:
     replica = MailboxReplica("replica", TINY, EngineConfig(slots=4))
     mailbox = Mailbox("replica", DirectActor(replica))  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="starting: no weights"):
-        await mailbox.generate(encode_request(request(0)))
+        await mailbox.generate(request(0))
     await mailbox.close()

@@ -10,7 +10,6 @@ from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.replica import EngineReplica
 from ostinato.infra.serving.engine.start import start_engine
 from ostinato.infra.serving.engine.states import ReplicaState
-from ostinato.infra.serving.engine.wire import decode_generation, encode_request
 from ostinato.infra.serving.weights import ChainPublisher
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.engine import EngineConfig
@@ -36,7 +35,7 @@ def make_replica() -> EngineReplica:
 
 
 async def generate(replica: EngineReplica) -> Generation:
-    return decode_generation(await replica.generate(encode_request(REQUEST)))
+    return await replica.generate(REQUEST)
 
 
 def damage(tmp_path: Path, version: int) -> None:

@@ -14,7 +14,6 @@ import pytest
 from ostinato.infra.platform.errors import EngineError, StorageError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.replica import EngineReplica
-from ostinato.infra.serving.engine.wire import decode_generation, encode_request
 from ostinato.infra.serving.weights import ChainPublisher, list_readers
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
@@ -48,7 +47,7 @@ async def sample(
     replica: EngineReplica, session: str, tokens: tuple[int, ...] = PREFIX, limit: int = 12
 ) -> Generation:
     request = GenerateRequest(f"of {session}", session, tokens, limit, (), seed=5)
-    return decode_generation(await replica.generate(encode_request(request)))
+    return await replica.generate(request)
 
 
 async def keep_the_loop_busy() -> None:
