@@ -7,13 +7,14 @@ Shapes: B rows, T tokens. Shapes recur (T is a row length or one of the bucket l
 microbatch), because each new shape costs a compilation in oneDNN.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
@@ -21,6 +22,7 @@ from torch import Tensor
 
 BUCKET_TOKENS = (128, 192, 256, 384, 512, 768)
 PAD_TOKEN = 0
+ROWS_A_BATCH = 8  # of held-out shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,17 @@ def stack_rows(rows: Sequence[NDArray[np.int64]]) -> TokenBatch:
     loss_mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
     loss_mask_BT[:, 0] = False
     return TokenBatch(tokens_BT, loss_mask_BT, torch.zeros_like(loss_mask_BT))
+
+
+def held_out_batches(
+    corpus_directory: Path, name: str, row_tokens: int, tokens: int
+) -> Iterator[TokenBatch]:
+    """This rank's part of the first `tokens` of a held-out shard, in rows of `row_tokens`."""
+    source = RowSource(corpus_directory / "shards" / f"{name}_heldout", row_tokens, seed=0)
+    num_rows = min(source.rows_per_epoch, max(1, tokens // row_tokens))
+    mine = range(dist.get_rank(), num_rows, dist.get_world_size())
+    for first in range(0, len(mine), ROWS_A_BATCH):
+        yield stack_rows([source.row(row) for row in mine[first : first + ROWS_A_BATCH]])
 
 
 def held_out_sources(corpus_directory: Path) -> list[str]:

@@ -27,7 +27,6 @@ from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.attention import BlockCoreAttention
 from ostinato.models.cpu import open_process_groups
 from ostinato.models.experts import SortedMoELayer
-from ostinato.models.layout import ParallelLayout
 from ostinato.models.mtp import DraftLayer
 from ostinato.models.norm import RootMeanSquareNorm
 from ostinato.models.routing import ReplayRouter
@@ -362,7 +361,7 @@ def join_qkv(query: Tensor, key: Tensor, value: Tensor, spec: ModelSpec) -> Tens
 
 def build_trainer_model(
     spec: ModelSpec,
-    layout: ParallelLayout | None = None,
+    world_size: int = 1,
     seed: int = 0,
     precision: PrecisionName = "fp32",
 ) -> TrainerModel:
@@ -372,8 +371,7 @@ def build_trainer_model(
     Opens single-process groups where none are open; for several processes call
     `open_process_groups` first.
     """
-    layout = layout or ParallelLayout()
-    open_process_groups(world_size=layout.world_size)
+    open_process_groups(world_size=world_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = TrainerModel(spec, precision)

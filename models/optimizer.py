@@ -22,6 +22,8 @@ from ostinato.models.optimizer_config import OptimizerConfig
 QUINTIC = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 UPDATE_SCALE = 0.2
+MUON_MOMENTUM = 0.95
+ADAM_BETAS = (0.9, 0.95)
 # Matrices whose rows are looked up or scored one by one, not multiplied as a map between spaces.
 NOT_MAPS = ("word_embeddings", "router")
 
@@ -132,8 +134,12 @@ class CombinedOptimizer(torch.optim.Optimizer):
             part.load_state_dict(state_dict[name])
 
 
-def build_optimizer(model: TrainerModel, config: OptimizerConfig) -> CombinedOptimizer:
-    """Builds the optimiser over all parameters of `model` that require a gradient."""
+def build_optimizer(
+    model: TrainerModel, config: OptimizerConfig, *, muon: float = 0.02, adam: float = 4e-3
+) -> CombinedOptimizer:
+    """Builds the optimiser over all parameters of `model` that require a gradient. `muon` and `adam`
+    are the rates until `set_learning_rates`.
+    """
     maps: list[Tensor] = []
     others: list[Tensor] = []
     for name, parameter in model.named_parameters():
@@ -142,19 +148,12 @@ def build_optimizer(model: TrainerModel, config: OptimizerConfig) -> CombinedOpt
             (maps if is_map and config.kind == "muon" else others).append(parameter)
     parts: dict[str, torch.optim.Optimizer] = {}
     if maps:
-        parts["muon"] = Muon(
-            maps, config.muon_learning_rate, config.muon_momentum, config.weight_decay
-        )
+        parts["muon"] = Muon(maps, muon, MUON_MOMENTUM, config.weight_decay)
     if others:
-        adam = torch.optim.AdamW(
-            others,
-            lr=config.adam_learning_rate,
-            betas=(config.beta1, config.beta2),
-            weight_decay=config.weight_decay,
-            fused=True,
+        parts["adamw"] = torch.optim.AdamW(
+            others, lr=adam, betas=ADAM_BETAS, weight_decay=config.weight_decay, fused=True
         )
-        adam.param_groups[0]["kind"] = "adamw"
-        parts["adamw"] = adam
+        parts["adamw"].param_groups[0]["kind"] = "adamw"
     return CombinedOptimizer(parts)
 
 

@@ -20,7 +20,6 @@ from ostinato.models.build import TrainerModel
 from ostinato.models.checkpoint.resume import load_resume_state, save_resume_state
 from ostinato.models.data_parallel import FlatGradients
 from ostinato.models.optimizer import build_optimizer, set_learning_rates
-from ostinato.models.optimizer_config import OptimizerConfig
 from ostinato.models.training_config import LoopConfig, PhaseConfig, PhaseResult
 
 RESUME_FILE = "resume.pt"
@@ -69,14 +68,7 @@ class TrainingRun:
         self.identity = identity
         self.on_step = on_step
         self.state = RunState()
-        self.optimizer = build_optimizer(
-            self.model,
-            OptimizerConfig(
-                kind=self.config.optimizer,
-                muon_momentum=self.config.muon_momentum,
-                weight_decay=self.config.weight_decay,
-            ),
-        )
+        self.optimizer = build_optimizer(self.model, self.config.optimizer)
         num_counts = self.model.spec.num_layers * self.model.spec.num_experts
         self.gradients = FlatGradients(self.model, NUM_SUMS + num_counts)
         self.total_steps = sum(phase.num_steps for phase in self.config.phases)
@@ -142,7 +134,7 @@ class TrainingRun:
         self.gradients.reduce()
         loss_sum, target_tokens = statistics[:NUM_SUMS].tolist()
         self.gradients.gradients.div_(max(1.0, target_tokens))
-        norm = self.gradients.clip(self.config.gradient_clip_norm)
+        norm = self.gradients.clip(self.config.optimizer.gradient_clip_norm)
         if not norm < float("inf"):
             raise ValueError(
                 f"gradient norm is {norm} at step {self.state.step} of phase {phase.name!r}, "

@@ -4,6 +4,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ostinato.models.optimizer_config import OptimizerConfig
+
 DEMONSTRATIONS = "demonstrations"
 
 
@@ -96,15 +98,12 @@ class LoopConfig(TrainingRecord):
     """Settings shared by every step and rank."""
 
     phases: tuple[PhaseConfig, ...] = Field(min_length=1)
-    optimizer: Literal["muon", "adamw"] = "muon"
+    optimizer: OptimizerConfig = OptimizerConfig()
     precision: Literal["fp32", "bf16", "mx32", "mx128"] = Field(
         default="fp32",
         description="of the experts' products: mx32 and mx128 are MXFP8 in blocks of 32 and 128. "
         "All else, weights included, is fp32",
     )
-    muon_momentum: float = Field(default=0.95, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0, description="decoupled, times the rate")
-    gradient_clip_norm: float | None = Field(default=None, gt=0, description="None: not clipped")
     balance_rate: float = Field(
         default=0.002, ge=0, description="step of the experts' balancing bias"
     )

@@ -12,9 +12,10 @@ from pydantic import (
 )
 
 from ostinato.infra.platform.record import Record
+from ostinato.models.optimizer_config import OptimizerConfig
 
 
-class PolicyOptimizerConfig(Record):
+class PolicyOptimizerConfig(OptimizerConfig):
     """Optimiser of the policy. All weights move; there are no adapters."""
 
     kind: Literal["muon", "adamw"] = Field(
@@ -26,9 +27,6 @@ class PolicyOptimizerConfig(Record):
     warmup_steps: int = Field(
         default=4, ge=0, description="steps over which the rates rise linearly from near 0; 0: none"
     )
-    beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of AdamW's first moment")
-    beta2: float = Field(default=0.95, ge=0, lt=1, description="decay of AdamW's second moment")
-    weight_decay: float = Field(default=0.0, ge=0, description="decoupled, times the rate")
     gradient_clip_norm: float | None = Field(
         default=1.0, gt=0, description="largest norm of the whole gradient; None: not clipped"
     )

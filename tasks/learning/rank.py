@@ -22,9 +22,8 @@ from ostinato.infra.serving.weights import (
 )
 from ostinato.models.build import TrainerModel, build_trainer_model
 from ostinato.models.checkpoint import load_checkpoint
-from ostinato.models.layout import ParallelLayout
-from ostinato.models.optimizer import OptimizerConfig, build_optimizer, set_learning_rates
-from ostinato.tasks.learning.config import PolicyOptimizerConfig, TrainerRequest
+from ostinato.models.optimizer import build_optimizer, set_learning_rates
+from ostinato.tasks.learning.config import TrainerRequest
 from ostinato.tasks.learning.packing import Microbatch
 from ostinato.tasks.learning.share import (
     ShareResult,
@@ -56,15 +55,14 @@ class TrainerRank:
         with boundary(StorageError, f"opening the start of RL, {request.checkpoint_directory}"):
             start = load_checkpoint(Path(request.checkpoint_directory))
         self.spec = start.spec
-        layout = ParallelLayout(data=config.world_size)
-        self.model = build_trainer_model(self.spec, layout)
+        self.model = build_trainer_model(self.spec, config.world_size)
         self.model.import_weights(start.weights)
-        self.optimizer = build_optimizer(self.model, _optimizer_config(config.optimizer))
+        self.optimizer = build_optimizer(self.model, config.optimizer)
         self._work = ShareWork(self.model, self.optimizer, config)
         self.reference: TrainerModel | None = None
         self.reference_step: int | None = None
         if config.objective.kl_coefficient > 0:
-            self.reference = build_trainer_model(self.spec, layout)
+            self.reference = build_trainer_model(self.spec, config.world_size)
             self.reference.import_weights(start.weights)
         self.checkpoints = StepCheckpoints(
             Path(request.work_directory), self.spec, start.tokenizer_path, config.keep_checkpoints
@@ -156,14 +154,3 @@ def own_tensors(weights: Mapping[str, Tensor], rank: int, world_size: int) -> di
 def warmup_scale(steps_taken: int, warmup_steps: int) -> float:
     """Share of the learning rate for the next step: (steps taken + 1) / warm-up, at most 1."""
     return 1.0 if warmup_steps == 0 else min(1.0, (steps_taken + 1) / warmup_steps)
-
-
-def _optimizer_config(config: PolicyOptimizerConfig) -> OptimizerConfig:
-    return OptimizerConfig(
-        kind=config.kind,
-        muon_learning_rate=config.muon_learning_rate,
-        adam_learning_rate=config.learning_rate,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        weight_decay=config.weight_decay,
-    )

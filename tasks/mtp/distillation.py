@@ -15,12 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ostinato.models.batch import RowSource, TokenBatch, held_out_sources, stack_rows
+from ostinato.models.batch import TokenBatch, held_out_batches, held_out_sources
 from ostinato.models.build import TrainerModel
 from ostinato.models.objective import distillation_kl
 from ostinato.tasks.mtp.config import DraftQuality, MtpConfig
-
-ROWS_A_BATCH = 8
 
 
 class DistillationLoss:
@@ -72,13 +70,10 @@ def measure_drafts(
     names = held_out_sources(corpus_directory)
     depths = model.spec.mtp_depth
     sums = torch.zeros(len(names), depths, 3, dtype=torch.float64)
-    row_tokens = config.evaluation_row_tokens
     for index, name in enumerate(names):
-        source = RowSource(corpus_directory / "shards" / f"{name}_heldout", row_tokens, seed=0)
-        num_rows = min(source.rows_per_epoch, max(1, config.evaluation_tokens // row_tokens))
-        mine = range(dist.get_rank(), num_rows, dist.get_world_size())
-        for first in range(0, len(mine), ROWS_A_BATCH):
-            batch = stack_rows([source.row(row) for row in mine[first : first + ROWS_A_BATCH]])
+        for batch in held_out_batches(
+            corpus_directory, name, config.evaluation_row_tokens, config.evaluation_tokens
+        ):
             hidden_TBD = model.forward_hidden(batch.tokens_BT)
             for depth, state_SBD in enumerate(model.draft_states(hidden_TBD, batch.tokens_BT)):
                 is_target_SB = batch.loss_mask_BT.T[2 + depth :]

@@ -9,7 +9,6 @@ from ostinato.infra.platform.errors import ConfigError, TrainingError, boundary
 from ostinato.models.build import TrainerModel, build_trainer_model
 from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
 from ostinato.models.data_parallel import run_ranks
-from ostinato.models.layout import ParallelLayout
 from ostinato.models.training import TrainingRun, Work
 from ostinato.models.training_config import PhaseConfig, PhaseResult
 from ostinato.tasks.mtp.config import DraftQuality, MtpRequest, MtpResult
@@ -89,8 +88,7 @@ def open_model(request: MtpRequest) -> TrainerModel:
     spec = checkpoint.spec.model_copy(
         update={"mtp_depth": config.depth, "mtp_hidden_size": config.hidden_size}
     )
-    layout = ParallelLayout(data=config.world_size)
-    model = build_trainer_model(spec, layout, config.seed, config.precision)
+    model = build_trainer_model(spec, config.world_size, config.seed, config.precision)
     fresh = model.export_weights()
     kept = {
         name: weight

@@ -9,11 +9,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ostinato.models.batch import RowSource, held_out_sources, stack_rows
+from ostinato.models.batch import held_out_batches, held_out_sources
 from ostinato.models.build import TrainerModel
 from ostinato.tasks.pretraining.config import Perplexity, PretrainingConfig
-
-ROWS_A_BATCH = 8
 
 
 @torch.no_grad()
@@ -26,13 +24,10 @@ def measure_perplexity(
     if missing:
         raise ValueError(f"{corpus_directory} has no held-out shard for {missing}, it has {names}")
     sums = torch.zeros(len(names), 2, dtype=torch.float64)
-    row_tokens = config.evaluation_row_tokens
     for index, name in enumerate(names):
-        source = RowSource(corpus_directory / "shards" / f"{name}_heldout", row_tokens, seed=0)
-        num_rows = min(source.rows_per_epoch, max(1, config.evaluation_tokens // row_tokens))
-        mine = range(dist.get_rank(), num_rows, dist.get_world_size())
-        for first in range(0, len(mine), ROWS_A_BATCH):
-            batch = stack_rows([source.row(row) for row in mine[first : first + ROWS_A_BATCH]])
+        for batch in held_out_batches(
+            corpus_directory, name, config.evaluation_row_tokens, config.evaluation_tokens
+        ):
             sums[index, 0] -= model.token_logprobs(batch.tokens_BT).sum(dtype=torch.float64)
             sums[index, 1] += batch.loss_mask_BT.sum()
     if dist.get_world_size() > 1:

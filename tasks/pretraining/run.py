@@ -16,7 +16,6 @@ from ostinato.models.batch import TokenBatch
 from ostinato.models.build import TrainerModel, build_trainer_model
 from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
 from ostinato.models.data_parallel import run_ranks
-from ostinato.models.layout import ParallelLayout
 from ostinato.models.training import TrainingRun, Work
 from ostinato.models.training_config import PhaseConfig, PhaseResult
 from ostinato.tasks.pretraining.config import Perplexity, PretrainingRequest, PretrainingResult
@@ -89,13 +88,13 @@ def train_rank(given: RankInput, rank: int) -> PretrainingResult:
 def open_model(request: PretrainingRequest) -> TrainerModel:
     """Builds the model, fresh or from a checkpoint. Draft layers stay as they are."""
     config = request.config
-    layout = ParallelLayout(data=config.world_size)
+    options = config.world_size, config.seed, config.precision
     if request.checkpoint_directory is not None:
         checkpoint = load_checkpoint(Path(request.checkpoint_directory))
-        model = build_trainer_model(checkpoint.spec, layout, config.seed, config.precision)
+        model = build_trainer_model(checkpoint.spec, *options)
         model.import_weights(checkpoint.weights)
     elif request.spec is not None:
-        model = build_trainer_model(request.spec, layout, config.seed, config.precision)
+        model = build_trainer_model(request.spec, *options)
     else:
         raise ConfigError("request names neither checkpoint_directory nor spec, wanted one")
     model.draft.requires_grad_(False)

@@ -18,7 +18,6 @@ from torch import Tensor
 from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.batch import TokenBatch
 from ostinato.models.build import build_trainer_model
-from ostinato.models.layout import ParallelLayout
 from ostinato.models.training import TrainingRun, Work
 from ostinato.models.training_config import LoopConfig, PhaseConfig
 from tests.fakes.nano_spec import NANO
@@ -42,7 +41,7 @@ def train(
         adam_learning_rate=2e-3,
     )
     config = LoopConfig(phases=(phase,), precision=precision)
-    model = build_trainer_model(NANO, ParallelLayout(), seed, precision)
+    model = build_trainer_model(NANO, 1, seed, precision)
     model.draft.requires_grad_(False)
     losses: list[float] = []
 

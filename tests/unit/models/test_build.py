@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from ostinato.models.build import TrainerModel, build_trainer_model
-from ostinato.models.layout import ParallelLayout
 from tests.fakes.small_spec import SMALL_SPEC
 
 
@@ -72,7 +71,7 @@ def test_equal_seeds_give_equal_weights_and_leave_the_global_generator_alone() -
 
 def test_layout_of_more_ranks_than_groups_is_refused(model: TrainerModel) -> None:
     with pytest.raises(ValueError, match="open for 1 ranks, wanted 2"):
-        build_trainer_model(SMALL_SPEC, ParallelLayout(data=2))
+        build_trainer_model(SMALL_SPEC, 2)
 
 
 def test_masked_logprobs_equal_the_chosen_ones_with_equal_gradients(model: TrainerModel) -> None:
