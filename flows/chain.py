@@ -12,6 +12,7 @@ from ostinato.flows.recipe import Recipe, base_directory
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.ledger.rows import ScorecardRow
 from ostinato.infra.platform.objects import checksum_file
 from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest, EvaluationResult
 from ostinato.tasks.corpus.config import CorpusRequest, CorpusResult, FunctionLimits
@@ -266,13 +267,14 @@ def evaluate(
             directory,
         )
         card = result.scorecard
-        context.ledger.scorecards.add(
-            card.scorecard_id,
+        row = ScorecardRow(
+            scorecard_id=card.scorecard_id,
             checkpoint_id=str(checkpoint),
             suite=card.suite,
             payload=card.model_dump(mode="json"),
             created_at=time.time(),
         )
+        context.ledger.scorecards.add(row)
         return one_file(directory, "scorecard.json", card.model_dump_json()), {
             SUMMARY: {"wall_seconds": result.wall_seconds}
         }

@@ -210,7 +210,7 @@ async def open_workplace(
     root = root.resolve()
     files = copy_repository(root, copy)
     layout = guess_layout(files)
-    search = LocalSearch(SearchService.load(search_directory), "chat", files, "chat")
+    search = LocalSearch(SearchService.load(search_directory), "chat", files)
     repository = PreparedRepository.from_directory(
         "chat", copy, layout.package_paths, layout.test_paths
     )

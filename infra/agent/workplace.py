@@ -1,7 +1,6 @@
 """A sandbox made into the place of one attempt: its tests and its code search."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.search.service import LocalSearch, SearchService
@@ -10,25 +9,20 @@ from ostinato.infra.sandbox.protocol import Sandbox
 from ostinato.infra.sandbox.test_server import TestServer
 
 
-@contextmanager
-def open_workplace(
+def make_workplace(
     sandbox: Sandbox,
     server: TestServer,
     *,
     test_ids: Sequence[str],
     test_limit_seconds: float,
     search: SearchService,
-    session_id: str,
     baseline: Mapping[str, bytes] | None = None,
-) -> Iterator[AgentEnvironment]:
-    """The environment for the length of the block."""
+) -> AgentEnvironment:
+    """The environment of an attempt in a sandbox of the server's repository."""
     repository = server.repository
-    try:
-        yield AgentEnvironment(
-            sandbox,
-            run_tests=make_test_runner(server, test_ids, test_limit_seconds) if test_ids else None,
-            code_search=LocalSearch(search, repository.fingerprint, repository.files, session_id),
-            baseline=baseline,
-        )
-    finally:
-        search.close_session(session_id)
+    return AgentEnvironment(
+        sandbox,
+        run_tests=make_test_runner(server, test_ids, test_limit_seconds) if test_ids else None,
+        code_search=LocalSearch(search, repository.fingerprint, repository.files),
+        baseline=baseline,
+    )

@@ -17,7 +17,7 @@ from ostinato.infra.agent.dialects.compact.regions import Region, open_region
 from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.agent.transcript import EndReason, Transcript
-from ostinato.infra.agent.workplace import open_workplace
+from ostinato.infra.agent.workplace import make_workplace
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -150,17 +150,16 @@ async def _demonstrate(
     request = AgentRequest(prompt=problem.prompt, session_id=f"{problem.problem_id}/{index}")
     test_ids = (*problem.fail_to_pass, *problem.pass_to_pass)
     async with place.leased(broken) as sandbox:
-        with open_workplace(
+        environment = make_workplace(
             sandbox,
             place.test_server,
             test_ids=test_ids,
             test_limit_seconds=settings.config.test_time_limit_seconds,
             search=settings.search,
-            session_id=request.session_id,
-        ) as environment:
-            transcript = await run_agent(
-                model, settings.renderer, environment, request, settings.harness
-            )
+        )
+        transcript = await run_agent(
+            model, settings.renderer, environment, request, settings.harness
+        )
     wanted = GAVE_UP if plan.course is Course.GIVE_UP else FIXED
     if transcript.end_reason is not EndReason.FINISHED or transcript.final_message != wanted:
         return _Attempt(problem, f"dropped_{transcript.end_reason}", None, "")

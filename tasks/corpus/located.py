@@ -86,8 +86,10 @@ class Locator:
     def _answer(self, call: str, name: str, texts: Mapping[str, str]) -> str:
         query = call.partition(">")[2].rpartition("</")[0].strip()
         if call.startswith("<codebase_search>"):
-            self.search.add_repository(name, {path: text.encode() for path, text in texts.items()})
-            result = list_hits(self.search.search(name, name, {}, query, MAX_HITS))
+            index = self.search.index_of(
+                name, {path: text.encode() for path, text in texts.items()}
+            )
+            result = list_hits(index.search(query, MAX_HITS))
         else:
             result = grep_files(texts, query)
         if self.harness.place_tags:

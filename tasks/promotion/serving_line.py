@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.infra.platform.ledger.rows import Pointer
+from ostinato.infra.platform.ledger.rows import PromotionRow, ScorecardRow
 from ostinato.tasks.promotion.guard import Advice, GuardReport
 from ostinato.tasks.records import GateDecision, Record, Scorecard
 
@@ -52,17 +52,18 @@ class ServingLine:
         self._ledger, self._clock = ledger, clock
         self._source = f"promotion/{name}"
 
-    def publish_candidate(self, scorecard: Scorecard, decision: GateDecision | None = None) -> None:
-        """Keeps the candidate's scorecard, with the gate's word when there is one."""
+    def publish_candidate(self, scorecard: Scorecard, decision: GateDecision) -> None:
+        """Keeps the candidate's scorecard with the gate's word."""
         self._ledger.scorecards.add(
-            scorecard.scorecard_id,
-            checkpoint_id=scorecard.checkpoint,
-            suite=scorecard.suite,
-            payload=scorecard.model_dump(mode="json"),
-            created_at=self._clock(),
+            ScorecardRow(
+                scorecard_id=scorecard.scorecard_id,
+                checkpoint_id=scorecard.checkpoint,
+                suite=scorecard.suite,
+                passed=decision.passed,
+                payload=scorecard.model_dump(mode="json"),
+                created_at=self._clock(),
+            )
         )
-        if decision is not None:
-            self._ledger.scorecards.set_passed(scorecard.scorecard_id, decision.passed)
 
     def champion(self) -> str | None:
         """Checkpoint that serves the line. None before the first promotion."""
@@ -72,7 +73,7 @@ class ServingLine:
     def was_offered(self, checkpoint_id: str) -> bool:
         """Whether the checkpoint was ever champion of the line."""
         return any(
-            entry.to_checkpoint_id == checkpoint_id
+            entry.checkpoint_id == checkpoint_id
             for entry in self._ledger.promotions.history(self.name)
         )
 
@@ -94,7 +95,7 @@ class ServingLine:
         self._note_once("promoted", decision.gate_id, decision.reason, decision.candidate)
         return self._report(PromotionOutcome.PROMOTED, decision.candidate, decision.reason)
 
-    def roll_back(self, checkpoint_id: str, reason: str) -> Pointer:
+    def roll_back(self, checkpoint_id: str, reason: str) -> PromotionRow:
         """Takes `checkpoint_id` from users if it is the champion. Otherwise nothing changes."""
         before = self.champion()
         after = self._ledger.promotions.roll_back(
@@ -146,7 +147,7 @@ class ServingLine:
     def _was_promoted(self, decision: GateDecision) -> bool:
         return any(
             entry.action == "promote"
-            and entry.to_checkpoint_id == decision.candidate
+            and entry.checkpoint_id == decision.candidate
             and entry.scorecard_id == decision.candidate_scorecard_id
             for entry in self._ledger.promotions.history(self.name)
         )

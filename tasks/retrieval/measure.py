@@ -71,10 +71,8 @@ def make_pool(
 def index_codes(codes: Sequence[CodeText]) -> Segment:
     """A segment of bare pieces of code, in their order."""
     nothing = np.zeros(0, dtype=np.float32)
-    segment = Segment(0)
     features = [describe_text(code, nothing) for code in codes]
-    segment.add_file("pool", [Chunk("", 1, 1, "", "")] * len(codes), features)
-    return segment
+    return Segment([Chunk("", 1, 1, "", "")] * len(codes), features)
 
 
 def score_lexically(pool: Pool, rules: Sequence[FieldRule] = BY_FIELD) -> np.ndarray:

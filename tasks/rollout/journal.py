@@ -42,22 +42,22 @@ class RolloutJournal:
             )
             for request in requests
         ]
-        self._rows.reserve_many(self._run_id, entries)
+        self._rows.reserve(self._run_id, entries)
 
     def fail(self, trajectory: Trajectory) -> None:
         """Notes an attempt that infrastructure ended; it has no payload."""
-        self._rows.finish_many([_finish(trajectory, None)])
+        self._rows.finish([_finish(trajectory, None)])
 
     def commit(self, group: Group) -> None:
         """Stores the payload, then hands the group to the trainer."""
         key = self._key(group.group_id)
         self._objects.put_bytes(key, group_to_bytes(group))
-        self._rows.finish_many([_finish(member, key) for member in group.trajectories])
+        self._rows.finish([_finish(member, key) for member in group.trajectories])
         self._rows.commit_group(group.group_id)
 
     def retire(self, group: Group, reason: str) -> None:
         """Notes that a group is never trained, and why."""
-        self._rows.finish_many([_finish(member, None) for member in group.trajectories])
+        self._rows.finish([_finish(member, None) for member in group.trajectories])
         self._rows.discard_groups([group.group_id], reason)
 
     def mark_trained(self, group_ids: Sequence[str], step: int) -> None:

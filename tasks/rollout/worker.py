@@ -13,7 +13,7 @@ from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.agent.transcript import EndReason, Transcript
-from ostinato.infra.agent.workplace import open_workplace
+from ostinato.infra.agent.workplace import make_workplace
 from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
@@ -92,29 +92,28 @@ class RolloutWorker:
         problem = request.problem
         broken = problem.break_files(boxes.repository.files)
         async with self._sandboxes.leased(boxes, broken) as sandbox:
-            with open_workplace(
+            environment = make_workplace(
                 sandbox,
                 boxes.test_server,
                 test_ids=problem.visible_tests,
                 test_limit_seconds=self._harness.call_time_limit_seconds,
                 search=self._search,
-                session_id=request.trajectory_id,
                 baseline={**boxes.repository.files, **broken},
-            ) as environment:
-                transcript = await run_agent(
-                    self._model,
-                    self._renderer,
-                    environment,
-                    AgentRequest(
-                        prompt=problem.prompt,
-                        session_id=request.trajectory_id,
-                        seed=request.seed,
-                        temperature=request.temperature,
-                        priority=request.priority,
-                    ),
-                    self._harness,
-                    clock=self._clock,
-                )
+            )
+            transcript = await run_agent(
+                self._model,
+                self._renderer,
+                environment,
+                AgentRequest(
+                    prompt=problem.prompt,
+                    session_id=request.trajectory_id,
+                    seed=request.seed,
+                    temperature=request.temperature,
+                    priority=request.priority,
+                ),
+                self._harness,
+                clock=self._clock,
+            )
             if transcript.end_reason in (
                 EndReason.SANDBOX_FAILED,
                 EndReason.ENGINE_FAILED,

@@ -55,7 +55,7 @@ TARGETS = {
     "fused_minus_bm25_low": 0.0,
     "fused_minus_minilm_low": 0.0,
     "query_p50_ms": 5.0,
-    "update_one_file_p50_ms": 50.0,
+    "query_edited_file_p50_ms": 50.0,
 }
 PEER = "all-MiniLM-L6-v2"
 PEER_KEYS = {"bm25": "bm25", "bm25 by field": "bm25_by_field", PEER: "minilm"}
@@ -144,42 +144,37 @@ def measure_speed(
     pools: Sequence[Pool],
     repeats: int,
 ) -> Figures:
-    """Build, query, update and fork of one index over all held-out packages."""
+    """Build of one index, queries, and queries after an edit, over all held-out packages."""
     files = {
         f"{name_of(package)}/{path}": text.encode()
         for package in packages
         for path, text in read_files(package, archives)
     }
-    index = CodeIndex(ChunkCache(BagEncoder(encoder)))
-    build_ms = time_ms(lambda: index.update(files))
+    cache = ChunkCache(BagEncoder(encoder))
+    build_ms = time_ms(lambda: CodeIndex(cache, files))
+    index = CodeIndex(cache, files)
     queries = [query for pool in pools for query in pool.queries]
     random = np.random.default_rng(0)
     asked = [queries[i] for i in random.integers(len(queries), size=repeats)]
     cpu_started = time.process_time()
     query_ms = [time_ms(lambda query=query: index.search(query, 10)) for query in asked]
     cpu_ms = 1e3 * (time.process_time() - cpu_started) / len(asked)
-    fork_ms = [time_ms(index.fork) for _ in range(10)]
-    fork = index.fork()
     paths = [sorted(files)[i] for i in random.integers(len(files), size=repeats)]
-    update_ms = []
+    edited_ms = []
     cpu_started = time.process_time()
-    for number, path in enumerate(paths):
+    for number, (path, query) in enumerate(zip(paths, asked, strict=True)):
         edited = files[path] + b"\n\ndef edited_%d(value):\n    return value\n" % number
-        update_ms.append(time_ms(lambda path=path, edited=edited: fork.update({path: edited})))
-    update_cpu_ms = 1e3 * (time.process_time() - cpu_started) / len(paths)
-    forked_ms = [time_ms(lambda query=query: fork.search(query, 10)) for query in asked]
+        edited_ms.append(time_ms(partial(index.search, query, 10, {path: edited})))
+    edited_cpu_ms = 1e3 * (time.process_time() - cpu_started) / len(paths)
     vector_bytes = 4 * BagEncoder(encoder).width
     return {
-        "chunks": float(index.num_chunks),
         "build_seconds": build_ms / 1e3,
         "query_p50_ms": statistics.median(query_ms),
         "query_p95_ms": float(np.quantile(query_ms, 0.95)),
         "query_mean_cpu_ms": cpu_ms,
-        "query_in_fork_p50_ms": statistics.median(forked_ms),
-        "fork_p50_ms": statistics.median(fork_ms),
-        "update_one_file_p50_ms": statistics.median(update_ms),
-        "update_one_file_mean_cpu_ms": update_cpu_ms,
-        "update_one_file_p95_ms": float(np.quantile(update_ms, 0.95)),
+        "query_edited_file_p50_ms": statistics.median(edited_ms),
+        "query_edited_file_mean_cpu_ms": edited_cpu_ms,
+        "query_edited_file_p95_ms": float(np.quantile(edited_ms, 0.95)),
         "vector_bytes_a_chunk": float(vector_bytes),
     }
 

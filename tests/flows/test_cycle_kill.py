@@ -15,6 +15,7 @@ from tests.fakes.finished_stages import (
     add_scorecard,
     open_context,
 )
+from tests.fakes.interactions import new_interaction
 
 LINE = '[serving]\nline = "mine"\n[cycle.gate]\nfloor = 0.05\n'
 
@@ -34,18 +35,7 @@ def trainings(directory: Path) -> list[str]:
 
 def interact(context: StageContext, count: int, first: int = 0) -> None:
     for number in range(first, first + count):
-        context.ledger.interactions.record(
-            f"i{number}",
-            line="mine",
-            tenant="people",
-            session_id=f"s{number}",
-            arm="control",
-            weight_version=0,
-            problem_kind="mutation",
-            consent=True,
-            object_key=f"interactions/i{number}",
-            created_at=1.0,
-        )
+        context.ledger.interactions.record(new_interaction(f"i{number}", "mine"))
 
 
 def begin(directory: Path) -> StageContext:
@@ -85,7 +75,7 @@ def test_sigkill_anywhere_in_a_cycle_trains_and_promotes_its_window_once(
     assert trainings(tmp_path) == ["0..40"]
     [cycle] = context.ledger.cycles.history("mine")
     assert (cycle.outcome, cycle.to_watermark) == ("promoted", 40)
-    champions = [entry.to_checkpoint_id for entry in context.ledger.promotions.history("mine")]
+    champions = [entry.checkpoint_id for entry in context.ledger.promotions.history("mine")]
     assert champions == ["reinforced/mine@1", "candidate/mine@1"]
 
 

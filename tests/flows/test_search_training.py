@@ -29,7 +29,7 @@ def test_search_training_publishes_an_encoder_that_serves(prefect_server: None, 
     assert {"bm25", "fused, untrained", "fused, trained"} <= set(result.held_out)
 
     served = BagEncoder(context.directory_of(encoder))
-    index = CodeIndex.build(ChunkCache(served), FILES)
+    index = CodeIndex(ChunkCache(served), FILES)
     assert [hit.path for hit in index.search("add numbers", 1)] == ["kit/sums.py"]
 
     finished = {path: path.stat().st_mtime_ns for path in home.glob("runs/*/*/result.json")}

@@ -37,7 +37,6 @@ class ChunkCache:
 
     def __init__(self, encoder: TextEncoder | None, max_entries: int = 200_000) -> None:
         self.encoder = encoder
-        self.num_encoded = 0
         self._max_entries = max_entries
         self._features: OrderedDict[str, ChunkFeatures] = OrderedDict()
 
@@ -75,7 +74,6 @@ class ChunkCache:
         if self.encoder is not None and missing:
             encoded = self.encoder.encode_code([chunk.code_text for chunk in missing.values()])
             vectors.update(zip(missing, encoded, strict=True))
-            self.num_encoded += len(missing)
         empty = np.zeros(0, dtype=np.float32)
         return {
             key: describe_text(chunk.code_text, vectors.get(key, empty))

@@ -45,8 +45,8 @@ def score_words(
     hidden: Sequence[WordStatistics] = (),
     rules: Sequence[FieldRule] = BY_FIELD,
 ) -> np.ndarray:
-    """Score of every row, tombstones included. The index holds `parts` without `hidden`."""
-    scores = np.zeros(segment.num_rows)
+    """Score of every row. The index holds `parts` without `hidden`."""
+    scores = np.zeros(len(segment.chunks))
     wanted = sorted(set(words))
     num_chunks = sum(part.num_chunks for part in parts) - sum(part.num_chunks for part in hidden)
     for column, rule in enumerate(rules):
@@ -56,7 +56,7 @@ def score_words(
             continue
         total = sum(part.total_words[column] for part in parts)
         total -= sum(part.total_words[column] for part in hidden)
-        lengths = segment.lengths(column) * (num_chunks / max(total, 1))
+        lengths = segment.lengths[:, column] * (num_chunks / max(total, 1))
         norms = rule.saturation * (
             1 - rule.length_normalisation + rule.length_normalisation * lengths
         )
@@ -74,10 +74,10 @@ def score_words(
 
 def _covered_shares(segment: Segment, column: int, words: Iterable[str]) -> np.ndarray:
     """Share of each row's field that the question covers, 0..1."""
-    covered = np.zeros(segment.num_rows)
+    covered = np.zeros(len(segment.chunks))
     for word in words:
         posting = segment.posting(column, word)
         if posting is not None:
             rows, counts = posting
             covered[rows] += counts
-    return covered / np.maximum(segment.lengths(column), 1.0)
+    return covered / np.maximum(segment.lengths[:, column], 1.0)

@@ -5,12 +5,12 @@ two.
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, and_, select
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.ledger.database import Database
-from ostinato.infra.platform.ledger.models import ArtifactParentTable, ArtifactTable
 from ostinato.infra.platform.ledger.rows import ArtifactRow
+from ostinato.infra.platform.ledger.tables import ARTIFACTS, LINEAGE
 
 _VERSION_LOCK = 71_002
 
@@ -40,80 +40,61 @@ class ArtifactRepository:
         """
         with self._database.write() as connection:
             self._database.serialize(connection, _VERSION_LOCK)
-            known = connection.execute(_by_fingerprint(kind, name, fingerprint)).first()
+            known = ARTIFACTS.first(connection, _has_fingerprint(kind, name, fingerprint))
             if known is not None:
-                return ArtifactRow.model_validate(known)
+                return known
             parent_ids = []
             for parent in parents:
-                found = connection.execute(_by_fingerprint(*parent)).first()
+                found = ARTIFACTS.first(connection, _has_fingerprint(*parent))
                 if found is None:
                     raise StorageError(
                         f"artifact {kind}/{name} {fingerprint} has parent {'/'.join(parent)}, "
                         "which the ledger does not know; publish parents first"
                     )
                 parent_ids.append(found.artifact_id)
-            newest = connection.scalar(
-                select(func.max(ArtifactTable.version)).where(
-                    ArtifactTable.kind == kind, ArtifactTable.name == name
-                )
-            )
+            same_name = and_(ARTIFACTS.c.kind == kind, ARTIFACTS.c.name == name)
             row = {
                 "kind": kind,
                 "name": name,
-                "version": (newest or 0) + 1,
+                "version": ARTIFACTS.highest(connection, "version", same_name) + 1,
                 "fingerprint": fingerprint,
                 "object_prefix": object_prefix,
                 "payload": payload,
                 "created_at": at,
             }
-            self._database.insert_absent(connection, ArtifactTable, [row])
-            added = connection.execute(_by_fingerprint(kind, name, fingerprint)).one()
+            adding = ARTIFACTS.table.insert().values(row).returning(ARTIFACTS.c.artifact_id)
+            added = ArtifactRow(artifact_id=connection.scalars(adding).one(), **row)
             edges = [
                 {"child_id": added.artifact_id, "parent_id": parent_id} for parent_id in parent_ids
             ]
-            self._database.insert_absent(connection, ArtifactParentTable, edges)
-        return ArtifactRow.model_validate(added)
+            self._database.insert_absent(connection, LINEAGE.table, edges)
+        return added
 
     def find(self, kind: str, name: str, fingerprint: str) -> ArtifactRow | None:
         """The artifact made from this recipe, if it was indexed."""
         with self._database.read() as connection:
-            found = connection.execute(_by_fingerprint(kind, name, fingerprint)).first()
-        return ArtifactRow.model_validate(found) if found is not None else None
-
-    def latest(self, kind: str, name: str) -> ArtifactRow | None:
-        """The highest version of a name."""
-        rows = self.list(kind, name)
-        return rows[-1] if rows else None
+            return ARTIFACTS.first(connection, _has_fingerprint(kind, name, fingerprint))
 
     def list(self, kind: str, name: str | None = None) -> list[ArtifactRow]:
         """Artifacts of a kind (and name), oldest version first."""
-        statement = select(ArtifactTable.__table__).where(ArtifactTable.kind == kind)
+        wanted = [ARTIFACTS.c.kind == kind]
         if name is not None:
-            statement = statement.where(ArtifactTable.name == name)
+            wanted.append(ARTIFACTS.c.name == name)
+        order = (ARTIFACTS.c.name, ARTIFACTS.c.version)
         with self._database.read() as connection:
-            found = connection.execute(
-                statement.order_by(ArtifactTable.name, ArtifactTable.version)
-            ).all()
-        return [ArtifactRow.model_validate(row) for row in found]
+            return ARTIFACTS.list(connection, *wanted, order_by=order)
 
     def parents(self, artifact_id: int) -> Sequence[ArtifactRow]:
         """Parents of the artifact, in the order of ids."""
+        ids = select(LINEAGE.c.parent_id).where(LINEAGE.c.child_id == artifact_id)
+        of_it, order = ARTIFACTS.c.artifact_id.in_(ids), ARTIFACTS.c.artifact_id
         with self._database.read() as connection:
-            found = connection.execute(
-                select(ArtifactTable.__table__)
-                .join(
-                    ArtifactParentTable,
-                    ArtifactParentTable.parent_id == ArtifactTable.artifact_id,
-                )
-                .where(ArtifactParentTable.child_id == artifact_id)
-                .order_by(ArtifactTable.artifact_id)
-            ).all()
-        return tuple(ArtifactRow.model_validate(row) for row in found)
+            return tuple(ARTIFACTS.list(connection, of_it, order_by=order))
 
 
-def _by_fingerprint(kind: str, name: str, fingerprint: str) -> Any:
-    return select(ArtifactTable.__table__).where(
-        ArtifactTable.kind == kind,
-        ArtifactTable.name == name,
-        ArtifactTable.fingerprint == fingerprint,
+def _has_fingerprint(kind: str, name: str, fingerprint: str) -> ColumnElement[bool]:
+    return and_(
+        ARTIFACTS.c.kind == kind,
+        ARTIFACTS.c.name == name,
+        ARTIFACTS.c.fingerprint == fingerprint,
     )

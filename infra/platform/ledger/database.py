@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, func, select
+from sqlalchemy import Connection, Engine, Table, create_engine, event, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.orm import DeclarativeBase
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from ostinato.infra.platform.errors import ConfigError, StorageError
@@ -55,7 +54,7 @@ class Database:
     def insert_absent(
         self,
         connection: Connection,
-        table: type[DeclarativeBase],
+        table: Table,
         rows: Sequence[dict[str, Any]],
     ) -> None:
         """Insert rows. Those whose key is already there are left as they are."""

@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import insert
 
 from ostinato.infra.platform.ledger.database import Database
-from ostinato.infra.platform.ledger.models import EventTable
 from ostinato.infra.platform.ledger.rows import EventRow
+from ostinato.infra.platform.ledger.tables import EVENTS
 
 
 class EventRepository:
@@ -24,19 +24,15 @@ class EventRepository:
         written = {key: _writable(value) for key, value in payload.items()}
         with self._database.write() as connection:
             connection.execute(
-                insert(EventTable).values(source=source, name=name, payload=written, at=at)
+                insert(EVENTS.table).values(source=source, name=name, payload=written, at=at)
             )
 
     def recent(self, source: str | None = None, limit_rows: int = 100) -> list[EventRow]:
         """Newest first."""
-        statement = select(EventTable.__table__)
-        if source is not None:
-            statement = statement.where(EventTable.source == source)
+        wanted = [] if source is None else [EVENTS.c.source == source]
+        newest = EVENTS.c.event_id.desc()
         with self._database.read() as connection:
-            found = connection.execute(
-                statement.order_by(EventTable.event_id.desc()).limit(limit_rows)
-            ).all()
-        return [EventRow.model_validate(row) for row in found]
+            return EVENTS.list(connection, *wanted, order_by=newest, limit_rows=limit_rows)
 
 
 def _writable(value: Any) -> Any:

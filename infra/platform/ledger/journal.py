@@ -6,15 +6,13 @@ call may be repeated; the first one counts.
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from pydantic import Field
-from sqlalchemy import Connection, bindparam, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, select, update
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.ledger.database import Database
-from ostinato.infra.platform.ledger.models import JournalTable
 from ostinato.infra.platform.ledger.rows import JournalRow, JournalState
+from ostinato.infra.platform.ledger.tables import JOURNAL
 from ostinato.infra.platform.record import Record
 
 _IDS_A_QUERY = 500
@@ -28,7 +26,6 @@ class Reservation(Record):
     trajectory_id: str
     problem_id: str
     weight_version: int
-    payload: dict[str, Any] = Field(default={})
 
 
 class Finish(Record):
@@ -47,27 +44,8 @@ class JournalRepository:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def reserve(
-        self,
-        run_id: str,
-        group_id: str,
-        trajectory_id: str,
-        problem_id: str,
-        weight_version: int,
-        payload: dict[str, Any] | None = None,
-    ) -> None:
-        """Note a trajectory before it is dispatched."""
-        entry = Reservation(
-            group_id=group_id,
-            trajectory_id=trajectory_id,
-            problem_id=problem_id,
-            weight_version=weight_version,
-            payload=payload or {},
-        )
-        self.reserve_many(run_id, [entry])
-
-    def reserve_many(self, run_id: str, entries: Sequence[Reservation]) -> None:
-        """Reserve several in one transaction. Those already known stay as they are."""
+    def reserve(self, run_id: str, entries: Sequence[Reservation]) -> None:
+        """Note trajectories before they are dispatched. Those already known stay as they are."""
         now = time.time()
         rows = [
             {
@@ -79,34 +57,20 @@ class JournalRepository:
             for entry in entries
         ]
         with self._database.write() as connection:
-            self._database.insert_absent(connection, JournalTable, rows)
+            self._database.insert_absent(connection, JOURNAL.table, rows)
 
-    def finish(
-        self, trajectory_id: str, outcome: str, reason: str, reward: float, object_key: str | None
-    ) -> None:
-        """Note how a trajectory ended. A second finish of the same trajectory changes nothing."""
-        self.finish_many(
-            [
-                Finish(
-                    trajectory_id=trajectory_id,
-                    outcome=outcome,
-                    reason=reason,
-                    reward=reward,
-                    object_key=object_key,
-                )
-            ]
-        )
-
-    def finish_many(self, entries: Sequence[Finish]) -> None:
-        """Finish several in one transaction. One that was never reserved raises StorageError."""
+    def finish(self, entries: Sequence[Finish]) -> None:
+        """Note how trajectories ended, the first time each. One that was never reserved raises
+        StorageError.
+        """
         if not entries:
             return
         now = time.time()
         statement = (
-            update(JournalTable)
+            update(JOURNAL.table)
             .where(
-                JournalTable.trajectory_id == bindparam("wanted_id"),
-                JournalTable.state == JournalState.RESERVED,
+                JOURNAL.c.trajectory_id == bindparam("wanted_id"),
+                JOURNAL.c.state == JournalState.RESERVED,
             )
             .values(
                 state=JournalState.FINISHED.value,
@@ -130,7 +94,7 @@ class JournalRepository:
         with self._database.write() as connection:
             self._database.serialize(connection, _COMMIT_LOCK)
             states = connection.scalars(
-                select(JournalTable.state).where(JournalTable.group_id == group_id)
+                select(JOURNAL.c.state).where(JOURNAL.c.group_id == group_id)
             ).all()
             num_reserved = states.count(JournalState.RESERVED)
             if not states or num_reserved:
@@ -138,25 +102,25 @@ class JournalRepository:
                     f"group {group_id} cannot be committed: {num_reserved} of {len(states)} "
                     "trajectories are still reserved, wanted 0 of at least 1"
                 )
-            newest = connection.scalar(select(func.max(JournalTable.commit_sequence)))
+            newest = JOURNAL.highest(connection, "commit_sequence")
             connection.execute(
-                update(JournalTable)
+                update(JOURNAL.table)
                 .where(
-                    JournalTable.group_id == group_id,
-                    JournalTable.state == JournalState.FINISHED,
+                    JOURNAL.c.group_id == group_id,
+                    JOURNAL.c.state == JournalState.FINISHED,
                 )
-                .values(state=JournalState.COMMITTED.value, commit_sequence=(newest or 0) + 1)
+                .values(state=JournalState.COMMITTED.value, commit_sequence=newest + 1)
             )
 
     def mark_trained(self, group_ids: Sequence[str], step: int) -> None:
         """Notes that step `step` used these groups. StorageError for a second, different step."""
         with self._database.write() as connection:
             for some in _pieces(group_ids):
-                in_groups = JournalTable.group_id.in_(some)
+                in_groups = JOURNAL.c.group_id.in_(some)
                 _refuse_retraining(connection, some, step)
                 connection.execute(
-                    update(JournalTable)
-                    .where(in_groups, JournalTable.state == JournalState.COMMITTED)
+                    update(JOURNAL.table)
+                    .where(in_groups, JOURNAL.c.state == JournalState.COMMITTED)
                     .values(state=JournalState.TRAINED.value, trained_step=step)
                 )
 
@@ -165,10 +129,10 @@ class JournalRepository:
         with self._database.write() as connection:
             for some in _pieces(group_ids):
                 connection.execute(
-                    update(JournalTable)
+                    update(JOURNAL.table)
                     .where(
-                        JournalTable.group_id.in_(some),
-                        JournalTable.state.in_([JournalState.FINISHED, JournalState.COMMITTED]),
+                        JOURNAL.c.group_id.in_(some),
+                        JOURNAL.c.state.in_([JournalState.FINISHED, JournalState.COMMITTED]),
                     )
                     .values(state=JournalState.DISCARDED.value, reason=reason)
                 )
@@ -179,31 +143,29 @@ class JournalRepository:
         """Rows the trainer owes, in commit order. With a step given, rows trained after it count as
         owed too: a trainer that restarts from the checkpoint of that step has forgotten them.
         """
-        owed = JournalTable.state == JournalState.COMMITTED
+        owed = JOURNAL.c.state == JournalState.COMMITTED
         if after_checkpoint_step is not None:
-            owed = owed | (JournalTable.trained_step > after_checkpoint_step)
-        return self._select(JournalTable.run_id == run_id, owed)
+            owed = owed | (JOURNAL.c.trained_step > after_checkpoint_step)
+        return self._select(JOURNAL.c.run_id == run_id, owed)
 
     def finished_uncommitted(self, run_id: str) -> list[JournalRow]:
         """Finished rows of incomplete groups. A restarted orchestrator only runs the rest."""
-        return self._select(
-            JournalTable.run_id == run_id, JournalTable.state == JournalState.FINISHED
-        )
+        return self._select(JOURNAL.c.run_id == run_id, JOURNAL.c.state == JournalState.FINISHED)
 
     def rows(self, run_id: str) -> list[JournalRow]:
         """All rows of a run in commit order, uncommitted ones last."""
-        return self._select(JournalTable.run_id == run_id)
+        return self._select(JOURNAL.c.run_id == run_id)
 
     def reopen_after(self, run_id: str, step: int) -> int:
         """Make rows trained at steps > `step` owed again: the checkpoint of `step` was restored.
         Returns how many rows."""
         with self._database.write() as connection:
             return connection.execute(
-                update(JournalTable)
+                update(JOURNAL.table)
                 .where(
-                    JournalTable.run_id == run_id,
-                    JournalTable.state == JournalState.TRAINED,
-                    JournalTable.trained_step > step,
+                    JOURNAL.c.run_id == run_id,
+                    JOURNAL.c.state == JournalState.TRAINED,
+                    JOURNAL.c.trained_step > step,
                 )
                 .values(state=JournalState.COMMITTED.value, trained_step=None)
             ).rowcount
@@ -212,8 +174,8 @@ class JournalRepository:
         """Forgets trajectories whose worker is gone, to dispatch them again. Returns how many."""
         with self._database.write() as connection:
             return connection.execute(
-                delete(JournalTable).where(
-                    JournalTable.run_id == run_id, JournalTable.state == JournalState.RESERVED
+                delete(JOURNAL.table).where(
+                    JOURNAL.c.run_id == run_id, JOURNAL.c.state == JournalState.RESERVED
                 )
             ).rowcount
 
@@ -222,25 +184,22 @@ class JournalRepository:
         counts = {state.value: 0 for state in JournalState}
         with self._database.read() as connection:
             for state, number in connection.execute(
-                select(JournalTable.state, func.count())
-                .where(JournalTable.run_id == run_id)
-                .group_by(JournalTable.state)
+                select(JOURNAL.c.state, func.count())
+                .where(JOURNAL.c.run_id == run_id)
+                .group_by(JOURNAL.c.state)
             ):
                 counts[state] = number
         return counts
 
-    def _select(self, *conditions: Any) -> list[JournalRow]:
+    def _select(self, *conditions: ColumnElement[bool]) -> list[JournalRow]:
         order = (
-            JournalTable.commit_sequence.is_(None),
-            JournalTable.commit_sequence,
-            JournalTable.group_id,
-            JournalTable.trajectory_id,
+            JOURNAL.c.commit_sequence.is_(None),
+            JOURNAL.c.commit_sequence,
+            JOURNAL.c.group_id,
+            JOURNAL.c.trajectory_id,
         )
         with self._database.read() as connection:
-            found = connection.execute(
-                select(JournalTable.__table__).where(*conditions).order_by(*order)
-            ).all()
-        return [JournalRow.model_validate(row) for row in found]
+            return JOURNAL.list(connection, *conditions, order_by=order)
 
 
 def _require_reserved(connection: Connection, trajectory_ids: list[str]) -> None:
@@ -248,7 +207,7 @@ def _require_reserved(connection: Connection, trajectory_ids: list[str]) -> None
     for some in _pieces(trajectory_ids):
         known.update(
             connection.scalars(
-                select(JournalTable.trajectory_id).where(JournalTable.trajectory_id.in_(some))
+                select(JOURNAL.c.trajectory_id).where(JOURNAL.c.trajectory_id.in_(some))
             )
         )
     unknown = [name for name in trajectory_ids if name not in known]
@@ -261,11 +220,11 @@ def _require_reserved(connection: Connection, trajectory_ids: list[str]) -> None
 
 def _refuse_retraining(connection: Connection, group_ids: Sequence[str], step: int) -> None:
     twice = connection.execute(
-        select(JournalTable.group_id, JournalTable.trained_step)
+        select(JOURNAL.c.group_id, JOURNAL.c.trained_step)
         .where(
-            JournalTable.group_id.in_(group_ids),
-            JournalTable.state == JournalState.TRAINED,
-            JournalTable.trained_step != step,
+            JOURNAL.c.group_id.in_(group_ids),
+            JOURNAL.c.state == JournalState.TRAINED,
+            JOURNAL.c.trained_step != step,
         )
         .limit(1)
     ).first()

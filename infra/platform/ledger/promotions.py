@@ -1,17 +1,16 @@
 """The checkpoint that serves the users of each serving line, and how it came to.
 
-The pointer and the entry of its history change in one transaction, so a kill leaves both or
-neither.
+A line's champion is what its newest entry names, so a kill leaves the old one or the new.
 """
 
 from typing import Literal
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, insert, select
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.ledger.database import Database
-from ostinato.infra.platform.ledger.models import ChampionTable, PromotionTable
-from ostinato.infra.platform.ledger.rows import Pointer, PromotionRow
+from ostinato.infra.platform.ledger.rows import PromotionRow
+from ostinato.infra.platform.ledger.tables import PROMOTIONS
 
 _LOCK = 71_004
 
@@ -22,15 +21,15 @@ class PromotionRepository:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def current(self, line: str) -> Pointer | None:
+    def current(self, line: str) -> PromotionRow | None:
         """The champion of a line. None before its first promotion."""
-        with self._database.read() as connection:
-            return _pointer(connection, line)
+        history = self.history(line)
+        return history[-1] if history else None
 
     def lines(self) -> list[str]:
         """Names of the lines that have a champion."""
         with self._database.read() as connection:
-            return sorted(connection.scalars(select(ChampionTable.line)))
+            return sorted(connection.scalars(select(PROMOTIONS.c.line).distinct()))
 
     def history(self, line: str) -> list[PromotionRow]:
         """All changes of a line's champion, oldest first."""
@@ -39,18 +38,18 @@ class PromotionRepository:
 
     def promote(
         self, line: str, checkpoint_id: str, scorecard_id: str | None, reason: str, at: float
-    ) -> Pointer:
+    ) -> PromotionRow:
         """Make a checkpoint the champion of a line. Nothing changes if it is already."""
         with self._database.write() as connection:
             self._database.serialize(connection, _LOCK)
-            now = _pointer(connection, line)
-            if now is not None and now.checkpoint_id == checkpoint_id:
-                return now
-            return self._move(connection, "promote", line, checkpoint_id, scorecard_id, reason, at)
+            entries = _entries(connection, line)
+            if entries and entries[-1].checkpoint_id == checkpoint_id:
+                return entries[-1]
+            return _add(connection, "promote", line, checkpoint_id, scorecard_id, reason, at)
 
     def roll_back(
         self, line: str, reason: str, at: float, checkpoint_id: str | None = None
-    ) -> Pointer:
+    ) -> PromotionRow:
         """Return to the champion before the current one.
 
         With `checkpoint_id` given it is that checkpoint which must go: nothing changes when another
@@ -58,86 +57,49 @@ class PromotionRepository:
         """
         with self._database.write() as connection:
             self._database.serialize(connection, _LOCK)
-            stack = _stack(_entries(connection, line))
-            now = _pointer(connection, line)
-            if now is not None and checkpoint_id is not None and now.checkpoint_id != checkpoint_id:
+            entries = _entries(connection, line)
+            now = entries[-1] if entries else None
+            if now is not None and checkpoint_id not in (None, now.checkpoint_id):
                 return now
-            if len(stack) < 2:
+            standing = _standing(entries)
+            if len(standing) < 2:
                 seen = now.checkpoint_id if now is not None else None
                 raise StorageError(
                     f"cannot roll back line {line} from checkpoint {seen}: no champion before it, "
                     "wanted one"
                 )
-            target = stack[-2]
-            return self._move(
-                connection,
-                "roll_back",
-                line,
-                target.to_checkpoint_id,
-                target.scorecard_id,
-                reason,
-                at,
+            to = standing[-2]
+            return _add(
+                connection, "roll_back", line, to.checkpoint_id, to.scorecard_id, reason, at
             )
 
-    def _move(
-        self,
-        connection: Connection,
-        action: Literal["promote", "roll_back"],
-        line: str,
-        checkpoint_id: str,
-        scorecard_id: str | None,
-        reason: str,
-        at: float,
-    ) -> Pointer:
-        before = _pointer(connection, line)
-        entry_id = connection.execute(
-            insert(PromotionTable)
-            .values(
-                line=line,
-                action=action,
-                from_checkpoint_id=before.checkpoint_id if before is not None else None,
-                to_checkpoint_id=checkpoint_id,
-                scorecard_id=scorecard_id,
-                reason=reason,
-                at=at,
-            )
-            .returning(PromotionTable.entry_id)
-        ).scalar_one()
-        values = {
-            "checkpoint_id": checkpoint_id,
-            "scorecard_id": scorecard_id,
-            "entry_id": entry_id,
-            "reason": reason,
-            "at": at,
-        }
-        self._database.insert_absent(connection, ChampionTable, [{"line": line, **values}])
-        connection.execute(update(ChampionTable).where(ChampionTable.line == line).values(**values))
-        return Pointer(**values)
 
-
-def _pointer(connection: Connection, line: str) -> Pointer | None:
-    found = connection.execute(
-        select(
-            ChampionTable.checkpoint_id,
-            ChampionTable.scorecard_id,
-            ChampionTable.entry_id,
-            ChampionTable.reason,
-            ChampionTable.at,
-        ).where(ChampionTable.line == line)
-    ).first()
-    return Pointer.model_validate(found) if found is not None else None
+def _add(
+    connection: Connection,
+    action: Literal["promote", "roll_back"],
+    line: str,
+    checkpoint_id: str,
+    scorecard_id: str | None,
+    reason: str,
+    at: float,
+) -> PromotionRow:
+    values = {
+        "line": line,
+        "action": action,
+        "checkpoint_id": checkpoint_id,
+        "scorecard_id": scorecard_id,
+        "reason": reason,
+        "at": at,
+    }
+    adding = insert(PROMOTIONS.table).values(values).returning(PROMOTIONS.c.entry_id)
+    return PromotionRow(entry_id=connection.scalars(adding).one(), **values)
 
 
 def _entries(connection: Connection, line: str) -> list[PromotionRow]:
-    found = connection.execute(
-        select(PromotionTable.__table__)
-        .where(PromotionTable.line == line)
-        .order_by(PromotionTable.entry_id)
-    ).all()
-    return [PromotionRow.model_validate(row) for row in found]
+    return PROMOTIONS.list(connection, PROMOTIONS.c.line == line, order_by=PROMOTIONS.c.entry_id)
 
 
-def _stack(entries: list[PromotionRow]) -> list[PromotionRow]:
+def _standing(entries: list[PromotionRow]) -> list[PromotionRow]:
     """The promotions still standing, the champion's last: a roll back takes the newest one away."""
     standing: list[PromotionRow] = []
     for entry in entries:

@@ -25,6 +25,13 @@ class ArtifactRow(Row):
     created_at: float
 
 
+class LineageRow(Row):
+    """One edge of lineage."""
+
+    child_id: int
+    parent_id: int
+
+
 class JournalState(StrEnum):
     """State of a trajectory on its way to being trained."""
 
@@ -50,7 +57,6 @@ class JournalRow(Row):
     object_key: str | None
     commit_sequence: int | None = Field(description="order in which groups were committed")
     trained_step: int | None
-    payload: dict[str, Any]
     reserved_at: float
     finished_at: float | None
 
@@ -61,29 +67,18 @@ class ScorecardRow(Row):
     scorecard_id: str
     checkpoint_id: str
     suite: str
-    passed: bool | None = Field(description="the gate's word; None: no gate was asked")
+    passed: bool | None = Field(default=None, description="the gate's word; None: none was asked")
     payload: dict[str, Any]
     created_at: float
 
 
-class Pointer(Row):
-    """Checkpoint that serves the users of a line."""
-
-    checkpoint_id: str
-    scorecard_id: str | None
-    entry_id: int
-    reason: str
-    at: float
-
-
 class PromotionRow(Row):
-    """One change of the champion of a line."""
+    """One change of the champion of a line. The newest names the checkpoint that serves."""
 
     entry_id: int
     line: str
     action: str = Field(description="promote or roll_back")
-    from_checkpoint_id: str | None
-    to_checkpoint_id: str
+    checkpoint_id: str
     scorecard_id: str | None
     reason: str
     at: float
@@ -99,10 +94,9 @@ class FeedbackRow(Row):
     created_at: float
 
 
-class InteractionRow(Row):
-    """One user turn with everything users said about it so far."""
+class NewInteraction(Row):
+    """One user turn with a deployed checkpoint."""
 
-    sequence: int
     interaction_id: str
     line: str = Field(description="serving line of the gateway that answered")
     tenant: str
@@ -113,6 +107,12 @@ class InteractionRow(Row):
     consent: bool
     object_key: str
     created_at: float
+
+
+class InteractionRow(NewInteraction):
+    """One user turn with everything users said about it so far."""
+
+    sequence: int = Field(description="the watermark")
     feedback: tuple[FeedbackRow, ...] = ()
 
 
@@ -124,10 +124,10 @@ class CycleRow(Row):
     served: str = Field(description="checkpoint that it trains on: the champion when it opened")
     from_watermark: int
     to_watermark: int
-    outcome: str | None = Field(description="None while open")
-    stages: dict[str, Any] = Field(description="stage -> what it left")
+    outcome: str | None = Field(default=None, description="None while open")
+    stages: dict[str, Any] = Field(default={}, description="stage -> what it left")
     opened_at: float
-    closed_at: float | None
+    closed_at: float | None = None
 
 
 class EventRow(Row):

@@ -1,12 +1,10 @@
 """Scorecards by id: the record itself is JSON that the ledger does not read."""
 
-from typing import Any
-
-from sqlalchemy import select, update
+from sqlalchemy import update
 
 from ostinato.infra.platform.ledger.database import Database
-from ostinato.infra.platform.ledger.models import ScorecardTable
 from ostinato.infra.platform.ledger.rows import ScorecardRow
+from ostinato.infra.platform.ledger.tables import SCORECARDS
 
 
 class ScorecardRepository:
@@ -15,41 +13,18 @@ class ScorecardRepository:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(
-        self,
-        scorecard_id: str,
-        *,
-        checkpoint_id: str,
-        suite: str,
-        payload: dict[str, Any],
-        created_at: float,
-        passed: bool | None = None,
-    ) -> None:
-        """Add a scorecard. A known id changes nothing."""
-        row = {
-            "scorecard_id": scorecard_id,
-            "checkpoint_id": checkpoint_id,
-            "suite": suite,
-            "payload": payload,
-            "passed": passed,
-            "created_at": created_at,
-        }
+    def add(self, card: ScorecardRow) -> None:
+        """Add a scorecard. Of a known id only the gate's word is noted, if it has one."""
         with self._database.write() as connection:
-            self._database.insert_absent(connection, ScorecardTable, [row])
-
-    def set_passed(self, scorecard_id: str, passed: bool) -> None:
-        """Note the gate's word."""
-        with self._database.write() as connection:
-            connection.execute(
-                update(ScorecardTable)
-                .where(ScorecardTable.scorecard_id == scorecard_id)
-                .values(passed=passed)
-            )
+            self._database.insert_absent(connection, SCORECARDS.table, [card.model_dump()])
+            if card.passed is not None:
+                connection.execute(
+                    update(SCORECARDS.table)
+                    .where(SCORECARDS.c.scorecard_id == card.scorecard_id)
+                    .values(passed=card.passed)
+                )
 
     def get(self, scorecard_id: str) -> ScorecardRow | None:
         """One scorecard."""
         with self._database.read() as connection:
-            found = connection.execute(
-                select(ScorecardTable.__table__).where(ScorecardTable.scorecard_id == scorecard_id)
-            ).first()
-        return ScorecardRow.model_validate(found) if found is not None else None
+            return SCORECARDS.first(connection, SCORECARDS.c.scorecard_id == scorecard_id)

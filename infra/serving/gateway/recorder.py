@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.ledger.rows import FeedbackRow, NewInteraction
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.gateway.arms import Arm
 from ostinato.infra.serving.gateway.signals import Signal
@@ -112,12 +113,7 @@ class Recorder:
         if row is None or row.tenant != tenant:
             return None
         await asyncio.to_thread(
-            self._ledger.interactions.add_feedback,
-            f"{interaction_id}/{feedback_id}",
-            interaction_id,
-            signal.value,
-            value,
-            self._clock(),
+            self._signal, interaction_id, feedback_id, signal, value, self._clock()
         )
         self.counters.count(f"feedback.{signal.value}")
         return feedback_id
@@ -131,8 +127,8 @@ class Recorder:
         now = self._clock()
         key = f"interactions/{interaction.interaction_id}/transcript.safetensors"
         self._objects.put_bytes(key, transcript.to_bytes())
-        self._ledger.interactions.record(
-            interaction.interaction_id,
+        row = NewInteraction(
+            interaction_id=interaction.interaction_id,
             line=self._line,
             tenant=interaction.tenant,
             session_id=interaction.session_id,
@@ -143,12 +139,21 @@ class Recorder:
             object_key=key,
             created_at=now,
         )
-        self._signal(interaction, Signal.LATENCY_SECONDS, interaction.latency_seconds, now)
+        self._ledger.interactions.record(row)
+        measured = {Signal.LATENCY_SECONDS: interaction.latency_seconds}
         if interaction.is_abandoned:
-            self._signal(interaction, Signal.ABANDONED, 1.0, now)
+            measured[Signal.ABANDONED] = 1.0
+        for signal, value in measured.items():
+            self._signal(row.interaction_id, f"gateway/{signal.value}", signal, value, now)
 
-    def _signal(self, interaction: Interaction, signal: Signal, value: float, now: float) -> None:
-        identity = interaction.interaction_id
-        self._ledger.interactions.add_feedback(
-            f"{identity}/gateway/{signal.value}", identity, signal.value, value, now
+    def _signal(
+        self, interaction_id: str, name: str, signal: Signal, value: float, now: float
+    ) -> None:
+        said = FeedbackRow(
+            feedback_id=f"{interaction_id}/{name}",
+            interaction_id=interaction_id,
+            signal=signal.value,
+            value=value,
+            created_at=now,
         )
+        self._ledger.interactions.add_feedback(said)

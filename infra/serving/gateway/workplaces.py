@@ -6,7 +6,7 @@ from typing import Protocol
 
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.search.service import SearchService
-from ostinato.infra.agent.workplace import open_workplace
+from ostinato.infra.agent.workplace import make_workplace
 from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
@@ -53,7 +53,6 @@ class RepositoryWorkplaces:
         }
         self._test_limit_seconds = test_limit_seconds
         self._search = search or SearchService(None)
-        self._num_leases = 0
 
     def names(self) -> tuple[str, ...]:
         """Repositories that users may name."""
@@ -73,17 +72,14 @@ class RepositoryWorkplaces:
             await place.test_server.start()
             test_ids = place.test_server.tests
         sandbox = await place.lease(files)
-        self._num_leases += 1
         try:
-            with open_workplace(
+            yield make_workplace(
                 sandbox,
                 place.test_server,
                 test_ids=test_ids,
                 test_limit_seconds=self._test_limit_seconds,
                 search=self._search,
-                session_id=f"{repository}-{self._num_leases}",
-            ) as environment:
-                yield environment
+            )
         finally:
             await place.release(sandbox)
 

@@ -6,22 +6,21 @@ import pytest
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.ledger.rows import FeedbackRow
+from tests.fakes.interactions import new_interaction
 
 
-def _record(
-    ledger: Ledger, interaction_id: str, session_id: str = "session", line: str = "nano"
-) -> None:
-    ledger.interactions.record(
-        interaction_id,
-        line=line,
-        tenant="tenant",
-        session_id=session_id,
-        arm="control",
-        weight_version=4,
-        problem_kind="mutation",
-        consent=True,
-        object_key=f"interactions/{interaction_id}",
-        created_at=12.5,
+def _record(ledger: Ledger, interaction_id: str, line: str = "nano") -> None:
+    ledger.interactions.record(new_interaction(interaction_id, line))
+
+
+def _said(feedback_id: str, interaction_id: str) -> FeedbackRow:
+    return FeedbackRow(
+        feedback_id=feedback_id,
+        interaction_id=interaction_id,
+        signal="thumbs",
+        value=1.0,
+        created_at=20.0,
     )
 
 
@@ -29,15 +28,14 @@ def test_since_gives_each_interaction_once_with_its_feedback(ledger: Ledger) -> 
     for interaction_id in ("first", "second", "first"):
         _record(ledger, interaction_id)
     for feedback_id in ("f1", "f1", "f2"):
-        ledger.interactions.add_feedback(feedback_id, "second", "thumbs", 1.0, 20.0)
+        ledger.interactions.add_feedback(_said(feedback_id, "second"))
 
     first, second = ledger.interactions.since(0)
     assert (first.interaction_id, first.feedback) == ("first", ())
     assert [signal.feedback_id for signal in second.feedback] == ["f1", "f2"]
-    assert (second.arm, second.consent, second.created_at) == ("control", True, 12.5)
+    assert (second.arm, second.consent, second.created_at) == ("control", True, 1.0)
     assert ledger.interactions.get("second") == second
     assert ledger.interactions.get("nobody") is None
-    assert ledger.interactions.session("session") == [first, second]
 
 
 def test_windows_between_watermarks_neither_miss_nor_repeat(ledger: Ledger) -> None:
@@ -76,4 +74,4 @@ def test_concurrent_writers_a_reader_misses_none(ledger: Ledger) -> None:
 
 def test_feedback_about_nothing_is_refused(ledger: Ledger) -> None:
     with pytest.raises(StorageError, match="feedback f is about interaction 'nobody'"):
-        ledger.interactions.add_feedback("f", "nobody", "thumbs", 1.0, 1.0)
+        ledger.interactions.add_feedback(_said("f", "nobody"))

@@ -7,32 +7,30 @@ from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.journal import Finish, JournalRepository, Reservation
 
 
+def _reservation(trajectory_id: str, group_id: str = "g", weight_version: int = 3) -> Reservation:
+    return Reservation(
+        group_id=group_id,
+        trajectory_id=trajectory_id,
+        problem_id="problem",
+        weight_version=weight_version,
+    )
+
+
 def _reserve(journal: JournalRepository, group_id: str, num_trajectories: int = 2) -> list[str]:
     names = [f"{group_id}-t{number}" for number in range(num_trajectories)]
-    journal.reserve_many(
-        "run",
-        [
-            Reservation(
-                group_id=group_id, trajectory_id=name, problem_id="problem", weight_version=3
-            )
-            for name in names
-        ],
-    )
+    journal.reserve("run", [_reservation(name, group_id) for name in names])
     return names
 
 
+def _end(trajectory_id: str, outcome: str, reason: str, reward: float, key: str | None) -> Finish:
+    return Finish(
+        trajectory_id=trajectory_id, outcome=outcome, reason=reason, reward=reward, object_key=key
+    )
+
+
 def _finish(journal: JournalRepository, names: list[str]) -> None:
-    journal.finish_many(
-        [
-            Finish(
-                trajectory_id=name,
-                outcome="finished",
-                reason="answered",
-                reward=0.5,
-                object_key=f"trajectories/{name}",
-            )
-            for name in names
-        ]
+    journal.finish(
+        [_end(name, "finished", "answered", 0.5, f"trajectories/{name}") for name in names]
     )
 
 
@@ -43,12 +41,12 @@ def _commit(journal: JournalRepository, group_id: str) -> None:
 
 def test_a_trajectory_keeps_what_was_noted(ledger: Ledger) -> None:
     journal = ledger.journal
-    journal.reserve("run", "g", "t", "problem", 7, payload={"attempt": 2})
-    journal.finish("t", "truncated", "token limit", -0.25, "trajectories/t")
+    journal.reserve("run", [_reservation("t", weight_version=7)])
+    journal.finish([_end("t", "truncated", "token limit", -0.25, "trajectories/t")])
     journal.commit_group("g")
 
     (row,) = journal.committed_untrained("run")
-    assert (row.problem_id, row.weight_version, row.payload) == ("problem", 7, {"attempt": 2})
+    assert (row.problem_id, row.weight_version) == ("problem", 7)
     assert (row.outcome, row.reason, row.reward) == ("truncated", "token limit", -0.25)
     assert row.object_key == "trajectories/t"
 
@@ -62,7 +60,7 @@ def test_every_call_repeated_changes_nothing(ledger: Ledger) -> None:
     for _ in range(2):
         journal.commit_group("g")
     before = journal.rows("run")
-    journal.finish(names[0], "broken", "a late worker", -1.0, None)
+    journal.finish([_end(names[0], "broken", "a late worker", -1.0, None)])
     _reserve(journal, "g")
     assert journal.rows("run") == before
 
@@ -107,7 +105,7 @@ def test_training_a_group_at_two_steps_is_refused_and_changes_nothing(ledger: Le
 
 def test_finish_of_an_unknown_trajectory_is_refused(ledger: Ledger) -> None:
     with pytest.raises(StorageError, match=r"not reserved \(first: nobody\)"):
-        ledger.journal.finish("nobody", "finished", "", 0.0, None)
+        ledger.journal.finish([_end("nobody", "finished", "", 0.0, None)])
 
 
 def test_restart_from_a_checkpoint_owes_what_was_trained_after_it(ledger: Ledger) -> None:
@@ -129,7 +127,7 @@ def test_restart_from_a_checkpoint_owes_what_was_trained_after_it(ledger: Ledger
 def test_release_forgets_reserved_only_and_lets_them_be_reserved_again(ledger: Ledger) -> None:
     names = _reserve(ledger.journal, "g")
     _finish(ledger.journal, names[:1])
-    ledger.journal.reserve("other run", "other", "other-t", "problem", 1)
+    ledger.journal.reserve("other run", [_reservation("other-t", "other")])
 
     assert ledger.journal.release_reserved("run") == 1
     assert ledger.journal.counts("other run")["reserved"] == 1

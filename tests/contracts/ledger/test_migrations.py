@@ -9,12 +9,12 @@ from sqlalchemy import text
 
 from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.infra.platform.ledger.models import Base
+from ostinato.infra.platform.ledger.tables import METADATA
 
 
 def test_migrated_schema_equals_the_models(ledger: Ledger) -> None:
     with ledger.database.read() as connection:
-        differences = compare_metadata(MigrationContext.configure(connection), Base.metadata)
+        differences = compare_metadata(MigrationContext.configure(connection), METADATA)
 
     assert differences == []
 

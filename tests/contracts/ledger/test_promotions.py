@@ -22,7 +22,7 @@ def test_promotions_and_roll_backs_walk_the_stack(ledger: Ledger) -> None:
     back = promotions.roll_back(LINE, "no", 7.0)
     assert (back.checkpoint_id, back.scorecard_id) == ("a", "card-a")
     assert promotions.current(LINE) == back
-    assert [entry.to_checkpoint_id for entry in promotions.history(LINE)] == list("abcbada")
+    assert [entry.checkpoint_id for entry in promotions.history(LINE)] == list("abcbada")
 
 
 def test_promote_of_the_champion_changes_nothing(ledger: Ledger) -> None:

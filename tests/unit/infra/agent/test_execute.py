@@ -102,7 +102,7 @@ def test_only_new_lints_are_shown(environment) -> None:
 
 def test_search_finds_code_and_grep_runs_in_the_box() -> None:
     box = MemorySandbox({"a.py": b"def first():\n    pass\n"}, run=lambda command: (1, b""))
-    search = LocalSearch(SearchService(None), "repo", dict(box.files), "s")
+    search = LocalSearch(SearchService(None), "repo", dict(box.files))
     environment = AgentEnvironment(box, code_search=search)
     answer = "<codebase_search>first</codebase_search><grep>it's</grep>"
     assert texts(environment, answer) == ["a.py:1-3 def first():", "no matches"]
@@ -182,7 +182,7 @@ def test_unknown_tools_in_the_config_are_named() -> None:
 
 def test_codebase_search_asks_the_service_about_the_files_as_they_are_now() -> None:
     box = MemorySandbox({"pkg/a.py": b"def first_true():\n    pass\n", "b.py": b"x = 1\n"})
-    search = LocalSearch(SearchService(None), "repo", dict(box.files), "session")
+    search = LocalSearch(SearchService(None), "repo", dict(box.files))
     there = AgentEnvironment(box, code_search=search)
     asked = "<codebase_search>first true</codebase_search>"
 

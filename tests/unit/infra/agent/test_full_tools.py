@@ -59,7 +59,7 @@ async def take_turns(directory: Path) -> tuple[list[list[CallResult]], dict[str,
     sandbox = await place.lease()
     try:
         await sandbox.exec("ln -s /etc/passwd link", timeout_seconds=10)
-        search = LocalSearch(SearchService(None), "pkg", repository.files, "s")
+        search = LocalSearch(SearchService(None), "pkg", repository.files)
         environment = AgentEnvironment(sandbox, code_search=search, baseline=dict(repository.files))
         results = [
             await execute_calls(parse_calls(text, FULL_TOOLS).calls, environment, CONFIG)

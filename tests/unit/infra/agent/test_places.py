@@ -30,7 +30,7 @@ class Stack:
 
 @pytest.fixture
 def box() -> AgentEnvironment:
-    search = LocalSearch(SearchService(None), "kit", FILES, "s")
+    search = LocalSearch(SearchService(None), "kit", FILES)
     return AgentEnvironment(MemorySandbox(dict(FILES)), code_search=search)
 
 

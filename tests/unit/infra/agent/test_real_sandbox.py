@@ -40,7 +40,7 @@ async def attempt(directory: Path, renderer):
     try:
         async with place.leased({"pkg/core.py": broken}) as sandbox:
             model = ScriptedModel(renderer, ANSWERS)
-            search = LocalSearch(SearchService(None), "pkg", place.repository.files, "s")
+            search = LocalSearch(SearchService(None), "pkg", place.repository.files)
             environment = AgentEnvironment(sandbox, run_tests, code_search=search)
             request = AgentRequest(prompt="Fix double", session_id="s")
             transcript = await run_agent(model, renderer, environment, request, CONFIG)

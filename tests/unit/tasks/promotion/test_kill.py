@@ -13,23 +13,21 @@ from tests.unit.tasks.promotion.test_serving_line import decision
 
 KILLED = """
 import os, signal, sys
-from ostinato.infra.platform.ledger import Ledger
-from ostinato.infra.platform.ledger.promotions import PromotionRepository
+from ostinato.infra.platform.ledger import Ledger, promotions
 from ostinato.tasks.promotion.serving_line import ServingLine
 from tests.unit.tasks.promotion.test_serving_line import decision
 
 ledger = Ledger(sys.argv[1])
-moment, method = sys.argv[2], PromotionRepository._move if sys.argv[2] == "inside" else None
-promote = PromotionRepository.promote
+place, name = (
+    (promotions, "_add") if sys.argv[2] == "inside" else (promotions.PromotionRepository, "promote")
+)
+whole = getattr(place, name)
 
-def die(repository, *arguments):
-    (method or promote)(repository, *arguments)
+def die(*arguments):
+    whole(*arguments)
     os.kill(os.getpid(), signal.SIGKILL)
 
-if moment == "inside":
-    PromotionRepository._move = die
-else:
-    PromotionRepository.promote = die
+setattr(place, name, die)
 ServingLine(ledger, "nano", clock=lambda: 2.0).decide(decision("b"))
 """
 
@@ -53,4 +51,4 @@ def test_sigkill_leaves_all_of_a_promotion_or_nothing(
     assert line.champion() == champion
     assert line.decide(decision("b")).outcome is outcome
     history = ledger.promotions.history("nano")
-    assert [entry.to_checkpoint_id for entry in history] == ["a", "b"]
+    assert [entry.checkpoint_id for entry in history] == ["a", "b"]

@@ -1,14 +1,15 @@
 """First schema of the ledger."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
 
-revision: str = "one_spine_1"
+revision: str = "one_spine_2"
 down_revision: str | None = None
-branch_labels: str | Sequence[str] | None = None
-depends_on: str | Sequence[str] | None = None
+
+_NUMBERED = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
@@ -21,52 +22,21 @@ def upgrade() -> None:
     _create_cycles()
 
 
-def downgrade() -> None:
-    """Back."""
-    for table in (
-        "cycles",
-        "feedback",
-        "interactions",
-        "champion",
-        "promotions",
-        "scorecards",
-        "journal",
-        "artifact_parents",
-        "artifacts",
-        "events",
-    ):
-        op.drop_table(table)
+def _columns(kind: Any, *names: str, nullable: bool = False) -> Iterator[sa.Column[Any]]:
+    return (sa.Column(name, kind, nullable=nullable) for name in names)
 
 
-def _text(name: str, nullable: bool = False) -> sa.Column[str]:
-    return sa.Column(name, sa.String(), nullable=nullable)
-
-
-def _number(name: str, nullable: bool = False) -> sa.Column[int]:
-    return sa.Column(name, sa.BigInteger(), nullable=nullable)
-
-
-def _real(name: str, nullable: bool = False) -> sa.Column[float]:
-    return sa.Column(name, sa.Double(), nullable=nullable)
-
-
-def _json(name: str) -> sa.Column[object]:
-    return sa.Column(name, sa.JSON(), nullable=False)
-
-
-def _row_number(name: str, autoincrement: bool = True) -> sa.Column[int]:
-    kind = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-    return sa.Column(name, kind, autoincrement=autoincrement, nullable=False)
+def _text(*names: str, nullable: bool = False) -> Iterator[sa.Column[Any]]:
+    return _columns(sa.String(), *names, nullable=nullable)
 
 
 def _create_events() -> None:
     op.create_table(
         "events",
-        _row_number("event_id"),
-        _text("source"),
-        _text("name"),
-        _json("payload"),
-        _real("at"),
+        *_columns(_NUMBERED, "event_id"),
+        *_text("source", "name"),
+        *_columns(sa.JSON(), "payload"),
+        *_columns(sa.Double(), "at"),
         sa.PrimaryKeyConstraint("event_id"),
     )
     op.create_index("ix_events_source", "events", ["source"])
@@ -75,22 +45,18 @@ def _create_events() -> None:
 def _create_artifacts() -> None:
     op.create_table(
         "artifacts",
-        _row_number("artifact_id"),
-        _text("kind"),
-        _text("name"),
-        _number("version"),
-        _text("fingerprint"),
-        _text("object_prefix"),
-        _json("payload"),
-        _real("created_at"),
+        *_columns(_NUMBERED, "artifact_id"),
+        *_text("kind", "name", "fingerprint", "object_prefix"),
+        *_columns(sa.BigInteger(), "version"),
+        *_columns(sa.JSON(), "payload"),
+        *_columns(sa.Double(), "created_at"),
         sa.PrimaryKeyConstraint("artifact_id"),
         sa.UniqueConstraint("kind", "name", "fingerprint"),
         sa.UniqueConstraint("kind", "name", "version"),
     )
     op.create_table(
         "artifact_parents",
-        _row_number("child_id", autoincrement=False),
-        _row_number("parent_id", autoincrement=False),
+        *_columns(sa.BigInteger(), "child_id", "parent_id"),
         sa.ForeignKeyConstraint(["child_id"], ["artifacts.artifact_id"]),
         sa.ForeignKeyConstraint(["parent_id"], ["artifacts.artifact_id"]),
         sa.PrimaryKeyConstraint("child_id", "parent_id"),
@@ -100,21 +66,12 @@ def _create_artifacts() -> None:
 def _create_journal() -> None:
     op.create_table(
         "journal",
-        _text("trajectory_id"),
-        _text("run_id"),
-        _text("group_id"),
-        _text("problem_id"),
-        _number("weight_version"),
-        _text("state"),
-        _text("outcome", nullable=True),
-        _text("reason", nullable=True),
-        _real("reward", nullable=True),
-        _text("object_key", nullable=True),
-        _number("commit_sequence", nullable=True),
-        _number("trained_step", nullable=True),
-        _json("payload"),
-        _real("reserved_at"),
-        _real("finished_at", nullable=True),
+        *_text("trajectory_id", "run_id", "group_id", "problem_id", "state"),
+        *_text("outcome", "reason", "object_key", nullable=True),
+        *_columns(sa.BigInteger(), "weight_version"),
+        *_columns(sa.BigInteger(), "commit_sequence", "trained_step", nullable=True),
+        *_columns(sa.Double(), "reserved_at"),
+        *_columns(sa.Double(), "reward", "finished_at", nullable=True),
         sa.PrimaryKeyConstraint("trajectory_id"),
     )
     op.create_index("ix_journal_group_id", "journal", ["group_id"])
@@ -125,65 +82,40 @@ def _create_journal() -> None:
 def _create_checkpoints() -> None:
     op.create_table(
         "scorecards",
-        _text("scorecard_id"),
-        _text("checkpoint_id"),
-        _text("suite"),
-        sa.Column("passed", sa.Boolean(), nullable=True),
-        _json("payload"),
-        _real("created_at"),
+        *_text("scorecard_id", "checkpoint_id", "suite"),
+        *_columns(sa.Boolean(), "passed", nullable=True),
+        *_columns(sa.JSON(), "payload"),
+        *_columns(sa.Double(), "created_at"),
         sa.PrimaryKeyConstraint("scorecard_id"),
     )
     op.create_index("ix_scorecards_checkpoint_id", "scorecards", ["checkpoint_id"])
     op.create_table(
         "promotions",
-        _row_number("entry_id"),
-        _text("line"),
-        _text("action"),
-        _text("from_checkpoint_id", nullable=True),
-        _text("to_checkpoint_id"),
-        _text("scorecard_id", nullable=True),
-        _text("reason"),
-        _real("at"),
+        *_columns(_NUMBERED, "entry_id"),
+        *_text("line", "action", "checkpoint_id", "reason"),
+        *_text("scorecard_id", nullable=True),
+        *_columns(sa.Double(), "at"),
         sa.PrimaryKeyConstraint("entry_id"),
-    )
-    op.create_table(
-        "champion",
-        _text("line"),
-        _text("checkpoint_id"),
-        _text("scorecard_id", nullable=True),
-        _number("entry_id"),
-        _text("reason"),
-        _real("at"),
-        sa.PrimaryKeyConstraint("line"),
     )
 
 
 def _create_interactions() -> None:
     op.create_table(
         "interactions",
-        _row_number("sequence"),
-        _text("interaction_id"),
-        _text("line"),
-        _text("tenant"),
-        _text("session_id"),
-        _text("arm"),
-        _number("weight_version"),
-        _text("problem_kind"),
-        sa.Column("consent", sa.Boolean(), nullable=False),
-        _text("object_key"),
-        _real("created_at"),
+        *_columns(_NUMBERED, "sequence"),
+        *_text("interaction_id", "line", "tenant", "session_id", "arm", "problem_kind"),
+        *_text("object_key"),
+        *_columns(sa.BigInteger(), "weight_version"),
+        *_columns(sa.Boolean(), "consent"),
+        *_columns(sa.Double(), "created_at"),
         sa.PrimaryKeyConstraint("sequence"),
         sa.UniqueConstraint("interaction_id"),
         sqlite_autoincrement=True,
     )
-    op.create_index("ix_interactions_session_id", "interactions", ["session_id"])
     op.create_table(
         "feedback",
-        _text("feedback_id"),
-        _text("interaction_id"),
-        _text("signal"),
-        _real("value"),
-        _real("created_at"),
+        *_text("feedback_id", "interaction_id", "signal"),
+        *_columns(sa.Double(), "value", "created_at"),
         sa.ForeignKeyConstraint(["interaction_id"], ["interactions.interaction_id"]),
         sa.PrimaryKeyConstraint("feedback_id"),
     )
@@ -193,14 +125,11 @@ def _create_interactions() -> None:
 def _create_cycles() -> None:
     op.create_table(
         "cycles",
-        _text("cycle_id"),
-        _text("line"),
-        _text("served"),
-        _number("from_watermark"),
-        _number("to_watermark"),
-        _text("outcome", nullable=True),
-        _json("stages"),
-        _real("opened_at"),
-        _real("closed_at", nullable=True),
+        *_text("cycle_id", "line", "served"),
+        *_columns(sa.BigInteger(), "from_watermark", "to_watermark"),
+        *_text("outcome", nullable=True),
+        *_columns(sa.JSON(), "stages"),
+        *_columns(sa.Double(), "opened_at"),
+        *_columns(sa.Double(), "closed_at", nullable=True),
         sa.PrimaryKeyConstraint("cycle_id"),
     )

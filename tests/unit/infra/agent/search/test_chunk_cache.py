@@ -9,10 +9,11 @@ CHUNKS = cut_chunks("shop/cart.py", LEDGER["shop/cart.py"].decode())
 
 
 def test_a_full_cache_drops_what_was_used_least_recently() -> None:
-    cache = ChunkCache(HashedEncoder(), max_entries=2)
+    encoder = HashedEncoder()
+    cache = ChunkCache(encoder, max_entries=2)
     cache.features(CHUNKS)
     cache.features(CHUNKS[-2:])
-    assert cache.num_encoded == len(CHUNKS)
+    assert len(encoder.encoded) == len(CHUNKS)
 
     cache.features(CHUNKS[:1])
-    assert cache.num_encoded == len(CHUNKS) + 1
+    assert len(encoder.encoded) == len(CHUNKS) + 1

@@ -14,12 +14,14 @@ OFF = FieldRule(0.0, 1.0, 0.5)
 
 
 def segment_of(names: tuple[str, ...]) -> Segment:
-    segment = Segment(0)
+    chunks, features = [], []
     for number, name in enumerate(names):
         path, text = f"kit/m{number}.py", f"def {name}(value):\n    return value"
-        feature = describe_text(describe_code(path, name, text), np.zeros(0, dtype=np.float32))
-        segment.add_file(path, [Chunk(path, 1, 2, name, text)], [feature])
-    return segment
+        chunks.append(Chunk(path, 1, 2, name, text))
+        features.append(
+            describe_text(describe_code(path, name, text), np.zeros(0, dtype=np.float32))
+        )
+    return Segment(chunks, features)
 
 
 def scores(question: str, rules: tuple[FieldRule, ...]) -> np.ndarray:

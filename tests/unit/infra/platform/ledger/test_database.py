@@ -15,15 +15,24 @@ from sqlalchemy import text
 from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.database import Database
+from ostinato.infra.platform.ledger.journal import Reservation
 
 _WRITER = """
 import itertools, sys
 from ostinato.infra.platform.ledger import Ledger
+from tests.unit.infra.platform.ledger.test_database import reservation
 journal = Ledger(sys.argv[1]).journal
 for number in itertools.count():
-    journal.reserve("run", "g", f"t{number}", "problem", 1)
+    journal.reserve("run", [reservation(f"t{number}")])
     print(number, flush=True)
 """
+
+
+def reservation(trajectory_id: str) -> Reservation:
+    """A row of the journal."""
+    return Reservation(
+        group_id="g", trajectory_id=trajectory_id, problem_id="problem", weight_version=1
+    )
 
 
 @pytest.fixture
@@ -52,7 +61,7 @@ def test_closed_port_fails_at_once_without_showing_the_password() -> None:
 
 def test_full_disk_says_so_and_keeps_what_was_committed(url: str) -> None:
     ledger = Ledger(url).migrate()
-    ledger.journal.reserve("run", "g", "kept", "problem", 1)
+    ledger.journal.reserve("run", [reservation("kept")])
     with ledger.database.write() as connection:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 1}")
@@ -86,12 +95,12 @@ def test_killed_writer_loses_no_row_that_was_acknowledged(url: str) -> None:
 
     names = {row.trajectory_id for row in ledger.journal.rows("run")}
     assert {f"t{number}" for number in range(last + 1)} <= names
-    ledger.journal.reserve("run", "g", "next", "problem", 1)
+    ledger.journal.reserve("run", [reservation("next")])
 
 
 def test_reader_is_not_blocked_by_an_open_writer(url: str) -> None:
     ledger = Ledger(url).migrate()
-    ledger.journal.reserve("run", "g", "t", "problem", 1)
+    ledger.journal.reserve("run", [reservation("t")])
     with ledger.database.write():
         assert ledger.journal.counts("run")["reserved"] == 1
 
