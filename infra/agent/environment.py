@@ -5,7 +5,8 @@ read last.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ostinato.infra.agent.config import HarnessConfig, ToolPolicy
@@ -62,12 +63,8 @@ class AgentEnvironment:
 
     async def read_text(self, path: str) -> str:
         """A file's text. ToolFailure when there is none."""
-        try:
+        with _answered(f"no file {path}"):
             data = await self.sandbox.read(path)
-        except SandboxError as error:
-            if is_retryable(error):  # our fault, not an answer for the model
-                raise
-            raise ToolFailure(f"no file {path}") from error
         try:
             return data.decode()
         except UnicodeDecodeError as error:
@@ -75,12 +72,8 @@ class AgentEnvironment:
 
     async def list_names(self, path: str) -> tuple[str, ...]:
         """Sorted names in a directory, directories with a slash. ToolFailure when there is none."""
-        try:
+        with _answered(f"no directory {path}"):
             return await self.sandbox.list(path)
-        except SandboxError as error:
-            if is_retryable(error):  # our fault, not an answer for the model
-                raise
-            raise ToolFailure(f"no directory {path}") from error
 
     async def write_text(self, path: str, text: str) -> None:
         """Writes a file and remembers what it held before the attempt first changed it."""
@@ -89,12 +82,8 @@ class AgentEnvironment:
                 self.state.originals[path] = await self.read_text(path)
             except ToolFailure:
                 self.state.originals[path] = None
-        try:
+        with _answered(f"cannot write {path}"):
             await self.sandbox.write(path, text.encode())
-        except SandboxError as error:
-            if is_retryable(error):  # our fault, not an answer for the model
-                raise
-            raise ToolFailure(f"cannot write {path}") from error
 
     async def read_original(self, path: str) -> str | None:
         """A file as it was when the attempt began. None when it was not there."""
@@ -104,6 +93,17 @@ class AgentEnvironment:
             return await self.read_text(path)
         data = self.baseline.get(path)
         return None if data is None else data.decode(errors="replace")
+
+
+@contextmanager
+def _answered(message: str) -> Iterator[None]:
+    """Words what the sandbox refuses for the model; faults of ours pass."""
+    try:
+        yield
+    except SandboxError as error:
+        if is_retryable(error):
+            raise
+        raise ToolFailure(message) from error
 
 
 def content_hash(text: str) -> str:

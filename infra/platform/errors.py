@@ -82,28 +82,13 @@ class ClusterError(OstinatoError):
     """A process, actor or node died or could not start."""
 
 
-ERROR_TYPES: dict[str, type[OstinatoError]] = {
-    error_type.__name__: error_type
-    for error_type in (
-        OstinatoError,
-        ConfigError,
-        ProblemError,
-        SandboxError,
-        SandboxLost,
-        CapacityExhausted,
-        OutOfMemory,
-        OutputLimit,
-        SandboxNotFound,
-        InvalidArgument,
-        AgentError,
-        GradingError,
-        EngineError,
-        StorageError,
-        TrainingError,
-        ClusterError,
-    )
-}
+def _family(kind: type[OstinatoError]) -> Iterator[type[OstinatoError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _family(below)
 
+
+ERROR_TYPES = {kind.__name__: kind for kind in _family(OstinatoError)}
 _RETRYABLE = (SandboxLost, CapacityExhausted, EngineError, StorageError, ClusterError)
 
 

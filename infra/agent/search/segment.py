@@ -39,17 +39,14 @@ class Segment:
         self.chunks, self.features = chunks, features
         self.rows_of_path: defaultdict[str, list[int]] = defaultdict(list)
         self.statistics = WordStatistics()
-        self.lengths = np.array(
-            [feature.num_words for feature in features], dtype=np.float64
-        ).reshape(len(features), len(FIELDS))
-        self.vectors = np.array([feature.vector for feature in features], dtype=np.float32).reshape(
-            -1, width
-        )
+        self.lengths = np.zeros((len(features), len(FIELDS)))
+        self.vectors = np.zeros((len(features), width), dtype=np.float32)
         self._postings: list[dict[str, tuple[list[int], list[int]]]] = [{} for _ in FIELDS]
         self._arrays: dict[tuple[int, str], tuple[np.ndarray, np.ndarray]] = {}
         for row, (chunk, feature) in enumerate(zip(chunks, features, strict=True)):
             self.rows_of_path[chunk.path].append(row)
             self.statistics.add(feature)
+            self.lengths[row], self.vectors[row] = feature.num_words, feature.vector
             for postings, counts in zip(self._postings, feature.counts, strict=True):
                 for word, count in counts.items():
                     rows, found = postings.setdefault(word, ([], []))

@@ -119,6 +119,11 @@ class Argument:
         return {"type": "string"} | described
 
 
+def optional(name: str, description: str, kind: Kind = "line", **bounds: Any) -> Argument:
+    """An argument that a call may leave out. `bounds`: minimum, maximum, choices."""
+    return Argument(name, description, is_required=False, kind=kind, **bounds)
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """One tool of the agent.

@@ -87,7 +87,7 @@ class Gateway:
             )
         wait_seconds = self.tenants.admit(tenant, self.context.clock())
         if wait_seconds:
-            self.recorder.counters.count("rate_limited")
+            self.recorder.counters["rate_limited"] += 1
             raise ApiError(
                 429,
                 f"tenant {tenant.name} asks faster than {tenant.rate_limit.requests_per_minute:g} "
@@ -99,8 +99,7 @@ class Gateway:
 
     def status(self) -> dict[str, Any]:
         """Numbers for a status page."""
-        counters = self.recorder.counters
-        answered = counters.values
+        answered = self.recorder.counters
         return {
             "uptime_seconds": self.context.clock() - self.started,
             "arms": [
@@ -109,7 +108,7 @@ class Gateway:
                     "checkpoint_id": arm.checkpoint_id,
                     "weight_version": arm.weight_version,
                     "interactions": answered[f"interactions.{arm.name}"],
-                    "mean_latency_seconds": counters.seconds[arm.name]
+                    "mean_latency_seconds": self.recorder.seconds[arm.name]
                     / max(1, answered[f"interactions.{arm.name}"]),
                 }
                 for arm in self.context.arms.all
@@ -215,7 +214,7 @@ def _add_own_routes(app: FastAPI, gateway: Gateway, tenant_of: Callable[..., Ten
                 param="signal",
             )
         if request.interaction_id.startswith(PRIVATE_PREFIX):
-            gateway.recorder.counters.count(f"feedback.without_consent.{request.signal.value}")
+            gateway.recorder.counters[f"feedback.without_consent.{request.signal.value}"] += 1
             return FeedbackAnswer(stored=False, feedback_id="")
         kept = await gateway.recorder.keep_feedback(
             request.interaction_id, tenant.name, request.signal, request.value, request.feedback_id

@@ -11,7 +11,7 @@ import secrets
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.infra.platform.errors import StorageError
@@ -24,18 +24,6 @@ from ostinato.infra.serving.gateway.signals import Signal
 logger = logging.getLogger(__name__)
 
 PRIVATE_PREFIX = "private-"
-
-
-@dataclass(slots=True)
-class Counters:
-    """Counts by name. The only trace of interactions without consent."""
-
-    values: Counter[str] = field(default_factory=Counter)
-    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-    def count(self, name: str) -> None:
-        """Adds one."""
-        self.values[name] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +66,8 @@ class Recorder:
     ) -> None:
         self._line = line
         self._ledger, self._objects, self._clock = ledger, objects, clock
-        self.counters = Counters()
+        self.counters: Counter[str] = Counter()  # the only trace of what has no consent
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     async def keep(self, interaction: Interaction, transcript: Transcript) -> None:
         """Stores an interaction and the latency its user saw. A repeated id changes nothing.
@@ -86,17 +75,17 @@ class Recorder:
         A store out of reach costs the record, never the user's answer: it is logged and counted.
         """
         arm = interaction.arm
-        self.counters.count("interactions")
-        self.counters.count(f"interactions.{arm.name}")
-        self.counters.count(f"ended.{transcript.end_reason.value}")
-        self.counters.seconds[arm.name] += interaction.latency_seconds
+        self.counters["interactions"] += 1
+        self.counters[f"interactions.{arm.name}"] += 1
+        self.counters[f"ended.{transcript.end_reason.value}"] += 1
+        self.seconds[arm.name] += interaction.latency_seconds
         if not interaction.consent:
-            self.counters.count("interactions.without_consent")
+            self.counters["interactions.without_consent"] += 1
             return
         try:
             await asyncio.to_thread(self._store, interaction, transcript)
         except StorageError as error:
-            self.counters.count("interactions.not_stored")
+            self.counters["interactions.not_stored"] += 1
             logger.error("interaction=%s not_stored=%s", interaction.interaction_id, error)
 
     async def keep_feedback(
@@ -115,7 +104,7 @@ class Recorder:
         await asyncio.to_thread(
             self._signal, interaction_id, feedback_id, signal, value, self._clock()
         )
-        self.counters.count(f"feedback.{signal.value}")
+        self.counters[f"feedback.{signal.value}"] += 1
         return feedback_id
 
     def _store(self, interaction: Interaction, transcript: Transcript) -> None:

@@ -9,7 +9,15 @@ from ostinato.infra.agent.dialects.compact.regions import (
 )
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure
 from ostinato.infra.agent.tools import names
-from ostinato.infra.agent.tools.definition import FILE, FILES, REGION, Argument, Tool, Values
+from ostinato.infra.agent.tools.definition import (
+    FILE,
+    FILES,
+    REGION,
+    Argument,
+    Tool,
+    Values,
+    optional,
+)
 from ostinato.infra.agent.tools.lints import new_lints
 from ostinato.models.rendering.vocabulary import line_tag
 
@@ -130,10 +138,10 @@ EDIT_FILE = Tool(
         "(lines not named return to what was read), or one exact replacement of old by new."
     ),
     arguments=(
-        Argument("path", "file; default: the one read last", is_required=False),
-        Argument("old", "exact text that occurs once", is_required=False, kind="text"),
-        Argument("new", "its replacement", is_required=False, kind="text"),
-        Argument("lines", "<Ln>new text, repeated", is_required=False, kind="text"),
+        optional("path", "file; default: the one read last"),
+        optional("old", "exact text that occurs once", "text"),
+        optional("new", "its replacement", "text"),
+        optional("lines", "<Ln>new text, repeated", "text"),
     ),
     primary="lines",
     writes=(FILE, REGION),
@@ -153,7 +161,7 @@ WRITE_FILE = Tool(
 LIST_DIR = Tool(
     name=names.LIST_DIR,
     description="List a directory.",
-    arguments=(Argument("path", "directory; default: the root", is_required=False),),
+    arguments=(optional("path", "directory; default: the root"),),
     primary="path",
     reads=(FILES,),
     run=list_dir,
@@ -162,7 +170,7 @@ LIST_DIR = Tool(
 READ_LINTS = Tool(
     name=names.READ_LINTS,
     description="Lint findings in a file that were not there before your edits.",
-    arguments=(Argument("path", "file; default: the one read last", is_required=False),),
+    arguments=(optional("path", "file; default: the one read last"),),
     primary="path",
     reads=(FILE, REGION),
     run=read_lints,

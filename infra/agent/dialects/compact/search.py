@@ -3,7 +3,7 @@
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.tools import names
-from ostinato.infra.agent.tools.definition import FILES, Argument, Tool, Values
+from ostinato.infra.agent.tools.definition import FILES, Argument, Tool, Values, optional
 from ostinato.infra.agent.tools.searching import MAX_MATCHES, find_text, search_texts
 from ostinato.infra.sandbox.text_search import TextSearch
 
@@ -31,7 +31,7 @@ GREP = Tool(
     description="Find lines that match an extended regular expression.",
     arguments=(
         Argument("query", "the expression"),
-        Argument("path", "file or directory; default: the root", is_required=False),
+        optional("path", "file or directory; default: the root"),
     ),
     primary="query",
     reads=(FILES,),

@@ -3,7 +3,7 @@
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.tools import names
-from ostinato.infra.agent.tools.definition import Argument, Tool, Values
+from ostinato.infra.agent.tools.definition import Argument, Tool, Values, optional
 
 TODO_PATTERN = r"\[[ ~x]\] .+"
 
@@ -38,12 +38,7 @@ TODO_WRITE = Tool(
             maximum=50,
             pattern=TODO_PATTERN,
         ),
-        Argument(
-            "merge",
-            "keep items that are not named; default false: these are all",
-            is_required=False,
-            kind="boolean",
-        ),
+        optional("merge", "keep items that are not named; default false: these are all", "boolean"),
     ),
     writes=("todo",),
     run=todo_write,
@@ -54,13 +49,7 @@ ASK_USER = Tool(
     description="Ask the user, when going on needs a decision that only the user can make.",
     arguments=(
         Argument("question", "the question", kind="text"),
-        Argument(
-            "options",
-            "answers to choose from, one per line",
-            is_required=False,
-            kind="list",
-            maximum=9,
-        ),
+        optional("options", "answers to choose from, one per line", "list", maximum=9),
     ),
     writes=("user",),
     run=ask_user,

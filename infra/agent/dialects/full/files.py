@@ -12,7 +12,7 @@ from ostinato.infra.agent.environment import (
     content_hash,
 )
 from ostinato.infra.agent.tools import names
-from ostinato.infra.agent.tools.definition import FILE, FILES, Argument, Tool, Values
+from ostinato.infra.agent.tools.definition import FILE, FILES, Argument, Tool, Values, optional
 from ostinato.infra.agent.tools.lints import LINTED_SUFFIXES, new_lints
 from ostinato.infra.agent.tools.matching import NoMatch, replace_text
 from ostinato.infra.platform.diffs import changed_lines
@@ -199,18 +199,11 @@ READ_FILE = Tool(
     description="Show a file with numbered lines.",
     arguments=(
         PATH,
-        Argument(
-            "offset",
-            "first line to show; default 1",
-            is_required=False,
-            kind="integer",
-            minimum=1,
-        ),
-        Argument(
+        optional("offset", "first line to show; default 1", "integer", minimum=1),
+        optional(
             "limit",
             f"lines to show; default {MAX_READ_LINES}",
-            is_required=False,
-            kind="integer",
+            "integer",
             minimum=1,
             maximum=MAX_READ_LINES,
         ),
@@ -231,12 +224,7 @@ EDIT_FILE = Tool(
         PATH,
         Argument("old", "text to replace", kind="text"),
         Argument("new", "its replacement", kind="text"),
-        Argument(
-            "replace_all",
-            "replace every exact occurrence; default false",
-            is_required=False,
-            kind="boolean",
-        ),
+        optional("replace_all", "replace every exact occurrence; default false", "boolean"),
     ),
     writes=(FILE,),
     rule=_edit_rule,
@@ -265,15 +253,8 @@ LIST_DIR = Tool(
     name=names.LIST_DIR,
     description="List a directory; directories end in a slash.",
     arguments=(
-        Argument("path", "directory; default: the repository", is_required=False, kind="path"),
-        Argument(
-            "depth",
-            "levels to show; default 1",
-            is_required=False,
-            kind="integer",
-            minimum=1,
-            maximum=4,
-        ),
+        optional("path", "directory; default: the repository", "path"),
+        optional("depth", "levels to show; default 1", "integer", minimum=1, maximum=4),
     ),
     reads=(FILE,),
     run=list_dir,
@@ -283,12 +264,8 @@ READ_LINTS = Tool(
     name=names.READ_LINTS,
     description="Lint findings that were not there before your changes.",
     arguments=(
-        Argument(
-            "paths",
-            "files, one per line; default: every file you changed",
-            is_required=False,
-            kind="list",
-            maximum=50,
+        optional(
+            "paths", "files, one per line; default: every file you changed", "list", maximum=50
         ),
     ),
     reads=(FILES,),

@@ -5,7 +5,7 @@ import pathspec
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.tools import names
-from ostinato.infra.agent.tools.definition import FILE, FILES, Argument, Tool, Values
+from ostinato.infra.agent.tools.definition import FILE, FILES, Argument, Tool, Values, optional
 from ostinato.infra.agent.tools.searching import find_text, search_texts
 from ostinato.infra.sandbox.text_search import TextMatch, TextSearch
 
@@ -73,9 +73,7 @@ async def _walk(environment: AgentEnvironment) -> list[str]:
     return found
 
 
-PLACE = Argument(
-    "path", "file or directory; default: the repository", is_required=False, kind="path"
-)
+PLACE = optional("path", "file or directory; default: the repository", "path")
 
 GLOB = Tool(
     name=names.GLOB,
@@ -91,23 +89,15 @@ GREP = Tool(
     arguments=(
         Argument("pattern", "the expression"),
         PLACE,
-        Argument("glob", "only files whose name matches, like *.py", is_required=False),
-        Argument(
+        optional("glob", "only files whose name matches, like *.py"),
+        optional(
             "mode",
             "lines with their numbers, names of files, or matches per file; default lines",
-            is_required=False,
-            kind="choice",
+            "choice",
             choices=("lines", "files", "count"),
         ),
-        Argument("ignore_case", "default false", is_required=False, kind="boolean"),
-        Argument(
-            "limit",
-            "results to show; default 50",
-            is_required=False,
-            kind="integer",
-            minimum=1,
-            maximum=500,
-        ),
+        optional("ignore_case", "default false", "boolean"),
+        optional("limit", "results to show; default 50", "integer", minimum=1, maximum=500),
     ),
     reads=(FILE,),
     run=grep,
@@ -118,12 +108,8 @@ CODEBASE_SEARCH = Tool(
     description="Find the code that a description speaks of; grep is better for exact names.",
     arguments=(
         Argument("query", "words or a sentence"),
-        Argument(
-            "directories",
-            "directories to look in, one per line; default: all",
-            is_required=False,
-            kind="list",
-            maximum=8,
+        optional(
+            "directories", "directories to look in, one per line; default: all", "list", maximum=8
         ),
     ),
     reads=(FILES,),

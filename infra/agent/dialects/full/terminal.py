@@ -9,7 +9,7 @@ import shlex
 from ostinato.infra.agent.config import HarnessConfig, ToolPolicy
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure, ToolRefusal, ToolTimeout
 from ostinato.infra.agent.tools import names
-from ostinato.infra.agent.tools.definition import FILES, Argument, Tool, Values
+from ostinato.infra.agent.tools.definition import FILES, Tool, Values, optional
 from ostinato.infra.agent.tools.searching import OUTPUT_CAP_BYTES
 from ostinato.infra.agent.tools.testing import is_pytest, report_tests
 
@@ -114,18 +114,17 @@ RUN_TERMINAL = Tool(
         "answer, which names its job; call again with job to see its output or stop it."
     ),
     arguments=(
-        Argument("command", "the command line", is_required=False, kind="text"),
-        Argument(
+        optional("command", "the command line", "text"),
+        optional(
             "timeout_seconds",
             "longest wait; the limit is in the answer when it is reached",
-            is_required=False,
-            kind="integer",
+            "integer",
             minimum=1,
             maximum=600,
         ),
-        Argument("background", "start it and answer at once", is_required=False, kind="boolean"),
-        Argument("job", "a background job", is_required=False),
-        Argument("stop", "end the job", is_required=False, kind="boolean"),
+        optional("background", "start it and answer at once", "boolean"),
+        optional("job", "a background job"),
+        optional("stop", "end the job", "boolean"),
     ),
     writes=(FILES, "terminal"),
     rule=_terminal_rule,
