@@ -3,14 +3,14 @@
 See README.md for the format of the chain in the store.
 """
 
-from ostinato.infra.serving.weights.manifest import ChainManifest, TensorPart
+from ostinato.infra.serving.weights.manifest import ChainManifest
 from ostinato.infra.serving.weights.overlap import OverlappedPublisher
 from ostinato.infra.serving.weights.publisher import ChainPublisher
 from ostinato.infra.serving.weights.readers import ReaderRecord, list_readers
 from ostinato.infra.serving.weights.retention import collect_garbage
 from ostinato.infra.serving.weights.shard_publisher import ShardPublisher
 from ostinato.infra.serving.weights.shard_writer import PublisherFenced
-from ostinato.infra.serving.weights.shards import share_tensors, split_rows
+from ostinato.infra.serving.weights.shards import share_tensors
 from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 
 __all__ = [
@@ -21,9 +21,7 @@ __all__ = [
     "PublisherFenced",
     "ReaderRecord",
     "ShardPublisher",
-    "TensorPart",
     "collect_garbage",
     "list_readers",
     "share_tensors",
-    "split_rows",
 ]

@@ -18,10 +18,10 @@ tensor after the version is applied, and a seal over itself. README.md has the w
 
 import json
 import re
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import xxhash
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
@@ -40,15 +40,6 @@ class ChainObject(Record):
     checksum: str = Field(description="xxh3-128 of the stored bytes")
 
 
-class TensorPart(Record):
-    """Place of a stored tensor in a larger one, of which each rank holds a stretch of one axis."""
-
-    tensor: str = Field(description="name of the whole tensor")
-    axis: int = Field(ge=0)
-    start: int = Field(ge=0, description="first index along the axis")
-    size: int = Field(ge=1, description="length of the whole tensor along the axis")
-
-
 class TensorEntry(Record):
     """One stored tensor after the version is applied."""
 
@@ -56,7 +47,6 @@ class TensorEntry(Record):
     shape: tuple[int, ...]
     checksum: str = Field(description="xxh3-128 of the result's bytes in row-major order")
     shard: int = Field(default=0, description="index of the shard whose payloads hold it")
-    part: TensorPart | None = Field(default=None, description="None: it is a whole tensor")
 
 
 class EpochClaim(Record):
@@ -66,20 +56,13 @@ class EpochClaim(Record):
     claimed_at: float
 
 
-def _as_shards(value: object) -> object:
-    """Schema 1 knew one shard and wrote its object, or null, in place of a list."""
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, dict) else value
-
-
-ShardObjects = Annotated[tuple[ChainObject, ...], BeforeValidator(_as_shards)]
+ShardObjects = tuple[ChainObject, ...]
 
 
 class ChainManifest(Record):
     """The commit record of one version."""
 
-    schema_version: int = 2
+    schema_version: int = 1
     chain_id: str
     version: int
     epoch: int

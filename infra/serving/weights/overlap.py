@@ -5,13 +5,11 @@ the next `start` waits for it, so a slow store slows training down and versions 
 memory nor overtake one another.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import torch
-
-from ostinato.infra.serving.weights.manifest import ChainManifest, TensorPart
-from ostinato.infra.serving.weights.shard_writer import Publisher, StagedShard
+from ostinato.infra.serving.weights.manifest import ChainManifest
+from ostinato.infra.serving.weights.shard_writer import Publisher, Tensors
 
 
 class OverlappedPublisher:
@@ -31,15 +29,10 @@ class OverlappedPublisher:
         """Whether a version is under way, or its error was not told yet."""
         return self._under_way is not None
 
-    def start(
-        self,
-        version: int,
-        weights: Mapping[str, torch.Tensor],
-        parts: Mapping[str, TensorPart] | None = None,
-    ) -> ChainManifest | None:
+    def start(self, version: int, weights: Tensors) -> ChainManifest | None:
         """Copies the weights and commits them in the background. Returns what `finish` would have before."""
         before = self.finish()
-        staged = self._publisher.stage(weights, parts)
+        staged = self._publisher.stage(weights)
         self._under_way = self._thread.submit(self._commit, version, staged)
         return before
 
@@ -55,7 +48,7 @@ class OverlappedPublisher:
         finally:
             self._thread.shutdown()
 
-    def _commit(self, version: int, staged: StagedShard) -> ChainManifest:
+    def _commit(self, version: int, staged: Tensors) -> ChainManifest:
         try:
             return self._publisher.commit(version, staged)
         except BaseException as error:

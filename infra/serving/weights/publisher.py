@@ -9,8 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-import torch
-
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights.codec import Changes
@@ -29,7 +27,7 @@ from ostinato.infra.serving.weights.manifest import (
     seal_record,
 )
 from ostinato.infra.serving.weights.retention import collect_garbage, collect_orphans
-from ostinato.infra.serving.weights.shard_writer import Publisher, PublisherFenced, StagedShard
+from ostinato.infra.serving.weights.shard_writer import Publisher, PublisherFenced, Tensors
 from ostinato.infra.serving.weights.shards import (
     PublishPlan,
     ShardRecord,
@@ -83,7 +81,7 @@ class ChainPublisher(Publisher):
         """Commit record of last_version. None when there is none or it cannot be read."""
         return self._last_manifest
 
-    def holds(self, weights: Mapping[str, torch.Tensor]) -> bool:
+    def holds(self, weights: Tensors) -> bool:
         """Whether the newest committed version is exactly these weights, bit for bit, whoever wrote which of them."""
         last = self._last_manifest
         if last is None:
@@ -91,7 +89,7 @@ class ChainPublisher(Publisher):
         entries = {
             name: item.model_copy(update={"shard": 0}) for name, item in last.tensors.items()
         }
-        return entries == self._writer.describe(weights, {})
+        return entries == self._describe(weights)
 
     def resume(self) -> ChainManifest | None:
         """Claims the chain and takes up its newest version. None when the chain is new.
@@ -99,7 +97,7 @@ class ChainPublisher(Publisher):
         When that version cannot be rebuilt bit for bit its number still counts, and the next publish is an anchor.
         """
         self._epoch = self._claim_epoch()
-        self._last_version, self._last_manifest, self._writer.base = None, None, None
+        self._last_version, self._last_manifest, self._base = None, None, None
         versions = list_versions(self._objects, self.chain_id)
         if not versions:
             return None
@@ -108,17 +106,17 @@ class ChainPublisher(Publisher):
         shard = 0 if self._num_shards > 1 else None
         try:
             subscriber = ChainSubscriber(self._objects, self.chain_id, shard=shard)
-            self._writer.base = subscriber.fetch_stored(versions[-1])
+            self._base = subscriber.fetch(versions[-1])
             self._last_manifest = read_manifest(self._objects, self.chain_id, versions[-1])
         except StorageError as error:
-            self._writer.base = None
+            self._base = None
             logger.warning(
                 "chain=%s version=%d cannot be rebuilt, next publish is an anchor: %s",
                 self.chain_id, versions[-1], error,
             )  # fmt: skip
         return self._last_manifest
 
-    def commit(self, version: int, staged: StagedShard) -> ChainManifest:
+    def commit(self, version: int, staged: Tensors) -> ChainManifest:
         """Commits what was staged as `version`, which must be newer than the last.
 
         The same version with the same bits again is answered with its manifest; with other bits it is refused. After
@@ -127,7 +125,7 @@ class ChainPublisher(Publisher):
         """
         if self._epoch is None:
             self.resume()
-        entries = self._writer.describe(staged.tensors, staged.parts)
+        entries = self._describe(staged)
         if self._last_version is not None and version <= self._last_version:
             return self._published_before(version, entries)
         try:
@@ -138,7 +136,7 @@ class ChainPublisher(Publisher):
             self._epoch = None
             raise
         self._last_version, self._last_manifest = version, manifest
-        self._writer.adopt(staged)
+        self._base = staged
         self._tidy(manifest)
         logger.info(
             "chain=%s version=%d kind=%s density=%.4f stored_bytes=%d",
@@ -147,7 +145,7 @@ class ChainPublisher(Publisher):
         return manifest
 
     def _write(
-        self, version: int, staged: StagedShard, entries: dict[str, TensorEntry]
+        self, version: int, staged: Tensors, entries: dict[str, TensorEntry]
     ) -> ChainManifest:
         self._check_fence(version)
         upload = self._upload_alone if self._num_shards == 1 else self._upload_together
@@ -158,11 +156,11 @@ class ChainPublisher(Publisher):
         return manifest
 
     def _upload_alone(
-        self, version: int, staged: StagedShard, entries: dict[str, TensorEntry]
+        self, version: int, staged: Tensors, entries: dict[str, TensorEntry]
     ) -> list[ShardRecord]:
         last = self._last_manifest
         if last is not None and _layouts(last.tensors) != _layouts(entries):
-            self._writer.base = None  # tensors came, went or changed shape: no difference to take
+            self._base = None  # tensors came, went or changed shape: no difference to take
 
         def is_anchor_due(delta: ChainObject | None, everything: Changes) -> bool:
             if delta is None or last is None:
@@ -175,13 +173,12 @@ class ChainPublisher(Publisher):
             )
 
         # A delta near the size of an anchor saves nobody a download: then the version is an anchor alone.
-        record = self._writer.upload(
+        record = self._upload(
+            version,
             staged,
             entries,
-            version,
-            self.epoch,
             has_delta=lambda changes, everything: (
-                self._writer.base is not None
+                self._base is not None
                 and changes.size_bytes < WORTHWHILE_RATIO * everything.size_bytes
             ),
             has_anchor=is_anchor_due,
@@ -189,7 +186,7 @@ class ChainPublisher(Publisher):
         return [record]
 
     def _upload_together(
-        self, version: int, staged: StagedShard, entries: dict[str, TensorEntry]
+        self, version: int, staged: Tensors, entries: dict[str, TensorEntry]
     ) -> list[ShardRecord]:
         last, epoch = self._last_manifest, self.epoch
         can_follow = last is not None and last.num_shards == self._num_shards
@@ -205,16 +202,7 @@ class ChainPublisher(Publisher):
             or self._is_anchor_wanted(),
         )
         self._objects.put_bytes(plan_key(self.chain_id, version, epoch), seal_record(plan))
-        records = [
-            self._writer.upload(
-                staged,
-                entries,
-                version,
-                epoch,
-                has_delta=lambda *_: plan.base_version is not None,
-                has_anchor=lambda *_: plan.has_anchor,
-            )
-        ]
+        records = [self._upload_planned(plan, staged, entries)]
         for shard in range(1, self._num_shards):
             key = shard_key(self.chain_id, version, epoch, shard)
             records.append(await_record(self._objects, ShardRecord, key, self._waiting))

@@ -5,7 +5,6 @@ that a living reader holds, fetches or has before it.
 """
 
 import re
-from collections.abc import Iterable
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
@@ -17,7 +16,7 @@ from ostinato.infra.serving.weights.manifest import (
     read_manifest,
     version_prefix,
 )
-from ostinato.infra.serving.weights.readers import LEASE_SECONDS, list_readers, needed_by_readers
+from ostinato.infra.serving.weights.readers import list_readers, needed_by_readers
 
 _IN_VERSION = re.compile(r"/\d{8,}/[^/]+\.\d{8,}\.[^/]*$")  # payloads, plans and shard records
 
@@ -27,11 +26,9 @@ def collect_garbage(
     chain_id: str,
     *,
     keep_versions: int,
-    pinned_versions: Iterable[int] = (),
     now: float | None = None,
-    lease_seconds: float = LEASE_SECONDS,
 ) -> list[int]:
-    """Deletes versions that neither the newest `keep_versions`, nor the pinned ones, nor a reader's are built from.
+    """Deletes versions that neither the newest `keep_versions` nor a reader's are built from.
 
     Readers count whose lease runs at `now`; all of them when it is None. A manifest goes before its objects, so that
     a reader never meets a committed version without its bytes. When a kept version's history or a reader's record
@@ -42,10 +39,10 @@ def collect_garbage(
     versions = list_versions(objects, chain_id)
     if not versions:
         return []
-    kept = set(versions[-keep_versions:]) | (set(pinned_versions) & set(versions))
+    kept = set(versions[-keep_versions:])
     if len(kept) == len(versions):
         return []
-    readers = list_readers(objects, chain_id, now=now, lease_seconds=lease_seconds)
+    readers = list_readers(objects, chain_id, now=now)
     kept |= needed_by_readers(objects, chain_id, readers, versions[-1]) & set(versions)
     needed: set[int] = set()
     for version in sorted(kept, reverse=True):

@@ -11,7 +11,7 @@ from ostinato.infra.serving.weights.manifest import (
     read_manifest,
     seal_record,
 )
-from ostinato.infra.serving.weights.shard_writer import Publisher, StagedShard
+from ostinato.infra.serving.weights.shard_writer import Publisher, Tensors
 from ostinato.infra.serving.weights.shards import (
     PublishPlan,
     Waiting,
@@ -44,20 +44,20 @@ class ShardPublisher(Publisher):
 
     def resume(self, epoch: int, last: ChainManifest | None) -> None:
         """Joins the first rank's epoch and takes up the version it took up (None: none)."""
-        self._epoch, self._base_version, self._writer.base = epoch, None, None
+        self._epoch, self._base_version, self._base = epoch, None, None
         if last is None or last.num_shards != self._num_shards:
             return
         subscriber = ChainSubscriber(self._objects, self.chain_id, shard=self._shard)
         try:
-            self._writer.base = subscriber.fetch_stored(last.version)
+            self._base = subscriber.fetch(last.version)
             self._base_version = last.version
         except StorageError:
-            self._writer.base = None  # the shard's next delta then holds whole tensors
+            self._base = None  # the shard's next delta then holds whole tensors
 
-    def commit(self, version: int, staged: StagedShard) -> ChainManifest:
+    def commit(self, version: int, staged: Tensors) -> ChainManifest:
         """Uploads the shard of `version` and returns once the first rank has committed it."""
         epoch = self.epoch
-        entries = self._writer.describe(staged.tensors, staged.parts)
+        entries = self._describe(staged)
         plan = await_record(
             self._objects,
             PublishPlan,
@@ -66,19 +66,12 @@ class ShardPublisher(Publisher):
             lambda: self._check_fence(version),
         )
         if plan.base_version != self._base_version:
-            self._writer.base = None  # it does not hold the base: its delta holds whole tensors
-        record = self._writer.upload(
-            staged,
-            entries,
-            version,
-            epoch,
-            has_delta=lambda *_: plan.base_version is not None,
-            has_anchor=lambda *_: plan.has_anchor,
-        )
+            self._base = None  # it does not hold the base: its delta holds whole tensors
+        record = self._upload_planned(plan, staged, entries)
         key = shard_key(self.chain_id, version, epoch, self._shard)
         self._objects.put_bytes(key, seal_record(record))
         manifest = self._await_commit(version)
-        self._writer.adopt(staged)
+        self._base = staged
         self._base_version = version
         return manifest
 

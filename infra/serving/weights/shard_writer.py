@@ -1,12 +1,11 @@
-"""One rank's hand in publishing: its tensors, the copy published last, and the upload of what changed.
+"""One rank's end of publishing: its tensors, the copy published last, and the upload of what changed.
 
-The copy published last moves on only after the version is committed (`adopt`), so a publish that
-fails changes nothing. It neither commits nor claims the chain.
+The copy published last moves on only after the version is committed, so a publish that fails changes
+nothing.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 import xxhash
@@ -26,103 +25,14 @@ from ostinato.infra.serving.weights.manifest import (
     ChainManifest,
     ChainObject,
     TensorEntry,
-    TensorPart,
     list_epochs,
     payload_key,
 )
 from ostinato.infra.serving.weights.patient_store import PatientStore
-from ostinato.infra.serving.weights.shards import ShardRecord, Waiting
+from ostinato.infra.serving.weights.shards import PublishPlan, ShardRecord, Waiting
 
 AnchorRule = Callable[[ChainObject | None, Changes], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class StagedShard:
-    """A copy of one rank's tensors at one version."""
-
-    tensors: dict[str, torch.Tensor]
-    parts: dict[str, TensorPart]
-
-
-class ShardWriter:
-    """Encodes and uploads one shard of a chain."""
-
-    def __init__(self, objects: ObjectStore, chain_id: str, shard: int, num_shards: int) -> None:
-        self._objects = objects
-        self._chain_id = chain_id
-        self._shard = shard
-        self._num_shards = num_shards
-        self.base: dict[str, torch.Tensor] | None = None
-
-    def describe(
-        self, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, TensorPart]
-    ) -> dict[str, TensorEntry]:
-        """Entry of every tensor as the manifest names it."""
-
-        def entry(name: str) -> TensorEntry:
-            tensor = tensors[name].detach().cpu()
-            return TensorEntry(
-                dtype=str(tensor.dtype).removeprefix("torch."),
-                shape=tuple(tensor.shape),
-                checksum=tensor_checksum(tensor),
-                shard=self._shard,
-                part=parts.get(name),
-            )
-
-        found = in_threads(entry, tensors, size_bytes(tensors))
-        return dict(zip(tensors, found, strict=True))
-
-    def stage(
-        self, weights: Mapping[str, torch.Tensor], parts: Mapping[str, TensorPart]
-    ) -> StagedShard:
-        """A copy: the caller goes on training in place while it is encoded and kept as the next base."""
-
-        def copy(name: str) -> torch.Tensor:
-            return weights[name].detach().cpu().clone(memory_format=torch.contiguous_format)
-
-        copies = in_threads(copy, weights, size_bytes(weights))
-        return StagedShard(dict(zip(weights, copies, strict=True)), dict(parts))
-
-    def upload(
-        self,
-        staged: StagedShard,
-        entries: dict[str, TensorEntry],
-        version: int,
-        epoch: int,
-        *,
-        has_delta: Callable[[Changes, Changes], bool],
-        has_anchor: AnchorRule,
-    ) -> ShardRecord:
-        """Puts the payloads that the rules ask for. They see what changed and what there is in all."""
-        everything = whole(staged.tensors)
-        changes = everything if self.base is None else difference(self.base, staged.tensors)
-        delta = anchor = None
-        if has_delta(changes, everything):
-            delta = self._put(version, "delta", epoch, changes)
-        if has_anchor(delta, everything):
-            anchor = self._put(version, "anchor", epoch, everything)
-        return ShardRecord(
-            version=version,
-            epoch=epoch,
-            shard=self._shard,
-            delta=delta,
-            anchor=anchor,
-            tensors=entries,
-            changed_elements=changes.changed_elements,
-            total_elements=everything.changed_elements,
-            raw_bytes=everything.size_bytes,
-        )
-
-    def adopt(self, staged: StagedShard) -> None:
-        """The staged copy was committed: the next delta starts from it."""
-        self.base = staged.tensors
-
-    def _put(self, version: int, kind: str, epoch: int, changes: Changes) -> ChainObject:
-        data = encode_payload(changes)
-        shard = self._shard if self._num_shards > 1 else None
-        key = payload_key(self._chain_id, version, kind, epoch, shard)
-        self._objects.put_bytes(key, data)
-        return ChainObject(key=key, size_bytes=len(data), checksum=xxhash.xxh3_128_hexdigest(data))
+Tensors = Mapping[str, torch.Tensor]
 
 
 class PublisherFenced(StorageError):
@@ -147,7 +57,7 @@ class Publisher(ABC):
         self._num_shards = num_shards
         self._waiting = waiting or Waiting()
         self._epoch: int | None = None
-        self._writer = ShardWriter(self._objects, chain_id, shard, num_shards)
+        self._base: Tensors | None = None  # what the next delta starts from
 
     @property
     def has_epoch(self) -> bool:
@@ -163,26 +73,86 @@ class Publisher(ABC):
             )
         return self._epoch
 
-    def publish(
-        self,
-        version: int,
-        weights: Mapping[str, torch.Tensor],
-        parts: Mapping[str, TensorPart] | None = None,
-    ) -> ChainManifest:
-        """Commits `weights` as `version`. `parts` names those that are stretches of larger tensors."""
-        return self.commit(version, self.stage(weights, parts))
+    def publish(self, version: int, weights: Tensors) -> ChainManifest:
+        """Commits `weights` as `version`."""
+        return self.commit(version, self.stage(weights))
 
-    def stage(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        parts: Mapping[str, TensorPart] | None = None,
-    ) -> StagedShard:
-        """The first half of publish: a copy, after which the weights may change."""
-        return self._writer.stage(weights, parts or {})
+    def stage(self, weights: Tensors) -> Tensors:
+        """The first half of publish: a copy, after which the weights may change. It is kept as the
+        next base.
+        """
+
+        def copy(name: str) -> torch.Tensor:
+            return weights[name].detach().cpu().clone(memory_format=torch.contiguous_format)
+
+        copies = in_threads(copy, weights, size_bytes(weights))
+        return dict(zip(weights, copies, strict=True))
 
     @abstractmethod
-    def commit(self, version: int, staged: StagedShard) -> ChainManifest:
+    def commit(self, version: int, staged: Tensors) -> ChainManifest:
         """The second half of publish, which may run beside training."""
+
+    def _describe(self, tensors: Tensors) -> dict[str, TensorEntry]:
+        """Entry of every tensor as the manifest names it."""
+
+        def entry(name: str) -> TensorEntry:
+            tensor = tensors[name].detach().cpu()
+            return TensorEntry(
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                shape=tuple(tensor.shape),
+                checksum=tensor_checksum(tensor),
+                shard=self._shard,
+            )
+
+        found = in_threads(entry, tensors, size_bytes(tensors))
+        return dict(zip(tensors, found, strict=True))
+
+    def _upload(
+        self,
+        version: int,
+        staged: Tensors,
+        entries: dict[str, TensorEntry],
+        *,
+        has_delta: Callable[[Changes, Changes], bool],
+        has_anchor: AnchorRule,
+    ) -> ShardRecord:
+        """Puts the payloads that the rules ask for. They see what changed and what there is in all."""
+        everything = whole(staged)
+        changes = everything if self._base is None else difference(self._base, staged)
+        delta = anchor = None
+        if has_delta(changes, everything):
+            delta = self._put(version, "delta", changes)
+        if has_anchor(delta, everything):
+            anchor = self._put(version, "anchor", everything)
+        return ShardRecord(
+            version=version,
+            epoch=self.epoch,
+            shard=self._shard,
+            delta=delta,
+            anchor=anchor,
+            tensors=entries,
+            changed_elements=changes.changed_elements,
+            total_elements=everything.changed_elements,
+            raw_bytes=everything.size_bytes,
+        )
+
+    def _upload_planned(
+        self, plan: PublishPlan, staged: Tensors, entries: dict[str, TensorEntry]
+    ) -> ShardRecord:
+        return self._upload(
+            plan.version,
+            staged,
+            entries,
+            has_delta=lambda *_: plan.base_version is not None,
+            has_anchor=lambda *_: plan.has_anchor,
+        )
+
+    def _put(self, version: int, kind: str, changes: Changes) -> ChainObject:
+        data = encode_payload(changes)
+        shard = self._shard if self._num_shards > 1 else None
+        key = payload_key(self.chain_id, version, kind, self.epoch, shard)
+        self._objects.put_bytes(key, data)
+        return ChainObject(key=key, size_bytes=len(data), checksum=xxhash.xxh3_128_hexdigest(data))
 
     def _check_fence(self, version: int) -> None:
         newest = max(list_epochs(self._objects, self.chain_id), default=0)

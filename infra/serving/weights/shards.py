@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
 from pydantic import Field
 
 from ostinato.infra.platform.errors import StorageError
@@ -22,7 +21,6 @@ from ostinato.infra.serving.weights.manifest import (
     ChainObject,
     Sealed,
     TensorEntry,
-    TensorPart,
     open_record,
     version_prefix,
 )
@@ -111,48 +109,3 @@ def share_tensors(sizes_bytes: Mapping[str, int], num_shards: int) -> dict[str, 
         shards[name] = loads.index(min(loads))
         loads[shards[name]] += sizes_bytes[name]
     return shards
-
-
-def split_rows(
-    name: str, tensor: torch.Tensor, shard: int, num_shards: int, axis: int = 0
-) -> tuple[str, torch.Tensor, TensorPart]:
-    """A rank's even stretch of a tensor: its stored name, the stretch, and where it lies."""
-    size = tensor.shape[axis]
-    start, end = (size * index // num_shards for index in (shard, shard + 1))
-    part = TensorPart(tensor=name, axis=axis, start=start, size=size)
-    return part_name(part), tensor.narrow(axis, start, end - start), part
-
-
-def part_name(part: TensorPart) -> str:
-    """Stored name of a stretch: `tensor@axis:start`."""
-    return f"{part.tensor}@{part.axis}:{part.start}"
-
-
-def assemble(
-    tensors: Mapping[str, torch.Tensor], entries: Mapping[str, TensorEntry]
-) -> dict[str, torch.Tensor]:
-    """Whole tensors by their own names, stretches joined. StorageError when stretches do not meet."""
-    whole: dict[str, torch.Tensor] = {}
-    stretches: dict[str, list[tuple[TensorPart, torch.Tensor]]] = {}
-    for name, tensor in tensors.items():
-        part = entries[name].part
-        if part is None:
-            whole[name] = tensor
-        else:
-            stretches.setdefault(part.tensor, []).append((part, tensor))
-    for name, pieces in stretches.items():
-        pieces.sort(key=lambda piece: piece[0].start)
-        axis, reached = pieces[0][0].axis, 0
-        for part, tensor in pieces:
-            if (part.axis, part.start) != (axis, reached):
-                raise StorageError(
-                    f"tensor {name}: a stretch begins at {part.start} of axis {part.axis}, "
-                    f"wanted {reached} of axis {axis}"
-                )
-            reached += tensor.shape[axis]
-        if reached != pieces[0][0].size:
-            raise StorageError(
-                f"tensor {name}: stretches reach {reached} of axis {axis}, wanted {pieces[0][0].size}"
-            )
-        whole[name] = torch.cat([tensor for _, tensor in pieces], dim=axis)
-    return whole

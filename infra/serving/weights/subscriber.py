@@ -34,7 +34,6 @@ from ostinato.infra.serving.weights.manifest import (
 )
 from ostinato.infra.serving.weights.patient_store import PatientStore
 from ostinato.infra.serving.weights.readers import ReaderRecord, write_reader
-from ostinato.infra.serving.weights.shards import assemble
 
 logger = logging.getLogger(__name__)
 
@@ -103,14 +102,6 @@ class ChainSubscriber:
         The cheapest road is tried first, then every other one; StorageError names what failed on each, and the
         publisher is asked for an anchor.
         """
-        tensors = self.fetch_stored(version)
-        manifest = self._held_manifest
-        if manifest is None or all(entry.part is None for entry in manifest.tensors.values()):
-            return tensors
-        return assemble(tensors, manifest.tensors)
-
-    def fetch_stored(self, version: int) -> dict[str, torch.Tensor]:
-        """As `fetch`, but stretches of tensors as they are stored, each under its own name."""
         self._tell(wanted_version=version)
         target = read_manifest(self._objects, self.chain_id, version)
         if self._held is not None and self._held_manifest == target:

@@ -17,12 +17,10 @@ from ostinato.infra.serving.weights import (
     ChainPublisher,
     ChainSubscriber,
     ShardPublisher,
-    TensorPart,
     share_tensors,
-    split_rows,
 )
-from ostinato.infra.serving.weights.manifest import TensorEntry, list_versions
-from ostinato.infra.serving.weights.shards import Waiting, assemble, shard_key
+from ostinato.infra.serving.weights.manifest import list_versions
+from ostinato.infra.serving.weights.shards import Waiting, shard_key
 from tests.unit.infra.serving.weights.strategies import changed, random_bits, same_bits, seeds
 from tests.unit.infra.serving.weights.test_chain import spoil
 
@@ -44,16 +42,13 @@ def make_weights(generator: np.random.Generator) -> Weights:
     }
 
 
-def own_shard(weights: Weights, shard: int, num_shards: int) -> tuple[Weights, dict]:
-    """Split tensors by rows or columns as tensor parallelism does; experts go round."""
-    stored, parts = {}, {}
-    for name, axis in (("embed", 0), ("mlp", 1)):
-        key, piece, part = split_rows(name, weights[name], shard, num_shards, axis)
-        stored[key], parts[key] = piece, part
-    for index, name in enumerate(("expert.0", "expert.1")):
-        if index % num_shards == shard:
-            stored[name] = weights[name]
-    return stored, parts
+def own_shard(weights: Weights, shard: int, num_shards: int) -> Weights:
+    """The tensors go round the ranks."""
+    return {
+        name: tensor
+        for index, (name, tensor) in enumerate(weights.items())
+        if index % num_shards == shard
+    }
 
 
 class Ranks:
@@ -75,7 +70,7 @@ class Ranks:
     def publish(self, version: int, weights: Weights) -> ChainManifest:
         with ThreadPoolExecutor(self.num_shards) as pool:
             calls = [
-                pool.submit(rank.publish, version, *own_shard(weights, shard, self.num_shards))
+                pool.submit(rank.publish, version, own_shard(weights, shard, self.num_shards))
                 for shard, rank in enumerate([self.first, *self.others])
             ]
             return next(iter([call.result() for call in calls]))
@@ -111,7 +106,7 @@ def test_shards_a_version_without_one_rank_is_never_committed(tmp_path: Path) ->
     weights = make_weights(np.random.default_rng(0))
     publisher = ChainPublisher(store, "c", num_shards=2, waiting=BRIEF)
     with pytest.raises(StorageError, match=r"shard\.00000001\.00001\.json did not come"):
-        publisher.publish(0, *own_shard(weights, 0, 2))
+        publisher.publish(0, own_shard(weights, 0, 2))
     assert list_versions(store, "c") == []
     assert ChainSubscriber(store, "c").latest_version() is None
 
@@ -124,7 +119,7 @@ def test_shards_the_trainer_that_lost_a_rank_continues_after_a_restart(tmp_path:
     broken = ChainPublisher(store, "c", num_shards=2, waiting=BRIEF)
     history.append({name: changed(t, generator, 0.1) for name, t in history[0].items()})
     with pytest.raises(StorageError, match="did not come"):
-        broken.publish(1, *own_shard(history[1], 0, 2))
+        broken.publish(1, own_shard(history[1], 0, 2))
     manifest = Ranks(store, 2).publish(1, history[1])
     assert (manifest.kind, manifest.base_version, manifest.num_shards) == ("delta", 0, 2)
     assert same_bits(ChainSubscriber(store, "c").fetch(1), history[1])
@@ -141,7 +136,7 @@ def test_shards_a_rank_of_a_replaced_trainer_is_refused(tmp_path: Path) -> None:
     old.resume(first.epoch, None)
     ChainPublisher(store, "c", num_shards=2).resume()
     with pytest.raises(StorageError, match="belongs to epoch 2"):
-        old.publish(0, *own_shard(weights, 1, 2))
+        old.publish(0, own_shard(weights, 1, 2))
 
 
 def test_shards_a_damaged_shard_is_reported_and_named(tmp_path: Path) -> None:
@@ -182,7 +177,7 @@ def test_shards_a_torn_shard_record_is_never_committed(tmp_path: Path) -> None:
     publisher.resume()
     store.put_bytes(shard_key("c", 0, publisher.epoch, 1), b'{"manifest": {"version"')
     with pytest.raises(StorageError, match="wanted a sealed"):
-        publisher.publish(0, *own_shard(weights, 0, 2))
+        publisher.publish(0, own_shard(weights, 0, 2))
     assert list_versions(store, "c") == []
 
 
@@ -198,19 +193,3 @@ def test_share_gives_each_tensor_to_one_shard_and_evens_the_bytes(
     for name, shard in shards.items():
         loads[shard] += sizes_bytes[name]
     assert max(loads) - min(loads) <= max(sizes_bytes.values(), default=0)
-
-
-@pytest.mark.parametrize(("dropped", "message"), [(0, "wanted 0"), (1, "wanted 8"), (2, "reach")])
-def test_assemble_with_a_hole_is_refused(dropped: int, message: str) -> None:
-    tensor = torch.arange(24).reshape(24, 1)
-    stored, entries = {}, {}
-    publisher_like = [split_rows("w", tensor, shard, 3) for shard in range(3)]
-    for index, (key, piece, part) in enumerate(publisher_like):
-        if index != dropped:
-            stored[key], entries[key] = piece, _entry(piece, part)
-    with pytest.raises(StorageError, match=message):
-        assemble(stored, entries)
-
-
-def _entry(piece: torch.Tensor, part: TensorPart) -> TensorEntry:
-    return TensorEntry(dtype="int64", shape=tuple(piece.shape), checksum="", part=part)
