@@ -16,10 +16,10 @@ _construction = threading.Lock()
 Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def parse_python(text: str | bytes, filename: str = "<unknown>") -> ast.Module:
+def parse_python(text: str | bytes) -> ast.Module:
     """The tree of `text`. Raises SyntaxError and ValueError as `ast.parse` does."""
     with _construction:
-        return ast.parse(text, filename)
+        return ast.parse(text)
 
 
 def evaluate_literal(literal: ast.expr | str) -> Any:

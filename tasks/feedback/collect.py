@@ -10,11 +10,9 @@ from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.rows import InteractionRow
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.gateway.signals import Signal
 from ostinato.tasks.feedback.interactions import (
     CollectedInteraction,
     Collection,
-    FeedbackEvent,
     Skip,
     SkipReason,
 )
@@ -42,18 +40,12 @@ def collect(
     line: str,
     from_watermark: int,
     to_watermark: int,
-    *,
-    oldest_weight_version: int | None = None,
 ) -> Collection:
-    """Takes the line's interactions of (from_watermark, to_watermark].
-
-    With `oldest_weight_version` given, those made by older weights are skipped as stale: the update
-    is meant for data of the policy that serves now.
-    """
+    """Takes the line's interactions of (from_watermark, to_watermark]."""
     taken: list[CollectedInteraction] = []
     skipped: list[Skip] = []
     for row in ledger.interactions.since(from_watermark, to_watermark, line=line):
-        found = _take(row, objects, oldest_weight_version)
+        found = _take(row, objects)
         if isinstance(found, Skip):
             logger.info(
                 "interaction=%s skipped=%s detail=%s",
@@ -72,17 +64,10 @@ def collect(
     )
 
 
-def _take(
-    row: InteractionRow, objects: ObjectStore, oldest_weight_version: int | None
-) -> CollectedInteraction | Skip:
+def _take(row: InteractionRow, objects: ObjectStore) -> CollectedInteraction | Skip:
     def skip(reason: SkipReason, detail: str) -> Skip:
         return Skip(interaction_id=row.interaction_id, reason=reason, detail=detail)
 
-    if oldest_weight_version is not None and row.weight_version < oldest_weight_version:
-        return skip(
-            SkipReason.STALE,
-            f"weight version {row.weight_version}, wanted at least {oldest_weight_version}",
-        )
     try:
         stored = objects.get_bytes(row.object_key)
     except StorageError as error:
@@ -98,15 +83,8 @@ def _take(
         return skip(SkipReason.NOTHING_SAMPLED, f"ended by {transcript.end_reason.value}")
     return CollectedInteraction(
         interaction_id=row.interaction_id,
-        session_id=row.session_id,
         population=row.tenant,
         problem_kind=row.problem_kind,
-        arm=row.arm,
-        weight_version=row.weight_version,
-        created_at=row.created_at,
         transcript=transcript,
-        feedback=tuple(
-            FeedbackEvent(signal=Signal(said.signal), value=said.value, created_at=said.created_at)
-            for said in row.feedback
-        ),
+        feedback=row.feedback,
     )

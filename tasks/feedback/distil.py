@@ -10,10 +10,11 @@ from pydantic import Field
 
 from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
 from ostinato.infra.agent.transcript import MODEL_FAULTS, CallStatus, EndReason, Transcript
+from ostinato.infra.platform.ledger.rows import FeedbackRow
 from ostinato.infra.serving.gateway.signals import Signal
 from ostinato.tasks.feedback.baseline import Baselines, Observation, advantages
 from ostinato.tasks.feedback.config import DistilConfig, FeedbackConfig
-from ostinato.tasks.feedback.interactions import CollectedInteraction, FeedbackEvent
+from ostinato.tasks.feedback.interactions import CollectedInteraction
 from ostinato.tasks.records import Record, Sample
 
 LIMIT_REASONS = frozenset(
@@ -50,7 +51,7 @@ def distil_reward(interaction: CollectedInteraction, config: DistilConfig) -> Di
     edit overrides an earlier "kept".
     """
     terms = _said_terms(interaction.feedback, config)
-    if not any(event.signal is not Signal.LATENCY_SECONDS for event in interaction.feedback):
+    if not any(event.signal != Signal.LATENCY_SECONDS for event in interaction.feedback):
         terms[NO_FEEDBACK] = config.weights.no_feedback
     terms |= _shown_terms(interaction.transcript, interaction.problem_kind, config)
     reward = max(-1.0, min(1.0, sum(terms.values())))
@@ -99,7 +100,7 @@ def distil(
     )
 
 
-def _said_terms(feedback: Sequence[FeedbackEvent], config: DistilConfig) -> dict[str, float]:
+def _said_terms(feedback: Sequence[FeedbackRow], config: DistilConfig) -> dict[str, float]:
     weights = config.weights
     latest = {event.signal: event for event in sorted(feedback, key=lambda event: event.created_at)}
     kept, reverted = latest.get(Signal.EDIT_KEPT), latest.get(Signal.EDIT_REVERTED)
@@ -108,8 +109,10 @@ def _said_terms(feedback: Sequence[FeedbackEvent], config: DistilConfig) -> dict
         latest.pop(
             Signal.EDIT_KEPT if reverted.created_at >= kept.created_at else Signal.EDIT_REVERTED
         )
+    worth = weights.model_dump()
     terms: dict[str, float] = {}
-    for signal, event in latest.items():
+    for name, event in latest.items():
+        signal = Signal(name)
         match signal:
             case Signal.EDIT_SURVIVED:
                 share = max(0.0, min(1.0, event.value))
@@ -118,18 +121,8 @@ def _said_terms(feedback: Sequence[FeedbackEvent], config: DistilConfig) -> dict
                 excess = event.value / config.latency_target_seconds - 1
                 if excess > 0:
                     terms["latency"] = weights.latency * min(1.0, excess)
-            case Signal.EDIT_KEPT:
-                terms[signal.value] = weights.edit_kept
-            case Signal.EDIT_REVERTED:
-                terms[signal.value] = weights.edit_reverted
-            case Signal.DISSATISFIED_FOLLOW_UP:
-                terms[signal.value] = weights.dissatisfied_follow_up
-            case Signal.ABANDONED:
-                terms[signal.value] = weights.abandoned
-            case Signal.THUMBS_UP:
-                terms[signal.value] = weights.thumbs_up
-            case Signal.THUMBS_DOWN:
-                terms[signal.value] = weights.thumbs_down
+            case _:
+                terms[signal.value] = worth[signal.value]
     return terms
 
 

@@ -8,30 +8,18 @@ from enum import StrEnum
 from pydantic import Field
 
 from ostinato.infra.agent.transcript import Transcript
-from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.infra.platform.ledger.rows import FeedbackRow
 from ostinato.tasks.records import Record
-
-
-class FeedbackEvent(Record):
-    """One signal."""
-
-    signal: Signal
-    value: float
-    created_at: float
 
 
 class CollectedInteraction(Record):
     """One user turn with a deployed checkpoint, its tokens and all that was said about it."""
 
     interaction_id: str
-    session_id: str
     population: str = Field(description="the tenant whose users these are")
     problem_kind: str
-    arm: str
-    weight_version: int
-    created_at: float
     transcript: Transcript
-    feedback: tuple[FeedbackEvent, ...]
+    feedback: tuple[FeedbackRow, ...]
 
 
 class SkipReason(StrEnum):
@@ -41,7 +29,6 @@ class SkipReason(StrEnum):
         "infrastructure"  # engine or sandbox failed, which says nothing about the policy
     )
     NOTHING_SAMPLED = "nothing_sampled"  # no token of the model in it
-    STALE = "stale"  # made by weights too far from those that would be trained
     TRANSCRIPT_LOST = "transcript_lost"  # the object store no longer has its bytes
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
-from ostinato.infra.platform.telemetry import configure_logging, fields
+from ostinato.infra.platform.telemetry import fields
 from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
 from ostinato.tasks.feedback.carry_over import STAGE, carried_baselines, distil_payload
 from ostinato.tasks.feedback.collect import collect
@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 def main(request: CycleTrainingRequest, workspace: Workspace) -> CycleTrainingResult:
     """Collects, distils, trains."""
-    configure_logging()
     ledger = Ledger(workspace.settings.ledger_url).migrate()
     objects = open_object_store(workspace.settings)
     workspace.progress.update(0, 3, "collecting")

@@ -12,7 +12,6 @@ import httpx
 from pydantic import ValidationError
 
 from ostinato.infra.platform.cluster.workspace import Workspace
-from ostinato.infra.platform.telemetry import configure_logging
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.infra.serving.gateway.server import running_server
@@ -34,7 +33,6 @@ SIMULATED_TENANT = "simulated"  # never mistaken for people's traffic
 
 def main(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersReport:
     """Serves, lets the users work, ends."""
-    configure_logging()
     return asyncio.run(_run(request, workspace))
 
 

@@ -3,7 +3,9 @@
 import asyncio
 import sys
 
-from ostinato.infra.platform.cluster.ray_start import start_ray
+import ray
+
+from ostinato.infra.platform.cluster.ray_start import NAMESPACE
 from ostinato.infra.sandbox.fleet.client import FleetClient
 
 
@@ -17,7 +19,7 @@ async def hold(fleet_name: str, num_boxes: int) -> None:
 
 def main() -> None:
     address, fleet_name, num_boxes = sys.argv[1:]
-    start_ray(1, 0, address)
+    ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
     asyncio.run(hold(fleet_name, int(num_boxes)))
 
 

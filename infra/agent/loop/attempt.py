@@ -56,13 +56,12 @@ async def run_agent(
     config: HarnessConfig,
     *,
     clock: Callable[[], float] = time.monotonic,
-    on_turn: OnTurn | None = None,
 ) -> Transcript:
-    """Runs the attempt to its end. `on_turn` hears of each turn as it completes."""
+    """Runs the attempt to its end."""
     conversation = open_conversation(model, renderer, environment, request, config)
     try:
         return await run_conversation(
-            conversation, environment, request.prompt, config, clock=clock, on_turn=on_turn
+            conversation, environment, request.prompt, config, clock=clock
         )
     finally:
         await conversation.close()
@@ -98,7 +97,7 @@ async def run_conversation(
     on_turn: OnTurn | None = None,
 ) -> Transcript:
     """Takes turns until something ends the attempt. `prompt`: what a segment after a summary begins
-    with; the conversation has been told already.
+    with; the conversation has been told already. `on_turn` hears of each turn as it completes.
     """
     started = clock()
     attempt = _Attempt(conversation, environment, prompt, config, on_turn)

@@ -31,6 +31,7 @@ from ostinato.infra.platform.errors import ClusterError, OstinatoError
 
 _RESTART_POLL_SECONDS = 0.2
 _END_POLL_SECONDS = 0.005
+_END_SECONDS = 10
 
 
 def get_or_create_actor(
@@ -38,18 +39,15 @@ def get_or_create_actor(
     name: str,
     *arguments: object,
     num_cpus: float = 0.0,
-    num_gpus: float = 0.0,
     max_concurrency: int | None = None,
     max_restarts: int = 0,
-    outlives_driver: bool = False,
     on_node: str | None = None,
     **named_arguments: object,
 ) -> ActorHandle:
     """The live actor of that name, or a new one made with the arguments.
 
-    `actor_class` is a plain class or one decorated with `ray.remote`. An actor that outlives its
-    driver is found again by the next one and must be ended with `end_actor`. `on_node` is Ray's id
-    of the only machine it may live on; None: any.
+    `actor_class` is a plain class or one decorated with `ray.remote`. `on_node` is Ray's id of the
+    only machine it may live on; None: any.
     """
     _require_ray(name)
     remote_class = actor_class if hasattr(actor_class, "remote") else ray.remote(actor_class)
@@ -58,15 +56,12 @@ def get_or_create_actor(
         "namespace": NAMESPACE,
         "get_if_exists": True,
         "num_cpus": num_cpus,
-        "num_gpus": num_gpus,
         "max_restarts": max_restarts,
     }
     if max_concurrency is not None:
         options["max_concurrency"] = max_concurrency
     if on_node is not None:
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(on_node, soft=False)
-    if outlives_driver:
-        options["lifetime"] = "detached"
     return remote_class.options(**options).remote(*arguments, **named_arguments)
 
 
@@ -85,21 +80,19 @@ def _require_ray(name: str) -> None:
         raise ClusterError(f"actor {name} needs Ray, which this process has not; call start_ray")
 
 
-def end_actor(actor: ActorHandle, timeout_seconds: float = 10.0) -> None:
+def end_actor(actor: ActorHandle) -> None:
     """End an actor for good. It is not restarted, and answers no more when this returns."""
     ray.kill(actor, no_restart=True)
     # Ray only sends the kill: calls made right after it may still be answered
     trials = Retrying(
         retry=retry_if_result(bool),
         wait=wait_fixed(_END_POLL_SECONDS),
-        stop=stop_after_delay(timeout_seconds),
+        stop=stop_after_delay(_END_SECONDS),
     )
     try:
-        trials(lambda: is_actor_alive(actor, timeout_seconds))
+        trials(lambda: is_actor_alive(actor))
     except RetryError as error:
-        raise ClusterError(
-            f"{actor} still answers {timeout_seconds:.0f} s after it was killed"
-        ) from error
+        raise ClusterError(f"{actor} still answers {_END_SECONDS} s after it was killed") from error
 
 
 def wait_for(reference: Any, what: str, timeout_seconds: float) -> Any:

@@ -75,15 +75,12 @@ def run_child(
     *,
     directory: Path,
     on_progress: OnProgress | None = None,
-    time_limit_seconds: float | None = None,
-    processes_environment: Mapping[str, str] | None = None,
     settings: Settings | None = None,
 ) -> R:
     """Run `entry(request, workspace)` in a child and return its result. Resumes by itself.
 
-    Raises the child's own typed error, ClusterError when it was killed or ran past its limit. Any
-    exception in the caller, KeyboardInterrupt included, ends the child's whole session before it
-    travels on.
+    Raises the child's own typed error, ClusterError when it was killed. Any exception in the
+    caller, KeyboardInterrupt included, ends the child's whole session before it travels on.
     """
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
@@ -91,11 +88,11 @@ def run_child(
     done = _finished(directory, envelope, result_type)
     if done is not None:
         return done
-    environment = _environment(settings or load_settings(), processes_environment)
+    environment = _environment(settings or load_settings())
     while True:
         child = _attach_or_start(directory, envelope, environment)
         try:
-            exit_code = _watch(child, directory, on_progress, time_limit_seconds)
+            exit_code = _watch(child, directory, on_progress)
         except BaseException:
             child.kill()
             raise
@@ -142,7 +139,7 @@ def _finished(directory: Path, envelope: RequestEnvelope, result_type: type[R]) 
         ) from error
 
 
-def _environment(settings: Settings, extra: Mapping[str, str] | None) -> dict[str, str]:
+def _environment(settings: Settings) -> dict[str, str]:
     root = str(Path(ostinato.__file__).parents[1])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
@@ -150,7 +147,6 @@ def _environment(settings: Settings, extra: Mapping[str, str] | None) -> dict[st
         **CHILD_ENVIRONMENT,
         **settings.to_environment(),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        **(extra or {}),
     }
 
 
@@ -233,12 +229,7 @@ def _await_mark(child: _Child, directory: Path) -> None:
         time.sleep(_POLL_SECONDS / 10)
 
 
-def _watch(
-    child: _Child,
-    directory: Path,
-    on_progress: OnProgress | None,
-    time_limit_seconds: float | None,
-) -> int:
+def _watch(child: _Child, directory: Path, on_progress: OnProgress | None) -> int:
     seen_at = 0.0
     while True:
         exit_code = child.exit_code()
@@ -249,14 +240,7 @@ def _watch(
                 _tell(on_progress, progress)
         if exit_code is not None:
             return exit_code
-        ran_seconds = time.time() - child.mark.started_at
-        if time_limit_seconds is not None and ran_seconds > time_limit_seconds:
-            raise ClusterError(
-                f"child {child.mark.pid} in {directory} ran {ran_seconds:.0f} s, wanted at most "
-                f"{time_limit_seconds:.0f} s; it resumes from its last checkpoint"
-                f"{_log_tail(directory)}"
-            )
-        _wait(child, _POLL_SECONDS)
+        _wait(child)
 
 
 def _tell(on_progress: OnProgress, progress: Progress) -> None:
@@ -266,12 +250,12 @@ def _tell(on_progress: OnProgress, progress: Progress) -> None:
         _logger.exception("progress is not shown %s", fields(done=progress.done))
 
 
-def _wait(child: _Child, limit_seconds: float) -> None:
+def _wait(child: _Child) -> None:
     if child.process is None:
-        time.sleep(limit_seconds)
+        time.sleep(_POLL_SECONDS)
     else:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.process.wait(limit_seconds)
+            child.process.wait(_POLL_SECONDS)
 
 
 def _error(entry: str, directory: Path, exit_code: int) -> Exception:

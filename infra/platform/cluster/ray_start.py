@@ -1,4 +1,4 @@
-"""Ray on this machine, or a connection to the cluster that the settings name.
+"""Ray on this machine.
 
 `ray.init` and its options; nobody else calls it. Call from the main thread of a supervised child,
 never from a Prefect process: Ray replaces its signal handlers.
@@ -27,39 +27,34 @@ _RAY_ENVIRONMENT = {
 }
 
 
-def start_ray(num_cpus: int, object_store_bytes: int, address: str | None = None) -> None:
-    """Start Ray here, or join the cluster at `address`. A process that has Ray keeps it."""
+def start_ray(num_cpus: int, object_store_bytes: int) -> None:
+    """Start Ray here. A process that has Ray keeps it."""
     if ray.is_initialized():
         return
     os.environ.update(_RAY_ENVIRONMENT)
-    where = address or f"this machine with {num_cpus} CPUs and {object_store_bytes} bytes"
-    what = f"Ray did not start on {where} (`ostinato doctor --deep` shows what is missing)"
+    what = (
+        f"Ray did not start on this machine with {num_cpus} CPUs and {object_store_bytes} bytes "
+        "(`ostinato doctor --deep` shows what is missing)"
+    )
     for trial in Retrying(
         retry=retry_if_exception_type(ClusterError),
-        stop=stop_after_attempt(_START_TRIALS if address is None else 1),
+        stop=stop_after_attempt(_START_TRIALS),
         after=lambda _: ray.shutdown(),
         reraise=True,
     ):
         with trial, boundary(ClusterError, what):
-            _init_ray(num_cpus, object_store_bytes, address)
+            ray.init(
+                address="local",
+                namespace=NAMESPACE,
+                num_cpus=num_cpus,
+                num_gpus=None,
+                object_store_memory=object_store_bytes,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                _node_ip_address="127.0.0.1",
+            )
     _logger.info("ray is up %s", fields(cpus=num_cpus, object_store_bytes=object_store_bytes))
-
-
-def _init_ray(num_cpus: int, object_store_bytes: int, address: str | None) -> None:
-    if address is not None:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
-        return
-    ray.init(
-        address="local",
-        namespace=NAMESPACE,
-        num_cpus=num_cpus,
-        num_gpus=None,
-        object_store_memory=object_store_bytes,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-        _node_ip_address="127.0.0.1",
-    )
 
 
 def stop_ray() -> None:

@@ -137,16 +137,9 @@ class JournalRepository:
                     .values(state=JournalState.DISCARDED.value, reason=reason)
                 )
 
-    def committed_untrained(
-        self, run_id: str, after_checkpoint_step: int | None = None
-    ) -> list[JournalRow]:
-        """Rows the trainer owes, in commit order. With a step given, rows trained after it count as
-        owed too: a trainer that restarts from the checkpoint of that step has forgotten them.
-        """
-        owed = JOURNAL.c.state == JournalState.COMMITTED
-        if after_checkpoint_step is not None:
-            owed = owed | (JOURNAL.c.trained_step > after_checkpoint_step)
-        return self._select(JOURNAL.c.run_id == run_id, owed)
+    def committed_untrained(self, run_id: str) -> list[JournalRow]:
+        """Rows the trainer owes, in commit order."""
+        return self._select(JOURNAL.c.run_id == run_id, JOURNAL.c.state == JournalState.COMMITTED)
 
     def finished_uncommitted(self, run_id: str) -> list[JournalRow]:
         """Finished rows of incomplete groups. A restarted orchestrator only runs the rest."""

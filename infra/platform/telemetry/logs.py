@@ -5,7 +5,6 @@ It owns no logger: each module has `logging.getLogger(__name__)`.
 
 import logging
 import sys
-from typing import TextIO
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -19,9 +18,9 @@ def fields(**values: object) -> str:
     return " ".join(parts)
 
 
-def configure_logging(stream: TextIO | None = None, level: int = logging.INFO) -> None:
-    """Sends all logs of this process to `stream` (None: stderr). Called once, at entry."""
-    logging.basicConfig(stream=stream or sys.stderr, level=level, format=_FORMAT, force=True)
+def configure_logging() -> None:
+    """Sends all logs of this process to stderr. Called once, at entry."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=_FORMAT, force=True)
     for noisy in (
         "botocore",
         "aiobotocore",

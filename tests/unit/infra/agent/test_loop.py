@@ -6,7 +6,7 @@ import asyncio
 import numpy as np
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
-from ostinato.infra.agent.loop.attempt import run_agent
+from ostinato.infra.agent.loop.attempt import open_conversation, run_agent, run_conversation
 from ostinato.infra.agent.loop.prompts import SUMMARY_REQUEST
 from ostinato.infra.agent.transcript import MISSING_ROUTE, CallStatus, EndReason, Transcript
 from ostinato.infra.platform.errors import EngineError
@@ -171,5 +171,6 @@ def test_turns_are_reported_as_they_complete(renderer, environment) -> None:
         heard.append(turn.text)
 
     model = ScriptedModel(renderer, [LOOK, "Fixed."])
-    asyncio.run(run_agent(model, renderer, environment, REQUEST, CONFIG, on_turn=listen))
+    conversation = open_conversation(model, renderer, environment, REQUEST, CONFIG)
+    asyncio.run(run_conversation(conversation, environment, REQUEST.prompt, CONFIG, on_turn=listen))
     assert heard == [LOOK, "Fixed."]

@@ -10,8 +10,9 @@ from ostinato.infra.agent.transcript import (
     Transcript,
     TurnRecord,
 )
+from ostinato.infra.platform.ledger.rows import FeedbackRow
 from ostinato.infra.serving.gateway.signals import Signal
-from ostinato.tasks.feedback.interactions import CollectedInteraction, FeedbackEvent
+from ostinato.tasks.feedback.interactions import CollectedInteraction
 
 
 def segment(sampled: int = 1, *, token: int = 7) -> Segment:
@@ -56,15 +57,17 @@ def interaction(
 ) -> CollectedInteraction:
     return CollectedInteraction(
         interaction_id=name,
-        session_id=f"session-{name}",
         population=population,
         problem_kind=kind,
-        arm="control",
-        weight_version=3,
-        created_at=0.0,
         transcript=said if said is not None else transcript(CallStatus.OK),
         feedback=tuple(
-            FeedbackEvent(signal=signal, value=value, created_at=float(index))
+            FeedbackRow(
+                feedback_id=f"{name}/{index}",
+                interaction_id=name,
+                signal=signal,
+                value=value,
+                created_at=float(index),
+            )
             for index, (signal, value) in enumerate(events)
         ),
     )

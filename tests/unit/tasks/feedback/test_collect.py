@@ -77,13 +77,6 @@ async def test_nothing_vanishes_without_a_reason(make_toy: Callable[..., Toy]) -
     }
 
 
-async def test_interactions_of_older_weights_are_stale(toy: Toy) -> None:
-    await interact(toy)
-    found = collect(toy.ledger, toy.objects, LINE, 0, 1, oldest_weight_version=5)
-    assert [skip.reason.value for skip in found.skipped] == ["stale"]
-    assert collect(toy.ledger, toy.objects, LINE, 0, 1, oldest_weight_version=4).skipped == ()
-
-
 async def test_refusals_are_collected_as_negatives(make_toy: Callable[..., Toy]) -> None:
     toy = make_toy(lambda conversation: "I would rather not.")
     await interact(toy)

@@ -203,14 +203,6 @@ def test_live_child_of_another_request_is_not_disturbed(tmp_path: Path) -> None:
     assert supervisor.wait(timeout=30) == 0
 
 
-def test_child_past_its_limit_is_ended_with_a_reason(tmp_path: Path) -> None:
-    request = CountRequest(steps=1, release_file=str(tmp_path / "never"))
-    with pytest.raises(ClusterError, match="wanted at most 1 s"):
-        run_child(_COUNT, request, CountResult, directory=tmp_path / "work", time_limit_seconds=1.0)
-
-    assert not _runs(_pid(tmp_path / "work"))
-
-
 def test_error_in_the_progress_callback_does_not_end_the_child(tmp_path: Path) -> None:
     def refuse(progress: Progress) -> None:
         raise ValueError(f"no more of {progress.done}")
