@@ -36,7 +36,7 @@ from ostinato.infra.agent.config import HarnessConfig, PromptFacts
 from ostinato.infra.platform.errors import ConfigError, OstinatoError, boundary
 from ostinato.infra.platform.settings import Settings, load_settings
 from ostinato.infra.sandbox.backends import SandboxKind, check_kind
-from ostinato.infra.serving.gateway.keys import FILE_NAME, local_tenants
+from ostinato.infra.serving.gateway.tenants import FILE_NAME, local_tenants
 
 LOCAL_TENANT = "local"
 ANSWER_SECONDS = 600.0

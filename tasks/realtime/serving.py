@@ -10,7 +10,6 @@ from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.gateway.config import GatewayConfig, TenantConfig
-from ostinato.infra.serving.gateway.keys import local_tenants
 from ostinato.infra.serving.gateway.server import serve
 from ostinato.infra.serving.gateway.serving import (
     OpenGateway,
@@ -19,6 +18,7 @@ from ostinato.infra.serving.gateway.serving import (
     follow_plan,
     open_gateway,
 )
+from ostinato.infra.serving.gateway.tenants import local_tenants
 from ostinato.models.decode.config import configure_engine
 from ostinato.models.decode.engine import CachePolicy
 from ostinato.tasks.problem_sets import load_problems, load_repositories

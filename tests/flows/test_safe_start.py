@@ -9,7 +9,7 @@ import pytest
 
 from ostinato.flows.chat.command import key_for
 from ostinato.infra.platform.settings import Settings
-from ostinato.infra.serving.gateway.keys import local_tenants
+from ostinato.infra.serving.gateway.tenants import local_tenants
 
 LOOK_ALIKES = (
     "models/__init__.py",

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from cachetools import TTLCache
+
 from ostinato.infra.agent.config import AgentRequest
 from ostinato.infra.agent.environment import HarnessState
 from ostinato.infra.agent.loop.attempt import run_agent
@@ -16,8 +18,7 @@ from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxError
 from ostinato.infra.serving.gateway.arms import ArmTable
 from ostinato.infra.serving.gateway.config import GatewayConfig, TenantConfig
-from ostinato.infra.serving.gateway.conversations import IdleStore
-from ostinato.infra.serving.gateway.failures import ApiError
+from ostinato.infra.serving.gateway.failures import ApiError, check_length
 from ostinato.infra.serving.gateway.recorder import (
     Interaction,
     Recorder,
@@ -68,8 +69,8 @@ class AgentService:
     ) -> None:
         self._arms, self._renderer, self._workplaces = arms, renderer, workplaces
         self._recorder, self._config, self._clock = recorder, config, clock
-        self.sessions: IdleStore[AgentSession] = IdleStore(
-            config.max_sessions, config.session_idle_seconds
+        self.sessions: TTLCache[str, AgentSession] = TTLCache(
+            config.max_sessions, config.session_idle_seconds, clock
         )
         self.num_active = 0
 
@@ -88,10 +89,9 @@ class AgentService:
                 404,
                 f"repository is {request.repository!r}, wanted one of "
                 f"{', '.join(names) or '(none here)'}",
-                code="unknown_repository",
                 param="repository",
             )
-        files = self._uploaded(request.files)
+        files = read_uploads(request.files, self._config)
         consent = tenant.consent and request.store is not False
         interaction_id = new_interaction_id(
             consent=consent, tenant=tenant.name, idempotency_key=idempotency_key
@@ -109,7 +109,7 @@ class AgentService:
         )
         async with session.lock:
             answer = await self._work(session, interaction_id, request.message, request.seed)
-        self.sessions.put(session.session_id, session, self._clock())
+        self.sessions[session.session_id] = session
         return answer
 
     async def follow_up(
@@ -128,7 +128,7 @@ class AgentService:
                 code="session_busy",
             )
         async with session.lock:
-            session.files |= self._uploaded(request.files)
+            session.files |= read_uploads(request.files, self._config)
             interaction_id = new_interaction_id(
                 consent=session.consent, tenant=tenant.name, idempotency_key=idempotency_key
             )
@@ -137,12 +137,12 @@ class AgentService:
     def close(self, session_id: str, tenant: TenantConfig) -> None:
         """Forgets a session."""
         self._find(session_id, tenant)
-        self.sessions.remove(session_id)
+        del self.sessions[session_id]
 
     async def _work(
         self, session: AgentSession, interaction_id: str, message: str, seed: int | None
     ) -> AgentAnswer:
-        self._check_length(message)
+        check_length(message, self._config.max_message_characters, "message")
         started = self._clock()
         arm = self._arms.choose(session.session_id)
         agent_request = self._request(session, interaction_id, message, seed)
@@ -254,49 +254,8 @@ class AgentService:
             ),
         )
 
-    def _uploaded(self, files: Mapping[str, str]) -> dict[str, bytes | None]:
-        config = self._config
-        if len(files) > config.max_upload_files:
-            raise ApiError(
-                413,
-                f"{len(files)} files, wanted at most {config.max_upload_files}",
-                code="too_many_files",
-                param="files",
-            )
-        contents: dict[str, bytes | None] = {}
-        total = 0
-        for path, text in files.items():
-            pure = PurePosixPath(path)
-            if not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path:
-                raise ApiError(
-                    400,
-                    f"path is {path!r}, wanted one inside the repository",
-                    code="invalid_path",
-                    param="files",
-                )
-            contents[path] = text.encode()
-            total += len(text.encode())
-        if total > config.max_upload_bytes:
-            raise ApiError(
-                413,
-                f"files hold {total} bytes, wanted at most {config.max_upload_bytes}",
-                code="too_large",
-                param="files",
-            )
-        return contents
-
-    def _check_length(self, message: str) -> None:
-        limit = self._config.max_message_characters
-        if len(message) > limit:
-            raise ApiError(
-                400,
-                f"message has {len(message)} characters, wanted at most {limit}",
-                code="string_above_max_length",
-                param="message",
-            )
-
     def _find(self, session_id: str, tenant: TenantConfig) -> AgentSession:
-        session = self.sessions.get(session_id, self._clock())
+        session = self.sessions.get(session_id)
         if session is None or session.tenant != tenant.name:
             raise ApiError(
                 404,
@@ -304,4 +263,24 @@ class AgentService:
                 "forgotten); open a new one",
                 code="unknown_session",
             )
+        self.sessions[session_id] = session  # used: kept longer
         return session
+
+
+def read_uploads(files: Mapping[str, str], config: GatewayConfig) -> dict[str, bytes | None]:
+    """A user's files by path, within the limits."""
+    contents: dict[str, bytes | None] = {path: text.encode() for path, text in files.items()}
+    total = sum(len(content) for content in contents.values() if content is not None)
+    if len(files) > config.max_upload_files or total > config.max_upload_bytes:
+        raise ApiError(
+            413,
+            f"{len(files)} files hold {total} bytes, wanted at most {config.max_upload_bytes} "
+            f"in {config.max_upload_files}",
+            param="files",
+        )
+    for path in files:
+        pure = PurePosixPath(path)
+        if not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path:
+            message = f"path is {path!r}, wanted one inside the repository"
+            raise ApiError(400, message, param="files")
+    return contents

@@ -210,7 +210,6 @@ def _add_own_routes(app: FastAPI, gateway: Gateway, tenant_of: Callable[..., Ten
             raise ApiError(
                 400,
                 f"signal {request.signal.value} is measured by the gateway, not sent",
-                code="invalid_value",
                 param="signal",
             )
         if request.interaction_id.startswith(PRIVATE_PREFIX):

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
+from cachetools import TTLCache
+
 from ostinato.infra.agent.dialects.compact.tools import TOOLS
 from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.agent.tools.calls import ParsedAnswer
@@ -22,9 +24,13 @@ from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.gateway.answer_text import AnswerText
 from ostinato.infra.serving.gateway.arms import Arm, ArmTable
 from ostinato.infra.serving.gateway.config import GatewayConfig, TenantConfig
-from ostinato.infra.serving.gateway.conversations import Conversation, IdleStore, history_key
-from ostinato.infra.serving.gateway.failures import ApiError
-from ostinato.infra.serving.gateway.messages import read_answer, render_messages
+from ostinato.infra.serving.gateway.failures import ApiError, check_length
+from ostinato.infra.serving.gateway.messages import (
+    Conversation,
+    history_key,
+    read_answer,
+    render_messages,
+)
 from ostinato.infra.serving.gateway.recorder import (
     Interaction,
     Recorder,
@@ -105,8 +111,8 @@ class ChatService:
     ) -> None:
         self._arms, self._renderer, self._recorder = arms, renderer, recorder
         self._config, self._clock = config, clock
-        self.conversations: IdleStore[Conversation] = IdleStore(
-            config.max_sessions, config.session_idle_seconds
+        self.conversations: TTLCache[str, Conversation] = TTLCache(
+            config.max_sessions, config.session_idle_seconds, clock
         )
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -276,9 +282,8 @@ class ChatService:
         if answering.stop_reason is StopReason.STOP_TOKEN:
             # other answers end inside the model's turn: their tokens do not stand for the message
             history = [*answering.request.messages, message]
-            conversation = Conversation(answering.session_id, tuple(answering.builder.token_ids))
-            self.conversations.put(
-                history_key(answering.owner, history), conversation, self._clock()
+            self.conversations[history_key(answering.owner, history)] = Conversation(
+                answering.session_id, tuple(answering.builder.token_ids)
             )
         await self._record(answering, parsed=parsed)
         return Finished(message, finish_reason, answering.usage)
@@ -339,7 +344,7 @@ class ChatService:
         if last < 0:
             return None, messages
         key = history_key(owner, messages[: last + 1])
-        return self.conversations.get(key, self._clock()), messages[last + 1 :]
+        return self.conversations.get(key), messages[last + 1 :]
 
     def _showable(self, answering: Answering) -> str:
         """Text that later tokens cannot change: no half character, nothing that may become a stop
@@ -372,7 +377,6 @@ class ChatService:
             raise ApiError(
                 400,
                 f"stop is {stops!r}, wanted 1 to {MAX_STOPS} strings of 1 character or more",
-                code="invalid_value",
                 param="stop",
             )
         enabled = self._config.harness.tools
@@ -385,15 +389,8 @@ class ChatService:
                     code="unknown_tool",
                     param="tools",
                 )
-        limit = self._config.max_message_characters
-        longest = max(len(message.text) for message in request.messages)
-        if longest > limit:
-            raise ApiError(
-                400,
-                f"a message has {longest} characters, wanted at most {limit}",
-                code="string_above_max_length",
-                param="messages",
-            )
+        for message in request.messages:
+            check_length(message.text, self._config.max_message_characters, "messages")
 
 
 def _finish_reason(answering: Answering, message: ChatMessage) -> str:

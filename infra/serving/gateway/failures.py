@@ -11,7 +11,7 @@ class ApiError(HTTPException):
         status_code: int,
         message: str,
         *,
-        code: str,
+        code: str = "invalid_value",
         param: str | None = None,
         retry_after_seconds: float | None = None,
     ) -> None:
@@ -27,6 +27,17 @@ def error_body(message: str, *, code: str, param: str | None = None) -> dict[str
     """The body of an error answer."""
     kind = "server_error" if code in SERVER_CODES else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def check_length(text: str, limit: int, param: str) -> None:
+    """ApiError when a message is too long."""
+    if len(text) > limit:
+        raise ApiError(
+            400,
+            f"{param} has {len(text)} characters, wanted at most {limit}",
+            code="string_above_max_length",
+            param=param,
+        )
 
 
 SERVER_CODES = frozenset(

@@ -1,14 +1,22 @@
-"""Who is calling, and whether they may call now.
+"""Who is calling, and whether they may call now: API keys, and one token bucket per tenant.
 
-`Tenants`: API key to tenant (keys are kept as digests) and one token bucket a tenant. It knows no
-HTTP.
+A machine without configured tenants has its own in `gateway_keys.json`: made once, readable by its
+owner only.
 """
 
 import hashlib
+import json
+import os
+import secrets
+from pathlib import Path
+
+from pydantic import SecretStr
 
 from ostinato.infra.platform.admission import TokenBucket
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.serving.gateway.config import TenantConfig
+from ostinato.infra.serving.gateway.config import RateLimitConfig, TenantConfig
+
+FILE_NAME = "gateway_keys.json"
 
 
 class Tenants:
@@ -44,3 +52,43 @@ class Tenants:
 
 def _digest(api_key: str) -> str:
     return hashlib.sha256(api_key.encode()).hexdigest()
+
+
+def local_tenants(directory: Path, names: tuple[str, ...]) -> dict[str, TenantConfig]:
+    """Consenting tenants of this machine by name. Their keys stay from start to start."""
+    path = directory / FILE_NAME
+    keys: dict[str, str] = _read(path)
+    missing = [name for name in names if name not in keys]
+    if missing:
+        keys |= {name: f"ostinato-{secrets.token_urlsafe(24)}" for name in missing}
+        _write(path, keys)
+    limit = RateLimitConfig(requests_per_minute=60_000, burst_requests=1_000)
+    return {
+        name: TenantConfig(
+            name=name, api_keys=(SecretStr(keys[name]),), consent=True, rate_limit=limit
+        )
+        for name in names
+    }
+
+
+def _read(path: Path) -> dict[str, str]:
+    if not path.exists():
+        return {}
+    try:
+        keys = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is not JSON ({error}), wanted tenant names with their keys; delete it for "
+            "new keys"
+        ) from error
+    if not isinstance(keys, dict) or not all(isinstance(key, str) and key for key in keys.values()):
+        raise ConfigError(f"{path} does not hold an object of keys; delete it for new keys")
+    return keys
+
+
+def _write(path: Path, keys: dict[str, str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.touch(mode=0o600)
+    partial.write_text(json.dumps(keys, indent=1))
+    partial.replace(path)

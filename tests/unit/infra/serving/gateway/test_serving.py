@@ -17,7 +17,6 @@ from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.gateway.config import GatewayConfig
-from ostinato.infra.serving.gateway.keys import local_tenants
 from ostinato.infra.serving.gateway.server import running_server
 from ostinato.infra.serving.gateway.serving import (
     OpenGateway,
@@ -26,6 +25,7 @@ from ostinato.infra.serving.gateway.serving import (
     follow_plan,
     open_gateway,
 )
+from ostinato.infra.serving.gateway.tenants import local_tenants
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.rendering import Renderer
