@@ -285,7 +285,6 @@ class Artifacts:
             manifest.fingerprint,
             object_prefix=_prefix(manifest.kind, manifest.name, manifest.fingerprint),
             parents=parents,
-            payload=manifest.metadata,
             at=manifest.created_at,
         )
 

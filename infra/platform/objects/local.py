@@ -1,5 +1,5 @@
 """Objects as files under one directory. A put writes a temporary file beside the target and renames
-it.
+it. Backends raise OSError; `ObjectStore` makes it a StorageError.
 """
 
 import contextlib
@@ -19,9 +19,11 @@ class LocalBackend:
         self.root = root
 
     def write(self, key: str, data: bytes) -> None:
+        """Store atomically: a reader sees the old object or the whole new one."""
         self._place(key, lambda temporary: temporary.write_bytes(data), Path.replace)
 
     def write_new(self, key: str, data: bytes) -> bool:
+        """Store only if the key is free. False when it is taken."""
         try:
             self._place(key, lambda temporary: temporary.write_bytes(data), _link)
         except FileExistsError:
@@ -38,6 +40,7 @@ class LocalBackend:
         shutil.copyfile(self.root / key, path)
 
     def exists(self, key: str) -> bool:
+        """Whether the object is there now, not as of some earlier listing."""
         return (self.root / key).is_file()
 
     def keys(self, prefix: str) -> list[str]:

@@ -11,7 +11,6 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from ostinato.infra.platform.errors import ConfigError, StorageError
-from ostinato.infra.platform.objects.backend import ObjectBackend
 from ostinato.infra.platform.objects.checksum import checksum_bytes, checksum_file
 from ostinato.infra.platform.objects.local import LocalBackend
 from ostinato.infra.platform.objects.s3 import S3Backend, S3Options
@@ -21,7 +20,7 @@ from ostinato.infra.platform.settings import Settings
 class ObjectStore:
     """One place for bytes. Safe to use from several threads and processes at once."""
 
-    def __init__(self, url: str, backend: ObjectBackend) -> None:
+    def __init__(self, url: str, backend: LocalBackend | S3Backend) -> None:
         self.url = url
         self._backend = backend
 

@@ -17,7 +17,15 @@ from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxError
 from ostinato.infra.serving.gateway.arms import ArmTable
-from ostinato.infra.serving.gateway.config import GatewayConfig, TenantConfig
+from ostinato.infra.serving.gateway.config import (
+    MAX_MESSAGE_CHARACTERS,
+    MAX_SESSIONS,
+    MAX_UPLOAD_BYTES,
+    MAX_UPLOAD_FILES,
+    SESSION_IDLE_SECONDS,
+    GatewayConfig,
+    TenantConfig,
+)
 from ostinato.infra.serving.gateway.failures import ApiError, check_length
 from ostinato.infra.serving.gateway.recorder import (
     Interaction,
@@ -70,7 +78,7 @@ class AgentService:
         self._arms, self._renderer, self._workplaces = arms, renderer, workplaces
         self._recorder, self._config, self._clock = recorder, config, clock
         self.sessions: TTLCache[str, AgentSession] = TTLCache(
-            config.max_sessions, config.session_idle_seconds, clock
+            MAX_SESSIONS, SESSION_IDLE_SECONDS, clock
         )
         self.num_active = 0
 
@@ -91,7 +99,7 @@ class AgentService:
                 f"{', '.join(names) or '(none here)'}",
                 param="repository",
             )
-        files = read_uploads(request.files, self._config)
+        files = read_uploads(request.files)
         consent = tenant.consent and request.store is not False
         interaction_id = new_interaction_id(
             consent=consent, tenant=tenant.name, idempotency_key=idempotency_key
@@ -128,7 +136,7 @@ class AgentService:
                 code="session_busy",
             )
         async with session.lock:
-            session.files |= read_uploads(request.files, self._config)
+            session.files |= read_uploads(request.files)
             interaction_id = new_interaction_id(
                 consent=session.consent, tenant=tenant.name, idempotency_key=idempotency_key
             )
@@ -142,7 +150,7 @@ class AgentService:
     async def _work(
         self, session: AgentSession, interaction_id: str, message: str, seed: int | None
     ) -> AgentAnswer:
-        check_length(message, self._config.max_message_characters, "message")
+        check_length(message, MAX_MESSAGE_CHARACTERS, "message")
         started = self._clock()
         arm = self._arms.choose(session.session_id)
         agent_request = self._request(session, interaction_id, message, seed)
@@ -214,8 +222,7 @@ class AgentService:
         return AgentRequest(
             prompt=prompt,
             session_id=f"{session.session_id}/{session.turn}",
-            seed=seed if seed is not None else interaction_seed(self._config.seed, interaction_id),
-            temperature=self._config.agent_temperature,
+            seed=seed if seed is not None else interaction_seed(interaction_id),
             priority=Priority.USER,
             earlier_token_ids=earlier,
         )
@@ -267,15 +274,15 @@ class AgentService:
         return session
 
 
-def read_uploads(files: Mapping[str, str], config: GatewayConfig) -> dict[str, bytes | None]:
+def read_uploads(files: Mapping[str, str]) -> dict[str, bytes | None]:
     """A user's files by path, within the limits."""
     contents: dict[str, bytes | None] = {path: text.encode() for path, text in files.items()}
     total = sum(len(content) for content in contents.values() if content is not None)
-    if len(files) > config.max_upload_files or total > config.max_upload_bytes:
+    if len(files) > MAX_UPLOAD_FILES or total > MAX_UPLOAD_BYTES:
         raise ApiError(
             413,
-            f"{len(files)} files hold {total} bytes, wanted at most {config.max_upload_bytes} "
-            f"in {config.max_upload_files}",
+            f"{len(files)} files hold {total} bytes, wanted at most {MAX_UPLOAD_BYTES} "
+            f"in {MAX_UPLOAD_FILES}",
             param="files",
         )
     for path in files:

@@ -23,7 +23,13 @@ from ostinato.infra.agent.transcript import EndReason, ToolCallRecord, Transcrip
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.gateway.answer_text import AnswerText
 from ostinato.infra.serving.gateway.arms import Arm, ArmTable
-from ostinato.infra.serving.gateway.config import GatewayConfig, TenantConfig
+from ostinato.infra.serving.gateway.config import (
+    MAX_MESSAGE_CHARACTERS,
+    MAX_SESSIONS,
+    SESSION_IDLE_SECONDS,
+    GatewayConfig,
+    TenantConfig,
+)
 from ostinato.infra.serving.gateway.failures import ApiError, check_length
 from ostinato.infra.serving.gateway.messages import (
     Conversation,
@@ -112,7 +118,7 @@ class ChatService:
         self._arms, self._renderer, self._recorder = arms, renderer, recorder
         self._config, self._clock = config, clock
         self.conversations: TTLCache[str, Conversation] = TTLCache(
-            config.max_sessions, config.session_idle_seconds, clock
+            MAX_SESSIONS, SESSION_IDLE_SECONDS, clock
         )
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -151,9 +157,7 @@ class ChatService:
             builder=SegmentBuilder(tokens),
             prompt_tokens=len(tokens),
             budget_tokens=min(left, wanted or left),
-            seed=request.seed
-            if request.seed is not None
-            else interaction_seed(self._config.seed, interaction_id),
+            seed=request.seed if request.seed is not None else interaction_seed(interaction_id),
             tools=tuple(tool.function.name for tool in request.tools or []),
             started=self._clock(),
             text=AnswerText(request.stop or ()),
@@ -390,7 +394,7 @@ class ChatService:
                     param="tools",
                 )
         for message in request.messages:
-            check_length(message.text, self._config.max_message_characters, "messages")
+            check_length(message.text, MAX_MESSAGE_CHARACTERS, "messages")
 
 
 def _finish_reason(answering: Answering, message: ChatMessage) -> str:

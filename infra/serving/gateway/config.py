@@ -8,6 +8,12 @@ from pydantic import Field, SecretStr
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.record import Record
 
+MAX_SESSIONS = 1_000  # conversations kept in memory; the oldest go first
+SESSION_IDLE_SECONDS = 3_600.0  # after which a conversation is forgotten
+MAX_UPLOAD_FILES = 64  # of one request
+MAX_UPLOAD_BYTES = 1 << 20  # all files of a request together
+MAX_MESSAGE_CHARACTERS = 20_000
+
 
 class RateLimitConfig(Record):
     """A token bucket: `burst_requests` at once, refilled at `requests_per_minute`."""
@@ -44,10 +50,6 @@ class GatewayConfig(Record):
     harness: HarnessConfig = Field(
         default_factory=HarnessConfig, description="the same limits and tools as in training"
     )
-    agent_temperature: float = Field(
-        default=1.0, ge=0, description="of served agents; 1 keeps answers on-policy"
-    )
-    seed: int = Field(default=0, description="with the interaction's id, seeds its sampling")
     follow_up_context_tokens: int = Field(
         default=192,
         ge=1,
@@ -61,14 +63,3 @@ class GatewayConfig(Record):
         ge=1,
         description="a streamed answer is generated and sent in slices of this many tokens",
     )
-    max_sessions: int = Field(
-        default=1_000, ge=1, description="conversations kept in memory; the oldest go first"
-    )
-    session_idle_seconds: float = Field(
-        default=3_600.0, gt=0, description="an unused conversation is forgotten"
-    )
-    max_upload_files: int = Field(default=64, ge=0)
-    max_upload_bytes: int = Field(
-        default=1 << 20, ge=0, description="all files of a request together"
-    )
-    max_message_characters: int = Field(default=20_000, ge=1)

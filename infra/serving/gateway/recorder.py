@@ -53,9 +53,9 @@ def new_interaction_id(*, consent: bool, tenant: str, idempotency_key: str | Non
     return f"interaction-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
-def interaction_seed(base: int, interaction_id: str) -> int:
+def interaction_seed(interaction_id: str) -> int:
     """A sampling seed below 2^31 that differs from interaction to interaction."""
-    return (base + int(interaction_id[-8:], 16)) % 2**31
+    return int(interaction_id[-8:], 16) % 2**31
 
 
 class Recorder:

@@ -18,7 +18,6 @@ def _add(
         fingerprint,
         object_prefix=f"artifacts/{fingerprint}",
         parents=parents,
-        payload={"loss": 1.25},
         at=1.0,
     )
 

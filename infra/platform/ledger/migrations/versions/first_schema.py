@@ -48,7 +48,6 @@ def _create_artifacts() -> None:
         *_columns(_NUMBERED, "artifact_id"),
         *_text("kind", "name", "fingerprint", "object_prefix"),
         *_columns(sa.BigInteger(), "version"),
-        *_columns(sa.JSON(), "payload"),
         *_columns(sa.Double(), "created_at"),
         sa.PrimaryKeyConstraint("artifact_id"),
         sa.UniqueConstraint("kind", "name", "fingerprint"),
