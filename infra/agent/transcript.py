@@ -55,8 +55,7 @@ class ToolCallRecord(Record):
     tool: str
     arguments: dict[str, str]
     status: CallStatus
-    result_characters: int
-    wall_seconds: float
+    wall_seconds: float  # 0 where the client runs the tool
     call_id: str = ""  # unique in its turn; empty in records of the compact dialect
 
 
@@ -108,7 +107,6 @@ class Segment(Record):
 
     @property
     def sampled_tokens(self) -> int:
-        """Number of tokens the model made."""
         return int(self.loss_mask_T.sum())
 
 
@@ -137,7 +135,6 @@ class Transcript(Record):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Transcript":
-        """Inverse of to_bytes."""
         header_length = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + header_length])["__metadata__"]
         tensors = load(data)

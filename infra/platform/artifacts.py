@@ -234,7 +234,6 @@ class Artifacts:
         return directory
 
     def metadata(self, ref: ArtifactRef) -> dict[str, Any]:
-        """Metadata that the publisher added."""
         return self.manifest(ref).metadata
 
     def manifest(self, ref: ArtifactRef) -> Manifest:

@@ -7,7 +7,6 @@ and the id. It does not log and does not retry.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
 
 
 class OstinatoError(Exception):
@@ -25,21 +24,13 @@ class ProblemError(OstinatoError):
 class SandboxError(OstinatoError):
     """A sandbox refused or broke an operation."""
 
-    # True only where our machinery is at fault: such an end is replayed or masked, never a reward.
-    # False is the answer to what the agent did, and counts against it.
-    retryable_infrastructure: ClassVar[bool] = False
-
 
 class SandboxLost(SandboxError):
     """The sandbox process is gone. Whatever ran in it must start again elsewhere."""
 
-    retryable_infrastructure = True
-
 
 class CapacityExhausted(SandboxError):
     """No sandbox could be had within the time limit."""
-
-    retryable_infrastructure = True
 
 
 class OutOfMemory(SandboxError):
@@ -89,6 +80,7 @@ def _family(kind: type[OstinatoError]) -> Iterator[type[OstinatoError]]:
 
 
 ERROR_TYPES = {kind.__name__: kind for kind in _family(OstinatoError)}
+# our machinery is at fault: such an end is replayed or masked, never a reward
 _RETRYABLE = (SandboxLost, CapacityExhausted, EngineError, StorageError, ClusterError)
 
 

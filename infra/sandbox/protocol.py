@@ -1,7 +1,7 @@
 """Records and protocols of sandboxes: `Sandbox` is one box to work in, `SandboxBackend` makes them.
 
 A command that fails is a result. An exception is typed (infra/platform/errors.py), and its
-`retryable_infrastructure` says whether we or the agent are to blame.
+`is_retryable` says whether we or the agent are to blame.
 """
 
 from collections.abc import Mapping, Sequence

@@ -64,7 +64,6 @@ class SimulatedRequest(Record):
         description="the tests really pass with the last answer; unknown counts as false"
     )
     misjudged: bool
-    latencies_seconds: tuple[float, ...]
     detail: str = ""
 
 
@@ -143,7 +142,6 @@ class _User:
         self._key = f"{run_name}/{config.seed}/{user}/{brought.problem.problem_id}"
         self._judge, self._config = judge, config
         self._interactions: list[str] = []
-        self._latencies: list[float] = []
 
     async def work(self) -> SimulatedRequest:
         try:
@@ -177,7 +175,6 @@ class _User:
         for turn in range(config.maximum_follow_ups + 1):
             interaction = answer["interaction_id"]
             self._interactions.append(interaction)
-            self._latencies.append(answer["latency_seconds"])
             impatient = answer["latency_seconds"] > config.patience_seconds
             if impatient or self._happens(config.abandon_probability, turn, "abandon"):
                 await self._tell(interaction, Signal.ABANDONED)
@@ -254,7 +251,6 @@ class _User:
             outcome=outcome,
             really_solved=really_solved,
             misjudged=misjudged,
-            latencies_seconds=tuple(self._latencies),
             detail=detail,
         )
 

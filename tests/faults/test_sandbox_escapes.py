@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.infra.platform.errors import InvalidArgument, OutOfMemory, SandboxError
+from ostinato.infra.platform.errors import InvalidArgument, OutOfMemory, SandboxError, is_retryable
 from ostinato.infra.sandbox.backends import open_backend
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxSpec, TestOutcome
 from ostinato.infra.sandbox.test_server import TestServer
@@ -136,7 +136,7 @@ def test_disk_fill_ends_the_box_that_fills_and_is_its_own_fault(bench):
 
     with pytest.raises(OutOfMemory) as caught:
         bench.run(fill_again_and_again())
-    assert not caught.value.retryable_infrastructure
+    assert not is_retryable(caught.value)
     bench.run(sandbox.close())
 
 

@@ -81,7 +81,7 @@ async def execute_calls(
             raise ran.failure
     texts = _word_results(calls, done, environment, config)
     return [
-        CallResult(text, _record(call, ran, text))
+        CallResult(text, _record(call, ran))
         for call, ran, text in zip(calls, done, texts, strict=True)
     ]
 
@@ -125,12 +125,11 @@ def _word_results(
     ]
 
 
-def _record(call: ParsedCall, ran: _Ran, text: str) -> ToolCallRecord:
+def _record(call: ParsedCall, ran: _Ran) -> ToolCallRecord:
     return ToolCallRecord(
         tool=call.tool,
         arguments=call.arguments,
         status=ran.status,
-        result_characters=len(text),
         wall_seconds=ran.wall_seconds,
         call_id=call.call_id,
     )

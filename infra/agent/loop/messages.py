@@ -51,7 +51,6 @@ class MessageConversation:
         return self._counted_tokens + int(self._uncounted_characters / CHARACTERS_PER_TOKEN)
 
     async def answer(self, max_new_tokens: int) -> Answer:
-        """The next assistant message."""
         body = {
             "model": self.model_name,
             "messages": self.messages,

@@ -61,7 +61,6 @@ def write_continuation(
 
 
 def summary_request(config: HarnessConfig) -> str:
-    """Message that asks for a summary."""
     return SUMMARY_INSTRUCTION if dialect_of(config).is_explained else SUMMARY_REQUEST
 
 
@@ -76,7 +75,6 @@ def budget_note(config: HarnessConfig, turns_left: int, tokens_left: int) -> str
 
 
 def describe_tool(tool: Tool) -> str:
-    """One tool with its arguments."""
     lines = [f"## {tool.name}", tool.description]
     return "\n".join([*lines, *(_describe_argument(argument) for argument in tool.arguments)])
 

@@ -39,7 +39,6 @@ class Chunk:
 
     @property
     def code_text(self) -> CodeText:
-        """The chunk by fields."""
         return describe_code(self.path, self.name, self.text)
 
 

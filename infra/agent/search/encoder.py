@@ -67,11 +67,9 @@ class BagEncoder:
 
     @property
     def width(self) -> int:
-        """Length of a vector."""
         return int(self._vectors_VD.shape[1])
 
     def encode_query(self, text: str) -> np.ndarray:
-        """One vector."""
         bag = self.vocabulary.bag_of_query(text)
         return _unit(self._sum(bag, self._query_weights) @ self._query_map_DD)
 

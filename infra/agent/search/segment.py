@@ -22,7 +22,6 @@ class WordStatistics:
     num_chunks: int = 0
 
     def add(self, feature: ChunkFeatures) -> None:
-        """Counts a chunk."""
         self.num_chunks += 1
         for column, counts in enumerate(feature.counts):
             self.documents[column].update(counts.keys())

@@ -101,7 +101,6 @@ class Argument:
         return entries
 
     def schema(self) -> dict[str, Any]:
-        """The value's JSON schema."""
         described: dict[str, Any] = {"description": self.description}
         if self.kind == "integer":
             bounds = {"minimum": self.minimum, "maximum": self.maximum}

@@ -21,7 +21,6 @@ class Outbox(Generic[Item]):
         self._has_items = asyncio.Event()
 
     def put(self, item: Item) -> None:
-        """Adds an answer."""
         self._items.append(item)
         self._has_items.set()
 

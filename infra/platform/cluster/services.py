@@ -13,10 +13,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
 import httpx
 import psutil
@@ -24,6 +24,7 @@ import psutil
 from ostinato.infra.platform.errors import ClusterError, ConfigError
 
 _FOREGROUND_END_SECONDS = 13.0
+_STOP_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -122,22 +123,13 @@ class Service:
     ready_within_seconds: float = 90.0
 
 
-class ServiceGroup:
+class ServiceGroup(AbstractContextManager["ServiceGroup"]):
     """Runs services from first to last and ends them from last to first."""
 
-    def __init__(self, *, stop_within_seconds: float = 10.0) -> None:
+    def __init__(self) -> None:
         self._running: list[tuple[Service, subprocess.Popen[bytes]]] = []
-        self._stop_within_seconds = stop_within_seconds
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self, service: Service) -> None:
@@ -156,19 +148,19 @@ class ServiceGroup:
                 )
             time.sleep(0.25)
 
-    def watch(self, *, poll_seconds: float = 1.0) -> None:
+    def watch(self) -> None:
         """Blocks while all live. Raises ClusterError naming the first that died."""
         while True:
             for service, process in self._running:
                 self._require_alive(service, process)
-            time.sleep(poll_seconds)
+            time.sleep(1.0)
 
     def stop(self) -> None:
         """Ends every process group: terminate, wait, kill."""
         for _, process in reversed(self._running):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
-        deadline = time.monotonic() + self._stop_within_seconds
+        deadline = time.monotonic() + _STOP_SECONDS
         for _, process in reversed(self._running):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=max(0.0, deadline - time.monotonic()))

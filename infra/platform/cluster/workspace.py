@@ -107,7 +107,6 @@ class Workspace:
 
     @classmethod
     def open(cls, directory: Path, settings: Settings) -> "Workspace":
-        """A workspace over an existing directory."""
         return cls(directory, settings, ProgressWriter(directory))
 
 

@@ -54,7 +54,6 @@ class InteractionRepository:
         return self._select(*inside)
 
     def get(self, interaction_id: str) -> InteractionRow | None:
-        """One interaction."""
         rows = self._select(INTERACTIONS.c.interaction_id == interaction_id)
         return rows[0] if rows else None
 

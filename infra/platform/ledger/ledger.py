@@ -68,7 +68,6 @@ class Ledger:
         return self
 
     def close(self) -> None:
-        """Close connections."""
         self.database.close()
 
     @contextmanager

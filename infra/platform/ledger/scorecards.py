@@ -25,6 +25,5 @@ class ScorecardRepository:
                 )
 
     def get(self, scorecard_id: str) -> ScorecardRow | None:
-        """One scorecard."""
         with self._database.read() as connection:
             return SCORECARDS.first(connection, SCORECARDS.c.scorecard_id == scorecard_id)

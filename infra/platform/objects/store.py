@@ -81,7 +81,6 @@ class ObjectStore:
         return path
 
     def exists(self, key: str) -> bool:
-        """Whether the object is there."""
         with self._operation("look for", key):
             return self._backend.exists(key)
 

@@ -16,7 +16,6 @@ class MetricsLog:
         self._file: IO[bytes] | None = None
 
     def append(self, step: float, values: dict[str, float | int | str]) -> None:
-        """Write one line at once."""
         if self._file is None:
             self._file = self._open()
         line = json.dumps({"step": step, **values}, separators=(",", ":"))

@@ -143,7 +143,6 @@ class AgentService:
             return await self._work(session, interaction_id, request.message, request.seed)
 
     def close(self, session_id: str, tenant: TenantConfig) -> None:
-        """Forgets a session."""
         self._find(session_id, tenant)
         del self.sessions[session_id]
 

@@ -41,7 +41,6 @@ class ArmTable:
         self.control, self.candidate, self.share = control, candidate, share
 
     def choose(self, session_id: str) -> Arm:
-        """The arm of a session."""
         if self.candidate is not None and _position(session_id, self.candidate) < self.share:
             return self.candidate
         return self.control

@@ -311,7 +311,6 @@ class ChatService:
                     tool=call.tool,
                     arguments=call.arguments,
                     status=call.status,
-                    result_characters=0,  # the client runs the tool
                     wall_seconds=0.0,
                 )
                 for call in calls

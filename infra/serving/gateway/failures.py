@@ -24,7 +24,6 @@ class ApiError(HTTPException):
 
 
 def error_body(message: str, *, code: str, param: str | None = None) -> dict[str, object]:
-    """The body of an error answer."""
     kind = "server_error" if code in SERVER_CODES else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 

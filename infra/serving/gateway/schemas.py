@@ -55,7 +55,6 @@ class ChatMessage(OpenAIWire):
 
     @property
     def text(self) -> str:
-        """The content as one string."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""

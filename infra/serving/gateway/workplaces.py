@@ -84,7 +84,6 @@ class RepositoryWorkplaces:
             await place.release(sandbox)
 
     async def close(self) -> None:
-        """Ends every box."""
         for place in self._environments.values():
             await place.close()
 
@@ -106,7 +105,6 @@ def changed_files(
 
 
 def describe_changes(pristine: Mapping[str, bytes], before: Files, changed: Files) -> str:
-    """The changes as one patch."""
     return "".join(
         unified_diff(path, before[path] if path in before else pristine.get(path), content)
         for path, content in changed.items()

@@ -91,7 +91,6 @@ def in_threads(
 
 
 def size_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Bytes of all elements."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
@@ -120,7 +119,6 @@ def decode_gaps(codes_G: np.ndarray) -> np.ndarray:
 
 
 def whole(tensors: Mapping[str, torch.Tensor]) -> Changes:
-    """All tensors as they are."""
     total = sum(tensor.numel() for tensor in tensors.values())
     return Changes({f"{name}::full": tensor for name, tensor in tensors.items()}, total)
 

@@ -103,12 +103,10 @@ class ChainManifest(Record):
 
 
 def chain_prefix(chain_id: str) -> str:
-    """Folder of a chain."""
     return f"chains/{chain_id}"
 
 
 def version_prefix(chain_id: str, version: int) -> str:
-    """Folder of one version."""
     return f"{chain_prefix(chain_id)}/{version:08d}"
 
 
@@ -126,7 +124,6 @@ def manifest_key(chain_id: str, version: int) -> str:
 
 
 def epoch_key(chain_id: str, epoch: int) -> str:
-    """Key of a publisher's claim."""
     return f"{chain_prefix(chain_id)}/epochs/{epoch:08d}.json"
 
 

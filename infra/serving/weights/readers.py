@@ -39,7 +39,6 @@ class ReaderRecord(Record):
 
 
 def reader_key(chain_id: str, reader_id: str) -> str:
-    """Key of a reader's record."""
     return f"{chain_prefix(chain_id)}/readers/{reader_id}.json"
 
 
@@ -53,7 +52,6 @@ def list_readers(
     chain_id: str,
     *,
     now: float | None = None,
-    lease_seconds: float = LEASE_SECONDS,
 ) -> list[ReaderRecord]:
     """Every reader whose lease runs (all of them when `now` is None), by id.
 
@@ -63,7 +61,7 @@ def list_readers(
     records = [
         open_record(ReaderRecord, key, objects.get_bytes(key)) for key in objects.list(prefix)
     ]
-    return [record for record in records if now is None or now - record.at <= lease_seconds]
+    return [record for record in records if now is None or now - record.at <= LEASE_SECONDS]
 
 
 def needed_by_readers(

@@ -74,7 +74,6 @@ class Publisher(ABC):
         return self._epoch
 
     def publish(self, version: int, weights: Tensors) -> ChainManifest:
-        """Commits `weights` as `version`."""
         return self.commit(version, self.stage(weights))
 
     def stage(self, weights: Tensors) -> Tensors:

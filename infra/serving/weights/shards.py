@@ -64,18 +64,15 @@ class Waiting:
     check: Callable[[], None] = lambda: None
 
     def pause(self) -> None:
-        """Time between two polls."""
         self.check()
         self.sleep(self.poll_seconds)
 
 
 def plan_key(chain_id: str, version: int, epoch: int) -> str:
-    """Key of a version's plan."""
     return f"{version_prefix(chain_id, version)}/plan.{epoch:08d}.json"
 
 
 def shard_key(chain_id: str, version: int, epoch: int, shard: int) -> str:
-    """Key of a shard's record."""
     return f"{version_prefix(chain_id, version)}/shard.{epoch:08d}.{shard:05d}.json"
 
 

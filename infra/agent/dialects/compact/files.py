@@ -77,7 +77,6 @@ def _forget_region(environment: AgentEnvironment, path: str) -> None:
 async def write_file(
     environment: AgentEnvironment, arguments: Values, config: HarnessConfig
 ) -> str:
-    """Creates or overwrites a file."""
     path = arguments["path"].removeprefix("./")
     await environment.write_text(path, arguments["text"])
     _forget_region(environment, path)

@@ -89,7 +89,6 @@ RUN_TERMINAL = Tool(
 async def todo_write(
     environment: AgentEnvironment, arguments: Values, config: HarnessConfig
 ) -> str:
-    """Keeps the list."""
     environment.state.todo = arguments["text"]
     return "ok"
 

@@ -74,7 +74,6 @@ async def edit_file(environment: AgentEnvironment, values: Values, config: Harne
 
 
 async def write_file(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
-    """Creates or overwrites a file."""
     path, policy = values["path"], environment.policy_under(config)
     _refuse_protected(path, policy)
     try:
@@ -91,7 +90,6 @@ async def write_file(environment: AgentEnvironment, values: Values, config: Harn
 
 
 async def delete_file(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
-    """Removes a file."""
     path, policy = values["path"], environment.policy_under(config)
     _refuse_protected(path, policy)
     text = await environment.read_text(path)

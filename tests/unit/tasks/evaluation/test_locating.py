@@ -40,7 +40,6 @@ def turn(tokens: int, **arguments: str) -> TurnRecord:
             tool=tool,
             arguments={"path" if tool == "read_file" else "query": value},
             status=CallStatus.OK,
-            result_characters=1,
             wall_seconds=0.0,
         )
         for tool, value in arguments.items()

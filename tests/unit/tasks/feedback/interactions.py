@@ -34,9 +34,7 @@ def transcript(
     segments: tuple[Segment, ...] | None = None,
 ) -> Transcript:
     calls = tuple(
-        ToolCallRecord(
-            tool=tool, arguments={}, status=status, result_characters=2, wall_seconds=0.0
-        )
+        ToolCallRecord(tool=tool, arguments={}, status=status, wall_seconds=0.0)
         for status in statuses
     )
     return Transcript(

@@ -82,7 +82,6 @@ def make_transcript() -> Callable[..., Transcript]:
                         tool=tool,
                         arguments={},
                         status=status,
-                        result_characters=2,
                         wall_seconds=0.0,
                     ),
                 ),

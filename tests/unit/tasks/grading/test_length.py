@@ -117,7 +117,6 @@ def test_effort_has_its_six_kinds():
         tool="run_terminal",
         arguments={},
         status=CallStatus.OK,
-        result_characters=1,
         wall_seconds=0.0,
     )
     calling = TurnRecord(generated_tokens=20, text="hmm, <run_terminal>", calls=(call, call))

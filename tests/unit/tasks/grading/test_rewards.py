@@ -52,9 +52,7 @@ def reward(problem, repository, transcript, passed=True, files=None, config=CONF
 
 
 def call(tool, status=OK, **arguments) -> ToolCallRecord:
-    return ToolCallRecord(
-        tool=tool, arguments=arguments, status=status, result_characters=1, wall_seconds=0.0
-    )
+    return ToolCallRecord(tool=tool, arguments=arguments, status=status, wall_seconds=0.0)
 
 
 def transcript_of(*calls, message="", end=EndReason.FINISHED) -> Transcript:
