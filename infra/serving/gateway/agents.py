@@ -100,7 +100,7 @@ class AgentService:
                 param="repository",
             )
         files = read_uploads(request.files)
-        consent = tenant.consent and request.store is not False
+        consent = tenant.consents(request.store)
         interaction_id = new_interaction_id(
             consent=consent, tenant=tenant.name, idempotency_key=idempotency_key
         )

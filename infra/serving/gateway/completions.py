@@ -126,9 +126,9 @@ class ChatService:
         self, request: ChatRequest, tenant: TenantConfig, client_session: str | None
     ) -> Answering:
         """Checks a request and lays out its tokens. ApiError comes before any generation."""
-        self._check(request)
+        _check(request, self._config)
         owner = f"{tenant.name}/{client_session or ''}"
-        consent = tenant.consent and request.store is not False
+        consent = tenant.consents(request.store)
         interaction_id = new_interaction_id(consent=consent, tenant=tenant.name)
         earlier, new_messages = self._continued(owner, request.messages)
         if earlier is not None:
@@ -303,18 +303,14 @@ class ChatService:
         latency = self._clock() - answering.started
         text = answering.text.text
         calls = parsed.calls if parsed is not None else ()
+        records = [
+            ToolCallRecord(
+                tool=call.tool, arguments=call.arguments, status=call.status, wall_seconds=0.0
+            )
+            for call in calls
+        ]
         turn = TurnRecord(
-            generated_tokens=len(answering.answer_ids),
-            text=text,
-            calls=tuple(
-                ToolCallRecord(
-                    tool=call.tool,
-                    arguments=call.arguments,
-                    status=call.status,
-                    wall_seconds=0.0,
-                )
-                for call in calls
-            ),
+            generated_tokens=len(answering.answer_ids), text=text, calls=tuple(records)
         )
         is_whole = answering.stop_reason in (StopReason.STOP_TOKEN, StopReason.STOP_SEQUENCE)
         transcript = Transcript(
@@ -330,7 +326,7 @@ class ChatService:
             tenant=answering.tenant.name,
             arm=answering.arm,
             problem_kind=CHAT_KIND,
-            consent=answering.tenant.consent and answering.request.store is not False,
+            consent=answering.tenant.consents(answering.request.store),
             latency_seconds=latency,
             is_abandoned=is_abandoned,
         )
@@ -358,46 +354,48 @@ class ChatService:
             return text
         return text.split("<", 1)[0].rstrip()
 
-    def _check(self, request: ChatRequest) -> None:
-        if request.model != self._config.model_name:
-            raise ApiError(
-                404,
-                f"model is {request.model!r}, wanted {self._config.model_name!r}",
-                code="model_not_found",
-                param="model",
-            )
-        for name, allowed in UNSUPPORTED.items():
-            value: Any = request.model_dump()[name]
-            if value not in allowed:
-                raise ApiError(
-                    400,
-                    f"{name} is {value!r}, which this server does not support; leave it out",
-                    code="unsupported_parameter",
-                    param=name,
-                )
-        stops = request.stop or []
-        if len(stops) > MAX_STOPS or not all(stops):
-            raise ApiError(
-                400,
-                f"stop is {stops!r}, wanted 1 to {MAX_STOPS} strings of 1 character or more",
-                param="stop",
-            )
-        enabled = self._config.harness.tools
-        for tool in request.tools or []:
-            if tool.function.name not in TOOLS or tool.function.name not in enabled:
-                raise ApiError(
-                    400,
-                    f"tool is {tool.function.name!r}, wanted one of {', '.join(enabled)}: the "
-                    "model was trained on these",
-                    code="unknown_tool",
-                    param="tools",
-                )
-        for message in request.messages:
-            check_length(message.text, MAX_MESSAGE_CHARACTERS, "messages")
-
 
 def _finish_reason(answering: Answering, message: ChatMessage) -> str:
     """Reason for the end of the answer, in OpenAI's words."""
     if answering.stop_reason not in (StopReason.STOP_TOKEN, StopReason.STOP_SEQUENCE):
         return "length"
     return "tool_calls" if message.tool_calls else "stop"
+
+
+def _check(request: ChatRequest, config: GatewayConfig) -> None:
+    """ApiError for what this server does not do."""
+    if request.model != config.model_name:
+        raise ApiError(
+            404,
+            f"model is {request.model!r}, wanted {config.model_name!r}",
+            code="model_not_found",
+            param="model",
+        )
+    for name, allowed in UNSUPPORTED.items():
+        value: Any = request.model_dump()[name]
+        if value not in allowed:
+            raise ApiError(
+                400,
+                f"{name} is {value!r}, which this server does not support; leave it out",
+                code="unsupported_parameter",
+                param=name,
+            )
+    stops = request.stop or []
+    if len(stops) > MAX_STOPS or not all(stops):
+        raise ApiError(
+            400,
+            f"stop is {stops!r}, wanted 1 to {MAX_STOPS} strings of 1 character or more",
+            param="stop",
+        )
+    enabled = config.harness.tools
+    for tool in request.tools or []:
+        if tool.function.name not in TOOLS or tool.function.name not in enabled:
+            raise ApiError(
+                400,
+                f"tool is {tool.function.name!r}, wanted one of {', '.join(enabled)}: the "
+                "model was trained on these",
+                code="unknown_tool",
+                param="tools",
+            )
+    for message in request.messages:
+        check_length(message.text, MAX_MESSAGE_CHARACTERS, "messages")

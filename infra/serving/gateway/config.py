@@ -38,6 +38,10 @@ class TenantConfig(Record):
     )
     rate_limit: RateLimitConfig = RateLimitConfig()
 
+    def consents(self, store: bool | None) -> bool:
+        """Whether a request with this `store` may be kept."""
+        return self.consent and store is not False
+
 
 class GatewayConfig(Record):
     """One gateway process."""
