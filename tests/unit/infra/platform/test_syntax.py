@@ -94,7 +94,7 @@ def test_what_is_no_literal_is_refused(text):
         evaluate_literal(text)
 
 
-def test_a_syntax_error_names_its_file_and_frees_the_next_parse():
-    with pytest.raises(SyntaxError, match=r"broken\.py"):
-        parse_python("def f(:\n", "broken.py")
+def test_a_syntax_error_frees_the_next_parse():
+    with pytest.raises(SyntaxError):
+        parse_python("def f(:\n")
     assert isinstance(parse_python("x = 1"), ast.Module)
