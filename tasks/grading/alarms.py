@@ -7,6 +7,7 @@ fewer edits.
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ostinato.tasks.grading.conduct import count_questions
 from ostinato.tasks.grading.config import MonitorConfig, Pattern
@@ -41,8 +42,7 @@ class Alarm:
         return f"{self.name} {self.value:.3f} (limit {self.threshold:.3f}): {self.evidence}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(NamedTuple):
     flags: Mapping[str, str]
     trajectory_id: str
     reward: float

@@ -46,6 +46,24 @@ def backend_parameters() -> list:
     return [pytest.param(name, marks=MARKS.get(name, ())) for name in BACKENDS]
 
 
+def box_fixtures() -> tuple:
+    """Fixtures of a module's `bench`: a box shared by tests that leave nothing behind which another
+    could stumble over, and a fresh one.
+    """
+
+    @pytest.fixture(scope="module")
+    def shared(bench: "Bench") -> Sandbox:
+        return bench.create()
+
+    @pytest.fixture
+    def fresh(bench: "Bench") -> Iterator[Sandbox]:
+        sandbox = bench.create()
+        yield sandbox
+        bench.run(sandbox.close())
+
+    return shared, fresh
+
+
 @contextmanager
 def running_bench(make: Callable[[], SandboxBackend]) -> "Iterator[Bench]":
     """A bench of a backend that is made, and ended, on a loop of its own."""

@@ -12,12 +12,13 @@ from ostinato.infra.platform.errors import (
     SandboxLost,
     SandboxNotFound,
 )
-from ostinato.infra.sandbox.protocol import Sandbox, SnapshotKind
+from ostinato.infra.sandbox.protocol import SnapshotKind
 from tests.contracts.sandbox_backends import (
     BACKENDS,
     COMMAND_SECONDS,
     Bench,
     backend_parameters,
+    box_fixtures,
     running_bench,
 )
 
@@ -28,17 +29,7 @@ def bench(request) -> Iterator[Bench]:
         yield bench
 
 
-@pytest.fixture(scope="module")
-def shared(bench) -> Sandbox:
-    """For tests that leave nothing behind which another could stumble over."""
-    return bench.create()
-
-
-@pytest.fixture
-def fresh(bench) -> Iterator[Sandbox]:
-    sandbox = bench.create()
-    yield sandbox
-    bench.run(sandbox.close())
+shared, fresh = box_fixtures()
 
 
 def test_exec_runs_in_the_repository_and_reads_what_it_is_given(bench, shared):

@@ -12,13 +12,14 @@ import pytest
 
 from ostinato.infra.platform.errors import InvalidArgument, OutOfMemory, SandboxError, is_retryable
 from ostinato.infra.sandbox.backends import open_backend
-from ostinato.infra.sandbox.protocol import Sandbox, SandboxSpec, TestOutcome
+from ostinato.infra.sandbox.protocol import SandboxSpec, TestOutcome
 from ostinato.infra.sandbox.test_server import TestServer
 from tests.contracts.sandbox_backends import (
     BACKENDS,
     COMMAND_SECONDS,
     LIMITS,
     Bench,
+    box_fixtures,
     running_bench,
 )
 from tests.fakes.repositories import WORDKIT, open_repository
@@ -38,16 +39,7 @@ def bench(request) -> Iterator[Bench]:
         yield bench
 
 
-@pytest.fixture(scope="module")
-def shared(bench) -> Sandbox:
-    return bench.create()
-
-
-@pytest.fixture
-def fresh(bench) -> Iterator[Sandbox]:
-    sandbox = bench.create()
-    yield sandbox
-    bench.run(sandbox.close())
+shared, fresh = box_fixtures()
 
 
 def test_host_files_are_not_there(bench, shared, tmp_path):

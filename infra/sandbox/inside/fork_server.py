@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 import types
 from collections import deque
 from collections.abc import Generator
@@ -81,7 +80,6 @@ class Run:
         self._waited_seconds = 0.0
         self._decoder = FrameDecoder()
         self._begun = ""
-        self._crash = ""
         self._results: dict[str, dict] = {}
         self._done: dict = {}
 
@@ -106,8 +104,6 @@ class Run:
                 self._violations.append("result after the end")
             elif "begin" in message:
                 self._begun = message["begin"]
-            elif "crash" in message:
-                self._crash = message["crash"]
             elif "test" in message:
                 if not _is_result(message):
                     raise ValueError("a result without the fields of one")
@@ -166,7 +162,6 @@ class Run:
             "seconds": self._done.get("seconds", 0.0),
             "cpu_seconds": self._done.get("cpu_seconds", 0.0),
             "finished": bool(self._done),
-            "crash": self._crash,
             "details": details if self.request.get("profile") or self.request.get("timed") else {},
         }
 
@@ -252,7 +247,6 @@ class ForkServer:
                 "tests": list(items),
                 "collection_errors": self._collection_errors,
                 "load_error": None,
-                "canaries": len(canaries),
             }
         )
         self._serve(shared)
@@ -308,8 +302,6 @@ class ForkServer:
             with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
                 file.write("1000")
             run_child(shared, request, changed, send)
-        except BaseException:  # noqa: BLE001 - whatever ends the child, the parent must hear why
-            send({"crash": traceback.format_exc()[-1500:]})
         finally:
             os._exit(0)
 
@@ -335,9 +327,7 @@ class ForkServer:
             ended, status = os.waitpid(run.process_id, os.WNOHANG)
             if not ended:
                 time.sleep(_EXIT_POLL_SECONDS)  # a child takes milliseconds to give its memory back
-        for target in (os.killpg, os.kill):
-            with contextlib.suppress(ProcessLookupError):
-                target(run.process_id, signal.SIGKILL)
+        self._signal(run)
         if not ended:
             _, status = os.waitpid(run.process_id, 0)
         if os.waitstatus_to_exitcode(status) in (-signal.SIGXCPU, -signal.SIGKILL):
@@ -348,6 +338,9 @@ class ForkServer:
 
     def _kill(self, run: Run) -> None:
         run.killed = True
+        self._signal(run)
+
+    def _signal(self, run: Run) -> None:
         for target in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError):
                 target(run.process_id, signal.SIGKILL)

@@ -50,7 +50,6 @@ class Recorder:
 
     root: str
     shifts: dict[str, LineShift] = field(default_factory=dict)
-    fresh_codes: set[tuple[str, int, str]] = field(default_factory=set)
     outcome: str = "missing"
     failure: dict | None = None
     test_codes: integrity.TestCodes | None = None

@@ -65,13 +65,11 @@ class Machine:
 
     def __init__(
         self,
-        shape: MachineShape,
         process: "subprocess.Popen[bytes]",
         agent: socket.socket,
         control: socket.socket,
         messages: IO[bytes],
     ) -> None:
-        self.shape = shape
         self.name = f"microvm-{process.pid}"
         self.process_id = process.pid
         self.socket = agent
@@ -151,7 +149,7 @@ class Machine:
         finally:
             agent_end.close()
             control_end.close()
-        return cls(shape, process, agent, control, messages)
+        return cls(process, agent, control, messages)
 
     @property
     def cpu_seconds(self) -> float:

@@ -4,10 +4,14 @@
 tests inside the package. Prepared repositories and source archives of them.
 """
 
+import asyncio
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.problems.config import RepositorySource
 from ostinato.tasks.problems.proving.baseline import Baseline
 from ostinato.tasks.problems.selection import Sources
@@ -34,6 +38,17 @@ def open_repository(source: RepositorySource) -> PreparedRepository:
     return PreparedRepository.from_directory(
         source.name, _FOLDER / source.name, source.package_paths, source.test_paths
     )
+
+
+@contextmanager
+def running_server(
+    runner: asyncio.Runner, repository: PreparedRepository
+) -> Iterator[TestServer]:
+    """A test server on a runner's loop."""
+    server = TestServer(repository)
+    runner.run(server.start())
+    yield server
+    runner.run(server.close())
 
 
 def cover_everything(sources: Sources) -> Baseline:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from ostinato.infra.sandbox import PreparedRepository, TestServer
-from tests.fakes.repositories import LEDGERKIT, WORDKIT, open_repository
+from tests.fakes.repositories import LEDGERKIT, WORDKIT, open_repository, running_server
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +27,11 @@ def ledgerkit() -> PreparedRepository:
 
 @pytest.fixture(scope="module")
 def word_server(runner: asyncio.Runner, wordkit: PreparedRepository) -> Iterator[TestServer]:
-    server = TestServer(wordkit)
-    runner.run(server.start())
-    yield server
-    runner.run(server.close())
+    with running_server(runner, wordkit) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def ledger_server(runner: asyncio.Runner, ledgerkit: PreparedRepository) -> Iterator[TestServer]:
-    server = TestServer(ledgerkit)
-    runner.run(server.start())
-    yield server
-    runner.run(server.close())
+    with running_server(runner, ledgerkit) as server:
+        yield server

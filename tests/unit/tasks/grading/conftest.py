@@ -14,7 +14,7 @@ from ostinato.infra.agent.transcript import (
 )
 from ostinato.infra.sandbox import PreparedRepository, TestServer
 from ostinato.tasks.records import LineEdit, Problem, Split
-from tests.fakes.repositories import WORDKIT, open_repository
+from tests.fakes.repositories import WORDKIT, open_repository, running_server
 
 PATH = "wordkit/counting.py"
 
@@ -64,10 +64,8 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture(scope="module")
 def server(runner: asyncio.Runner, repository: PreparedRepository) -> Iterator[TestServer]:
-    server = TestServer(repository)
-    runner.run(server.start())
-    yield server
-    runner.run(server.close())
+    with running_server(runner, repository) as server:
+        yield server
 
 
 @pytest.fixture
