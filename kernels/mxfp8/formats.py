@@ -58,11 +58,6 @@ class MxTensor:
                 "wanted blocks along the last dimension"
             )
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of values and scales."""
-        return self.values.numel() + self.scales.numel()
-
 
 def scale_shape(shape: torch.Size | tuple[int, ...], block: Block) -> tuple[int, ...]:
     """Shape of the scales of values of `shape`. A last block may be smaller."""

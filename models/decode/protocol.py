@@ -7,7 +7,7 @@ Shapes: T new tokens, P prompt tokens, L MoE layers, K experts per token.
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
@@ -74,7 +74,6 @@ class Generation:
     generate_seconds: float = 0.0
     draft_tokens_proposed: int = 0
     draft_tokens_accepted: int = 0
-    extras: dict[str, float] = field(default_factory=dict)
 
     def first(self, num_tokens: int) -> "Generation":
         """The generation cut to its first `num_tokens` tokens. The reason stays."""

@@ -75,14 +75,6 @@ class TrainerActor:
             chain_id=self._chain_id,
         )
 
-    def train_step(self, samples: Sequence[Sample]) -> StepReport:
-        """Takes one optimiser step. Nothing is published or saved."""
-        return self._trainer.train_step(samples)
-
-    def publish(self) -> Publication:
-        """Commits the current weights to the chain."""
-        return Publication.of(self._trainer.publish())
-
     def save(self) -> str:
         """Writes a step checkpoint. Returns its directory, a whole checkpoint of the model."""
         return str(self._trainer.save())

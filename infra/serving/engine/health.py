@@ -23,56 +23,26 @@ class HealthEvent(StrEnum):
 
 
 _S, _E = ReplicaState, HealthEvent
-_ALWAYS = {_E.LOST: _S.DEAD}
+_USUAL = {
+    _E.LOST: _S.DEAD,
+    _E.STARTED: _S.RESTARTING,
+    _E.VERIFIED: _S.SERVING,
+    _E.REFUSED: _S.STALE,
+}
 TRANSITIONS: dict[ReplicaState, dict[HealthEvent, ReplicaState]] = {
-    _S.STARTING: _ALWAYS
+    _S.STARTING: _USUAL
+    | {_E.STARTED: _S.STARTING, _E.ANSWERED: _S.STARTING, _E.SILENT: _S.STARTING},
+    _S.SERVING: _USUAL | {_E.ANSWERED: _S.SERVING, _E.SILENT: _S.SUSPECT},
+    _S.SUSPECT: _USUAL | {_E.ANSWERED: _S.SERVING, _E.SILENT: _S.SUSPECT},
+    _S.STALE: _USUAL | {_E.ANSWERED: _S.STALE, _E.SILENT: _S.STALE},
+    _S.DEAD: _USUAL
     | {
-        _E.STARTED: _S.STARTING,
-        _E.VERIFIED: _S.SERVING,
-        _E.REFUSED: _S.STALE,
-        _E.ANSWERED: _S.STARTING,
-        _E.SILENT: _S.STARTING,
-    },
-    _S.SERVING: _ALWAYS
-    | {
-        _E.STARTED: _S.RESTARTING,
-        _E.VERIFIED: _S.SERVING,
-        _E.REFUSED: _S.STALE,
-        _E.ANSWERED: _S.SERVING,
-        _E.SILENT: _S.SUSPECT,
-    },
-    _S.SUSPECT: _ALWAYS
-    | {
-        _E.STARTED: _S.RESTARTING,
-        _E.VERIFIED: _S.SERVING,
-        _E.REFUSED: _S.STALE,
-        _E.ANSWERED: _S.SERVING,
-        _E.SILENT: _S.SUSPECT,
-    },
-    _S.STALE: _ALWAYS
-    | {
-        _E.STARTED: _S.RESTARTING,
-        _E.VERIFIED: _S.SERVING,
-        _E.REFUSED: _S.STALE,
-        _E.ANSWERED: _S.STALE,
-        _E.SILENT: _S.STALE,
-    },
-    _S.DEAD: _ALWAYS
-    | {
-        _E.STARTED: _S.RESTARTING,
         _E.VERIFIED: _S.DEAD,  # a late word of the process that died
         _E.REFUSED: _S.DEAD,
         _E.ANSWERED: _S.RESTARTING,  # somebody lives there; what it serves is not known
         _E.SILENT: _S.DEAD,
     },
-    _S.RESTARTING: _ALWAYS
-    | {
-        _E.STARTED: _S.RESTARTING,
-        _E.VERIFIED: _S.SERVING,
-        _E.REFUSED: _S.STALE,
-        _E.ANSWERED: _S.RESTARTING,
-        _E.SILENT: _S.RESTARTING,
-    },
+    _S.RESTARTING: _USUAL | {_E.ANSWERED: _S.RESTARTING, _E.SILENT: _S.RESTARTING},
 }
 
 SILENCES_TO_DEATH = 3
@@ -98,7 +68,6 @@ def observe(
     process_id: int | None = None,
     version: int | None = None,
     reason: str = "",
-    silences_to_death: int = SILENCES_TO_DEATH,
 ) -> ReplicaHealth:
     """The health after an event. An event of another process than the one last heard first counts as STARTED."""
     if process_id is not None and health.process_id not in (None, process_id):
@@ -108,7 +77,7 @@ def observe(
         raise ValueError("a verified apply came without its version, wanted one")
     silences = health.silences + 1 if event is HealthEvent.SILENT else 0
     moved = _move(health, event, at, reason)
-    if silences >= silences_to_death:
+    if silences >= SILENCES_TO_DEATH:
         moved = _move(moved, HealthEvent.LOST, at, f"silent {silences} times in a row")
     serves = moved.state in (ReplicaState.SERVING, ReplicaState.SUSPECT)
     held = version if event is HealthEvent.VERIFIED else moved.version
