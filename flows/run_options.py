@@ -21,11 +21,8 @@ class Stage:
 STAGES = {
     stage.name: stage
     for stage in (
-        Stage(
-            "problems",
-            "problems",
-            ("ostinato.tasks.problems.run:main",),
-        ),
+        Stage("problems", "problems", ("ostinato.tasks.problems.run:main",)),
+        Stage("rebuilt-problems", "rebuilt-problems", ("ostinato.tasks.problems.run:main",)),
         Stage("environments", "environments", ("ostinato.tasks.environments.run:main",)),
         Stage("corpus", "corpus", ("ostinato.tasks.corpus.run:main",)),
         Stage("pretraining", "pretrained", ("ostinato.tasks.pretraining.run:main",)),
