@@ -68,7 +68,7 @@ def compare(context: StageContext, rows: Mapping[str, ArtifactRef]) -> ArtifactR
 
 def read_comparison(context: StageContext, ref: ArtifactRef) -> ArmComparison:
     """The comparison that `compare` published."""
-    return ArmComparison.model_validate(chain.summary_of(context, ref))
+    return chain.result_of(context, ref, ArmComparison)
 
 
 def _read_rows(context: StageContext, ref: ArtifactRef) -> list[LocatingRow]:

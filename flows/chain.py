@@ -6,6 +6,9 @@ and no stage knows another.
 
 import time
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel
 
 from ostinato.flows.child_task import run_stage
 from ostinato.flows.recipe import Recipe, base_directory
@@ -26,6 +29,7 @@ from ostinato.tasks.reinforcement.records import ReinforcementRequest, Reinforce
 from ostinato.tasks.retrieval.config import RetrievalRequest, RetrievalResult
 
 SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
+Result = TypeVar("Result", bound=BaseModel)
 
 
 def base_identity(recipe: Recipe) -> str:
@@ -327,9 +331,9 @@ def evaluate_both(
     return first, evaluate(context, problems, checkpoint, Split.HELD_OUT_FUNCTION)
 
 
-def summary_of(context: StageContext, ref: ArtifactRef) -> dict:
-    """Summary that a stage published with its artifact."""
-    return context.artifacts.metadata(ref)[SUMMARY]
+def result_of(context: StageContext, ref: ArtifactRef, kind: type[Result]) -> Result:
+    """What a stage answered when it made the artifact."""
+    return kind.model_validate(context.artifacts.metadata(ref)[SUMMARY])
 
 
 def metrics_path(context: StageContext, ref: ArtifactRef) -> Path:

@@ -14,12 +14,10 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task, exponential_backoff
 from pydantic import BaseModel
 
-from ostinato.flows.artifacts import ProgressArtifact
 from ostinato.flows.lease import outlive_leases
+from ostinato.flows.progress import shown_progress
 from ostinato.infra.platform.cluster.child import run_child
-from ostinato.infra.platform.cluster.workspace import Progress
 from ostinato.infra.platform.errors import is_retryable
-from ostinato.infra.platform.telemetry.progress_bar import StageBar
 
 Result = TypeVar("Result", bound=BaseModel)
 outlive_leases()  # before any flow runs: the engine imports a flow, and with it this, first
@@ -40,15 +38,9 @@ def _may_retry(_: Task[Any, Any], __: TaskRun, state: State[Any]) -> bool:
 def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) -> dict[str, Any]:
     """Runs `entry` on the request in a child process. Returns its result as JSON."""
     key = re.sub(r"[^a-z0-9]+", "-", name.lower())
-    shown = ProgressArtifact(key, f"{name}: {directory.name}")
-    with shown, StageBar(name, shown.update) as bar:
-
-        def relay(progress: Progress) -> None:
-            bar.update(progress.done, progress.total, progress.message)
-
-        return run_child(
-            entry, request, _AnyResult, directory=directory, on_progress=relay
-        ).model_dump(mode="json")
+    with shown_progress(name, key, f"{name}: {directory.name}") as show:
+        result = run_child(entry, request, _AnyResult, directory=directory, on_progress=show)
+    return result.model_dump(mode="json")
 
 
 class _AnyResult(BaseModel, extra="allow"):

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ostinato.flows import local_prefect, status_report
+from ostinato.flows.console import print_error, say
 from ostinato.flows.recipe import describe_recipe, load_recipe, recipe_names
 from ostinato.flows.run_options import RunOptions
 from ostinato.infra.platform.cluster.child_main import load_entry
@@ -21,6 +21,7 @@ from ostinato.infra.platform.errors import ConfigError, OstinatoError
 from ostinato.infra.platform.settings import load_settings
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+CHAT = "ostinato.flows.chat.command"
 RecipeOption = Annotated[
     str, typer.Option(help="name of a shipped recipe, or the path of a TOML file")
 ]
@@ -136,11 +137,9 @@ def chat(context: typer.Context, repo: RepositoryOption = None) -> None:
     """A terminal agent on a repository: `chat --repo PATH [--gateway URL | --checkpoint REF]`."""
     # a process of its own: the other commands need not wait for torch to load
     # libraries say on a person's terminal what they lack (Megatron) and count (Prefect)
-    is_remote = any(argument.startswith(("--gateway", "--help")) for argument in context.args)
-    module = "ostinato.flows.chat.command" if is_remote else "ostinato.flows.chat.local"
     place = [] if repo is None else ["--repo", str(repo)]
     # -P, here and wherever a process starts: nothing is imported from the folder one works in
-    command = [sys.executable, "-P", "-W", "ignore::UserWarning", "-m", module]
+    command = [sys.executable, "-P", "-W", "ignore::UserWarning", "-m", CHAT]
     environment = {**os.environ, "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
     os.execve(sys.executable, [*command, *context.args, *place], environment)
 
@@ -182,7 +181,7 @@ def _run_flow(flow: str, recipe: str, seed: int | None, options: RunOptions) -> 
         with local_prefect.server(load_settings(), console) as environment:
             code = run_foreground(command, environment)
     except KeyboardInterrupt:
-        console.print("stopped; the same command continues from here")
+        say("stopped; the same command continues from here")
         code = 130
     if code != 0:
         raise typer.Exit(code)
@@ -197,10 +196,8 @@ def main() -> None:
     try:
         app()
     except OstinatoError as error:
-        Console(stderr=True).print(
-            f"[red]{type(error).__name__}[/]: {escape(str(error))}", highlight=False, soft_wrap=True
-        )
+        print_error(error)
         sys.exit(2)
     except KeyboardInterrupt:
-        Console(stderr=True).print("stopped; the same command continues from here")
+        say("stopped; the same command continues from here")
         sys.exit(130)

@@ -91,14 +91,8 @@ def check_python(version: tuple[int, ...]) -> Check:
     """Python 3.11 or 3.12."""
     low, high = _PYTHON_WANTED
     seen = ".".join(str(part) for part in version)
-    if low <= tuple(version) < high:
-        return Check(name="python", ok=True, detail=seen)
-    return Check(
-        name="python",
-        ok=False,
-        detail=f"{seen}, wanted 3.11 or 3.12",
-        fix="install Python 3.11, then `make clean setup`",
-    )
+    fix = "install Python 3.11, then `make clean setup`"
+    return _compare("python", low <= tuple(version) < high, seen, "3.11 or 3.12", fix)
 
 
 def check_program(name: str, program: str, fix: str, arguments: list[str] | None = None) -> Check:
@@ -126,14 +120,8 @@ def check_ray(available_memory_bytes: int, object_store_bytes: int) -> Check:
         return Check(name="ray", ok=False, detail="not installed", fix=_REINSTALL)
     wanted = _RAY_MEMORY_BYTES + object_store_bytes
     seen = f"{version}, {_gigabytes(available_memory_bytes)} of memory free"
-    if available_memory_bytes >= wanted:
-        return Check(name="ray", ok=True, detail=seen)
-    return Check(
-        name="ray",
-        ok=False,
-        detail=f"{seen}, wanted {_gigabytes(wanted)}",
-        fix="end other programs, or lower OSTINATO_OBJECT_STORE_MEMORY_BYTES",
-    )
+    fix = "end other programs, or lower OSTINATO_OBJECT_STORE_MEMORY_BYTES"
+    return _compare("ray", available_memory_bytes >= wanted, seen, _gigabytes(wanted), fix)
 
 
 def check_sandbox() -> Check:
@@ -168,14 +156,8 @@ def check_disk(home: Path, wanted_bytes: int) -> Check:
     existing = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     seen = f"{_gigabytes(free)} free at {home}"
-    if free >= wanted_bytes:
-        return Check(name="disk", ok=True, detail=seen)
-    return Check(
-        name="disk",
-        ok=False,
-        detail=f"{seen}, wanted {_gigabytes(wanted_bytes)}",
-        fix="free space, or set OSTINATO_HOME to a larger disk",
-    )
+    fix = "free space, or set OSTINATO_HOME to a larger disk"
+    return _compare("disk", free >= wanted_bytes, seen, _gigabytes(wanted_bytes), fix)
 
 
 def check_port(name: str, port: int, variable: str) -> Check:
@@ -190,12 +172,8 @@ def check_port(name: str, port: int, variable: str) -> Check:
     holder = _describe_process(holders[0])
     if any(program in holder for program in _OWN_PROGRAMS):
         return Check(name=name, ok=True, detail=f"{port} is served by {holder}")
-    return Check(
-        name=name,
-        ok=False,
-        detail=f"{port} is busy ({holder}), wanted a free port",
-        fix=f"end that program, or set {variable}",
-    )
+    fix = f"end that program, or set {variable}"
+    return _compare(name, False, f"{port} is busy ({holder})", "a free port", fix)
 
 
 def check_database(settings: Settings) -> Check:
@@ -224,6 +202,12 @@ def check_object_store(settings: Settings) -> Check:
         return f"{objects.url} is writable"
 
     return _attempt("object store", write_and_read, "set OSTINATO_OBJECT_STORE_URL and credentials")
+
+
+def _compare(name: str, ok: bool, seen: str, wanted: str, fix: str) -> Check:
+    if ok:
+        return Check(name=name, ok=True, detail=seen)
+    return Check(name=name, ok=False, detail=f"{seen}, wanted {wanted}", fix=fix)
 
 
 def _attempt(name: str, action: Callable[[], str], fix: str) -> Check:

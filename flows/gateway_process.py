@@ -11,10 +11,8 @@ import logging
 import sys
 import time
 
-from rich.console import Console
-from rich.markup import escape
-
 from ostinato.flows import realtime
+from ostinato.flows.console import print_error
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import OstinatoError
@@ -41,9 +39,7 @@ def main() -> None:
         serve_people = load_entry("ostinato.tasks.realtime.serving:serve_people")
         asyncio.run(serve_people(lambda: realtime.served_model(context, line), context.settings))
     except OstinatoError as error:
-        Console(stderr=True).print(
-            f"[red]{type(error).__name__}[/]: {escape(str(error))}", highlight=False, soft_wrap=True
-        )
+        print_error(error)
         sys.exit(2)
 
 

@@ -30,6 +30,7 @@ from ostinato.infra.platform.settings import Settings
 REPOSITORY = Path(__file__).resolve().parent.parent
 IMPORT_ROOT = Path(ostinato.__file__).parents[1]
 WORK_POOL = "ostinato"
+_PREFECT = (sys.executable, "-P", "-m", "prefect")
 
 
 def flow_names() -> list[str]:
@@ -68,18 +69,7 @@ def server_service(settings: Settings, port: int, environment: dict[str, str]) -
     """The Prefect server of this machine on a port."""
     return Service(
         name="prefect-server",
-        command=[
-            sys.executable,
-            "-P",
-            "-m",
-            "prefect",
-            "server",
-            "start",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-        ],
+        command=[*_PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)],
         log_path=settings.home / "logs" / "prefect-server.log",
         environment=environment,
         is_ready=lambda: answers(f"http://127.0.0.1:{port}/api/health"),
@@ -110,7 +100,7 @@ def worker(settings: Settings, environment: dict[str, str]) -> Service:
     """The worker that runs deployments on this machine."""
     return Service(
         name="prefect-worker",
-        command=[*(sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", WORK_POOL)],
+        command=[*_PREFECT, "worker", "start", "--pool", WORK_POOL],
         log_path=settings.home / "logs" / "prefect-worker.log",
         environment=environment,
     )
@@ -161,9 +151,8 @@ def up(settings: Settings, recipe: str, line: str | None, console: Console) -> N
 
 
 def _prefect(environment: dict[str, str], *arguments: str) -> None:
-    command = [sys.executable, "-P", "-m", "prefect", *arguments]
     done = subprocess.run(
-        command,
+        [*_PREFECT, *arguments],
         env={**os.environ, **environment},
         cwd=REPOSITORY,
         capture_output=True,

@@ -3,6 +3,7 @@
 from prefect import flow
 
 from ostinato.flows import chain, showing
+from ostinato.flows.console import say
 from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ProblemError
@@ -29,13 +30,13 @@ def problem_verification(
     directory, config = context.directory_of(problems), context.recipe.problems
     shipped = find_set(config)
     if shipped is None:
-        result = ProblemsResult.model_validate(chain.summary_of(context, problems))
+        result = chain.result_of(context, problems, ProblemsResult)
         result = result.model_copy(update={"directory": str(directory)})
         card = ship_set(context.recipe.name, config, result)
-        showing.say(f"tasks/problems/sets now holds {context.recipe.name}: sha256 {card.sha256}")
+        say(f"tasks/problems/sets now holds {context.recipe.name}: sha256 {card.sha256}")
         return problems
     differences = compare_with_shipped((directory / PROBLEMS_FILE).read_bytes(), shipped[1])
     if differences:
         raise ProblemError(f"recipe {recipe}: " + "\n".join(differences))
-    showing.say(f"equal to the shipped set, byte for byte: sha256 {shipped[0].sha256}")
+    say(f"equal to the shipped set, byte for byte: sha256 {shipped[0].sha256}")
     return problems

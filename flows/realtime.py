@@ -244,7 +244,7 @@ def train_candidate(
         candidate = context.ensure("candidate", identity, (served,), build)
     except _NothingToLearn as empty:
         return empty.result, None
-    return CycleTrainingResult.model_validate(chain.summary_of(context, candidate)), candidate
+    return chain.result_of(context, candidate, CycleTrainingResult), candidate
 
 
 def ship(

@@ -7,6 +7,7 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 from jinja2 import Environment, PackageLoader, select_autoescape
@@ -18,7 +19,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 
-class ReportRow(Record):
+class ReportRow(NamedTuple):
     """One stage's before and after."""
 
     stage: str
@@ -39,19 +40,10 @@ class Curve(Record):
 
 def console_table(rows: Sequence[ReportRow], title: str) -> Table:
     """The rows for a terminal."""
-    table = Table("stage", "measure", "before", "after", "note", title=title)
+    table = Table(*ReportRow._fields, title=title)
     for row in rows:
-        table.add_row(row.stage, row.measure, row.before, row.after, row.note)
+        table.add_row(*row)
     return table
-
-
-def markdown_table(rows: Sequence[ReportRow]) -> str:
-    """The rows for a Prefect artifact or a document."""
-    lines = ["| stage | measure | before | after | note |", "| --- | --- | --- | --- | --- |"]
-    lines += [
-        f"| {row.stage} | {row.measure} | {row.before} | {row.after} | {row.note} |" for row in rows
-    ]
-    return "\n".join(lines)
 
 
 def plot_png(curve: Curve) -> bytes:

@@ -4,9 +4,7 @@ import argparse
 import importlib
 import sys
 
-from rich.console import Console
-from rich.markup import escape
-
+from ostinato.flows.console import print_error
 from ostinato.flows.run_options import RunOptions
 from ostinato.infra.platform.cluster.services import interrupt_on_signals
 from ostinato.infra.platform.errors import OstinatoError
@@ -23,16 +21,13 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     interrupt_on_signals()
     configure_logging()
-    console = Console(stderr=True)
     try:
         module = importlib.import_module(f"ostinato.flows.{options.flow}")
         getattr(module, options.flow)(
             recipe=options.recipe, seed=options.seed, options=options.options
         )
     except OstinatoError as error:
-        console.print(
-            f"[red]{type(error).__name__}[/]: {escape(str(error))}", highlight=False, soft_wrap=True
-        )
+        print_error(error)
         return 2
     except KeyboardInterrupt:
         return 130

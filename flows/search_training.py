@@ -25,7 +25,7 @@ def search_training(
     """
     context = StageContext.open(recipe, seed, options)
     encoder = chain.train_encoder(context)
-    result = RetrievalResult.model_validate(chain.summary_of(context, encoder))
+    result = chain.result_of(context, encoder, RetrievalResult)
     show_table(
         [_row(name, found) for name, found in result.held_out.items()],
         key="search-before-and-after",

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ostinato.flows import chain, report
+from ostinato.flows import chain
 from ostinato.flows.artifacts import show_link, show_markdown, show_table
+from ostinato.flows.console import say
 from ostinato.flows.realtime import CycleReport
+from ostinato.flows.report import Curve, ReportRow, console_table, write_html
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.telemetry import read_metrics
@@ -30,7 +32,7 @@ TRANSCRIPTS_PHASE = "transcripts"  # fine-tuning; phases of other names are cont
 
 def show_problems(context: StageContext, problems: ArtifactRef) -> None:
     """Card of a problem set, in the console and as artifacts."""
-    result = ProblemsResult.model_validate(chain.summary_of(context, problems))
+    result = chain.result_of(context, problems, ProblemsResult)
     rows = [{"split": split, "problems": count} for split, count in result.split_sizes.items()]
     show_table(
         rows, key="problem-splits", description=f"yield {result.yield_ratio:.0%}, {problems}"
@@ -44,16 +46,11 @@ def show_problems(context: StageContext, problems: ArtifactRef) -> None:
 
 def show_environments(context: StageContext, problems: ArtifactRef) -> None:
     """Problems that each environment of the recipe added."""
-    result = EnvironmentsResult.model_validate(chain.summary_of(context, problems))
+    result = chain.result_of(context, problems, EnvironmentsResult)
     rows = [{"environment": name, "problems": count} for name, count in result.added.items()]
     show_table(rows, key="environments", description=str(problems))
     for name, count in result.added.items():
         say(f"environment {name}: {count} problems")
-
-
-def say(line: str) -> None:
-    """Print one line for the person at the console."""
-    Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def describe_problems(result: ProblemsResult) -> list[str]:
@@ -84,10 +81,10 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 def show_pretraining(context: StageContext, corpus: ArtifactRef, pretrained: ArtifactRef) -> None:
     """Shards of the corpus and perplexity through the phases."""
-    made = CorpusResult.model_validate(chain.summary_of(context, corpus))
+    made = chain.result_of(context, corpus, CorpusResult)
     shards = [shard.model_dump() for shard in made.shards]
     show_table(shards, key="corpus-shards", description=str(corpus))
-    result = PretrainingResult.model_validate(chain.summary_of(context, pretrained))
+    result = chain.result_of(context, pretrained, PretrainingResult)
     rows = [
         {"step": item.step, "codebase": round(item.perplexity, 3)}
         | {name: round(value, 3) for name, value in item.by_source.items()}
@@ -121,8 +118,8 @@ def show_ablation(found: ArmComparison) -> None:
 
 def show_drafting(context: StageContext, drafted: ArtifactRef, speculation: ArtifactRef) -> None:
     """Draft quality and what it is worth in the engine."""
-    draft = MtpResult.model_validate(chain.summary_of(context, drafted))
-    measured = SpeculationResult.model_validate(chain.summary_of(context, speculation))
+    draft = chain.result_of(context, drafted, MtpResult)
+    measured = chain.result_of(context, speculation, SpeculationResult)
     rows = [
         {
             "depth": depth + 1,
@@ -216,13 +213,13 @@ def show_run(
         "serving checkpoint": "none" if champion is None else champion.checkpoint_id,
         "python": sys.version.split()[0],
     }
-    page = report.write_html(
+    page = write_html(
         place / "report.html", title, rows, _curves(context, pretrained, reinforced), facts
     )
-    show_markdown(report.markdown_table(rows), key="run-report", description=title)
+    show_table([row._asdict() for row in rows], key="run-report", description=title)
     show_link(page.as_uri(), key="run-report-page", description=title)
     console = Console()
-    console.print(report.console_table(rows, title))
+    console.print(console_table(rows, title))
     console.print(f"report: {page}", highlight=False, soft_wrap=True)
     return page
 
@@ -234,37 +231,36 @@ def _rows(
     drafted: ArtifactRef,
     reinforced: ArtifactRef,
     cycle: CycleReport | None,
-) -> list[report.ReportRow]:
-    built = ProblemsResult.model_validate(chain.summary_of(context, problems))
-    trained = PretrainingResult.model_validate(chain.summary_of(context, pretrained))
-    draft = MtpResult.model_validate(chain.summary_of(context, drafted))
+) -> list[ReportRow]:
+    built = chain.result_of(context, problems, ProblemsResult)
+    trained = chain.result_of(context, pretrained, PretrainingResult)
+    draft = chain.result_of(context, drafted, MtpResult)
     corpus = chain.build_corpus(context, problems)
-    speculation = SpeculationResult.model_validate(
-        chain.summary_of(context, chain.measure_speculation(context, corpus, drafted))
-    )
-    run = ReinforcementResult.model_validate(chain.summary_of(context, reinforced))
+    speculated = chain.measure_speculation(context, corpus, drafted)
+    speculation = chain.result_of(context, speculated, SpeculationResult)
+    run = chain.result_of(context, reinforced, ReinforcementResult)
     rows = [
-        report.ReportRow(
-            stage="problems",
-            measure="proven by real tests",
-            before=f"{built.num_candidates} candidates",
-            after=f"{built.num_problems} problems",
-            note=f"yield {built.yield_ratio:.0%}",
+        ReportRow(
+            "problems",
+            "proven by real tests",
+            f"{built.num_candidates} candidates",
+            f"{built.num_problems} problems",
+            f"yield {built.yield_ratio:.0%}",
         ),
-        *_perplexity_rows(trained),
-        report.ReportRow(
-            stage="MTP",
-            measure="KL to the main head, by depth",
-            before=_list(draft.before.kl_nats),
-            after=_list(draft.after.kl_nats),
-            note=f"greedy agreement {_list(draft.after.agreement)}",
+        _perplexity_row(trained),
+        ReportRow(
+            "MTP",
+            "KL to the main head, by depth",
+            _list(draft.before.kl_nats),
+            _list(draft.after.kl_nats),
+            f"greedy agreement {_list(draft.after.agreement)}",
         ),
-        report.ReportRow(
-            stage="MTP",
-            measure="decode tokens/s, batch 1, greedy",
-            before=f"{speculation.plain_tokens_per_second:.0f}",
-            after=f"{speculation.drafted_tokens_per_second:.0f}",
-            note=f"{speculation.speed_up:.2f}x, {speculation.tokens_per_forward:.2f} tokens a forward, "
+        ReportRow(
+            "MTP",
+            "decode tokens/s, batch 1, greedy",
+            f"{speculation.plain_tokens_per_second:.0f}",
+            f"{speculation.drafted_tokens_per_second:.0f}",
+            f"{speculation.speed_up:.2f}x, {speculation.tokens_per_forward:.2f} tokens a forward, "
             f"acceptance {speculation.acceptance:.0%}; with the lookup {speculation.lookup_speed_up:.2f}x",
         ),
         _hack_row(run),
@@ -277,40 +273,36 @@ def _rows(
         after = chain.evaluate(context, problems, reinforced, split)
         attempts = after.attempts_per_problem
         rows += [
-            report.ReportRow(
-                stage="RL",
-                measure=f"{name}: average solve rate",
-                before=_interval(before.average),
-                after=_interval(after.average),
-                note=f"{run.steps} steps, {len(after.problems)} problems x {attempts}",
+            ReportRow(
+                "RL",
+                f"{name}: average solve rate",
+                _interval(before.average),
+                _interval(after.average),
+                f"{run.steps} steps, {len(after.problems)} problems x {attempts}",
             ),
-            report.ReportRow(
-                stage="RL",
-                measure=f"{name}: best of {attempts}",
-                before=_interval(before.best_of),
-                after=_interval(after.best_of),
+            ReportRow(
+                "RL",
+                f"{name}: best of {attempts}",
+                _interval(before.best_of),
+                _interval(after.best_of),
             ),
         ]
     return rows + _cycle_rows(cycle)
 
 
-def _perplexity_rows(trained: PretrainingResult) -> list[report.ReportRow]:
+def _perplexity_row(trained: PretrainingResult) -> ReportRow:
     continued_steps = sum(
         phase.steps for phase in trained.phases if phase.name != TRANSCRIPTS_PHASE
     )
     continued = next(item for item in trained.evaluations if item.step == continued_steps)
-    return [
-        report.ReportRow(
-            stage="pretraining",
-            measure="held-out codebase perplexity",
-            before=f"{trained.before.perplexity:.2f}",
-            after=f"{continued.perplexity:.2f}",
-            note="before the transcripts; "
-            + ", ".join(
-                f"{phase.name} {phase.tokens / 1e6:.1f}M tokens" for phase in trained.phases
-            ),
-        )
-    ]
+    phases = ", ".join(f"{phase.name} {phase.tokens / 1e6:.1f}M tokens" for phase in trained.phases)
+    return ReportRow(
+        "pretraining",
+        "held-out codebase perplexity",
+        f"{trained.before.perplexity:.2f}",
+        f"{continued.perplexity:.2f}",
+        f"before the transcripts; {phases}",
+    )
 
 
 def _in_words(counts: Mapping[str, int]) -> str:
@@ -319,7 +311,7 @@ def _in_words(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in named)
 
 
-def _cycle_rows(cycle: CycleReport | None) -> list[report.ReportRow]:
+def _cycle_rows(cycle: CycleReport | None) -> list[ReportRow]:
     if cycle is None:
         return []
     if cycle.champion_scorecard is None:
@@ -330,34 +322,32 @@ def _cycle_rows(cycle: CycleReport | None) -> list[report.ReportRow]:
         return [_no_samples(f"nothing to learn from: {cycle.training.skipped} skipped")]
     users = "" if cycle.users is None else f"simulated users: {_in_words(cycle.users.counts)}"
     return [
-        report.ReportRow(
-            stage="cycle",
-            measure="unseen mutations: average solve rate",
-            before=_interval(cycle.champion_scorecard.average),
-            after=_interval(cycle.candidate_scorecard.average),
-            note=f"{cycle.promotion.outcome.value}; {cycle.training.samples} samples",
+        ReportRow(
+            "cycle",
+            "unseen mutations: average solve rate",
+            _interval(cycle.champion_scorecard.average),
+            _interval(cycle.candidate_scorecard.average),
+            f"{cycle.promotion.outcome.value}; {cycle.training.samples} samples",
         ),
-        report.ReportRow(
-            stage="cycle",
-            measure="mean reward distilled from users",
-            before="",
-            after=f"{cycle.training.mean_reward:+.2f}",
-            note=users,
+        ReportRow(
+            "cycle",
+            "mean reward distilled from users",
+            "",
+            f"{cycle.training.mean_reward:+.2f}",
+            users,
         ),
     ]
 
 
-def _no_samples(note: str) -> report.ReportRow:
-    return report.ReportRow(stage="cycle", measure="samples", before="", after="0", note=note)
+def _no_samples(note: str) -> ReportRow:
+    return ReportRow("cycle", "samples", "", "0", note)
 
 
-def _curves(
-    context: StageContext, pretrained: ArtifactRef, reinforced: ArtifactRef
-) -> list[report.Curve]:
-    trained = PretrainingResult.model_validate(chain.summary_of(context, pretrained))
+def _curves(context: StageContext, pretrained: ArtifactRef, reinforced: ArtifactRef) -> list[Curve]:
+    trained = chain.result_of(context, pretrained, PretrainingResult)
     steps = tuple(float(item.step) for item in trained.evaluations)
     curves = [
-        report.Curve(
+        Curve(
             title="held-out perplexity",
             x_label="step",
             y_label="perplexity",
@@ -381,7 +371,7 @@ def _curves(
             if rows and name in rows[0]
         }
         if series:
-            curves.append(report.Curve(title=title, x_label="step", y_label="", series=series))
+            curves.append(Curve(title=title, x_label="step", y_label="", series=series))
     return curves
 
 
@@ -394,17 +384,17 @@ def _interval(metric: Metric) -> str:
     return f"{metric.mean:.1%} [{metric.low:.1%}, {metric.high:.1%}]"
 
 
-def _hack_row(run: ReinforcementResult) -> report.ReportRow:
+def _hack_row(run: ReinforcementResult) -> ReportRow:
     """Report row of the hack monitors over the newest trajectories."""
     common = sorted(run.hack_rates.items(), key=lambda item: -item[1])[:4]
     seen = ", ".join(f"{name} {rate:.1%}" for name, rate in common) or "no pattern"
     alarms = "; ".join(run.alarms) or "no alarm"
-    return report.ReportRow(
-        stage="RL",
-        measure="trajectories with a hack pattern",
-        before="",
-        after=f"{run.hack_any_ratio:.1%}",
-        note=f"{seen}; {alarms}",
+    return ReportRow(
+        "RL",
+        "trajectories with a hack pattern",
+        "",
+        f"{run.hack_any_ratio:.1%}",
+        f"{seen}; {alarms}",
     )
 
 

@@ -1,19 +1,13 @@
-"""The command line of `ostinato chat`: which model answers, where it works, and the session's start.
-
-Entry of a process of its own for a gateway's user, who need not load a model; a checkpoint served in
-the same process is local.py.
-"""
+"""The command line of `ostinato chat`, a process of its own: a gateway's user loads no model."""
 
 import asyncio
 import contextlib
 import datetime
 import signal
-import sys
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -32,7 +26,9 @@ from ostinato.flows.chat.session import (
     run_chat,
 )
 from ostinato.flows.chat.workplace import open_workplace, recent_files
+from ostinato.flows.console import print_error
 from ostinato.infra.agent.config import HarnessConfig, PromptFacts
+from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import ConfigError, OstinatoError, boundary
 from ostinato.infra.platform.settings import Settings, load_settings
 from ostinato.infra.sandbox.backends import SandboxKind, check_kind
@@ -43,6 +39,7 @@ ANSWER_SECONDS = 600.0
 RECENT_SECONDS = 24 * 3600.0  # files changed since then are shown with the first message
 RULE_FILES = ("AGENTS.md", ".ostinato/rules.md")
 MAX_RULE_CHARACTERS = 8_000
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 OPEN_HARNESS = HarnessConfig(
     dialect="full",
     max_turns=100,
@@ -56,10 +53,6 @@ OPEN_HARNESS = HarnessConfig(
     announce_tokens=4_000,
 )
 """For servers that do not say what their model was trained with."""
-
-
-OpenLocal = Callable[[str, str], AbstractAsyncContextManager[ServedModel]]
-"""Serves a checkpoint in this process: its reference and a recipe's name in."""
 
 
 @contextlib.asynccontextmanager
@@ -117,25 +110,24 @@ class ChatOptions:
     checkpoint: str
     recipe: str
     api_key: str
-    messages: list[str]
+    message: Sequence[str] | None
     apply: Apply
     temperature: float
     seed: int
-    tests: list[str] = field(default_factory=list)
-    sandbox: SandboxKind = SandboxKind.NAMESPACE
+    tests: Sequence[str] | None
+    sandbox: SandboxKind
 
 
-async def _chat(
-    options: ChatOptions, console: Console, interrupt: Interrupt, open_local: OpenLocal | None
-) -> bool:
+async def _chat(options: ChatOptions, console: Console, interrupt: Interrupt) -> bool:
     check_kind(options.sandbox)
     screen = ChatScreen(console)
     async with contextlib.AsyncExitStack() as stack:
-        if open_local is not None:
-            opened = open_local(options.checkpoint or "promoted", options.recipe)
-        else:
+        if options.gateway:
             key = key_for(load_settings(), options.gateway, options.api_key)
             opened = connect_gateway(options.gateway, key, options.model)
+        else:
+            load_local = load_entry("ostinato.flows.chat.local:load_local")
+            opened = load_local(options.checkpoint or "promoted", options.recipe)
         model = await stack.enter_async_context(opened)
         copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ostinato-chat-")))
         is_compact = model.harness.dialect == "compact"
@@ -145,7 +137,7 @@ async def _chat(
                 copy,
                 warm_tests=is_compact,
                 test_limit_seconds=model.harness.call_time_limit_seconds,
-                tests=options.tests,
+                tests=options.tests or (),
                 sandbox=options.sandbox,
                 search_directory=model.search_directory,
             )
@@ -167,84 +159,51 @@ async def _chat(
             interrupt=interrupt,
         )
         workplace.environment.ask_limit_seconds = USER_SECONDS
-        workplace.environment.ask_user = session.ask_user if not options.messages else None
+        workplace.environment.ask_user = None if options.message else session.ask_user
         tests = ", ".join(options.tests or workplace.layout.test_paths) or "none found"
         screen.show_opening(
             str(workplace.root), model.name, model.harness.dialect, len(workplace.files), tests
         )
-        return await run_chat(session, options.messages, options.apply)
+        return await run_chat(session, options.message or (), options.apply)
 
 
-def run(options: ChatOptions, open_local: OpenLocal | None = None) -> None:
-    """The chat until it ends. Without `open_local` the model is the gateway's."""
+@app.command()
+def main(
+    context: typer.Context,
+    repo: Annotated[Path, typer.Option(exists=True, file_okay=False, help="the repository")],
+    gateway: Annotated[str, typer.Option(help="address of an OpenAI-style server")] = "",
+    model: Annotated[str, typer.Option(help="of the server; default: its first")] = "",
+    checkpoint: Annotated[str, typer.Option(help="directory, artifact or 'promoted'")] = "",
+    recipe: Annotated[str, typer.Option(help="whose harness a checkpoint uses")] = "nano",
+    api_key: Annotated[str, typer.Option(help="default: this machine's own key")] = "",
+    message: Annotated[
+        list[str] | None, typer.Option(help="send this and end; may be repeated")
+    ] = None,
+    apply: Annotated[Apply, typer.Option(help="write the edits into your files")] = "ask",
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 1.0,
+    seed: Annotated[int, typer.Option(help="of a checkpoint served here")] = 0,
+    tests: Annotated[
+        list[str] | None, typer.Option(help="what `pytest` runs; default: all; may be repeated")
+    ] = None,
+    sandbox: Annotated[
+        SandboxKind, typer.Option(help="what commands run in; microvm needs QEMU")
+    ] = SandboxKind.NAMESPACE,
+) -> None:
+    """A terminal agent on a repository. Its edits reach your files only when you agree."""
+    if gateway and checkpoint:
+        raise typer.BadParameter("wanted either --gateway or --checkpoint")
     interrupt = Interrupt()
     signal.signal(signal.SIGINT, interrupt)
     try:
-        has_worked = asyncio.run(_chat(options, Console(), interrupt, open_local))
+        has_worked = asyncio.run(_chat(ChatOptions(**context.params), Console(), interrupt))
     except OstinatoError as error:
-        text = f"{type(error).__name__}: {error}"
-        Console(stderr=True).print(text, style="red", markup=False, soft_wrap=True)
-        sys.exit(2)
+        print_error(error)
+        raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        sys.exit(130)
+        raise typer.Exit(130) from None
     if not has_worked:
-        sys.exit(1)
-
-
-def build_command(open_local: OpenLocal | None) -> Callable[..., None]:
-    """The command line. Without `open_local` only a gateway can answer."""
-
-    def main(
-        repo: Annotated[Path, typer.Option(exists=True, file_okay=False, help="the repository")],
-        gateway: Annotated[str, typer.Option(help="address of an OpenAI-style server")] = "",
-        model: Annotated[str, typer.Option(help="of the server; default: its first")] = "",
-        checkpoint: Annotated[str, typer.Option(help="directory, artifact or 'promoted'")] = "",
-        recipe: Annotated[str, typer.Option(help="whose harness a checkpoint uses")] = "nano",
-        api_key: Annotated[str, typer.Option(help="default: this machine's own key")] = "",
-        message: Annotated[
-            list[str] | None, typer.Option(help="send this and end; may be repeated")
-        ] = None,
-        apply: Annotated[str, typer.Option(help="ask, always or never write the edits")] = "ask",
-        temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 1.0,
-        seed: Annotated[int, typer.Option(help="of a checkpoint served here")] = 0,
-        tests: Annotated[
-            list[str] | None, typer.Option(help="what `pytest` runs; default: all; may be repeated")
-        ] = None,
-        sandbox: Annotated[
-            SandboxKind, typer.Option(help="what commands run in; microvm needs QEMU")
-        ] = SandboxKind.NAMESPACE,
-    ) -> None:
-        """A terminal agent on a repository. Its edits reach your files only when you agree."""
-        if apply not in ("ask", "always", "never"):
-            raise typer.BadParameter(f"--apply is {apply!r}, wanted ask, always or never")
-        if bool(gateway) == (open_local is not None) or (gateway and checkpoint):
-            raise typer.BadParameter("wanted either --gateway or --checkpoint")
-        messages = message or []
-        options = ChatOptions(
-            repo,
-            gateway,
-            model,
-            checkpoint,
-            recipe,
-            api_key,
-            messages,
-            apply,
-            temperature,
-            seed,
-            tests or [],
-            sandbox,
-        )
-        run(options, open_local)
-
-    return main
-
-
-def start(open_local: OpenLocal | None = None) -> None:
-    """The command as a process of its own."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(build_command(open_local))
-    app(prog_name="ostinato chat")
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":
-    start()
+    app(prog_name="ostinato chat")

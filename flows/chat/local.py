@@ -1,16 +1,10 @@
-"""`ostinato chat` over a checkpoint that is loaded into the chat's own process.
-
-`load_local`: which checkpoint is meant, its engine, and the harness of its recipe. Entry of a
-process: `python -m ostinato.flows.chat.local --repo PATH [--checkpoint REF]`. The chat itself is
-chat.py.
-"""
+"""A checkpoint that `ostinato chat` loads into its own process."""
 
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from ostinato.flows import chain, realtime
-from ostinato.flows.chat.command import start
 from ostinato.flows.chat.session import ServedModel
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.cluster.child_main import load_entry
@@ -41,7 +35,3 @@ async def load_local(reference: str, recipe: str) -> AsyncIterator[ServedModel]:
         )
     finally:
         engine.close()
-
-
-if __name__ == "__main__":
-    start(load_local)

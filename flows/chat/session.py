@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Literal
@@ -172,7 +173,7 @@ class ChatSession:
         self.shown = pending
 
 
-async def run_chat(session: ChatSession, messages: list[str], apply: Apply) -> bool:
+async def run_chat(session: ChatSession, messages: Sequence[str], apply: Apply) -> bool:
     """Sends `messages`, or what the person types until /quit or the end of the input. Whether the
     agent could work on every one of `messages`.
     """

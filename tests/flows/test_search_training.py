@@ -23,7 +23,7 @@ def test_search_training_publishes_an_encoder_that_serves(prefect_server: None, 
     encoder = search_training("miniature")
 
     context = StageContext.open("miniature")
-    result = RetrievalResult.model_validate(chain.summary_of(context, encoder))
+    result = chain.result_of(context, encoder, RetrievalResult)
     assert result.num_pairs > 0
     assert len(result.loss_nats) == context.recipe.retrieval.contrastive.epochs
     assert {"bm25", "fused, untrained", "fused, trained"} <= set(result.held_out)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ostinato.flows.report import Curve, ReportRow, markdown_table, write_html
+from ostinato.flows.report import Curve, ReportRow, write_html
 
 ROW = ReportRow(
     stage="RL", measure="solve rate <b>", before="41.9%", after="49.6%", note="33 steps"
@@ -15,7 +15,3 @@ def test_write_html_holds_rows_plots_and_facts_escaped(tmp_path: Path) -> None:
     assert "41.9%" in page
     assert "solve rate &lt;b&gt;" in page
     assert page.count("data:image/png;base64,") == 1
-
-
-def test_markdown_table_has_a_line_a_row() -> None:
-    assert len(markdown_table([ROW, ROW]).splitlines()) == 4
