@@ -104,7 +104,7 @@ class RepositoryProver:
             )
             for seed in _HASH_SEEDS
         )
-        self._leaks = LeakCheck(part.repository)
+        self._leaks = LeakCheck.of(part.repository)
         name = part.repository.name
         self._journal = work / "judged" / f"{name}.jsonl"
         self._baseline_file = work / "baselines" / f"{name}.json"

@@ -33,7 +33,7 @@ def publish(parts: Sequence[BuiltPart], config: ProblemsConfig) -> ProblemSet:
     texts: list[tuple[Problem, str]] = []
     for built in parts:
         repository = built.part.repository
-        leaks, symbols = LeakCheck(repository), _read_symbols(repository)
+        leaks, symbols = LeakCheck.of(repository), _read_symbols(repository)
         for candidate, judgement in built.proven:
             problem = make_problem(candidate, judgement, built, config, symbols)
             is_checked = bool(problem.hidden_tests) or bool(problem.blocks)

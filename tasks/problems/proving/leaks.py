@@ -1,7 +1,5 @@
 """Answers left where the agent can read them: removed code, its own names, hidden tests.
 
-A candidate with a leak is not published.
-
 Removed text leaks when three removed lines in a row stand together somewhere. A name leaks when it
 was bound only in removed code and occurs in any file, in a comment or in bytecode.
 """
@@ -9,9 +7,10 @@ was bound only in removed code and occurs in any file, in a comment or in byteco
 import functools
 import re
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.breaking.candidates import Candidate
@@ -30,177 +29,119 @@ _UNREADABLE = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Leak:
+class Leak(NamedTuple):
     """One answer in reach."""
 
     what: str
     path: str
 
 
-@dataclass(frozen=True)
-class _FileIndex:
-    words: frozenset[bytes]
-    runs: frozenset[int]
-
-
 class LeakCheck:
     """Search for answers in everything that an agent can read of a repository."""
 
-    def __init__(self, repository: PreparedRepository) -> None:
-        self._repository = repository
+    def __init__(
+        self, pristine: Mapping[str, bytes], read_everything: Callable[[], Mapping[str, bytes]]
+    ) -> None:
+        self._pristine = pristine
+        self._read_everything = read_everything
+
+    @classmethod
+    def of(cls, repository: PreparedRepository) -> "LeakCheck":
+        """The check of a repository with every file below it, caches and bytecode included."""
+        return cls(repository.files, lambda: _read_below(repository.directory))
 
     @functools.cached_property
-    def _everything(self) -> dict[str, bytes]:
-        """Every file below the repository's directory, caches and bytecode included."""
-        directory = self._repository.directory
-        return {
-            path.relative_to(directory).as_posix(): path.read_bytes()
-            for path in sorted(directory.rglob("*"))
-            if path.is_file()
-        }
+    def _everything(self) -> Mapping[str, bytes]:
+        return self._read_everything()
 
     @functools.cached_property
-    def _tree(self) -> "ReadableTree":
-        return ReadableTree(self._everything)
+    def _places(self) -> Mapping[bytes | int, set[str]]:
+        """Paths by the words and runs of lines in their files."""
+        places: dict[bytes | int, set[str]] = defaultdict(set)
+        for path, content in self._everything.items():
+            for mark in _index(content):
+                places[mark].add(path)
+        return places
 
     @functools.cached_property
-    def _names(self) -> "CodeNames":
-        return CodeNames(self._everything)
+    def _name_counts(self) -> Counter[str]:
+        """Names in the code of Python files."""
+        return Counter(
+            name
+            for path, content in self._everything.items()
+            if path.endswith(".py")
+            for name, _ in read_names(content.decode(errors="replace"))
+        )
 
     def leaks(self, candidate: Candidate) -> bool:
         """Whether a candidate's removed code can be read elsewhere."""
         # a mined commit has old code where new code was; single lines are no run of lines
         if candidate.kind is Kind.MINED_COMMIT or not candidate.blocks:
             return False
-        return bool(self.find(candidate.draft(self._repository.fingerprint)))
+        return bool(self.find(candidate.draft("")))
 
     def find(self, problem: Problem) -> tuple[Leak, ...]:
-        """Answers of a problem, its hidden tests among them."""
-        return find_leaks(problem, self._repository.files, self._tree, self._names)
+        """Answers of a problem in reach of an agent, its hidden tests among them."""
+        changed = problem.break_files(self._pristine)
+        indexes = {path: _index(content) for path, content in changed.items()}
+
+        def places_of(mark: bytes | int) -> set[str]:
+            own = {path for path, marks in indexes.items() if mark in marks}
+            return own | (self._places.get(mark, set()) - changed.keys())
+
+        leaks: set[Leak] = set()
+        for block in problem.blocks:
+            for run in _runs(line.encode() for line in block.gold_lines):
+                leaks |= {Leak("removed lines", path) for path in places_of(run)}
+                if run in _library_runs():
+                    leaks.add(Leak("removed lines", "standard library"))
+        for name in _own_names(problem, self._name_counts):
+            leaks |= {Leak(f"name {name}", path) for path in places_of(name.encode())}
+        for name in function_names(problem.hidden_tests):
+            if self._name_counts[name] == 1:  # others of that name may stay
+                leaks |= {Leak(f"hidden test {name}", path) for path in places_of(name.encode())}
+        return tuple(sorted(leaks))
 
 
-class ReadableTree:
-    """Words and runs of lines of files, by path."""
-
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._indexes = {path: _index(content) for path, content in files.items()}
-        self._with_word: dict[bytes, set[str]] = {}
-        self._with_run: dict[int, set[str]] = {}
-        for path, found in self._indexes.items():
-            for word in found.words:
-                self._with_word.setdefault(word, set()).add(path)
-            for run in found.runs:
-                self._with_run.setdefault(run, set()).add(path)
-
-    def laid_over(self, changed: Mapping[str, bytes]) -> "LaidOver":
-        """This tree with some files changed."""
-        return LaidOver(self, {path: _index(content) for path, content in changed.items()})
-
-    def places_of_word(self, word: bytes) -> set[str]:
-        """Files that hold a word."""
-        return self._with_word.get(word, set())
-
-    def places_of_run(self, run: int) -> set[str]:
-        """Files that hold a run of lines."""
-        return self._with_run.get(run, set())
-
-
-class LaidOver:
-    """A tree with a few files changed. Asks the tree below for all others."""
-
-    def __init__(self, below: ReadableTree, changed: Mapping[str, _FileIndex]) -> None:
-        self._below = below
-        self._changed = changed
-
-    def places_of_word(self, word: bytes) -> set[str]:
-        """Files that hold a word."""
-        own = {path for path, found in self._changed.items() if word in found.words}
-        return own | (self._below.places_of_word(word) - self._changed.keys())
-
-    def places_of_run(self, run: int) -> set[str]:
-        """Files that hold a run of lines."""
-        own = {path for path, found in self._changed.items() if run in found.runs}
-        return own | (self._below.places_of_run(run) - self._changed.keys())
-
-
-class CodeNames:
-    """Counts of names in the code of pristine Python files."""
-
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        self.counts: dict[str, int] = {}
-        for path, content in files.items():
-            if path.endswith(".py"):
-                for name, _ in read_names(content.decode(errors="replace")):
-                    self.counts[name] = self.counts.get(name, 0) + 1
-
-
-def find_leaks(
-    problem: Problem, pristine: Mapping[str, bytes], tree: ReadableTree, names: CodeNames
-) -> tuple[Leak, ...]:
-    """Answers in reach of an agent.
-
-    `tree`: all it can read before the problem's own changes; `names`: of the pristine files.
-    """
-    view = tree.laid_over(problem.break_files(pristine))
-    leaks: dict[Leak, None] = {}
-    for block in problem.blocks:
-        for run in _runs(line.encode() for line in block.gold_lines):
-            for path in view.places_of_run(run):
-                leaks.setdefault(Leak("removed lines", path))
-            if run in _library_runs():
-                leaks.setdefault(Leak("removed lines", "standard library"))
-    for name in sorted(_own_names(problem, names)):
-        for path in view.places_of_word(name.encode()):
-            leaks.setdefault(Leak(f"name {name}", path))
-    for name in sorted(function_names(problem.hidden_tests)):
-        if names.counts.get(name, 0) == 1:  # others of that name may stay
-            for path in view.places_of_word(name.encode()):
-                leaks.setdefault(Leak(f"hidden test {name}", path))
-    return tuple(sorted(leaks, key=lambda leak: (leak.what, leak.path)))
-
-
-def _own_names(problem: Problem, names: CodeNames) -> set[str]:
-    """Names bound in removed code and used nowhere else, the problem's own symbol left out."""
-    removed: dict[str, int] = {}
-    bound: set[str] = set()
-    for block in problem.blocks:
-        text = "\n".join(block.gold_lines)
-        for name, _ in read_names(_unindent(block.gold_lines)):
-            removed[name] = removed.get(name, 0) + 1
-        bound |= set(re.findall(r"(?:def|class)\s+(\w+)", text))
-        bound |= set(re.findall(r"^\s*(\w+)\s*(?::[^=]+)?=[^=]", text, re.MULTILINE))
-    spoken = set(problem.symbol.split("."))
+def _read_below(directory: Path) -> dict[str, bytes]:
     return {
-        name
-        for name in bound - spoken
-        if len(name) >= _MIN_NAME
-        and not name.startswith("__")
-        and removed.get(name, 0) >= names.counts.get(name, 0)
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
     }
 
 
-def _unindent(lines: Sequence[str]) -> str:
-    """Text that the tokenizer takes: it refuses lines that come back to an unknown margin."""
-    return "\n".join(line.lstrip() for line in lines)
+def _own_names(problem: Problem, counts: Mapping[str, int]) -> set[str]:
+    """Names bound in removed code and used nowhere else, the problem's own symbol left out."""
+    removed: Counter[str] = Counter()
+    bound: set[str] = set()
+    for block in problem.blocks:
+        text = "\n".join(block.gold_lines)
+        # the tokenizer refuses lines that come back to an unknown margin
+        unindented = "\n".join(line.lstrip() for line in block.gold_lines)
+        removed.update(name for name, _ in read_names(unindented))
+        bound |= set(re.findall(r"(?:def|class)\s+(\w+)", text))
+        bound |= set(re.findall(r"^\s*(\w+)\s*(?::[^=]+)?=[^=]", text, re.MULTILINE))
+    return {
+        name
+        for name in bound - set(problem.symbol.split("."))
+        if len(name) >= _MIN_NAME
+        and not name.startswith("__")
+        and removed[name] >= counts.get(name, 0)
+    }
 
 
 @functools.lru_cache(maxsize=256)
-def _index(content: bytes) -> _FileIndex:
-    return _FileIndex(
-        words=frozenset(_WORD.findall(content)), runs=frozenset(_runs(content.split(b"\n")))
-    )
+def _index(content: bytes) -> frozenset[bytes | int]:
+    """Words, and hashes of runs of lines."""
+    return frozenset((*_WORD.findall(content), *_runs(content.split(b"\n"))))
 
 
 def _runs(lines: Iterable[bytes]) -> list[int]:
     """Hashes of every three lines in a row, blank lines and white space left out."""
-    kept = [b"".join(line.split()) for line in lines]
-    kept = [line for line in kept if line]
-    return [
-        hash(tuple(kept[start : start + _RUN_LINES]))
-        for start in range(len(kept) - _RUN_LINES + 1)
-        if sum(map(len, kept[start : start + _RUN_LINES])) >= _MIN_RUN_CHARACTERS
-    ]
+    kept = [line for line in (b"".join(line.split()) for line in lines) if line]
+    runs = (kept[start : start + _RUN_LINES] for start in range(len(kept) - _RUN_LINES + 1))
+    return [hash(tuple(run)) for run in runs if sum(map(len, run)) >= _MIN_RUN_CHARACTERS]
 
 
 @functools.cache

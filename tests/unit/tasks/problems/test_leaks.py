@@ -5,7 +5,7 @@ import pytest
 from ostinato.tasks.problems.breaking.candidates import Candidate, LinePlan
 from ostinato.tasks.problems.breaking.deletions import DeletionMaker
 from ostinato.tasks.problems.config import Kind
-from ostinato.tasks.problems.proving.leaks import CodeNames, ReadableTree, find_leaks
+from ostinato.tasks.problems.proving.leaks import Leak, LeakCheck
 from ostinato.tasks.problems.selection import Sources
 from tests.fakes.repositories import WORDKIT, open_repository
 
@@ -22,9 +22,11 @@ def deletion():
 
 def leaks_with(deletion, planted):
     files, candidate = deletion
-    everything = {**files, **planted}
-    tree, names = ReadableTree(everything), CodeNames(files)
-    return {leak.path for leak in find_leaks(candidate.draft("x"), files, tree, names)}
+    return {leak.path for leak in find_leaks(candidate.draft("x"), files, planted)}
+
+
+def find_leaks(problem, files, planted=None):
+    return LeakCheck(files, lambda: {**files, **(planted or {})}).find(problem)
 
 
 def test_clean_deletion_leaks_nothing(deletion):
@@ -43,12 +45,9 @@ def test_names_in_bytecode_and_caches_are_found():
     plan.replace("kit/a.py", 2, 6, ("    raise NotImplementedError",))
     draft = make_draft(plan)
     cache = {".mypy_cache/a.json": b'{"helper_of_outer": "def () -> int"}'}
-    tree = ReadableTree({**files, **cache})
-    leaks = find_leaks(draft, files, tree, CodeNames(files))
-    assert [(leak.what, leak.path) for leak in leaks] == [
-        ("name helper_of_outer", ".mypy_cache/a.json")
-    ]
-    assert find_leaks(draft, files, ReadableTree(files), CodeNames(files)) == ()
+    leaks = find_leaks(draft, files, cache)
+    assert leaks == (Leak("name helper_of_outer", ".mypy_cache/a.json"),)
+    assert find_leaks(draft, files) == ()
 
 
 def test_hidden_test_that_is_still_named_is_found():
@@ -58,8 +57,7 @@ def test_hidden_test_that_is_still_named_is_found():
     hidden = make_draft(plan).model_copy(
         update={"hidden_tests": ("tests/test_a.py::test_secret_thing",)}
     )
-    leaks = find_leaks(hidden, files, ReadableTree(files), CodeNames(files))
-    assert [leak.path for leak in leaks] == ["tests/test_a.py"]
+    assert [leak.path for leak in find_leaks(hidden, files)] == ["tests/test_a.py"]
 
 
 def make_draft(plan):
