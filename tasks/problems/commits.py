@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.problems.breaking.candidates import Candidate, edit_texts, make_id
+from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.breaking.definitions import read_definitions
 from ostinato.tasks.problems.config import GitSource, Kind
 from ostinato.tasks.problems.repositories import is_below, prepare_repository, strip_prefix
@@ -189,7 +189,6 @@ def _candidate(
     path = main.path if main else blocks[0].path
     symbol = main.qualified_name if main else path.rpartition("/")[2].removesuffix(".py")
     return Candidate(
-        candidate_id=make_id(name, symbol, Kind.MINED_COMMIT, "reverted", edit_texts((), blocks)),
         repository=name,
         kind=Kind.MINED_COMMIT,
         operator="reverted",

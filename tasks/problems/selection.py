@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.problems.breaking.candidates import Candidate, draw_rank, edit_texts, make_id
+from ostinato.tasks.problems.breaking.candidates import Candidate, draw_rank
 from ostinato.tasks.problems.breaking.definitions import (
     Definition,
     lines_at_margin,
@@ -116,14 +116,12 @@ def mutate_definition(
             gold_text=gold,
             broken_text=gold[: len(gold) - len(mutation.gold_text)] + mutation.broken_text,
         )
-        symbol, kind, operator = definition.qualified_name, Kind.MUTATION, mutation.operator
         yield Candidate(
-            candidate_id=make_id(repository, symbol, kind, operator, edit_texts([edit], ())),
             repository=repository,
-            kind=kind,
-            operator=operator,
+            kind=Kind.MUTATION,
+            operator=mutation.operator,
             path=definition.path,
-            symbol=symbol,
+            symbol=definition.qualified_name,
             first_line=definition.decorator_line,
             last_line=definition.last_line,
             edits=(edit,),
@@ -149,16 +147,8 @@ def order_mutations(
                 hands[place] = _sort_by_operator(functions[place](), config)
             hand = hands[place]
             if hand:
-                _, operator = min(
-                    (
-                        (
-                            num_taken[name] / _weight(name, config),
-                            draw_rank(seed, *place[1:], name),
-                        ),
-                        name,
-                    )
-                    for name in hand
-                )
+                shares = {name: num_taken[name] / _weight(name, config) for name in hand}
+                operator = min(hand, key=lambda n: (shares[n], draw_rank(seed, *place[1:], n)))
                 num_taken[operator] += 1
                 yield hand[operator].pop()
                 if not hand[operator]:
@@ -238,15 +228,11 @@ def _go_together(one: Candidate, other: Candidate, *, same_file: bool) -> bool:
 
 def _join(parts: Sequence[Candidate]) -> Candidate:
     ordered = sorted(parts, key=lambda part: (part.path, part.first_line, part.candidate_id))
-    edits = tuple(edit for part in ordered for edit in part.edits)
-    main, operator = ordered[0], f"{len(ordered)}_mutations"
-    identity = make_id(main.repository, main.symbol, Kind.COMBINED, operator, edit_texts(edits, ()))
-    return main.model_copy(
+    return ordered[0].model_copy(
         update={
-            "candidate_id": identity,
             "kind": Kind.COMBINED,
-            "operator": operator,
-            "edits": edits,
+            "operator": f"{len(ordered)}_mutations",
+            "edits": tuple(edit for part in ordered for edit in part.edits),
             "touched": tuple(dict.fromkeys(key for part in ordered for key in part.touched)),
         }
     )

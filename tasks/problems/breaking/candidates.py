@@ -15,7 +15,6 @@ from ostinato.tasks.records import BlockEdit, LineEdit, Problem, Split
 class Candidate(Record):
     """A broken state of one repository."""
 
-    candidate_id: str
     repository: str
     kind: Kind
     operator: str
@@ -30,6 +29,19 @@ class Candidate(Record):
         default=(), description="files whose tests all speak of it, beside those that call it"
     )
     message: str = Field(default="", description="of the commit it was mined from")
+
+    @property
+    def candidate_id(self) -> str:
+        """Identity by content: stable over runs and machines."""
+        texts = [f"{e.path}:{e.line_number}:{e.gold_text}:{e.broken_text}" for e in self.edits]
+        for block in self.blocks:
+            gold, broken = "\n".join(block.gold_lines), "\n".join(block.broken_lines)
+            texts.append(f"{block.path}:{block.first_line}:{gold}:{broken}")
+        digest = draw_rank(self.repository, self.symbol, *texts)[:10]
+        name = self.symbol.rpartition(".")[2].strip("_") or "code"
+        is_mutation = self.kind is Kind.MUTATION
+        label = self.operator if is_mutation else f"{self.kind.value}-{self.operator}"
+        return f"{self.repository}-{name}-{label}-{digest}"
 
     def draft(self, fingerprint: str) -> Problem:
         """The record without tests, prompt and split."""
@@ -56,26 +68,9 @@ class Candidate(Record):
         return self.draft("").break_files(files)
 
 
-def make_id(repository: str, symbol: str, kind: Kind, operator: str, content: Iterable[str]) -> str:
-    """Identity by content: stable over runs and machines."""
-    digest = hashlib.sha256("\0".join((repository, symbol, *content)).encode()).hexdigest()[:10]
-    name = symbol.rpartition(".")[2].strip("_") or "code"
-    label = operator if kind is Kind.MUTATION else f"{kind.value}-{operator}"
-    return f"{repository}-{name}-{label}-{digest}"
-
-
 def draw_rank(*parts: str) -> str:
     """A number drawn for its parts; sorting by it is a shuffle that nothing else changes."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def edit_texts(edits: Iterable[LineEdit], blocks: Iterable[BlockEdit]) -> list[str]:
-    """Texts that identify edits."""
-    texts = [f"{e.path}:{e.line_number}:{e.gold_text}:{e.broken_text}" for e in edits]
-    for block in blocks:
-        gold, broken = "\n".join(block.gold_lines), "\n".join(block.broken_lines)
-        texts.append(f"{block.path}:{block.first_line}:{gold}:{broken}")
-    return texts
 
 
 class LinePlan:

@@ -12,13 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from ostinato.infra.platform.syntax import parse_python
-from ostinato.tasks.problems.breaking.candidates import (
-    Candidate,
-    LinePlan,
-    draw_rank,
-    edit_texts,
-    make_id,
-)
+from ostinato.tasks.problems.breaking.candidates import Candidate, LinePlan, draw_rank
 from ostinato.tasks.problems.breaking.definitions import CallKey, Definition, NameGraph, read_names
 from ostinato.tasks.problems.config import Kind
 
@@ -153,14 +147,12 @@ class DeletionMaker:
         for definition in group:
             for member in self._members(definition):
                 touched.setdefault(member.call_key)
-        symbol = root.qualified_name
         return Candidate(
-            candidate_id=make_id(self._repository, symbol, kind, operator, edit_texts((), blocks)),
             repository=self._repository,
             kind=kind,
             operator=operator,
             path=root.path,
-            symbol=symbol,
+            symbol=root.qualified_name,
             first_line=root.decorator_line,
             last_line=root.last_line,
             blocks=blocks,

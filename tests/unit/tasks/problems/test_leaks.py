@@ -62,7 +62,6 @@ def test_hidden_test_that_is_still_named_is_found():
 
 def make_draft(plan):
     return Candidate(
-        candidate_id="c",
         repository="kit",
         kind=Kind.DELETED_FEATURE,
         operator="stub",

@@ -11,7 +11,6 @@ SYMBOLS = ("merge", "merge_with", "Box.size", "Basket.size", "first")
 
 def candidate(symbol: str, kind: Kind = Kind.MUTATION) -> Candidate:
     return Candidate(
-        candidate_id="c",
         repository="kit",
         kind=kind,
         operator="integer",

@@ -10,7 +10,7 @@ from ostinato.tasks.problems.selection import (
     order_mutations,
     place_of,
 )
-from ostinato.tasks.records import Split
+from ostinato.tasks.records import LineEdit, Split
 
 SIZES = SplitSizes(demonstration=20, train=16, held_out=8, held_out_function=6, user=4)
 
@@ -21,10 +21,13 @@ def make_config(**fields) -> ProblemsConfig:
     )
 
 
+def make_edit(text: str) -> LineEdit:
+    return LineEdit(path="kit/m.py", line_number=2, gold_text="pass", broken_text=text)
+
+
 def make_candidates(num_functions=12, per_operator=6) -> list[Candidate]:
     return [
         Candidate(
-            candidate_id=f"kit-f{function}-{operator}-{number}",
             repository="kit",
             kind=Kind.MUTATION,
             operator=operator,
@@ -32,6 +35,7 @@ def make_candidates(num_functions=12, per_operator=6) -> list[Candidate]:
             symbol=f"f{function}",
             first_line=1,
             last_line=2,
+            edits=(make_edit(f"{operator} {number}"),),
             touched=(),
         )
         for function in range(num_functions)
