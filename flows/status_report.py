@@ -10,6 +10,7 @@ from ostinato.infra.platform.cluster.workspace import (
     PROGRESS,
     PUBLISHED,
     RESULT,
+    STATUS,
     ProcessMark,
     Progress,
     read_record,
@@ -39,7 +40,7 @@ def _stage_rows(directory: Path) -> list[tuple[str, str, str, str, str, str]]:
     if mark is None or not is_alive(mark):
         since = _ago(progress.at) if progress else ""
         return [(run, stage, "stopped", "the same command again", since, how_far)]
-    waits = _waits(directory / "status.json")
+    waits = _waits(directory / STATUS)
     if not waits:
         return [(run, stage, "running", "", _ago(progress.at) if progress else "", how_far)]
     return [

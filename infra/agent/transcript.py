@@ -121,6 +121,18 @@ class Transcript(Record):
     detail: str = ""  # the error text when the end reason is a failure
     wall_seconds: float
 
+    @classmethod
+    def of_failure(cls, reason: EndReason, detail: str, wall_seconds: float = 0.0) -> "Transcript":
+        """An attempt that left nothing."""
+        return cls(
+            segments=(),
+            turns=(),
+            end_reason=reason,
+            final_message="",
+            detail=detail,
+            wall_seconds=wall_seconds,
+        )
+
     def to_bytes(self) -> bytes:
         """One safetensors blob: arrays as tensors, the rest as JSON metadata."""
         tensors: dict[str, np.ndarray] = {}

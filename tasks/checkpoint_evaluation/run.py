@@ -1,8 +1,6 @@
-"""Child entry of evaluation: a checkpoint on problems, through the same worker, harness and engine
-as training.
+"""Child entry of evaluation: a checkpoint on problems, through training's worker, harness and engine.
 
-The split over processes: each shard has its own engine at one exact version, its own boxes and its
-own file of finished attempts, so a killed evaluation goes on and never mixes versions.
+Each shard is a process with its own engine, boxes and file of finished attempts.
 """
 
 import asyncio
@@ -14,9 +12,8 @@ from pathlib import Path
 
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import Progress, Workspace
-from ostinato.infra.platform.telemetry import configure_logging, fields
+from ostinato.infra.platform.telemetry import MetricsLog, configure_logging, fields
 from ostinato.infra.serving.engine.local import load_local_engine
-from ostinato.models.decode.protocol import Priority
 from ostinato.tasks.checkpoint_evaluation.records import (
     EvaluationRequest,
     EvaluationResult,
@@ -27,7 +24,6 @@ from ostinato.tasks.evaluation.attempts import (
     INFRASTRUCTURE_OUTCOMES,
     AttemptFunction,
     AttemptRow,
-    PlannedAttempt,
     draw_problems,
     plan_attempts,
     read_rows,
@@ -35,7 +31,6 @@ from ostinato.tasks.evaluation.attempts import (
 )
 from ostinato.tasks.evaluation.locating import (
     LocatingRow,
-    append_locating,
     locating_row,
     read_locating,
 )
@@ -44,7 +39,6 @@ from ostinato.tasks.graded_worker import WorkerSetup, build_worker
 from ostinato.tasks.problem_sets import load_problems
 from ostinato.tasks.records import Problem, Scorecard, Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
-from ostinato.tasks.rollout.worker import RolloutWorker
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +86,7 @@ def run_shard(request: ShardRequest, workspace: Workspace) -> ShardResult:
 
 async def _run_attempts(
     request: ShardRequest,
-    plan: list[PlannedAttempt],
+    plan: list[AttemptRequest],
     rows_path: Path,
     workspace: Workspace,
 ) -> None:
@@ -114,7 +108,7 @@ async def _run_attempts(
         search_directory=evaluation.search_directory,
     )
     worker = build_worker(setup, engine)
-    attempt = _attempt_with(worker, evaluation.config.temperature)
+    attempt = worker.attempt
     if evaluation.notes_locating:
         attempt = _noting(attempt, rows_path.with_name(LOCATING_FILE))
     try:
@@ -131,32 +125,15 @@ async def _run_attempts(
     logger.info("shard is done %s", fields(index=request.index, attempts=len(plan)))
 
 
-def _attempt_with(worker: RolloutWorker, temperature: float) -> AttemptFunction:
-    def attempt(item: PlannedAttempt) -> "asyncio.Future[Trajectory]":
-        suffix = f".r{item.retry}" if item.retry else ""
-        group_id = f"evaluation.{item.problem.problem_id}"
-        request = AttemptRequest(
-            trajectory_id=f"{group_id}.t{item.attempt}{suffix}",
-            group_id=group_id,
-            problem=item.problem,
-            attempt=item.attempt,
-            retry=item.retry,
-            seed=item.seed,
-            temperature=temperature,
-            priority=Priority.EVALUATION,
-        )
-        return asyncio.ensure_future(worker.attempt(request))
-
-    return attempt
-
-
 def _noting(attempt: AttemptFunction, path: Path) -> AttemptFunction:
     """The same attempts, each leaving a line about how it found its function."""
+    log = MetricsLog(path)
 
-    async def noted(item: PlannedAttempt) -> Trajectory:
+    async def noted(item: AttemptRequest) -> Trajectory:
         trajectory = await attempt(item)
         if trajectory.outcome not in INFRASTRUCTURE_OUTCOMES:  # those are made again
-            append_locating(path, locating_row(item.problem, trajectory))
+            row = locating_row(item.problem, trajectory)
+            log.append(item.attempt, row.model_dump(mode="json"))
         return trajectory
 
     return noted
@@ -193,7 +170,7 @@ def _progress_of(workspace: Workspace, count: int, total: int) -> list[Callable[
     return [listener(index) for index in range(count)]
 
 
-def plan_of(request: EvaluationRequest, problems: Iterable[Problem]) -> list[PlannedAttempt]:
+def plan_of(request: EvaluationRequest, problems: Iterable[Problem]) -> list[AttemptRequest]:
     """All attempts of a request."""
     wanted = [problem for problem in problems if problem.split is request.split]
     drawn = draw_problems(wanted, count=request.config.problems, seed=request.config.seed)
@@ -201,10 +178,11 @@ def plan_of(request: EvaluationRequest, problems: Iterable[Problem]) -> list[Pla
         drawn,
         attempts_per_problem=request.config.attempts_per_problem,
         seed=request.config.seed,
+        temperature=request.config.temperature,
     )
 
 
-def shard_of(plan: Sequence[PlannedAttempt], *, index: int, count: int) -> list[PlannedAttempt]:
+def shard_of(plan: Sequence[AttemptRequest], *, index: int, count: int) -> list[AttemptRequest]:
     """The attempts of one shard; all attempts at a problem stay together, so that its verdicts are
     cached once.
     """

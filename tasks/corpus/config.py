@@ -1,14 +1,8 @@
-"""What the corpus stage is asked and what it answers.
-
-No torch, no work.
-"""
+"""Settings, request and result of the corpus stage."""
 
 from typing import Literal
 
-from pydantic import (
-    Field,
-    model_validator,
-)
+from pydantic import Field, model_validator
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.record import Record
@@ -95,9 +89,7 @@ class CorpusConfig(Record):
     held_out_share: float = Field(
         default=0.05, ge=0, lt=1, description="of general source files, for perplexity"
     )
-    window_tokens: int = Field(
-        default=384, ge=32, description="length of a document of general code"
-    )
+    window_tokens: int = Field(default=384, ge=32, description="length of a document of code")
     near_duplicate_ratio: float = Field(
         default=0.8, gt=0, le=1, description="share of common shingles that makes two files one"
     )
@@ -154,4 +146,3 @@ class CorpusResult(Record):
     files_dropped: dict[str, int] = Field(description="reason -> files")
     documents_decontaminated: int
     licences: dict[str, int] = Field(description="licence -> characters kept")
-    wall_seconds: dict[str, float] = Field(description="part of the stage -> seconds")

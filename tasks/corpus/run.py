@@ -1,12 +1,8 @@
-"""Entry of the corpus stage: sources and problems in, token shards, demonstrations and their
-statistics out.
-"""
+"""Child entry of the corpus stage: sources and problems in, token shards and demonstrations out."""
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,14 +47,6 @@ class _Notes:
     files_read: int = 0
     files_dropped: Counter[str] = field(default_factory=Counter)
     licences: Counter[str] = field(default_factory=Counter)
-    wall_seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def timed(self, part: str) -> Iterator[None]:
-        """Notes how long a part took."""
-        started = time.monotonic()
-        yield
-        self.wall_seconds[part] = round(time.monotonic() - started, 2)
 
 
 def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
@@ -71,20 +59,16 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     )
     guard = Guard(source.problems)
     progress.update(0, 5, "reading sources")
-    with notes.timed("sources"):
-        files = _read_files(config, source, notes)
-        functions = source.functions(request.limits)
-        others = source.other_functions(request.limits)
+    files = _read_files(config, source, notes)
+    functions = source.functions(request.limits)
+    others = source.other_functions(request.limits)
     progress.update(1, 5, "tokenizer")
-    with notes.timed("tokenizer"):
-        renderer = _make_renderer(request, functions, files)
-        renderer.save(workspace.directory)
+    renderer = _make_renderer(request, functions, files)
+    renderer.save(workspace.directory)
     search = SearchService.load(request.search_directory)
-    with notes.timed("demonstrations"):
-        demonstrations = _demonstrate(request, source, renderer, guard, workspace, search)
+    demonstrations = _demonstrate(request, source, renderer, guard, workspace, search)
     progress.update(3, 5, "documents that locate")
-    with notes.timed("located"):
-        located = _locate(request, files, renderer, search)
+    located = _locate(request, files, renderer, search)
     write_demonstrations(workspace.directory, [*demonstrations.documents, *located])
     writer = DocumentWriter(renderer, source.prompt_templates())
 
@@ -92,16 +76,14 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
         return RepairMaker(name, writer, config, guard, demonstrations.reports)
 
     progress.update(3.5, 5, "documents")
-    with notes.timed("documents"):
-        shards = {
-            "code": make_code(files, renderer, config, guard),
-            "library": make_library(functions, others, writer, config),
-            "repair": make_repairs(functions, maker("repair")),
-            "repair_general": make_general_repairs(files, maker("repair_general"), request.limits),
-        }
+    shards = {
+        "code": make_code(files, renderer, config, guard),
+        "library": make_library(functions, others, writer, config),
+        "repair": make_repairs(functions, maker("repair")),
+        "repair_general": make_general_repairs(files, maker("repair_general"), request.limits),
+    }
     progress.update(4, 5, "shards")
-    with notes.timed("shards"):
-        statistics = tuple(_write_shards(workspace.directory / SHARDS_DIRECTORY, shards))
+    statistics = tuple(_write_shards(workspace.directory / SHARDS_DIRECTORY, shards))
     result = CorpusResult(
         directory=str(workspace.directory),
         vocab_size=renderer.vocab_size,
@@ -113,7 +95,6 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
         files_dropped=dict(notes.files_dropped),
         documents_decontaminated=guard.num_dropped,
         licences=dict(sorted(notes.licences.items())),
-        wall_seconds=notes.wall_seconds,
     )
     replace_text(workspace.directory / STATISTICS_FILE, result.model_dump_json(indent=1))
     progress.update(5, 5, "corpus is complete")

@@ -1,37 +1,26 @@
-"""Runs what is left of an evaluation: every problem, every attempt number, each exactly once.
+"""Attempts of an evaluation: every problem, every attempt number, each exactly once.
 
-The plan of attempts, its file of finished rows (one JSON line each, so that a killed evaluation
-goes on where it was) and the number of attempts in flight. How one attempt runs comes in as a
-callable. It computes no statistics.
+Finished ones are JSON lines of a file, so that a killed evaluation goes on where it was.
 """
 
 import asyncio
-import json
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ostinato.infra.platform.errors import GradingError
-from ostinato.infra.platform.telemetry import MetricsLog
+from ostinato.infra.platform.telemetry import MetricsLog, read_lines
+from ostinato.models.decode.protocol import Priority
 from ostinato.tasks.evaluation.statistics import AttemptRow, attempt_row
 from ostinato.tasks.records import Outcome, Problem, Trajectory
+from ostinato.tasks.rollout.records import AttemptRequest
 
 INFRASTRUCTURE_OUTCOMES = frozenset({Outcome.SANDBOX_FAILED, Outcome.ENGINE_FAILED})
 INFRASTRUCTURE_RETRIES = 2
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedAttempt:
-    """One attempt to make."""
-
-    problem: Problem
-    attempt: int
-    seed: int
-    retry: int = 0
-
-
-AttemptFunction = Callable[[PlannedAttempt], Awaitable[Trajectory]]
+AttemptFunction = Callable[[AttemptRequest], Awaitable[Trajectory]]
 OnRow = Callable[[int, int], None]  # finished, planned
 
 
@@ -44,14 +33,19 @@ def draw_problems(problems: Sequence[Problem], *, count: int, seed: int) -> list
 
 
 def plan_attempts(
-    problems: Sequence[Problem], *, attempts_per_problem: int, seed: int
-) -> list[PlannedAttempt]:
+    problems: Sequence[Problem], *, attempts_per_problem: int, seed: int, temperature: float = 1.0
+) -> list[AttemptRequest]:
     """All attempts. A seed depends on problem and attempt number only."""
     return [
-        PlannedAttempt(
-            problem,
-            attempt,
-            random.Random(f"{seed}:{problem.problem_id}:{attempt}").getrandbits(48),
+        AttemptRequest(
+            trajectory_id=f"evaluation.{problem.problem_id}.t{attempt}",
+            group_id=f"evaluation.{problem.problem_id}",
+            problem=problem,
+            attempt=attempt,
+            retry=0,
+            seed=random.Random(f"{seed}:{problem.problem_id}:{attempt}").getrandbits(48),
+            temperature=temperature,
+            priority=Priority.EVALUATION,
         )
         for problem in problems
         for attempt in range(attempts_per_problem)
@@ -59,15 +53,9 @@ def plan_attempts(
 
 
 def read_rows(path: Path) -> list[AttemptRow]:
-    """Finished attempts of a file. A torn last line is left out."""
+    """Finished attempts of a file."""
     rows: dict[tuple[str, int], AttemptRow] = {}
-    if not path.exists():
-        return []
-    for line in path.read_bytes().splitlines():
-        try:
-            values = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # the torn line of a killed writer
+    for values in read_lines(path):
         values.pop("step")
         row = AttemptRow.model_validate(values)
         rows.setdefault((row.problem_id, row.attempt), row)
@@ -75,7 +63,7 @@ def read_rows(path: Path) -> list[AttemptRow]:
 
 
 async def run_attempts(
-    plan: Sequence[PlannedAttempt],
+    plan: Sequence[AttemptRequest],
     attempt: AttemptFunction,
     *,
     rows_path: Path,
@@ -110,7 +98,7 @@ async def run_attempts(
     return rows
 
 
-async def _attempt_with_retries(item: PlannedAttempt, attempt: AttemptFunction) -> Trajectory:
+async def _attempt_with_retries(item: AttemptRequest, attempt: AttemptFunction) -> Trajectory:
     trajectory = await attempt(item)
     while trajectory.outcome in INFRASTRUCTURE_OUTCOMES:
         if item.retry >= INFRASTRUCTURE_RETRIES:
@@ -119,6 +107,8 @@ async def _attempt_with_retries(item: PlannedAttempt, attempt: AttemptFunction) 
                 f"{trajectory.outcome.value} {item.retry + 1} times, wanted a graded attempt: "
                 f"{trajectory.reason}"
             )
-        item = replace(item, retry=item.retry + 1)
+        retry = item.retry + 1
+        again = f"evaluation.{item.problem.problem_id}.t{item.attempt}.r{retry}"
+        item = replace(item, retry=retry, trajectory_id=again)
         trajectory = await attempt(item)
     return trajectory

@@ -1,8 +1,4 @@
-"""The rule that stands before users: is the candidate not worse than the champion?
-
-`gate_candidate`: a paired non-inferiority test on two scorecards of the same suite and problems,
-plus two guards (broken calls, generated tokens). It changes no pointer: promotion does.
-"""
+"""The rule that stands before users: is the candidate not worse than the champion?"""
 
 import hashlib
 import json
@@ -30,13 +26,6 @@ def gate_candidate(
         resamples=config.resamples,
         seed=config.seed,
     )
-    difference = Metric(
-        mean=paired.mean,
-        low=paired.low,
-        high=paired.high,
-        confidence=paired.confidence,
-        count=paired.count,
-    )
     checks = (
         _enough_problems(paired.count, config),
         GateCheck(
@@ -55,7 +44,7 @@ def gate_candidate(
         _broken_calls(candidate, champion, config),
         _generated_tokens(candidate, champion, config),
     )
-    return _decision(candidate, champion, difference, checks)
+    return _decision(candidate, champion, paired, checks)
 
 
 def _first_checkpoint(candidate: Scorecard, config: GateConfig) -> GateDecision:

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from ostinato.infra.agent.dialects.compact.places import find_place
 from ostinato.infra.agent.dialects.compact.regions import split_argument
 from ostinato.infra.agent.tools.names import READ_FILE, SEARCH_TOOLS
 from ostinato.infra.agent.transcript import CallStatus, ToolCallRecord, Transcript, TurnRecord
+from ostinato.infra.platform.telemetry import read_lines
 from ostinato.tasks.evaluation.statistics import (
     PairedDifference,
     cluster_bootstrap,
@@ -130,22 +131,12 @@ def _tokens_between(transcript: Transcript, found: int | None) -> int:
     return end - int(starts[0])
 
 
-def append_locating(path: Path, row: LocatingRow) -> None:
-    """Writes one line at once."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(row.model_dump_json() + "\n")
-
-
 def read_locating(path: Path) -> list[LocatingRow]:
-    """The rows of a file, the newest of each attempt. A torn line is left out."""
+    """The rows of a file, the newest of each attempt."""
     rows: dict[tuple[str, int], LocatingRow] = {}
-    if not path.exists():
-        return []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = LocatingRow.model_validate_json(line)
-        except ValidationError:
-            continue  # the torn line of a killed writer
+    for values in read_lines(path):
+        values.pop("step")
+        row = LocatingRow.model_validate(values)
         rows[row.problem_id, row.attempt] = row
     return list(rows.values())
 

@@ -39,14 +39,9 @@ class AttemptRow(Record):
     )
 
 
-class PairedDifference(Record):
+class PairedDifference(Metric):
     """Second minus first over the problems both were tried on."""
 
-    mean: float
-    low: float
-    high: float
-    confidence: float
-    count: int = Field(description="shared problems")
     p_value: float = Field(description="two-sided sign-flip permutation test of no difference")
 
 

@@ -2,19 +2,20 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.cluster.workspace import METRICS, STATUS, Workspace, replace_text
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.infra.serving.engine.fleet import EngineFleet
 from ostinato.tasks.grading.alarms import HackMonitor
 from ostinato.tasks.learning.actor import TrainedStep
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
-from ostinato.tasks.reinforcement.run_state import RunState, StatusFile
 from ostinato.tasks.reinforcement.step_metrics import EngineTotals, describe_groups
 from ostinato.tasks.reinforcement.step_monitor import StepMonitor
 from ostinato.tasks.rollout.orchestrator import Orchestrator, StepRequest
@@ -28,8 +29,11 @@ class RunReporter:
     def __init__(self, request: ReinforcementRequest, workspace: Workspace, ledger: Ledger) -> None:
         self._request = request
         self._workspace = workspace
-        self._state = RunState.load(workspace.directory)
-        self._status = StatusFile(workspace.directory, request.run_id)
+        # up to the last finished step, earlier processes added
+        self.used_seconds = max(
+            (float(row["used_seconds"]) for row in read_metrics(workspace.directory / METRICS)),
+            default=0.0,
+        )
         self._engine_totals = EngineTotals()
         self.watch = StepMonitor(
             request.run_id,
@@ -40,20 +44,14 @@ class RunReporter:
         )
         self._step_ended_at = 0.0
 
-    @property
-    def used_seconds(self) -> float:
-        """Run time up to the last finished step, earlier processes added."""
-        return self._state.used_seconds
-
     def start(self) -> None:
         """Notes that the run begins."""
-        self._status.write("starting", {})
+        self._write_status("starting", {})
 
     def finish(self, orchestrator: Orchestrator) -> float:
         """Notes that the run ended. Returns the seconds it used."""
         used = orchestrator.used_seconds(asyncio.get_running_loop().time())
-        self._state.save(used)
-        self._status.write("finished", {}, steps_done=orchestrator.progress.steps_done)
+        self._write_status("finished", {}, steps_done=orchestrator.progress.steps_done)
         return used
 
     def report_step(
@@ -67,7 +65,6 @@ class RunReporter:
         loop_now = asyncio.get_running_loop().time()
         now = time.monotonic()
         used = orchestrator.used_seconds(loop_now)
-        self._state.save(used)
         rows: Mapping[str, float] = describe_groups(step.groups)
         self.watch.observe(step.groups, trained.report)
         progress = orchestrator.progress
@@ -104,7 +101,7 @@ class RunReporter:
         loop = asyncio.get_running_loop()
         while True:
             progress = orchestrator.progress
-            self._status.write(
+            self._write_status(
                 "running",
                 _waits(orchestrator, loop.time(), time.time()),
                 steps_done=progress.steps_done,
@@ -115,6 +112,13 @@ class RunReporter:
             with contextlib.suppress(EngineError):  # who asks it for tokens tells of its death
                 self._engine_totals.update(await engines.statistics())
             await asyncio.sleep(1.0)
+
+    def _write_status(
+        self, phase: str, waits: Mapping[str, Mapping[str, Any]], **numbers: Any
+    ) -> None:
+        status = {"run": self._request.run_id, "phase": phase, "at": time.time(), "waits": waits}
+        text = json.dumps(status | numbers, indent=1)
+        replace_text(self._workspace.directory / STATUS, text)
 
 
 def _waits(orchestrator: Orchestrator, now: float, wall: float) -> dict[str, Mapping[str, Any]]:

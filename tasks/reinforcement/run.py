@@ -21,7 +21,7 @@ from tenacity import (
 )
 
 from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
-from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.cluster.workspace import METRICS, Workspace
 from ostinato.infra.platform.errors import EngineError, ProblemError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import open_object_store
@@ -118,7 +118,6 @@ class TrainingLoop:
             )
         curriculum = Curriculum(
             problems,
-            request.rollout.curriculum,
             group_size=request.rollout.group_size,
             seed=request.rollout.seed,
         )
@@ -189,8 +188,7 @@ class TrainingLoop:
         shutil.rmtree(final, ignore_errors=True)
         shutil.copytree(Path(saved), final, ignore=shutil.ignore_patterns("optimizer.pt"))
         rates = [
-            float(row["solve_rate"])
-            for row in read_metrics(self._workspace.directory / "metrics.jsonl")
+            float(row["solve_rate"]) for row in read_metrics(self._workspace.directory / METRICS)
         ]
         watch = self._reporter.watch
         return ReinforcementResult(

@@ -1,8 +1,4 @@
-"""How high the right chunk stands: reciprocal ranks over pools of held-out functions.
-
-`Pool` (a package's functions and questions about some of them) and the scores of any system that
-rates a pool. The lexical scorer is the very code that serves (infra/agent/search/segment.py).
-"""
+"""Reciprocal ranks of the right chunk over pools of held-out functions, by the code that serves."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -105,13 +101,6 @@ def summarise_ranks(ranks: np.ndarray) -> RankingScores:
     )
 
 
-def measure(pools: Sequence[Pool], scorer: Scorer) -> tuple[RankingScores, dict[str, float]]:
-    """Scores over the questions of all pools, and the MRR of each pool."""
-    ranks = {pool.name: ranks_of(pool, scorer(pool)) for pool in pools}
-    by_pool = {name: float((1 / found).mean()) for name, found in ranks.items() if len(found)}
-    return summarise_ranks(np.concatenate(list(ranks.values()))), by_pool
-
-
 def score_densely(embedder: Embedder, pool: Pool) -> np.ndarray:
     """Products of vectors."""
     vocabulary = embedder.vocabulary
@@ -140,13 +129,18 @@ def pick_dense_weight(embedder: Embedder, pools: Sequence[Pool]) -> float:
     return max(DENSE_WEIGHTS, key=reciprocal)
 
 
+def measure(pools: Sequence[Pool], scorer: Scorer) -> tuple[RankingScores, dict[str, float]]:
+    """Scores over the questions of all pools, and the MRR of each pool."""
+    ranks = {pool.name: ranks_of(pool, scorer(pool)) for pool in pools}
+    by_pool = {name: float((1 / found).mean()) for name, found in ranks.items() if len(found)}
+    return summarise_ranks(np.concatenate(list(ranks.values()))), by_pool
+
+
 def measure_systems(
     embedder: Embedder, pools: Sequence[Pool], dense_weight: float
 ) -> dict[str, tuple[RankingScores, dict[str, float]]]:
-    """Plain BM25, BM25 by field, vectors alone and both fused. Empty without pools."""
-    if not pools:
-        return {}
-    scorers = make_scorers(embedder, pools, dense_weight)
+    """Figures of every system. Empty without pools."""
+    scorers = make_scorers(embedder, pools, dense_weight) if pools else {}
     return {name: measure(pools, scorer) for name, scorer in scorers.items()}
 
 

@@ -1,7 +1,6 @@
-"""Child entry of the retrieval stage: packages and traces in, a measured encoder out.
+"""Child entry of the retrieval stage: packages in, a measured encoder out.
 
-The order of work and the published files: encoder.json, encoder.safetensors, report.json. A stage
-of minutes: after a kill it starts again from the code.
+A stage of minutes: after a kill it starts again from the code.
 """
 
 import time
@@ -34,7 +33,7 @@ ReadPackage = Callable[[Package], list[Function]]
 
 
 def main(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
-    """Trains on code, then on traces, and measures before, between and after."""
+    """Trains on code, and measures before and after."""
     torch.set_num_threads(1)
     with boundary(TrainingError, "retrieval"):
         return _train(request, workspace)
@@ -75,7 +74,15 @@ def _train(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
         return weight
 
     note("untrained")
-    losses = train_on_code(embedder, pairs, config.contrastive, config.seed, _reporter(workspace))
+    losses = train_on_code(
+        embedder,
+        pairs,
+        config.contrastive,
+        config.seed,
+        lambda done, total, loss: workspace.progress.update(
+            done, total, f"loss {loss:.3f}", loss=loss
+        ),
+    )
     weight = note("trained")
     directory = workspace.directory / ENCODER_FOLDER
     save_embedder(embedder, directory, {"dense_weight": weight})
@@ -122,10 +129,3 @@ def read_training_functions(config: RetrievalConfig, read: ReadPackage) -> list[
     ]
     taught = [function for package in config.train_packages for function in read(package)]
     return without_copies(taught, measured)
-
-
-def _reporter(workspace: Workspace) -> Callable[[int, int, float], None]:
-    def report(done: int, total: int, loss: float) -> None:
-        workspace.progress.update(done, total, f"loss {loss:.3f}", loss=loss)
-
-    return report

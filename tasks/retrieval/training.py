@@ -1,24 +1,15 @@
-"""Trains the encoder: first on code, then on what helped agents.
-
-The randomness of a run is its seed.
-"""
+"""Trains the encoder on code. The randomness of a run is its seed."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ostinato.infra.agent.search.field_scores import BODY_ONLY, score_words
-from ostinato.models.code_words import FIELDS, CodeText, Vocabulary, WordBag, split_words
-from ostinato.models.embedder import (
-    Embedder,
-    EmbedderConfig,
-    contrastive_loss,
-)
+from ostinato.models.code_words import FIELDS, CodeText, Vocabulary, split_words
+from ostinato.models.embedder import Embedder, EmbedderConfig, contrastive_loss
 from ostinato.tasks.retrieval.config import ContrastiveConfig, RetrievalConfig
 from ostinato.tasks.retrieval.measure import index_codes
 from ostinato.tasks.retrieval.pairs import Pair
@@ -72,58 +63,34 @@ def train_on_code(
     """InfoNCE both ways within batches, with hard negatives. Mean loss of each epoch."""
     if len(pairs) < 2:
         return []
-    queries, codes = _bags(embedder.vocabulary, pairs)
+    vocabulary = embedder.vocabulary
+    queries = [vocabulary.bag_of_query(pair.query) for pair in pairs]
+    codes = [vocabulary.bag_of_code(pair.code) for pair in pairs]
     negatives = mine_negatives(pairs, config.hard_negatives, seed)
-
-    def loss_of(rows: np.ndarray, chance: _Chance) -> Tensor:
-        wanted = [*rows, *negatives[rows].ravel()]
-        return contrastive_loss(
-            embedder.encode_queries([queries[row] for row in rows], chance.torch),
-            embedder.encode_code([codes[row] for row in wanted], chance.torch),
-            embedder.log_temperature.exp(),
-        )
-
+    orders, dropped = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     steps_an_epoch = max(1, len(pairs) // config.batch_pairs)
-    return _run_epochs(embedder, len(pairs), steps_an_epoch, config, seed, loss_of, report)
-
-
-class _Chance(NamedTuple):
-    """Random generators of a run: for orders and choices, and for dropped words."""
-
-    numpy: np.random.Generator
-    torch: torch.Generator
-
-
-def _run_epochs(
-    embedder: Embedder,
-    num_examples: int,
-    steps_an_epoch: int,
-    config: ContrastiveConfig,
-    seed: int,
-    loss_of: Callable[[np.ndarray, _Chance], Tensor],
-    report: Report,
-) -> list[float]:
-    """Steps over all examples in a new order each epoch. Mean loss of each."""
-    chance = _Chance(np.random.default_rng(seed), torch.Generator().manual_seed(seed))
     num_steps = config.epochs * steps_an_epoch
     optimizer, schedule = _optimizer(embedder, config.learning_rate, num_steps)
     losses: list[float] = []
     for epoch in range(config.epochs):
         total = 0.0
-        order = chance.numpy.permutation(num_examples)
+        order = orders.permutation(len(pairs))
         for step, rows in enumerate(np.array_split(order, steps_an_epoch)):
-            loss = loss_of(rows, chance)
-            _step(embedder, optimizer, loss)
+            wanted = [*rows, *negatives[rows].ravel()]
+            loss = contrastive_loss(
+                embedder.encode_queries([queries[row] for row in rows], dropped),
+                embedder.encode_code([codes[row] for row in wanted], dropped),
+                embedder.log_temperature.exp(),
+            )
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(embedder.parameters(), _CLIP_NORM)
+            optimizer.step()
             schedule.step()
             total += loss.item()
             report(epoch * steps_an_epoch + step + 1, num_steps, loss.item())
         losses.append(total / steps_an_epoch)
     return losses
-
-
-def _bags(vocabulary: Vocabulary, pairs: Sequence[Pair]) -> tuple[list[WordBag], list[WordBag]]:
-    queries = [vocabulary.bag_of_query(pair.query) for pair in pairs]
-    return queries, [vocabulary.bag_of_code(pair.code) for pair in pairs]
 
 
 def _optimizer(
@@ -138,10 +105,3 @@ def _optimizer(
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     return optimizer, schedule
-
-
-def _step(embedder: Embedder, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(embedder.parameters(), _CLIP_NORM)
-    optimizer.step()

@@ -1,10 +1,7 @@
 """Rollout workers as Ray actors, and the client that hands them attempts in batches.
 
-`RolloutActor` (one process: a RolloutWorker, its boxes, its view of the engine fleet) and
-`RolloutFleet` (the orchestrator's side). Requests travel in one call per turn of the event loop and
-trajectories come back as bytes, all that are finished in one call: Ray's price is paid per batch,
-not per attempt. When a worker process dies its attempts end as sandbox_failed and Ray starts it
-again.
+Ray's price is paid per batch, not per attempt. When a worker process dies its attempts end as
+sandbox_failed and Ray starts it again.
 """
 
 import asyncio
@@ -23,7 +20,7 @@ from ostinato.infra.platform.telemetry import fields
 from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.payload import trajectory_from_bytes, trajectory_to_bytes
 from ostinato.tasks.rollout.records import AttemptRequest
-from ostinato.tasks.rollout.worker import UNGRADED, RolloutWorker
+from ostinato.tasks.rollout.worker import RolloutWorker
 
 logger = logging.getLogger(__name__)
 
@@ -78,19 +75,14 @@ class RolloutActor:
             self._finished.put((request.trajectory_id, None, ClusterError(text)))
 
 
-def start_workers(
-    names: Sequence[str],
-    build_worker: BuildWorker,
-    *,
-    num_cpus: float = 0.0,
-) -> dict[str, ActorHandle]:
+def start_workers(names: Sequence[str], build_worker: BuildWorker) -> dict[str, ActorHandle]:
     """Starts one rollout worker per name."""
     return {
         name: get_or_create_actor(
             RolloutActor,
             name,
             build_worker,
-            num_cpus=num_cpus,
+            num_cpus=0.0,
             max_concurrency=MAX_CONCURRENCY,
             max_restarts=RESTARTS,
         )
@@ -110,7 +102,7 @@ class RolloutFleet:
         }
         self._flush = Flush(self._send)
         self._pumps: list[asyncio.Task[None]] = []
-        self._failure: BaseException | None = None
+        self._failure: str | None = None
 
     async def open(self) -> None:
         """Waits for the workers and begins to collect. ClusterError when one cannot be made."""
@@ -124,7 +116,7 @@ class RolloutFleet:
     async def attempt(self, request: AttemptRequest) -> Trajectory:
         """One attempt on some worker."""
         if self._failure is not None:
-            raise ClusterError(str(self._failure))
+            raise ClusterError(self._failure)
         name = min(self._waiting, key=lambda worker: len(self._waiting[worker]))
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Trajectory] = loop.create_future()
@@ -160,17 +152,14 @@ class RolloutFleet:
                 deaths += 1
                 self._fail_attempts(name, f"rollout worker {name} died: {type(error).__name__}")
                 logger.error(
-                    "worker died %s",
-                    fields(worker=name, deaths=deaths, error=repr(error)),
+                    "worker died %s", fields(worker=name, deaths=deaths, error=repr(error))
                 )
                 if deaths > RESTARTS and not isinstance(error, ActorUnavailableError):
-                    self._give_up(
-                        ClusterError(f"rollout worker {name} died {deaths} times: {error}")
-                    )
+                    self._give_up(f"rollout worker {name} died {deaths} times: {error}")
                     return
                 await asyncio.sleep(1.0)
             except RayTaskError as error:
-                self._give_up(ClusterError(f"rollout worker {name} failed to collect: {error}"))
+                self._give_up(f"rollout worker {name} failed to collect: {error}")
                 return
             else:
                 self._deliver(name, finished)
@@ -191,38 +180,18 @@ class RolloutFleet:
             if not future.done():
                 future.set_result(lost_trajectory(request, reason, self._clock()))
 
-    def _give_up(self, error: ClusterError) -> None:
-        self._failure = error
+    def _give_up(self, reason: str) -> None:
+        self._failure = reason
         for waiting in self._waiting.values():
             for _, future in waiting.values():
                 if not future.done():
-                    future.set_exception(ClusterError(str(error)))
+                    future.set_exception(ClusterError(reason))
 
 
 def lost_trajectory(request: AttemptRequest, reason: str, at: float) -> Trajectory:
     """The record of an attempt whose worker is gone."""
-    transcript = Transcript(
-        segments=(),
-        turns=(),
-        end_reason=EndReason.SANDBOX_FAILED,
-        final_message="",
-        detail=reason,
-        wall_seconds=0.0,
-    )
-    return Trajectory(
-        trajectory_id=request.trajectory_id,
-        group_id=request.group_id,
-        problem_id=request.problem.problem_id,
-        attempt=request.attempt,
-        seed=request.seed,
-        outcome=Outcome.SANDBOX_FAILED,
-        reason=reason,
-        verdict=None,
-        reward=UNGRADED,
-        transcript=transcript,
-        started_at=at,
-        finished_at=at,
-    )
+    transcript = Transcript.of_failure(EndReason.SANDBOX_FAILED, reason)
+    return request.ended(Outcome.SANDBOX_FAILED, reason, transcript, (at, at))
 
 
 async def _await(reference: Any) -> Any:

@@ -1,13 +1,8 @@
-"""How rollouts are dispatched: slots, staleness, retries and the choice of problems.
-
-Nothing is computed here and torch is never imported.
-"""
+"""Settings of rollouts: slots, staleness, retries."""
 
 from typing import Literal
 
-from pydantic import (
-    Field,
-)
+from pydantic import Field
 
 from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.backends import SandboxKind
@@ -27,35 +22,6 @@ class StalenessConfig(Record):
         ge=0,
         description="longest a step is held for groups that would become stale without it; "
         "after that they end as stale",
-    )
-
-
-class CurriculumConfig(Record):
-    """Weights by which the next problem is drawn."""
-
-    half_life_groups: float = Field(
-        default=4.0,
-        gt=0,
-        description="a group counts half after this many later groups of the same problem",
-    )
-    prior_attempts: float = Field(
-        default=2.0,
-        gt=0,
-        description="attempts that the measured solve rate of a problem is worth (rate 0.5 when it "
-        "was never measured)",
-    )
-    floor_weight: float = Field(
-        default=0.05,
-        ge=0,
-        le=1,
-        description="least weight of a problem, so that solved and hopeless ones are looked at "
-        "again; 1 is the weight of certain spread",
-    )
-    revisit_groups: int = Field(
-        default=0,
-        ge=0,
-        description="groups dispatched before the same problem may come again; 0: only not while "
-        "one is in flight",
     )
 
 
@@ -105,4 +71,3 @@ class RolloutConfig(Record):
     temperature: float = Field(default=1.0, gt=0, description="sampling temperature of rollouts")
     seed: int = Field(default=0, ge=0, description="seed of problem choice and of sampling")
     staleness: StalenessConfig = StalenessConfig()
-    curriculum: CurriculumConfig = CurriculumConfig()

@@ -1,10 +1,8 @@
-"""Which problem comes next.
+"""Choice of the next problem.
 
-The statistics of every problem (attempts and solves, older ones fading) and the seeded choice. A
-problem weighs as much as the probability that a group on it has mixed results, under a Beta
-posterior on its solve rate: close to 1 between 10 and 90 percent, close to 0 for solved and
-hopeless problems, which a floor keeps in sight. The choice is a pure function of the history and
-the number of groups drawn, so a resumed run continues the same curriculum.
+A problem weighs as much as the probability that a group on it has mixed results, under a Beta
+posterior on its solve rate whose older results fade. The choice is a pure function of the history
+and the number of groups drawn, so a resumed run continues the same curriculum.
 """
 
 import math
@@ -13,19 +11,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ostinato.tasks.records import Problem
-from ostinato.tasks.rollout.config import CurriculumConfig
+
+HALF_LIFE_GROUPS = 4.0  # a group counts half after as many later groups of the same problem
+PRIOR_ATTEMPTS = 2.0  # attempts that the measured solve rate is worth; never measured: rate 0.5
+FLOOR_WEIGHT = 0.05  # so that solved and hopeless problems are looked at again
 
 
 @dataclass(slots=True)
 class ProblemStatistics:
-    """Results on one problem. Faded counts weigh recent groups more."""
+    """Results on one problem. Recent groups weigh more."""
 
-    faded_attempts: float = 0.0
-    faded_solved: float = 0.0
-    attempts: int = 0
-    solved: int = 0
-    groups: int = 0
-    last_drawn: int = -1  # number of the last group drawn for it; -1: never
+    attempts: float = 0.0
+    solved: float = 0.0
 
 
 def log_beta(first: float, second: float) -> float:
@@ -44,17 +41,9 @@ def spread_probability(solved_weight: float, failed_weight: float, group_size: i
 class Curriculum:
     """Draws problems and learns from the groups that come back."""
 
-    def __init__(
-        self,
-        problems: Sequence[Problem],
-        config: CurriculumConfig,
-        *,
-        group_size: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, problems: Sequence[Problem], *, group_size: int, seed: int) -> None:
         if not problems:
             raise ValueError("curriculum has 0 problems, wanted at least 1")
-        self.config = config
         self.group_size = group_size
         self.seed = seed
         self.draws = 0
@@ -64,35 +53,22 @@ class Curriculum:
         self._weights: dict[str, float] = {}  # of problems whose statistics did not change since
 
     def weight(self, problem_id: str) -> float:
-        """Expected worth of a group on this problem, in floor_weight..1."""
+        """Expected worth of a group on this problem, in FLOOR_WEIGHT..1."""
         if problem_id not in self._weights:
-            self._weights[problem_id] = self._compute_weight(problem_id)
+            measured = self._problems[problem_id].solve_rate
+            rate = 0.5 if measured is None else min(0.98, max(0.02, measured))
+            known = self.statistics[problem_id]
+            solved = rate * PRIOR_ATTEMPTS + known.solved
+            failed = (1 - rate) * PRIOR_ATTEMPTS + (known.attempts - known.solved)
+            spread = spread_probability(solved, failed, self.group_size)
+            self._weights[problem_id] = max(FLOOR_WEIGHT, spread)
         return self._weights[problem_id]
 
-    def _compute_weight(self, problem_id: str) -> float:
-        measured = self._problems[problem_id].solve_rate
-        rate = 0.5 if measured is None else min(0.98, max(0.02, measured))
-        statistics = self.statistics[problem_id]
-        solved = rate * self.config.prior_attempts + statistics.faded_solved
-        failed = (1 - rate) * self.config.prior_attempts + (
-            statistics.faded_attempts - statistics.faded_solved
-        )
-        return max(
-            self.config.floor_weight,
-            spread_probability(solved, failed, self.group_size),
-        )
-
     def draw(self, in_flight: Collection[str]) -> Problem:
-        """The next problem, not in flight nor drawn within revisit_groups if others are left."""
-        rested = [name for name in self._order if name not in in_flight and self._is_rested(name)]
-        waiting = [name for name in self._order if name not in in_flight]
-        candidates = rested or waiting or self._order
+        """The next problem, not one in flight if others are left."""
+        candidates = [name for name in self._order if name not in in_flight] or self._order
         chance = random.Random(f"{self.seed}:{self.draws}")
-        weights = [self.weight(name) for name in candidates]
-        if sum(weights) <= 0:
-            weights = [1.0] * len(candidates)
-        chosen = chance.choices(candidates, weights=weights)[0]
-        self.statistics[chosen].last_drawn = self.draws
+        chosen = chance.choices(candidates, weights=map(self.weight, candidates))[0]
         self.draws += 1
         return self._problems[chosen]
 
@@ -101,18 +77,11 @@ class Curriculum:
         statistics = self.statistics.get(problem_id)
         if statistics is None:
             return
-        keep = 0.5 ** (1.0 / self.config.half_life_groups)
-        statistics.faded_attempts = statistics.faded_attempts * keep + attempts
-        statistics.faded_solved = statistics.faded_solved * keep + solved
-        statistics.attempts += attempts
-        statistics.solved += solved
-        statistics.groups += 1
+        keep = 0.5 ** (1.0 / HALF_LIFE_GROUPS)
+        statistics.attempts = statistics.attempts * keep + attempts
+        statistics.solved = statistics.solved * keep + solved
         self._weights.pop(problem_id, None)
 
     def resume(self, draws: int) -> None:
         """Continues after `draws` groups of an earlier process."""
         self.draws = max(self.draws, draws)
-
-    def _is_rested(self, problem_id: str) -> bool:
-        last = self.statistics[problem_id].last_drawn
-        return last < 0 or self.draws - last > self.config.revisit_groups

@@ -1,10 +1,6 @@
-"""One trajectory from a problem to a graded record.
+"""One trajectory from a problem to a graded record, in training as in evaluation.
 
-`RolloutWorker`: leases a box, breaks the repository as the problem says, lets the harness drive the
-model, collects what changed, has it graded, and builds the Trajectory with exactly one outcome and
-its reason. Training, evaluation and the fault tests use this same code with another model client.
-Failures of infrastructure are outcomes, not rewards. It opens no connections itself: model, boxes,
-grading and clock come in.
+Failures of infrastructure are outcomes, not rewards.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,7 +18,7 @@ from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.models.decode.protocol import ModelClient
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.records import Outcome, Problem, RewardReport, Trajectory, Verdict
-from ostinato.tasks.rollout.records import AttemptRequest
+from ostinato.tasks.rollout.records import UNGRADED, AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes
 
 OUTCOMES = {
@@ -34,7 +30,6 @@ OUTCOMES = {
     EndReason.SANDBOX_FAILED: Outcome.SANDBOX_FAILED,
     EndReason.ENGINE_FAILED: Outcome.ENGINE_FAILED,
 }
-UNGRADED = RewardReport(total=0.0, terms={})
 
 Changes = Mapping[str, bytes | None]
 GradeFunction = Callable[
@@ -72,13 +67,8 @@ class RolloutWorker:
         try:
             return await self._attempt_in_box(request, boxes, started_at)
         except SandboxError as error:
-            transcript = Transcript(
-                segments=(),
-                turns=(),
-                end_reason=EndReason.SANDBOX_FAILED,
-                final_message="",
-                detail=str(error),
-                wall_seconds=self._clock() - started_at,
+            transcript = Transcript.of_failure(
+                EndReason.SANDBOX_FAILED, str(error), self._clock() - started_at
             )
             return self._record(request, transcript, started_at)
 
@@ -114,10 +104,7 @@ class RolloutWorker:
                 self._harness,
                 clock=self._clock,
             )
-            if transcript.end_reason in (
-                EndReason.SANDBOX_FAILED,
-                EndReason.ENGINE_FAILED,
-            ):
+            if transcript.end_reason in (EndReason.SANDBOX_FAILED, EndReason.ENGINE_FAILED):
                 return self._record(request, transcript, started_at)
             changes = await sandbox.diff()
         verdict, reward = await self._grade(problem, changes, transcript, boxes.test_server)
@@ -134,20 +121,14 @@ class RolloutWorker:
         changed_files: dict[str, str] | None = None,
     ) -> Trajectory:
         reason = transcript.end_reason.value
-        return Trajectory(
-            trajectory_id=request.trajectory_id,
-            group_id=request.group_id,
-            problem_id=request.problem.problem_id,
-            attempt=request.attempt,
-            seed=request.seed,
-            outcome=OUTCOMES[transcript.end_reason],
-            reason=f"{reason}: {transcript.detail}" if transcript.detail else reason,
+        return request.ended(
+            OUTCOMES[transcript.end_reason],
+            f"{reason}: {transcript.detail}" if transcript.detail else reason,
+            transcript,
+            (started_at, self._clock()),
             verdict=verdict,
             reward=reward,
-            transcript=transcript,
-            changed_files=changed_files or {},
-            started_at=started_at,
-            finished_at=self._clock(),
+            changed_files=changed_files,
         )
 
 

@@ -81,7 +81,6 @@ class Simulation:
             self.config,
             curriculum=Curriculum(
                 self.problems,
-                self.config.curriculum,
                 group_size=load.group_size,
                 seed=seed,
             ),

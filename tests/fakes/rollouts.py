@@ -91,19 +91,13 @@ def make_trajectory(
         tests_passed=int(solved),
         outcomes={},
     )
-    return Trajectory(
-        trajectory_id=request.trajectory_id,
-        group_id=request.group_id,
-        problem_id=request.problem.problem_id,
-        attempt=request.attempt,
-        seed=request.seed,
-        outcome=outcome,
-        reason="scripted",
+    return request.ended(
+        outcome,
+        "scripted",
+        transcript,
+        (started_at, finished_at),
         verdict=None if failed else verdict,
         reward=RewardReport(total=float(solved), terms={"solved": float(solved)}),
-        transcript=transcript,
-        started_at=started_at,
-        finished_at=finished_at,
     )
 
 

@@ -24,6 +24,7 @@ RESULT = "result.json"
 FAILURE = "failure.json"
 PROGRESS = "progress.json"
 METRICS = "metrics.jsonl"
+STATUS = "status.json"  # what waits for what, since when, for `ostinato status`
 LOG = "child.log"
 LOCK = "child.lock"
 PROCESS = "child.pid"

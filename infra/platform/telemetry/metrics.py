@@ -1,11 +1,9 @@
-"""Metrics of a long computation: one JSON line per step, readable while it grows and after a kill.
+"""Metrics of a long computation: one JSON line per step, readable while it grows and after a kill."""
 
-It plots nothing.
-"""
-
+import contextlib
 import json
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 
 class MetricsLog:
@@ -38,18 +36,20 @@ class MetricsLog:
         return file
 
 
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Rows of a file of JSON lines; none without a file. A killed writer's torn line is left out."""
+    rows: list[dict[str, Any]] = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
+    return rows
+
+
 def read_metrics(path: Path) -> list[dict[str, float | int | str]]:
     """All lines in step order. Steps repeated after a resume count once, the last time they ran."""
     rows: list[dict[str, float | int | str]] = []
-    if not path.exists():
-        return rows
-    for line in path.read_bytes().splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # the torn line of a killed writer
-        if isinstance(row, dict) and "step" in row:
-            while rows and float(rows[-1]["step"]) >= float(row["step"]):
-                rows.pop()
-            rows.append(row)
+    for row in read_lines(path):
+        while rows and float(rows[-1]["step"]) >= float(row["step"]):
+            rows.pop()
+        rows.append(row)
     return rows

@@ -7,7 +7,6 @@ import pytest
 from ostinato.infra.platform.errors import GradingError
 from ostinato.tasks.checkpoint_evaluation.run import shard_of
 from ostinato.tasks.evaluation.attempts import (
-    PlannedAttempt,
     draw_problems,
     plan_attempts,
     read_rows,
@@ -20,9 +19,8 @@ from tests.fakes.rollouts import make_problem, make_trajectory
 PROBLEMS = [make_problem(f"p{index}") for index in range(6)]
 
 
-def trajectory_of(item: PlannedAttempt, outcome: Outcome = Outcome.FINISHED) -> Trajectory:
-    request = AttemptRequest("t", "g", item.problem, item.attempt, item.retry, item.seed)
-    return make_trajectory(request, outcome=outcome, solved=item.attempt == 0)
+def trajectory_of(item: AttemptRequest, outcome: Outcome = Outcome.FINISHED) -> Trajectory:
+    return make_trajectory(item, outcome=outcome, solved=item.attempt == 0)
 
 
 class Attempts:
@@ -32,7 +30,7 @@ class Attempts:
         self.made: list[tuple[str, int]] = []
         self.limit = limit
 
-    async def __call__(self, item: PlannedAttempt) -> Trajectory:
+    async def __call__(self, item: AttemptRequest) -> Trajectory:
         if len(self.made) >= self.limit:
             raise KeyError("power cut")
         self.made.append((item.problem.problem_id, item.attempt))
@@ -83,7 +81,7 @@ async def test_evaluation_that_was_cut_off_makes_only_the_missing_attempts(
 async def test_infrastructure_failure_is_tried_again_and_never_scored(
     tmp_path: Path,
 ) -> None:
-    async def attempt(item: PlannedAttempt) -> Trajectory:
+    async def attempt(item: AttemptRequest) -> Trajectory:
         return trajectory_of(item, Outcome.ENGINE_FAILED if item.retry == 0 else Outcome.FINISHED)
 
     plan = plan_attempts(PROBLEMS[:1], attempts_per_problem=2, seed=0)
@@ -95,7 +93,7 @@ async def test_infrastructure_failure_is_tried_again_and_never_scored(
 
 @pytest.mark.asyncio
 async def test_infrastructure_that_stays_broken_is_an_error(tmp_path: Path) -> None:
-    async def attempt(item: PlannedAttempt) -> Trajectory:
+    async def attempt(item: AttemptRequest) -> Trajectory:
         return trajectory_of(item, Outcome.SANDBOX_FAILED)
 
     plan = plan_attempts(PROBLEMS[:1], attempts_per_problem=1, seed=0)

@@ -13,10 +13,10 @@ from ostinato.infra.agent.transcript import (
     Transcript,
     TurnRecord,
 )
+from ostinato.infra.platform.telemetry import MetricsLog
 from ostinato.tasks.evaluation.locating import (
     SEARCH_TOOLS,
     LocatingRow,
-    append_locating,
     compare_arms,
     locating_row,
     read_locating,
@@ -127,8 +127,10 @@ def rows_of(solved: dict[str, tuple[bool, bool]]) -> list[LocatingRow]:
 def test_rows_survive_their_file_the_newest_of_an_attempt_and_no_torn_line(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     first, second = rows_of({"a1": (True, False)})
+    log = MetricsLog(file)
     for row in (second, first, first.model_copy(update={"turns": 9})):
-        append_locating(file, row)
+        log.append(row.attempt, row.model_dump())
+    log.close()
     with file.open("a") as torn:
         torn.write('{"problem_id": "a')
     assert {row.attempt: row.turns for row in read_locating(file)} == {0: 9, 1: 2}

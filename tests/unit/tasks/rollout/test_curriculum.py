@@ -4,16 +4,13 @@ from collections import Counter
 
 import pytest
 
-from ostinato.tasks.rollout.config import CurriculumConfig
 from ostinato.tasks.rollout.curriculum import Curriculum, spread_probability
 from tests.fakes.rollouts import make_problem
 
 
-def make_curriculum(
-    rates: list[float | None], config: CurriculumConfig | None = None
-) -> Curriculum:
+def make_curriculum(rates: list[float | None]) -> Curriculum:
     problems = [make_problem(f"p{index}", rate) for index, rate in enumerate(rates)]
-    return Curriculum(problems, config or CurriculumConfig(), group_size=8, seed=3)
+    return Curriculum(problems, group_size=8, seed=3)
 
 
 def test_same_history_draws_the_same_problems() -> None:
@@ -48,17 +45,12 @@ def test_problem_in_flight_is_left_alone_while_others_are_free() -> None:
     assert curriculum.draw({"p0", "p1"}).problem_id in {"p0", "p1"}
 
 
-def test_revisit_groups_spreads_the_draws() -> None:
-    curriculum = make_curriculum([None] * 5, CurriculumConfig(revisit_groups=4))
-    assert len({curriculum.draw(()).problem_id for _ in range(5)}) == 5
-
-
 def test_old_results_fade() -> None:
-    curriculum = make_curriculum([None], CurriculumConfig(half_life_groups=1.0))
+    curriculum = make_curriculum([None])
     for _ in range(5):
         curriculum.observe("p0", attempts=8, solved=8)
     solved_weight = curriculum.weight("p0")
-    for _ in range(2):
+    for _ in range(8):
         curriculum.observe("p0", attempts=8, solved=4)
     assert curriculum.weight("p0") > 2 * solved_weight
 

@@ -54,7 +54,7 @@ class Script:
         self.orchestrator = Orchestrator(
             "run",
             config,
-            curriculum=Curriculum(problems, config.curriculum, group_size=2, seed=0),
+            curriculum=Curriculum(problems, group_size=2, seed=0),
             journal=self.journal,
             attempt=self.attempt,
             train=self.train,
@@ -231,6 +231,6 @@ def test_a_resumed_curriculum_knows_every_committed_group(tmp_path: Path) -> Non
     script.orchestrator.on_group = history.append
     script.run()
     problems = [make_problem(f"p{index}") for index in range(12)]
-    fresh = Curriculum(problems, RolloutConfig().curriculum, group_size=2, seed=0)
+    fresh = Curriculum(problems, group_size=2, seed=0)
 
     assert GroupHistory(tmp_path / "groups.jsonl").replay(fresh) >= sum(script.trained.values()) > 0
