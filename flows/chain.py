@@ -1,8 +1,4 @@
-"""The stages of the chain as functions from a context and parents to artifacts.
-
-Flows call these; each is built at most once (flows/stage.py). No arithmetic on tensors happens here
-and no stage knows another.
-"""
+"""The stages of the chain as functions from a context and parents to artifacts, each built at most once."""
 
 import time
 from pathlib import Path

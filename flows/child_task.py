@@ -1,7 +1,6 @@
 """The one Prefect task of the project: runs a stage's entry in a supervised child, shows progress.
 
-Transient errors are retried. What makes a stage resume is infra/platform/cluster/child.py: Prefect
-keeps no results, so a flow run that is retried runs its sub-flows again and they find what is done.
+Prefect keeps no results: a flow run that is retried runs its sub-flows again, which find what is done.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""What `ostinato doctor` looks at: each check says ok, or why not and how to mend it.
-
-Heavy imports run in a child, so that a broken library cannot end the doctor. It mends nothing.
-"""
+"""Checks of `ostinato doctor`. Heavy imports run in a child, so that a broken library cannot end it."""
 
 import importlib.metadata
 import shutil

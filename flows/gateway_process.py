@@ -1,9 +1,4 @@
-"""Process entry of the gateway, which serves the promoted checkpoint to people.
-
-`python -m ostinato.flows.gateway_process --recipe nano`.
-
-Follows the ledger's champion while it serves. It trains nothing and starts no flow.
-"""
+"""Process entry of the gateway: `python -m ostinato.flows.gateway_process --recipe nano`."""
 
 import argparse
 import asyncio

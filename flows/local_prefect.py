@@ -1,7 +1,4 @@
-"""Prefect on this machine: a server for one run, or server, worker, deployments and gateway together.
-
-It defines no flow.
-"""
+"""Prefect on this machine: a server for one run, or server, worker, deployments and gateway together."""
 
 import contextlib
 import os

@@ -1,8 +1,4 @@
-"""One real-time cycle as steps from a context to a promotion: collect, distil, train, evaluate, ship.
-
-The cycle's row in the ledger and its window of interactions; a killed cycle is the open one and
-goes on from what it has. The flow in flows/realtime_cycle.py only calls `run_cycle`.
-"""
+"""One real-time cycle: collect, distil, train, evaluate, ship. A killed one goes on from what it has."""
 
 import logging
 import time

@@ -1,8 +1,5 @@
-"""The recipe of a run: sparse TOML in, one frozen and complete record out.
-
-What stands in a recipe is identity; where it runs stands in infra/platform/settings.py. Torch is
-never imported: deployments and workers load this. Errors name the key, the value seen and what is
-wanted.
+"""The recipe of a run: sparse TOML in, one frozen and complete record out. Where it runs stands in
+infra/platform/settings.py.
 """
 
 import difflib

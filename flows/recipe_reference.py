@@ -1,7 +1,4 @@
-"""`docs/recipe-reference.md`, generated from the field descriptions of the recipe.
-
-`python -m ostinato.flows.recipe_reference > docs/recipe-reference.md` (`make docs`). Torch-free.
-"""
+"""`docs/recipe-reference.md`, generated from the field descriptions of the recipe by `make docs`."""
 
 import sys
 import types

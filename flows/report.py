@@ -1,7 +1,4 @@
-"""The report of a run: one table for the console and the Prefect UI, one HTML page with plots.
-
-Every figure in it was measured in the run it describes.
-"""
+"""The report of a run: a table for the console, an HTML page with plots."""
 
 import base64
 import io

@@ -1,7 +1,4 @@
-"""What people see of a run: Prefect artifacts at each stage, and the report at its end.
-
-It computes no result.
-"""
+"""What people see of a run: Prefect artifacts at each stage, and the report at its end."""
 
 import sys
 from collections.abc import Mapping, Sequence

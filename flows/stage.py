@@ -1,7 +1,5 @@
-"""One stage of the chain: look it up by identity, else run it and publish what it made.
-
-`StageContext.ensure` holds the rule of resumption: an artifact of the same settings, code and parents
-is never built twice, and a stage under way goes on under the identity it began with.
+"""Stages by identity: an artifact of the same settings, code and parents is never built twice, and a
+stage under way goes on under the identity it began with.
 """
 
 import logging

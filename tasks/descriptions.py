@@ -1,8 +1,4 @@
-"""Problems that say what a function is for and not what it is called: sentence and prompt.
-
-The rules for a usable first sentence of a docstring, the prompt made of it, and how it is read out
-of a prompt again. Text in, text out. Whose problems are told so is for the stages to say.
-"""
+"""Problems that say what a function is for and not what it is called: sentence and prompt."""
 
 import ast
 import re

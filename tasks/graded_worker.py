@@ -1,6 +1,4 @@
-"""Makes a rollout worker in the process that runs it: the place where rollout, grading and harness
-meet.
-"""
+"""Rollout workers, made in the process that runs them: where rollout, grading and harness meet."""
 
 import time
 from collections.abc import Sequence

@@ -1,9 +1,4 @@
-"""The records that stages hand to one another.
-
-Problem, Verdict, RewardReport, Trajectory, Sample, CheckpointRef and Scorecard: frozen, versioned,
-made by one stage and never changed by the next. Big arrays live in the object store; records carry
-their keys. No torch here.
-"""
+"""The records that stages hand to one another: frozen, made by one stage and never changed by the next."""
 
 from collections.abc import Mapping
 from enum import StrEnum

@@ -1,7 +1,4 @@
-"""What a person sees of `ostinato chat`: calls with their outcome, diffs, questions.
-
-It decides nothing.
-"""
+"""What a person sees of `ostinato chat`: calls with their outcome, diffs, questions."""
 
 from rich.console import Console
 from rich.syntax import Syntax

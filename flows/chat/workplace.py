@@ -1,8 +1,5 @@
-"""Where `ostinato chat` works: a sandbox over a copy of the user's repository.
-
-The copy (tracked and untracked files, nothing ignored), the guess of what is code and what is
-tests, and bringing edits back: only what the agent changed, only where the user's file is still
-what was copied. It asks nobody; the decision to write comes from outside.
+"""A sandbox over a copy of the user's repository, and the way its edits come back: only what the agent
+changed, only where the user's file is still what was copied.
 """
 
 import contextlib

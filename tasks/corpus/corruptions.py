@@ -1,8 +1,4 @@
-"""Breaks one line of a function in a way that people break lines.
-
-A function and a random generator in, a `Corruption` out: the line, its new text and which operator
-made it. The result is valid Python; whether a test would notice is not known here.
-"""
+"""Breaks one line of a function as people break lines: still Python, noticed by a test or not."""
 
 import builtins
 import keyword
@@ -93,17 +89,10 @@ def _misspell(word: str, rng: random.Random) -> str:
     return word[: index + 1] + word[index:]
 
 
-def _misspelt_name(line: _Line, rng: random.Random) -> str | None:
-    if not line.parts.names:
+def _misspelt(line: _Line, spans: Sequence[Span], rng: random.Random) -> str | None:
+    if not spans:
         return None
-    span = rng.choice(line.parts.names)
-    return line.replace(span, _misspell(line.word(span), rng))
-
-
-def _misspelt_attribute(line: _Line, rng: random.Random) -> str | None:
-    if not line.parts.attributes:
-        return None
-    span = rng.choice(line.parts.attributes)
+    span = rng.choice(spans)
     return line.replace(span, _misspell(line.word(span), rng))
 
 
@@ -198,7 +187,7 @@ def _wrong_return(line: _Line, rng: random.Random) -> str | None:
 # Shares follow the mutants that real tests notice.
 _OPERATORS: tuple[tuple[str, float, Operator], ...] = (
     ("wrong_name", 2.6, _wrong_name),
-    ("misspelt_name", 2.4, _misspelt_name),
+    ("misspelt_name", 2.4, lambda line, rng: _misspelt(line, line.parts.names, rng)),
     ("dropped_argument", 2.0, _dropped_argument),
     ("swapped_word", 2.0, _swapped_word),
     ("deleted_statement", 1.6, _deleted_statement),
@@ -209,7 +198,7 @@ _OPERATORS: tuple[tuple[str, float, Operator], ...] = (
     ("negated_condition", 0.7, _negated_condition),
     ("wrong_integer", 0.6, _wrong_integer),
     ("dropped_guard", 0.5, _dropped_guard),
-    ("misspelt_attribute", 0.4, _misspelt_attribute),
+    ("misspelt_attribute", 0.4, lambda line, rng: _misspelt(line, line.parts.attributes, rng)),
     ("dropped_subscript", 0.4, _dropped_subscript),
 )
 _NAMES = [name for name, _, _ in _OPERATORS]

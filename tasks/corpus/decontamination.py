@@ -1,8 +1,4 @@
-"""Keeps evaluation, RL and user problems out of what is trained on before RL.
-
-Problems in; answers to "is this corruption, or this text, one of them?" out. Demonstration problems
-are free to use.
-"""
+"""Keeps evaluation, RL and user problems out of what is trained on before RL."""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
-"""Drops files that say what an earlier file said.
-
-Texts in, a verdict for each out: kept, exact copy or near copy. Near copies are found by min-hash
-over line shingles: files are compared in full only with those that share a band of their sketch.
+"""Exact and near copies of files. Near ones are found by min-hash over line shingles: files are compared
+in full only with those that share a band of their sketch.
 """
 
 from collections import defaultdict

@@ -1,9 +1,4 @@
-"""Transcripts of the demonstrator working on real problems.
-
-The attempts: demonstration problems and their prepared repositories in; token documents with loss
-masks, and the reports that real tests gave, out. Everything runs through the agents' own harness,
-in sandboxes, with real tests. The tokens inside a wrong edit are shown but not trained on.
-"""
+"""Transcripts of the demonstrator on real problems, through the agents' own harness, with real tests."""
 
 import asyncio
 import random

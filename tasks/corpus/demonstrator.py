@@ -1,9 +1,4 @@
-"""A scripted agent that knows the answer: a ModelClient for making demonstrations.
-
-`Demonstrator`: a plan, the right edit and a wrong one in; answers, given what the tools really
-said, out. It locates the function where the prompt does not name it, looks before it edits and
-believes the tests. Its log-probabilities are zero: nothing was sampled.
-"""
+"""A scripted agent that knows the answer. Its log-probabilities are zero: nothing was sampled."""
 
 from collections.abc import Generator
 

@@ -1,8 +1,4 @@
-"""Makes the documents of each kind until its token budget is spent.
-
-Source files, functions and problems' reports in; lists of token documents for training and for
-held-out measurement out. Every choice is drawn from the config's seed.
-"""
+"""Documents of each kind until its token budget is spent, drawn from the config's seed."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -126,14 +122,19 @@ class RepairMaker:
         rng = random.Random(f"{self.config.seed}/{self.name}")
         documents: list[list[int]] = []
         while budget_tokens > 0:
-            bug = self.draw_bug(draw_function, rng, keep)
+            bug = self._draw_bug(draw_function, rng, keep)
             if bug is None:
                 break
-            documents.append(self.write(bug, self.reports.invent(*bug, rng), rng))
+            report = self.reports.invent(*bug, rng)
+            is_parallel = rng.random() < self.config.repair_parallel_share
+            document = self.writer.write_repair(
+                *bug, is_parallel=is_parallel, report=report, rng=rng
+            )
+            documents.append(document)
             budget_tokens -= len(documents[-1])
         return documents
 
-    def draw_bug(
+    def _draw_bug(
         self, draw_function: DrawFunction, rng: random.Random, keep: Callable[[Bug], bool]
     ) -> Bug | None:
         """A corruption that is allowed and wanted. None when there seem to be no more."""
@@ -148,22 +149,11 @@ class RepairMaker:
                 return function, corruption
         return None
 
-    def write(self, bug: Bug, report: str, rng: random.Random) -> list[int]:
-        """The document of a bug and what the tests said of it."""
-        is_parallel = rng.random() < self.config.repair_parallel_share
-        return self.writer.write_repair(*bug, is_parallel=is_parallel, report=report, rng=rng)
 
-
-@dataclass(frozen=True, slots=True)
-class FunctionDraw:
-    """Draws problem functions in proportion to their lines."""
-
-    functions: Sequence[CodeFunction]
-
-    def __call__(self, rng: random.Random) -> CodeFunction | None:
-        if not self.functions:
-            return None
-        return rng.choices(self.functions, [len(item.lines) for item in self.functions])[0]
+def draw_from(functions: Sequence[CodeFunction]) -> DrawFunction:
+    """Draws functions in proportion to their lines."""
+    weights = [len(item.lines) for item in functions]
+    return lambda rng: rng.choices(functions, weights)[0] if functions else None
 
 
 def is_repair_held_out(bug: Bug) -> bool:
@@ -175,7 +165,7 @@ def is_repair_held_out(bug: Bug) -> bool:
 
 def make_repairs(functions: Sequence[CodeFunction], maker: RepairMaker) -> Shard:
     """Self-made bugs in problem repositories' functions."""
-    draw = FunctionDraw([item for item in functions if not maker.guard.is_function_held_out(item)])
+    draw = draw_from([item for item in functions if not maker.guard.is_function_held_out(item)])
     budget = maker.config.budgets.repair
     train = maker.make(draw, budget, lambda bug: not is_repair_held_out(bug))
     held_out = maker.make(draw, int(budget * HELD_OUT_REPAIR_RATIO / 2), is_repair_held_out)

@@ -1,7 +1,5 @@
-"""Functions cut out of source files, as the agent would see them.
-
-Text of a file in, short functions out: general ones normalised (docstrings and comments dropped),
-those of problem repositories exactly as the harness shows them.
+"""Functions cut out of source files: general ones without docstrings and comments, those of problem
+repositories exactly as the harness shows them.
 """
 
 import ast

@@ -1,8 +1,4 @@
-"""Where the parts of each line of a function are: calls, arguments, subscripts, conditions, names.
-
-A function's lines in; column spans per line out, cached by text. Only parts that lie within one
-line are told.
-"""
+"""Column spans of calls, arguments, subscripts, conditions and names that lie within one line."""
 
 import ast
 from dataclasses import dataclass, field

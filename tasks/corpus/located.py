@@ -1,10 +1,7 @@
 """Documents that only locate: from a description to the call that reads the function.
 
-General source files in; documents with loss masks out. The steps are the demonstrator's own
-(tasks/corpus/locating.py), answered by the same search service, or as grep would answer, over a pool
-of files of one source; only calls are trained on. Demonstrations know few functions and would be
-learned by heart: here are thousands, each among other neighbours every time, so that what there is
-to learn is to copy and to choose.
+The steps are the demonstrator's own; only calls are trained on. Demonstrations know few functions and
+would be learned by heart: here are thousands, each among other neighbours every time.
 """
 
 import random

@@ -1,8 +1,7 @@
-"""How the demonstrator finds a function that the prompt only describes.
+"""Calls by which the demonstrator finds a function that the prompt only describes.
 
 The two ways of the search ablation: one question to code search, or a few greps for words of the
-description in names of functions. A way that does not find it is not demonstrated: what is kept are
-attempts in which locating succeeded.
+description. Only attempts in which locating succeeded are kept.
 """
 
 import re

@@ -1,8 +1,4 @@
-"""What the problem stage left behind, as the corpus needs it.
-
-The problems directory (problems.jsonl, repositories/NAME) in; problems, prepared repositories, the
-functions that problems speak of and the ways prompts are worded, out.
-"""
+"""Problems, repositories, functions and prompt wordings of a built problem set, as the corpus needs them."""
 
 import re
 from collections.abc import Mapping, Sequence

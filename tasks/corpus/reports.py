@@ -1,8 +1,5 @@
-"""Plausible test reports for corruptions that no test was run on.
-
-A corruption and the real reports seen on demonstrations in, one line of report out. Reports of
-undefined names are exact; the others borrow the words of a real failure of the same function where
-one is known.
+"""Plausible test reports for corruptions that no test was run on: exact for undefined names, else in the
+words of a real failure of the same function where one is known.
 """
 
 import random

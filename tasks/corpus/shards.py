@@ -1,7 +1,4 @@
-"""Token documents on disk: Megatron indexed data, and demonstrations as one safetensors file.
-
-Token ids in, files out. Documents end with the end-of-text token, which the caller has put there.
-"""
+"""Token documents on disk: Megatron indexed data, and demonstrations as one safetensors file."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""Finds source files and says under which licence each stands.
-
-Sources from the config in, `SourceFile`s out, in an order that depends on nothing but names. It
-filters nothing but what is not Python text of a sensible size.
-"""
+"""Source files with their licences, in an order that depends on nothing but names."""
 
 import json
 import sysconfig

@@ -1,8 +1,5 @@
-"""Writes repairs of one function as the harness would have recorded them.
-
-The demonstrator's wording (`Plan`, calls, final messages) shared by repair documents and
-demonstrations, and the documents themselves: a corrupted function, its plausible test report, the
-edit, the end. Text only in, token ids with a loss mask out.
+"""Repairs of one function as the harness would have recorded them, and the wording that demonstrations
+share with them.
 """
 
 import random
@@ -114,22 +111,19 @@ class DocumentWriter:
 
     def write_clean(self, function: CodeFunction) -> list[int]:
         """A function as read_file shows it."""
-        renderer = self.renderer
-        call = read_call(place_of(*function.key))
-        ids = [renderer.assistant_id, *renderer.encode_answer(call)]
-        ids += renderer.append_results([view_lines(function.lines)])
-        return [*ids[:-1], renderer.end_of_text_id]
+        return [*self._read(function, function.lines)[:-1], self.renderer.end_of_text_id]
 
     def write_fill_in(self, function: CodeFunction, number: int) -> list[int]:
         """A function with line `number` empty, then the edit that fills it in."""
         lines = list(function.lines)
         gold, lines[number - 1] = lines[number - 1], ""
-        renderer = self.renderer
-        call = read_call(place_of(*function.key))
-        ids = [renderer.assistant_id, *renderer.encode_answer(call)]
-        ids += renderer.append_results([view_lines(tuple(lines))])
-        ids += renderer.encode_answer(edit_call(number, gold))
-        return [*ids, renderer.end_of_text_id]
+        edit = self.renderer.encode_answer(edit_call(number, gold))
+        return [*self._read(function, tuple(lines)), *edit, self.renderer.end_of_text_id]
+
+    def _read(self, function: CodeFunction, lines: tuple[str, ...]) -> list[int]:
+        call = self.renderer.encode_answer(read_call(place_of(*function.key)))
+        shown = self.renderer.append_results([view_lines(lines)])
+        return [self.renderer.assistant_id, *call, *shown]
 
     def write_repair(
         self,

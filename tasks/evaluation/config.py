@@ -1,8 +1,4 @@
-"""Settings of evaluation: how often a checkpoint tries each problem, how intervals are made, what a
-gate demands.
-
-Torch-free: the recipe composes them.
-"""
+"""Settings of evaluation and of the gate."""
 
 from pydantic import Field
 

@@ -1,9 +1,5 @@
 """Means with honest intervals: problems are the sample, attempts are nested inside them.
 
-AttemptRow, the intervals (Student, Wilson with effective size, cluster bootstrap), unbiased pass@k,
-the paired difference of two checkpoints, and `scorecard_from`. It runs no attempt and decides
-nothing (gates.py decides).
-
 Shapes: P problems, C clusters, N resamples.
 """
 

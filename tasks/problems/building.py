@@ -1,8 +1,7 @@
 """Builds problems of prepared repositories: baseline, candidates, proofs.
 
-Every judgement is appended to the repository's journal, and one found there is not made again.
-Proven candidates are taken in the order of the candidates, so the result does not depend on which
-run ends first.
+A judgement in the repository's journal is not made again. Proven candidates are taken in the order
+of the candidates, so the result does not depend on which run ends first.
 """
 
 import asyncio
@@ -167,11 +166,7 @@ class RepositoryProver:
 
     async def _build_oracles(self, baseline: Baseline) -> list[FunctionOracle]:
         repository = self.part.repository
-        definitions = [
-            definition
-            for found in Sources.read(repository).definitions.values()
-            for definition in found
-        ]
+        definitions = Sources.read(repository).every_definition()
         try:
             return await oracles_of(
                 repository, definitions, baseline, self._config.oracle, self._config.seed

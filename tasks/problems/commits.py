@@ -1,6 +1,5 @@
-"""Mines problems from a git history: product code before a commit, tests after it.
-
-Only git's reading commands run, no code of the repository does.
+"""Mines problems from a git history: product code before a commit, tests after it. No code of the
+repository runs.
 """
 
 import difflib

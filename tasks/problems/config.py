@@ -1,7 +1,4 @@
-"""Settings of the problem stage: sources, kinds and quotas, rules of proof, wording and splits.
-
-Torch-free: the recipe composes them.
-"""
+"""Settings of the problem stage: sources, kinds and quotas, rules of proof, wording and splits."""
 
 from enum import StrEnum
 from pathlib import Path

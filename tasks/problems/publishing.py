@@ -6,9 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.infra.platform.syntax import parse_once, walk_definitions
-from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.breaking.candidates import Candidate
-from ostinato.tasks.problems.breaking.definitions import read_definitions
 from ostinato.tasks.problems.building import BuiltPart
 from ostinato.tasks.problems.config import Kind, ProblemsConfig, PromptLevel
 from ostinato.tasks.problems.prompts import choose_level, leaves_two_readings, write_prompt
@@ -16,6 +14,7 @@ from ostinato.tasks.problems.proving.duplicates import find_duplicates
 from ostinato.tasks.problems.proving.hiding import hide_tests
 from ostinato.tasks.problems.proving.judging import Judgement
 from ostinato.tasks.problems.proving.leaks import LeakCheck
+from ostinato.tasks.problems.selection import Sources
 from ostinato.tasks.records import Problem
 
 
@@ -33,7 +32,8 @@ def publish(parts: Sequence[BuiltPart], config: ProblemsConfig) -> ProblemSet:
     texts: list[tuple[Problem, str]] = []
     for built in parts:
         repository = built.part.repository
-        leaks, symbols = LeakCheck.of(repository), _read_symbols(repository)
+        leaks = LeakCheck.of(repository)
+        symbols = [item.qualified_name for item in Sources.read(repository).every_definition()]
         for candidate, judgement in built.proven:
             problem = make_problem(candidate, judgement, built, config, symbols)
             is_checked = bool(problem.hidden_tests) or bool(problem.blocks)
@@ -97,17 +97,3 @@ def read_docstring(text: str, symbol: str) -> str:
         if name == symbol:
             return ast.get_docstring(node) or ""
     return ""
-
-
-def _read_symbols(repository: PreparedRepository) -> tuple[str, ...]:
-    """Qualified names of everything that the product code defines."""
-    files = {
-        path: content
-        for path, content in repository.files.items()
-        if path.endswith(".py") and repository.is_editable(path)
-    }
-    return tuple(
-        definition.qualified_name
-        for definitions in read_definitions(files).values()
-        for definition in definitions
-    )

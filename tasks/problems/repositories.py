@@ -1,7 +1,4 @@
-"""Prepares repositories from unpacked sources: product code and tests, nothing that answers.
-
-No code of the package runs.
-"""
+"""Repositories prepared from unpacked sources: product code and tests, nothing that answers."""
 
 import ast
 import shutil
@@ -72,19 +69,14 @@ def strip_source(text: bytes, path: str) -> bytes:
     except SyntaxError as error:
         raise ProblemError(f"{path} does not parse: {error}") from error
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            _drop_docstring(node)
+        has_body = isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        if not has_body and not isinstance(node, ast.Module):
+            continue
+        if ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+            if has_body and not node.body:
+                node.body.append(ast.Pass())
     return (ast.unparse(tree) + "\n").encode()
-
-
-def _drop_docstring(
-    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
-) -> None:
-    if ast.get_docstring(node, clean=False) is None:
-        return
-    del node.body[0]
-    if not node.body and not isinstance(node, ast.Module):
-        node.body.append(ast.Pass())
 
 
 def _is_wanted(path: str, source: Source) -> bool:

@@ -1,7 +1,5 @@
-"""Child entry of the problem stage: sources in, one set of proven problems out.
-
-Publishes problems.jsonl, statistics.json and repositories/NAME. Called again after a kill it
-continues from its journals.
+"""Child entry of the problem stage: sources in, proven problems out. After a kill it continues from its
+journals.
 """
 
 import asyncio

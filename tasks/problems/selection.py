@@ -1,6 +1,5 @@
-"""Candidates in the order in which they are tried, and the split that each proven one goes to.
-
-Pure functions of configuration, sources and baseline: the same seed gives the same problems.
+"""Candidates in the order in which they are tried, and the split of each proven one. Pure functions: the
+same seed gives the same problems.
 """
 
 import itertools
@@ -46,6 +45,10 @@ class Sources:
         }
         found = read_definitions(files)
         return cls(repository, {path: files[path] for path in found}, found)
+
+    def every_definition(self) -> list[Definition]:
+        """Functions, methods and classes of all files."""
+        return [item for found in self.definitions.values() for item in found]
 
     def lines_of(self, path: str) -> list[str]:
         """The lines of a breakable file."""

@@ -1,7 +1,5 @@
-"""Problem sets that ship with the project, so that no machine has to prove them again.
-
-`sets/NAME.jsonl.zst` holds the problems, `sets/NAME.json` its card. A set belongs to one
-configuration; its repositories are prepared from their pinned archives on every machine.
+"""Problem sets that ship with the project: `sets/NAME.jsonl.zst` and the card `sets/NAME.json`. A set
+belongs to one configuration.
 """
 
 import hashlib

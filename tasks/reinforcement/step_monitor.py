@@ -1,7 +1,4 @@
-"""Alarms about a step, written to the log and to the ledger while the run goes on.
-
-It stops nothing.
-"""
+"""Alarms about a step, written to the log and to the ledger while the run goes on."""
 
 import dataclasses
 import logging

@@ -1,8 +1,5 @@
-"""Settings of the retrieval stage: which code teaches the encoder, how long, and what measures it.
-
-Torch-free: the recipe composes them. Repositories are split by name: what measures never teaches.
-The default packages are pinned source archives, listed in packages.toml: what is installed beside
-us decides nothing.
+"""Settings of the retrieval stage. Packages are split by name, what measures never teaches; the default
+ones are the pinned archives of packages.toml.
 """
 
 import tomllib

@@ -1,7 +1,4 @@
-"""Finds functions in packages and makes questions out of what people wrote about them.
-
-It trains nothing.
-"""
+"""Functions of packages, and questions made of what people wrote about them."""
 
 import ast
 import sysconfig

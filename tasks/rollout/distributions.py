@@ -1,7 +1,5 @@
-"""Compares what was sampled with what was trained.
-
-A policy that trains fast groups first and loses slow ones shows here: the trained distribution is
-shorter than the sampled one.
+"""Lengths and durations of what was sampled and of what was trained: a policy that loses slow groups
+trains shorter ones.
 """
 
 from collections import deque

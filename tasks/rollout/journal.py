@@ -1,6 +1,5 @@
-"""Makes rollouts durable: rows in the ledger, payloads in the object store, one object per group.
-
-A group counts from its commit on; its payload is stored before. It decides nothing.
+"""Durable rollouts: rows in the ledger, payloads in the object store. A group counts from its commit on;
+its payload is stored before.
 """
 
 from collections.abc import Sequence

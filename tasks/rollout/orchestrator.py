@@ -1,12 +1,8 @@
 """The orchestrator: starts groups, collects trajectories, starts steps.
 
-A reconciler. Whenever something changed (a trajectory ended, a step ended, an engine took new
-weights, a timer fired) it looks at the slot table and does what the policy allows: retire stale
-groups, admit new ones, fill free slots, start a step. There is no barrier: generation goes on while
-a step runs. All effects come in as callables and time as the running loop's clock, so the same code
-runs on Ray and on a virtual clock.
-
-It does not run models, sandboxes or optimisers, and does not write checkpoints.
+Whenever something changed it looks at the slot table and does what the policy allows. There is no
+barrier: generation goes on while a step runs. Effects come in as callables and time as the loop's
+clock, so the same code runs on Ray and on a virtual clock.
 """
 
 import asyncio

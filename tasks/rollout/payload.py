@@ -1,8 +1,4 @@
-"""Trajectories and groups as bytes: how they cross process boundaries and lie in the object store.
-
-The two byte forms, both safetensors: arrays of the transcript as tensors, everything else as JSON
-metadata.
-"""
+"""Trajectories and groups as safetensors: arrays as tensors, everything else as JSON metadata."""
 
 import json
 

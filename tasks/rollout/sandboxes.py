@@ -1,9 +1,7 @@
-"""The boxes of one process: per repository an environment of sandboxes and a test server, opened
-when first needed.
+"""Boxes of one process, for all its trajectories.
 
-Their sharing over all trajectories of the process, how many start at a time, and their end. Agents'
-boxes may come from a `BoxProvider` instead, such as the sandbox fleet; tests are run and judged here
-all the same. Belongs to one event loop.
+Agents' boxes may come from a `BoxProvider` instead, such as the sandbox fleet; tests are run and
+judged here all the same.
 """
 
 import asyncio

@@ -1,8 +1,5 @@
-"""The slots of the orchestrator: every group that was started and what became of it.
-
-The life of a group (running -> ready -> training -> trained, or stale, or failed) and the
-accounting: each dispatched trajectory has exactly one outcome. Pure state; no clock, no I/O, no
-asyncio.
+"""Slots of the orchestrator: every group that was started and what became of it. Each dispatched
+trajectory has exactly one outcome.
 """
 
 import math

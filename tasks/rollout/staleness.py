@@ -1,15 +1,12 @@
 """The staleness policy: how many groups may start, which step may run, which group is too old.
 
-Pure arithmetic on versions. A group is born at the oldest weight version that a replica serves when
-its first trajectory is dispatched; versions only grow, so no token of it is older. It may be
-trained while `trainer version - birth version <= max_staleness_versions`: its deadline is the last
-version at which it may be trained.
+A group is born at the oldest weight version that a replica serves when its first trajectory is
+dispatched; it may be trained while trainer version - birth version <= max_staleness_versions.
 
-Two rules keep the bound without dropping anything. Admission: a group starts only if the steps left
-before its deadline can train it together with all groups already started (the AReaL capacity
-formula, counted from what is outstanding, so that it needs no correction after recovery). Pacing: a
-step runs only if the groups it leaves behind still fit into the steps before their deadlines;
-otherwise it is held for the late ones.
+Admission: a group starts only if the steps left before its deadline can train it together with all
+groups already started (the AReaL capacity formula, counted from what is outstanding). Pacing: a step
+is held for late groups while those it leaves behind would not fit into the steps before their
+deadlines.
 """
 
 from collections.abc import Sequence

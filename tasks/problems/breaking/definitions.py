@@ -1,6 +1,5 @@
-"""The functions, methods and classes of a repository's product code, with their lines and users.
-
-It runs no code, so a name stands for everything of that name.
+"""Functions, methods and classes of product code with their lines and users. No code runs, so a name
+stands for everything of that name.
 """
 
 import ast

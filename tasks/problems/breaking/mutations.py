@@ -1,9 +1,6 @@
 """Single-line bugs: exact replacements of a piece of one source line.
 
-The tests decide which of them is a bug.
-
-An operator is a function of one syntax node; it yields (node to replace, new text). All text
-outside that node stays as it is, so a problem is always the difference of one line.
+An operator is a function of one syntax node; it yields (node to replace, new text).
 """
 
 import ast
@@ -15,7 +12,8 @@ from dataclasses import dataclass
 from ostinato.infra.platform.syntax import parse_python
 
 Replacement = tuple[ast.AST, str]
-Operator = Callable[[ast.AST, "Scope"], Iterator[Replacement]]
+Scope = tuple[str, ...]  # parameters and local variables of the function, in order of appearance
+Operator = Callable[[ast.AST, Scope], Iterator[Replacement]]
 
 
 @dataclass(frozen=True)
@@ -26,13 +24,6 @@ class Mutation:
     line_number: int  # 1-based in the function
     gold_text: str
     broken_text: str
-
-
-@dataclass(frozen=True)
-class Scope:
-    """Context of a node that an operator may use."""
-
-    names: tuple[str, ...]  # parameters and local variables, in order of appearance
 
 
 _COMPARISONS: dict[type[ast.cmpop], tuple[str, ...]] = {
@@ -80,8 +71,8 @@ _FUNCTIONS = {
 
 
 def _wrong_variable(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in scope.names:
-        for name in scope.names:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in scope:
+        for name in scope:
             if name != node.id:
                 yield node, name
 
@@ -92,7 +83,7 @@ def _name_typo(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
         middle = len(name) // 2
         swapped = name[: middle - 1] + name[middle] + name[middle - 1] + name[middle + 1 :]
         for typo in (name[:-1], swapped, name[0] + name):
-            if typo != name and typo not in scope.names and not hasattr(builtins, typo):
+            if typo != name and typo not in scope and not hasattr(builtins, typo):
                 yield node, typo
 
 
@@ -240,24 +231,12 @@ def _wrong_return(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
             yield node.value, ast.unparse(node.value.orelse)
 
 
-OPERATORS: dict[str, Operator] = {
-    "wrong_variable": _wrong_variable,
-    "name_typo": _name_typo,
-    "keyword_swap": _keyword_swap,
-    "deleted_statement": _deleted_statement,
-    "unwrapped_call": _unwrapped_call,
-    "comparison": _comparison,
-    "arithmetic": _arithmetic,
-    "integer": _integer,
-    "negated_condition": _negated_condition,
-    "swapped_arguments": _swapped_arguments,
-    "dropped_argument": _dropped_argument,
-    "wrong_method": _wrong_method,
-    "dropped_subscript": _dropped_subscript,
-    "slice_bound": _slice_bound,
-    "dropped_guard": _dropped_guard,
-    "wrong_return": _wrong_return,
-}
+_OPERATORS: tuple[Operator, ...] = (
+    _wrong_variable, _name_typo, _keyword_swap, _deleted_statement, _unwrapped_call, _comparison,
+    _arithmetic, _integer, _negated_condition, _swapped_arguments, _dropped_argument, _wrong_method,
+    _dropped_subscript, _slice_bound, _dropped_guard, _wrong_return,
+)  # fmt: skip
+OPERATORS = {operator.__name__.removeprefix("_"): operator for operator in _OPERATORS}
 
 # of the mutations of toolz and more-itertools that a test notices, in percent
 NOTICED_SHARES: dict[str, float] = {
@@ -275,7 +254,7 @@ def mutate_function(lines: Sequence[str]) -> list[Mutation]:
     """
     tree = parse_python("\n".join(lines)).body[0]
     assert isinstance(tree, ast.FunctionDef)
-    scope = Scope(_local_names(tree))
+    scope = _local_names(tree)
     nodes = [node for node in ast.walk(tree) if node is not tree]
     seen: set[tuple[int, str]] = set()
     mutations: list[Mutation] = []
@@ -344,7 +323,7 @@ def _parses(lines: Sequence[str], mutation: Mutation) -> bool:
         return False
 
 
-def _local_names(function: ast.FunctionDef) -> tuple[str, ...]:
+def _local_names(function: ast.FunctionDef) -> Scope:
     names: dict[str, None] = {}
     for node in ast.walk(function):
         if isinstance(node, ast.arg):

@@ -1,7 +1,4 @@
-"""Functions that two splits share under different names.
-
-Splits already differ in repositories; this finds code that one repository copied from another.
-"""
+"""Functions that one repository copied from another, which the splits of repositories do not show."""
 
 import ast
 import textwrap

@@ -1,7 +1,4 @@
-"""Which failing tests the agent never sees, and how they are cut out of the test files.
-
-The verifier has the pristine tests, so what is cut here still judges.
-"""
+"""Failing tests that the agent never sees, cut out of its test files. The verifier has the pristine ones."""
 
 import ast
 import random

@@ -1,8 +1,5 @@
 """Judges broken states: named tests fail in two runs, others pass in both, cheats get nothing.
 
-The whole state was proven by the baseline: only tests that passed it three times are used. The
-second run is made in another box, in another order, with another hash seed.
-
 Only tests that call a changed function are run where swapping code was possible: then nothing ran
 on import, and no other test can notice. Where it was not, one test of every test file is run too,
 so that a broken import is seen.
@@ -191,9 +188,7 @@ async def _try_cheats(
     """Deleting the tests must change nothing. Skipping everything must pass nothing."""
     repository = under_test.server.repository
     without_tests: dict[str, bytes | None] = {**files}
-    without_tests.update(
-        dict.fromkeys(path for path in repository.files if _is_test(path, under_test))
-    )
+    without_tests |= dict.fromkeys(filter(repository.is_test, repository.files))
     if repository.keep_editable(without_tests) != repository.keep_editable(files):
         return Finding.CHEATED
     if not _is_drawn(candidate, "cheat", under_test.rules.cheater_share):
@@ -219,10 +214,6 @@ async def _run_anew(
     return await server.run_again(files, tests, rules.time_limit_seconds, cold=cold)
 
 
-def _is_test(path: str, under_test: RepositoryUnderTest) -> bool:
-    return under_test.server.repository.is_test(path)
-
-
 def _is_drawn(candidate: Candidate, purpose: str, share: float) -> bool:
     return random.Random(f"{purpose} {candidate.candidate_id}").random() < share
 
@@ -233,8 +224,5 @@ def _refuse(report: TestReport) -> Finding | None:
         return Finding.TIMEOUT
     if TestOutcome.MISSING in outcomes:
         return Finding.BREAKS_IMPORT if report.route != "hot" else Finding.TIMEOUT
-    if report.tampering:
-        return Finding.BREAKS_IMPORT
-    if all(outcome is TestOutcome.ERROR for outcome in outcomes):
-        return Finding.BREAKS_IMPORT
-    return None
+    is_broken = report.tampering or all(outcome is TestOutcome.ERROR for outcome in outcomes)
+    return Finding.BREAKS_IMPORT if is_broken else None

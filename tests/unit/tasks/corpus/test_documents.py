@@ -19,7 +19,7 @@ from ostinato.tasks.corpus.corruptions import corrupt_function
 from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.deduplication import Deduplicator, Novelty
 from ostinato.tasks.corpus.demonstrator import Demonstrator
-from ostinato.tasks.corpus.documents import FunctionDraw, RepairMaker
+from ostinato.tasks.corpus.documents import RepairMaker, draw_from
 from ostinato.tasks.corpus.functions import read_function
 from ostinato.tasks.corpus.problem_sources import ProblemSource, read_problem_source
 from ostinato.tasks.corpus.reports import FailureReports
@@ -132,7 +132,7 @@ def test_a_rare_kind_of_bug_still_fills_its_budget() -> None:
     calls = itertools.count(1)
     config = CorpusConfig()
     maker = RepairMaker("repair", WRITER, config, Guard([]), FailureReports())
-    documents = maker.make(FunctionDraw([FUNCTION]), 300, lambda bug: next(calls) % 300 == 0)
+    documents = maker.make(draw_from([FUNCTION]), 300, lambda bug: next(calls) % 300 == 0)
     assert sum(map(len, documents)) >= 300
 
 

@@ -158,9 +158,6 @@ def test_statistics_and_yield_table_agree_with_the_problems(built):
     assert sum(row["published"] for row in rows) == figures["num_problems"] == len(problems)
     assert sum(row["tried"] for row in rows) == result.num_candidates
     assert sum(figures["operators"].values()) == sum(figures["kinds"].values()) == len(problems)
-    lines = sorted(problem.num_changed_lines for problem in problems)
-    assert figures["changed_lines"]["maximum"] == lines[-1]
-    assert figures["questions_warranted"] == sum(item.question_warranted for item in problems)
 
 
 def test_a_problem_carries_the_held_out_calls_of_its_function(built):
