@@ -9,7 +9,7 @@ from ostinato.flows.child_task import run_stage
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.checkpoint_evaluation.records import EvaluationResult
-from ostinato.tasks.evaluation.locating import ArmComparison, LocatingRow, compare_arms
+from ostinato.tasks.evaluation.locating import LocatingRow, compare_arms
 from ostinato.tasks.records import Split
 
 ARMS = ("with", "without")
@@ -33,11 +33,9 @@ def evaluate_arm(arm: StageContext, problems: ArtifactRef, checkpoint: ArtifactR
     def build(directory: Path) -> tuple[Path, dict]:
         plain = chain.evaluation_request(arm, problems, checkpoint, Split.HELD_OUT)
         notes = {"context_tokens": recipe.harness.context_tokens, "notes_locating": True}
-        name, entry = (
-            f"evaluation of {recipe.name}",
-            "ostinato.tasks.checkpoint_evaluation.run:main",
-        )
         request = plain.model_copy(update=notes)
+        entry = "ostinato.tasks.checkpoint_evaluation.run:main"
+        name = f"evaluation of {recipe.name}"
         result = run_stage(name, entry, request, EvaluationResult, directory)
         text = json.dumps([row.model_dump(mode="json") for row in result.locating])
         summary = {
@@ -64,11 +62,6 @@ def compare(context: StageContext, rows: Mapping[str, ArtifactRef]) -> ArtifactR
 
     parents = tuple(rows[name] for name in ARMS)
     return context.ensure("comparison", {"confidence": confidence}, parents, build)
-
-
-def read_comparison(context: StageContext, ref: ArtifactRef) -> ArmComparison:
-    """The comparison that `compare` published."""
-    return chain.result_of(context, ref, ArmComparison)
 
 
 def _read_rows(context: StageContext, ref: ArtifactRef) -> list[LocatingRow]:

@@ -22,18 +22,15 @@ def optional(what: str) -> Iterator[None]:
 
 
 def show_table(rows: Sequence[dict[str, Any]], key: str, description: str) -> None:
-    """Shows rows as a table of the run."""
     with optional(key):
         artifacts.create_table_artifact(list(rows), key=key, description=description)
 
 
 def show_markdown(text: str, key: str, description: str | None = None) -> None:
-    """Shows a text of the run."""
     with optional(key):
         artifacts.create_markdown_artifact(text, key=key, description=description)
 
 
 def show_link(url: str, key: str, description: str) -> None:
-    """Shows a link of the run."""
     with optional(key):
         artifacts.create_link_artifact(url, key=key, description=description)

@@ -332,11 +332,6 @@ def result_of(context: StageContext, ref: ArtifactRef, kind: type[Result]) -> Re
     return kind.model_validate(context.artifacts.metadata(ref)[SUMMARY])
 
 
-def metrics_path(context: StageContext, ref: ArtifactRef) -> Path:
-    """The curve of a stage that ran on this machine."""
-    return context.run_directory(ref.kind, ref.fingerprint) / "metrics.jsonl"
-
-
 def one_file(directory: Path, name: str, text: str) -> Path:
     """A directory to publish that holds this one file."""
     published = directory / "published"

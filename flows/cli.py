@@ -39,18 +39,6 @@ RebuildOption = Annotated[list[str] | None, typer.Option(help="stage to build ag
 
 
 @app.command()
-def demo(
-    recipe: RecipeOption = "nano",
-    seed: SeedOption = None,
-    settings: SetOption = None,
-    keep: KeepOption = None,
-    rebuild: RebuildOption = None,
-) -> None:
-    """Runs the whole chain. Run it again and it continues where it stopped."""
-    _run_flow("agent_training", recipe, seed, _options(settings, keep, rebuild))
-
-
-@app.command()
 def run(
     flow: Annotated[
         str, typer.Argument(help="a flow, for example continued_pretraining or search-training")
@@ -65,18 +53,29 @@ def run(
     _run_flow(flow.replace("-", "_"), recipe, seed, _options(settings, keep, rebuild))
 
 
-@app.command()
-def evaluate(
-    recipe: RecipeOption = "nano",
-    seed: SeedOption = None,
-    settings: SetOption = None,
-    keep: KeepOption = None,
-    rebuild: RebuildOption = None,
-) -> None:
-    """Evaluates the recipe's newest checkpoint on held-out problems. Exit code 1 when the gate fails."""
-    _run_flow("checkpoint_evaluation", recipe, seed, _options(settings, keep, rebuild))
+def _add_command(name: str, flow: str, description: str) -> None:
+    def command(
+        recipe: RecipeOption = "nano",
+        seed: SeedOption = None,
+        settings: SetOption = None,
+        keep: KeepOption = None,
+        rebuild: RebuildOption = None,
+    ) -> None:
+        run(flow, recipe, seed, settings, keep, rebuild)
+
+    app.command(name, help=description)(command)
 
 
+_add_command(
+    "demo",
+    "agent_training",
+    "Runs the whole chain. Run it again and it continues where it stopped.",
+)
+_add_command(
+    "evaluate",
+    "checkpoint_evaluation",
+    "Evaluates the recipe's newest checkpoint on held-out problems. Exit code 1 when the gate fails.",
+)
 recipes = typer.Typer(no_args_is_help=True, help="Shipped recipes, and what one comes to.")
 app.add_typer(recipes, name="recipe")
 

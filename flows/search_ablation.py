@@ -8,6 +8,7 @@ from ostinato.flows.problem_building import problem_building
 from ostinato.flows.run_options import RunOptions
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.tasks.evaluation.locating import ArmComparison
 
 
 @flow(name="search-ablation")
@@ -30,5 +31,5 @@ def search_ablation(
         checkpoint = chain.pretrain(arm, chain.build_corpus(arm, problems), start)
         rows[name] = ablation_chain.evaluate_arm(arm, problems, checkpoint)
     comparison = ablation_chain.compare(context, rows)
-    showing.show_ablation(ablation_chain.read_comparison(context, comparison))
+    showing.show_ablation(chain.result_of(context, comparison, ArmComparison))
     return comparison

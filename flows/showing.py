@@ -13,6 +13,7 @@ from ostinato.flows.realtime import CycleReport
 from ostinato.flows.report import Curve, ReportRow, console_table, write_html
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.cluster.workspace import METRICS
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.corpus.config import CorpusResult
 from ostinato.tasks.environments.run import EnvironmentsResult
@@ -373,8 +374,8 @@ def _curves(context: StageContext, pretrained: ArtifactRef, reinforced: Artifact
 
 
 def _curve(context: StageContext, ref: ArtifactRef) -> list[dict]:
-    path = chain.metrics_path(context, ref)
-    return [row for row in read_metrics(path) if "solve_rate" in row] if path.is_file() else []
+    path = context.run_directory(ref.kind, ref.fingerprint) / METRICS
+    return [row for row in read_metrics(path) if "solve_rate" in row]
 
 
 def _interval(metric: Metric) -> str:

@@ -53,7 +53,6 @@ class Interrupt:
     task: asyncio.Task[Any] | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler."""
         if self.task is None:
             raise KeyboardInterrupt
         self.task.get_loop().call_soon_threadsafe(self.task.cancel)

@@ -173,7 +173,6 @@ class Workplace:
         self.environment.state.seen.clear()
 
     def describe(self, changes: Files) -> str:
-        """The changes as a unified diff."""
         return "".join(
             unified_diff(path, self.known(path), content) for path, content in changes.items()
         )

@@ -29,11 +29,9 @@ class _Line:
     names: tuple[str, ...]  # all names of the function that are not built in
 
     def word(self, span: Span) -> str:
-        """The text of a span."""
         return self.text[span[0] : span[1]]
 
     def replace(self, span: Span, new: str) -> str:
-        """The line with another text in place of a span."""
         return self.text[: span[0]] + new + self.text[span[1] :]
 
 
@@ -254,7 +252,6 @@ def _undefined_name(gold: str, broken: str, names: tuple[str, ...]) -> str:
 
 
 def find_words(text: str) -> set[str]:
-    """The identifiers in a text."""
     separated = "".join(letter if letter.isalnum() or letter == "_" else " " for letter in text)
     return {word for word in separated.split() if word.isidentifier()}
 

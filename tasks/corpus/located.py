@@ -47,10 +47,6 @@ class Pool:
     name: str
     files: Sequence[DescribedFile]
 
-    def texts(self) -> dict[str, str]:
-        """By path."""
-        return {file.path: file.text for file in self.files}
-
 
 @dataclass(frozen=True, slots=True)
 class Locator:
@@ -66,7 +62,7 @@ class Locator:
     ) -> Document | None:
         """The document of one function. None when the demonstrator does not find it."""
         sentence = file.sentences[symbol]
-        texts = pool.texts()
+        texts = {item.path: item.text for item in pool.files}
         calls = locate(self.config.demonstrations.locating, sentence, file.path, symbol)
         located = drive(calls, lambda call: self._answer(call, pool.name, texts))
         if located is None:

@@ -27,7 +27,6 @@ class ProblemSource:
     repositories: Mapping[str, PreparedRepository] | None = None
 
     def repository(self, name: str) -> PreparedRepository:
-        """The prepared repository of that name."""
         if self.repositories is None or name not in self.repositories:
             raise ProblemError(f"no prepared repository {name!r} beside the problems")
         return self.repositories[name]

@@ -260,7 +260,6 @@ def scorecard_from(
 
 
 def solve_rates(scorecard: Scorecard) -> dict[str, float]:
-    """Solve rate of single attempts by problem id."""
     return {score.problem_id: score.solved / score.attempts for score in scorecard.problems}
 
 

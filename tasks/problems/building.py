@@ -176,7 +176,6 @@ class RepositoryProver:
             return []
 
     async def close(self) -> None:
-        """End both boxes."""
         for server in self._servers:
             await server.close()
 

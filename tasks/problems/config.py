@@ -43,7 +43,6 @@ class Quotas(Record):
     )
 
     def of(self, kind: Kind) -> int:
-        """The quota of a kind."""
         return int(self.model_dump()[kind.value])
 
 
@@ -78,7 +77,6 @@ class RepositorySource(Source):
 
     @property
     def archive(self) -> SourceArchive:
-        """Its source archive on the index."""
         return SourceArchive(name=self.name, version=self.version, sha256=self.sha256)
 
 
@@ -103,12 +101,10 @@ class SplitSizes(Record):
     user: int = Field(default=160, ge=0)
 
     def of(self, split: Split) -> int:
-        """The size of one split."""
         return int(self.model_dump()[split.value])
 
     @property
     def total(self) -> int:
-        """Problems of all splits."""
         return sum(self.model_dump().values())
 
 

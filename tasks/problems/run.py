@@ -176,7 +176,6 @@ class _Progress:
         self._num_judged = 0
 
     def judged(self, repository: str, finding: Finding) -> None:
-        """Count one more candidate."""
         self._num_judged += 1
         self._num_proven += finding is Finding.PROVEN
         message = f"{self._num_proven} proven of {self._num_judged} tried; {repository}"

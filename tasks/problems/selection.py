@@ -47,7 +47,6 @@ class Sources:
         return cls(repository, {path: files[path] for path in found}, found)
 
     def every_definition(self) -> list[Definition]:
-        """Functions, methods and classes of all files."""
         return [item for found in self.definitions.values() for item in found]
 
     def lines_of(self, path: str) -> list[str]:

@@ -45,7 +45,6 @@ class RunReporter:
         self._step_ended_at = 0.0
 
     def start(self) -> None:
-        """Notes that the run begins."""
         self._write_status("starting", {})
 
     def finish(self, orchestrator: Orchestrator) -> float:

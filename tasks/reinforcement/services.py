@@ -39,7 +39,6 @@ class RunServices:
 
 
 def chain_id_of(request: ReinforcementRequest) -> str:
-    """Name of the run's weight chain."""
     return f"chain-{request.run_id}"
 
 

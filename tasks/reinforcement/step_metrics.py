@@ -60,7 +60,6 @@ class EngineTotals:
         self._before: dict[str, float] = {}
 
     def update(self, by_replica: Mapping[str, Mapping[str, float]]) -> None:
-        """Takes the newest totals."""
         self._now = {
             name: sum(numbers.get(name, 0.0) for numbers in by_replica.values())
             for name in ENGINE_TOTALS

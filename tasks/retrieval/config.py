@@ -26,7 +26,6 @@ class CodePackage(Record):
 
     @property
     def archive(self) -> SourceArchive:
-        """Source archive of the package."""
         return SourceArchive(name=self.name, version=self.version, sha256=self.sha256)
 
 

@@ -26,7 +26,6 @@ class ProblemStatistics:
 
 
 def log_beta(first: float, second: float) -> float:
-    """Logarithm of the Beta function."""
     return math.lgamma(first) + math.lgamma(second) - math.lgamma(first + second)
 
 
@@ -68,7 +67,7 @@ class Curriculum:
         """The next problem, not one in flight if others are left."""
         candidates = [name for name in self._order if name not in in_flight] or self._order
         chance = random.Random(f"{self.seed}:{self.draws}")
-        chosen = chance.choices(candidates, weights=map(self.weight, candidates))[0]
+        chosen = chance.choices(candidates, [self.weight(name) for name in candidates])[0]
         self.draws += 1
         return self._problems[chosen]
 

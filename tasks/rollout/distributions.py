@@ -21,7 +21,6 @@ class LengthAndDuration:
         self._seconds: deque[float] = deque(maxlen=WINDOW_TRAJECTORIES)
 
     def add(self, trajectories: Iterable[Trajectory]) -> None:
-        """Counts trajectories in."""
         for trajectory in trajectories:
             self._tokens.append(generated_tokens(trajectory))
             self._seconds.append(trajectory.finished_at - trajectory.started_at)

@@ -26,7 +26,6 @@ class GroupHistory:
         self._lines = 0
 
     def append(self, result: GroupResult) -> None:
-        """Adds one result."""
         self._log.append(self._lines, asdict(result))
         self._lines += 1
 

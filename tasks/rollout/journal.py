@@ -97,7 +97,6 @@ class RolloutJournal:
         return max(numbers, default=-1) + 1
 
     def counts(self) -> dict[str, int]:
-        """Trajectories by state."""
         return self._rows.counts(self._run_id)
 
     def _key(self, group_id: str) -> str:

@@ -191,7 +191,7 @@ class Orchestrator:
             self._trainer_free_since = now
 
     def _take_trajectory(self, request: AttemptRequest, trajectory: Trajectory) -> None:
-        self.table.account(trajectory.outcome)
+        self.table.outcomes[trajectory.outcome.value] += 1
         if trajectory.outcome in INFRASTRUCTURE_OUTCOMES:
             self._journal.fail(trajectory)
             logger.warning(
@@ -254,15 +254,14 @@ class Orchestrator:
     def _retire_stale(self) -> None:
         version = self.progress.trainer_version
         for slot in self.table.stale(version):
-            age = self.table.policy.staleness(slot.birth_version, version)
             reason = (
-                f"staleness {age} at trainer version {version}, wanted at most "
+                f"staleness {version - slot.birth_version} at trainer version {version}, wanted at most "
                 f"{self.table.policy.max_staleness_versions}"
             )
             self._journal.retire(slot.group, f"{Outcome.STALE.value}: {reason}")
             for member in slot.group.trajectories:
                 self.table.outcomes[member.outcome.value] -= 1
-                self.table.account(Outcome.STALE)
+                self.table.outcomes[Outcome.STALE.value] += 1
             self.table.end(slot, GroupState.STALE)
             logger.warning("group is stale %s", fields(group=slot.group_id, reason=reason))
 
@@ -315,7 +314,7 @@ class Orchestrator:
             task = asyncio.ensure_future(self._timed_attempt(request))
             task.add_done_callback(self._wake)
             self._running[task] = request
-            self.table.dispatch()
+            self.table.dispatched_trajectories += 1
 
     async def _timed_attempt(self, request: AttemptRequest) -> Trajectory:
         clock = asyncio.get_running_loop().time
@@ -332,8 +331,9 @@ class Orchestrator:
             self._note("trainer", batch.waits_for, batch.detail, now)
             return
         version = self.progress.trainer_version
-        self.table.take(batch.slots)
         self._step_slots = batch.slots
+        for slot in batch.slots:
+            slot.state = GroupState.TRAINING
         groups = tuple(slot.group for slot in batch.slots)
         waited = now - self._trainer_free_since
         self.progress.trainer_idle_seconds += waited
@@ -362,7 +362,7 @@ class Orchestrator:
         return batch
 
     def _batch_metrics(self, batch: Batch, version: int) -> dict[str, float]:
-        ages = [self.table.policy.staleness(slot.birth_version, version) for slot in batch.slots]
+        ages = [version - slot.birth_version for slot in batch.slots]
         flat = sum(1 for slot in batch.slots if reward_spread(slot.group) == 0)
         return {
             "groups": len(batch.slots),

@@ -4,7 +4,6 @@ trajectory has exactly one outcome.
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -92,7 +91,6 @@ class SlotTable:
         self._ready_count = 0
 
     def open(self, slot: GroupSlot) -> None:
-        """Adds a started group."""
         if slot.group_id in self.groups:
             raise ValueError(f"group {slot.group_id} is already open")
         self.groups[slot.group_id] = slot
@@ -110,14 +108,6 @@ class SlotTable:
         self.open(slot)
         self._make_ready(slot)
         return slot
-
-    def dispatch(self) -> None:
-        """Counts one attempt sent to a worker."""
-        self.dispatched_trajectories += 1
-
-    def account(self, outcome: Outcome) -> None:
-        """Counts the one outcome of one dispatched attempt."""
-        self.outcomes[outcome.value] += 1
 
     def finish(self, trajectory: Trajectory) -> GroupSlot | None:
         """Puts a final trajectory into its group; the slot when that completes the group."""
@@ -216,11 +206,6 @@ class SlotTable:
             and (not slot.fills_step or self._is_last_chance(slot, trainer_version))
         ]
         return Batch(slots=tuple(chosen + riding))
-
-    def take(self, slots: Iterable[GroupSlot]) -> None:
-        """Moves groups into the step under way."""
-        for slot in slots:
-            slot.state = GroupState.TRAINING
 
     def _is_last_chance(self, slot: GroupSlot, trainer_version: int) -> bool:
         """Whether a group that is not in this step can never be trained."""

@@ -32,13 +32,9 @@ class StalenessPolicy:
         steps_left = self.max_staleness_versions + engine_version - trainer_version + 1
         return max(0, steps_left * self.groups_per_step - outstanding_groups)
 
-    def staleness(self, birth_version: int, trainer_version: int) -> int:
-        """Versions that a sample born at birth_version is behind."""
-        return trainer_version - birth_version
-
     def is_stale(self, birth_version: int, trainer_version: int) -> bool:
         """Whether the group can no longer be trained."""
-        return self.staleness(birth_version, trainer_version) > self.max_staleness_versions
+        return trainer_version - birth_version > self.max_staleness_versions
 
     def tight_birth(self, left_behind: Sequence[int], trainer_version: int) -> int | None:
         """Birth version of the first groups that a step at trainer_version would leave too little

@@ -73,7 +73,6 @@ class RolloutWorker:
             return self._record(request, transcript, started_at)
 
     async def close(self) -> None:
-        """Ends the boxes."""
         await self._sandboxes.close()
 
     async def _attempt_in_box(

@@ -15,7 +15,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.flows import ablation_chain
+from ostinato.flows import chain
 from ostinato.flows.run_options import STAGES
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.errors import ConfigError
@@ -38,7 +38,7 @@ def read_newest(context: StageContext) -> ArmComparison:
             "one: run without --shown"
         )
     ref = context.artifacts.get(f"{newest.kind}/{newest.name}@{newest.version}")
-    return ablation_chain.read_comparison(context, ref)
+    return chain.result_of(context, ref, ArmComparison)
 
 
 def flatten(found: ArmComparison) -> dict[str, float]:

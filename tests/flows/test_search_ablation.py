@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows import ablation_chain
+from ostinato.flows import chain
 from ostinato.flows.search_ablation import search_ablation
 from ostinato.flows.stage import StageContext
+from ostinato.tasks.evaluation.locating import ArmComparison
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
 
 SHARED = """
@@ -102,7 +103,7 @@ def test_search_ablation_compares_both_arms_and_repeats_nothing(
     comparison = search_ablation(str(shared))
 
     context = StageContext.open(str(shared))
-    found = ablation_chain.read_comparison(context, comparison)
+    found = chain.result_of(context, comparison, ArmComparison)
     assert found.solved_difference.count == context.recipe.evaluation.problems
     assert found.solved_difference.mean == pytest.approx(
         found.arms["with"].solved.mean - found.arms["without"].solved.mean

@@ -64,7 +64,6 @@ class Candidate(Record):
         )
 
     def broken_files(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
-        """The changed files in their broken state."""
         return self.draft("").break_files(files)
 
 

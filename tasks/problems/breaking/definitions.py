@@ -35,12 +35,10 @@ class Definition:
 
     @property
     def name(self) -> str:
-        """The last part of the qualified name."""
         return self.qualified_name.rpartition(".")[2]
 
     @property
     def is_method(self) -> bool:
-        """Whether it lies in a class."""
         return "." in self.qualified_name
 
     @property
@@ -64,7 +62,6 @@ class Definition:
         return not (self.is_class or self.is_method or self.decorator_line < self.first_line)
 
     def contains(self, line_number: int) -> bool:
-        """Whether a line belongs to it."""
         return self.decorator_line <= line_number <= self.last_line
 
 
