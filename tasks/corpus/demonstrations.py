@@ -17,7 +17,7 @@ from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.models.rendering import Renderer
-from ostinato.models.rendering.vocabulary import SPECIAL_IDS
+from ostinato.models.rendering.vocabulary import SPECIAL_IDS, line_tag
 from ostinato.tasks.corpus.config import DemonstrationConfig
 from ostinato.tasks.corpus.corruptions import corrupt_function
 from ostinato.tasks.corpus.decontamination import Guard
@@ -30,7 +30,6 @@ from ostinato.tasks.corpus.transcripts import (
     GAVE_UP,
     Course,
     Document,
-    Plan,
     draw_plan,
     edit_call,
 )
@@ -158,7 +157,10 @@ async def _demonstrate(
     wanted = GAVE_UP if plan.course is Course.GIVE_UP else FIXED
     if transcript.end_reason is not EndReason.FINISHED or transcript.final_message != wanted:
         return _Attempt(problem, f"dropped_{transcript.end_reason}", None, "")
-    document = _to_document(transcript, plan)
+    (segment,) = transcript.segments
+    document = Document(segment.token_ids_T.tolist(), segment.loss_mask_T.tolist())
+    if plan.course is not Course.RIGHT:
+        _mask_first_edit(document)
     return _Attempt(problem, plan.name, document, _first_report(transcript))
 
 
@@ -171,6 +173,7 @@ def _locating(problem: Problem, config: DemonstrationConfig) -> LocatingCalls | 
 
 def _right_edit(problem: Problem, region: Region) -> str:
     """The call that puts the gold lines back. Refuses a region without the broken ones."""
+    lines: list[str] = []
     for edit in problem.edits:
         number = edit.line_number - region.first_line + 1
         shown = region.lines[number - 1] if 1 <= number <= len(region.lines) else None
@@ -179,14 +182,8 @@ def _right_edit(problem: Problem, region: Region) -> str:
                 f"problem {problem.problem_id}: line {number} of {problem.symbol} is {shown!r}, "
                 f"wanted {edit.broken_text!r}"
             )
-    items = [
-        edit_call(edit.line_number - region.first_line + 1, edit.gold_text)
-        for edit in problem.edits
-    ]
-    inside = "".join(
-        item.removeprefix("<edit_file>").removesuffix("</edit_file>") for item in items
-    )
-    return f"<edit_file>{inside}</edit_file>"
+        lines.append(f"{line_tag(number)}{edit.gold_text}")
+    return f"<edit_file>{''.join(lines)}</edit_file>"
 
 
 def _draw_wrong_edit(problem: Problem, region: Region, guard: Guard, rng: random.Random) -> str:
@@ -217,17 +214,8 @@ def _first_report(transcript: Transcript) -> str:
     return ""
 
 
-def _to_document(transcript: Transcript, plan: Plan) -> Document:
-    (segment,) = transcript.segments
-    document = Document(segment.token_ids_T.tolist(), segment.loss_mask_T.tolist())
-    if plan.course is not Course.RIGHT:
-        _mask_first_edit(document)
-    return document
-
-
 def _mask_first_edit(document: Document) -> None:
     """Takes what stands inside the first edit out of the loss. Its tags stay in."""
-    start = document.token_ids.index(OPEN_EDIT)
+    start = document.token_ids.index(OPEN_EDIT) + 1
     end = document.token_ids.index(CLOSE_EDIT, start)
-    for index in range(start + 1, end):
-        document.loss_mask[index] = False
+    document.loss_mask[start:end] = [False] * (end - start)

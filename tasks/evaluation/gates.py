@@ -94,34 +94,24 @@ def _enough_problems(count: int, config: GateConfig) -> GateCheck:
     )
 
 
-def _broken_calls(candidate: Scorecard, champion: Scorecard, config: GateConfig) -> GateCheck:
-    threshold = champion.broken_call_ratio + config.broken_call_ratio_increase
+def _at_most(name: str, value: float, threshold: float, detail: str) -> GateCheck:
     return GateCheck(
-        name="broken_calls",
-        value=candidate.broken_call_ratio,
-        threshold=threshold,
-        passed=candidate.broken_call_ratio <= threshold,
-        detail=(
-            f"broken tool calls {_percent(champion.broken_call_ratio)} -> "
-            f"{_percent(candidate.broken_call_ratio)}, "
-            f"at most {_percent(threshold)}"
-        ),
+        name=name, value=value, threshold=threshold, passed=value <= threshold, detail=detail
     )
+
+
+def _broken_calls(candidate: Scorecard, champion: Scorecard, config: GateConfig) -> GateCheck:
+    before, value = champion.broken_call_ratio, candidate.broken_call_ratio
+    threshold = before + config.broken_call_ratio_increase
+    detail = f"{_percent(before)} -> {_percent(value)}, at most {_percent(threshold)}"
+    return _at_most("broken_calls", value, threshold, f"broken tool calls {detail}")
 
 
 def _generated_tokens(candidate: Scorecard, champion: Scorecard, config: GateConfig) -> GateCheck:
-    threshold = champion.generated_tokens.mean * config.generated_tokens_growth
-    value = candidate.generated_tokens.mean
-    return GateCheck(
-        name="generated_tokens",
-        value=value,
-        threshold=threshold,
-        passed=value <= threshold,
-        detail=(
-            f"generated tokens an attempt {champion.generated_tokens.mean:.0f} -> {value:.0f}, "
-            f"at most {threshold:.0f}"
-        ),
-    )
+    before, value = champion.generated_tokens.mean, candidate.generated_tokens.mean
+    threshold = before * config.generated_tokens_growth
+    detail = f"{before:.0f} -> {value:.0f}, at most {threshold:.0f}"
+    return _at_most("generated_tokens", value, threshold, f"generated tokens an attempt {detail}")
 
 
 def _decision(

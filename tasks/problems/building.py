@@ -12,11 +12,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from ostinato.infra.platform.cluster.workspace import replace_text
 from ostinato.infra.platform.errors import ProblemError
-from ostinato.infra.platform.telemetry import fields
+from ostinato.infra.platform.telemetry import MetricsLog, fields, read_lines
 from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer, VerdictCache
@@ -105,12 +105,12 @@ class RepositoryProver:
         )
         self._leaks = LeakCheck.of(part.repository)
         name = part.repository.name
-        self._journal = work / "judged" / f"{name}.jsonl"
+        journal = work / "judged" / f"{name}.jsonl"
+        self._journal, self._known = MetricsLog(journal), read_journal(journal)
         self._baseline_file = work / "baselines" / f"{name}.json"
         self._oracles_file = work / "oracles" / f"{name}.json"
-        for file in (self._journal, self._baseline_file, self._oracles_file):
+        for file in (self._baseline_file, self._oracles_file):
             file.parent.mkdir(parents=True, exist_ok=True)
-        self._known = read_journal(self._journal)
         self._built: BuiltPart | None = None
 
     @property
@@ -138,8 +138,7 @@ class RepositoryProver:
             async with self._slots:
                 judgement = await self._judge(candidate, self.built.baseline)
             self._known[candidate.candidate_id] = judgement
-            with self._journal.open("a") as file:
-                file.write(judgement.model_dump_json() + "\n")
+            self._journal.append(len(self._known), judgement.model_dump(mode="json"))
         self.built.findings[candidate.kind, judgement.finding] += 1
         self.built.seconds_in_boxes += judgement.seconds
         self._on_judged(self.part.repository.name, judgement.finding)
@@ -176,6 +175,7 @@ class RepositoryProver:
             return []
 
     async def close(self) -> None:
+        self._journal.close()
         for server in self._servers:
             await server.close()
 
@@ -314,17 +314,7 @@ async def prove_enough(
 
 
 def read_journal(journal: Path) -> dict[str, Judgement]:
-    """Judgements of an earlier, killed run. A last line that was cut off is left out."""
-    if not journal.exists():
-        return {}
-    text = journal.read_text()
-    whole, _, rest = text.rpartition("\n")
-    if rest:
-        replace_text(journal, whole + "\n" if whole else "")
-    try:
-        found = [Judgement.model_validate_json(line) for line in whole.splitlines()]
-    except ValidationError as error:
-        raise ProblemError(
-            f"journal {journal} holds a bad line; delete the file: {error}"
-        ) from error
+    """Judgements of an earlier, killed run by candidate."""
+    rows = ({k: v for k, v in row.items() if k != "step"} for row in read_lines(journal))
+    found = map(Judgement.model_validate, rows)
     return {judgement.candidate_id: judgement for judgement in found}

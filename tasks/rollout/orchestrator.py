@@ -11,7 +11,6 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import xxhash
 
@@ -22,6 +21,7 @@ from ostinato.tasks.rollout.config import RolloutConfig
 from ostinato.tasks.rollout.curriculum import Curriculum
 from ostinato.tasks.rollout.distributions import LengthAndDuration
 from ostinato.tasks.rollout.history import GroupResult
+from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.slots import (
     INFRASTRUCTURE_OUTCOMES,
@@ -54,24 +54,6 @@ class Wait:
     what: str
     detail: str
     since_seconds: float
-
-
-class GroupJournal(Protocol):
-    """Durable record of groups; written before the orchestrator relies on it."""
-
-    def reserve(self, requests: list[AttemptRequest], weight_version: int) -> None: ...
-
-    def fail(self, trajectory: Trajectory) -> None:
-        """An attempt that infrastructure ended; it is never trained."""
-        ...
-
-    def commit(self, group: Group) -> None:
-        """The whole group with its payload; from here on it survives any crash."""
-        ...
-
-    def retire(self, group: Group, reason: str) -> None:
-        """The group is never trained: stale, or lost to infrastructure."""
-        ...
 
 
 AttemptFunction = Callable[[AttemptRequest], Awaitable[Trajectory]]
@@ -110,7 +92,7 @@ class Orchestrator:
         config: RolloutConfig,
         *,
         curriculum: Curriculum,
-        journal: GroupJournal,
+        journal: RolloutJournal,
         attempt: AttemptFunction,
         train: StepFunction,
         limits: Limits,

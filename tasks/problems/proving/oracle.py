@@ -51,7 +51,9 @@ async def record_calls(
     config: OracleConfig,
 ) -> dict[tuple[str, str], list[str]]:
     """Arguments by (path, symbol), seen while the tests run on what the sandbox holds."""
-    functions = [list(item.call_key) for item in definitions if _is_plain(item)]
+    functions = [
+        list(item.call_key) for item in definitions if not (item.is_class or item.is_method)
+    ]
     if not functions or not tests:
         return {}
     request = {
@@ -67,11 +69,10 @@ async def record_calls(
             f"no call was recorded (output {digest}): exit code {done.exit_code}, "
             f"{done.output[-600:].decode(errors='replace')!r}"
         )
-    found: dict[tuple[str, str], list[str]] = {}
-    for line in lines:
-        path, _, symbol = line["function"].partition(":")
-        found[path, symbol] = line["calls"]
-    return found
+    places = (line["function"].partition(":") for line in lines)
+    return {
+        (path, symbol): line["calls"] for (path, _, symbol), line in zip(places, lines, strict=True)
+    }
 
 
 async def build_oracles(
@@ -171,7 +172,3 @@ def _vary(form: Any, rng: random.Random) -> Any:
     if kind == "float":
         return {"float": (float(decode(form)) * rng.choice((0.5, 1.5, -1.0))).hex()}
     return form
-
-
-def _is_plain(definition: Definition) -> bool:
-    return not definition.is_class and not definition.is_method
