@@ -80,7 +80,7 @@ class RunReporter:
             "train_seconds": train_seconds,
             "step_seconds": now - self._step_ended_at if self._step_ended_at else train_seconds,
             "used_seconds": used,
-            "slot_busy_ratio": progress.slot_seconds_used
+            "slot_busy_ratio": orchestrator.attempts.busy_seconds
             / run_seconds
             / self._request.rollout.concurrent_trajectories,
             "trainer_idle_ratio": progress.trainer_idle_seconds / run_seconds,

@@ -142,7 +142,7 @@ class TrainingLoop:
             ),
         )
         for item in owed:
-            orchestrator.restore(item.group, item.birth_version)
+            orchestrator.table.restore(item.group, item.birth_version)
         orchestrator.on_group = history.append
         logger.info(
             "run begins %s",

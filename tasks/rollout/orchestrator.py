@@ -8,15 +8,13 @@ clock, so the same code runs on Ray and on a virtual clock.
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-import xxhash
-
 from ostinato.infra.platform.errors import ClusterError
 from ostinato.infra.platform.telemetry import fields
-from ostinato.tasks.records import Group, Outcome, Problem, Trajectory
+from ostinato.tasks.records import Group, Outcome, Trajectory
+from ostinato.tasks.rollout.attempts import AttemptFunction, AttemptPool
 from ostinato.tasks.rollout.config import RolloutConfig
 from ostinato.tasks.rollout.curriculum import Curriculum
 from ostinato.tasks.rollout.distributions import LengthAndDuration
@@ -29,7 +27,6 @@ from ostinato.tasks.rollout.slots import (
     GroupSlot,
     GroupState,
     SlotTable,
-    reward_spread,
 )
 from ostinato.tasks.rollout.staleness import StalenessPolicy
 
@@ -56,7 +53,6 @@ class Wait:
     since_seconds: float
 
 
-AttemptFunction = Callable[[AttemptRequest], Awaitable[Trajectory]]
 StepFunction = Callable[[StepRequest], Awaitable[int]]  # returns the new trainer version
 
 
@@ -78,9 +74,14 @@ class Progress:
     engine_version: int = 0
     groups_started: int = 0
     trainer_idle_seconds: float = 0.0
-    slot_seconds_used: float = 0.0
     started_at: float = 0.0
     waits: dict[str, Wait] = field(default_factory=dict)
+
+    def note(self, part: str, what: str, detail: str, now: float) -> None:
+        """Records what a part waits for; the time stays while `what` stays the same."""
+        known = self.waits.get(part)
+        since = known.since_seconds if known is not None and known.what == what else now
+        self.waits[part] = Wait(what, detail, since)
 
 
 class Orchestrator:
@@ -108,14 +109,11 @@ class Orchestrator:
         policy = StalenessPolicy(config.staleness.max_staleness_versions, config.groups_per_step)
         self.table = SlotTable(policy, least_spread=config.least_spread)
         self._journal = journal
-        self._attempt = attempt
         self._train = train
-        self._pending: deque[AttemptRequest] = deque()
-        self._running: dict[asyncio.Task[Trajectory], AttemptRequest] = {}
-        self._retries: set[asyncio.TimerHandle] = set()
         self._step: asyncio.Task[int] | None = None
         self._step_slots: tuple[GroupSlot, ...] = ()
         self._changed = asyncio.Event()
+        self.attempts = AttemptPool(run_id, config, attempt, self._changed.set)
         self._held_since: float | None = None
         self._failed_groups_in_row = 0
         self._failure: BaseException | None = None
@@ -133,10 +131,6 @@ class Orchestrator:
         self._failure = error
         self._changed.set()
 
-    def restore(self, group: Group, birth_version: int) -> None:
-        """Takes a group that an earlier process committed and did not train."""
-        self.table.restore(group, birth_version)
-
     async def run(self) -> Progress:
         """Runs until a limit; returns where it ended. Work in flight is cancelled then."""
         clock = asyncio.get_running_loop().time
@@ -148,7 +142,7 @@ class Orchestrator:
                     return self.progress
                 self._retire_stale()
                 self._admit(clock())
-                self._fill_slots()
+                self.attempts.fill_slots()
                 self._start_step(clock())
                 await self._wait(clock())
         finally:
@@ -160,9 +154,8 @@ class Orchestrator:
         """Takes in everything that ended; an error of any future surfaces here."""
         if self._failure is not None:
             raise self._failure
-        for task in [task for task in self._running if task.done()]:
-            request = self._running.pop(task)
-            self._take_trajectory(request, task.result())
+        for request, trajectory in self.attempts.take_ended():
+            self._take_trajectory(request, trajectory)
         if self._step is not None and self._step.done():
             self.progress.trainer_version = self._step.result()
             self.progress.steps_done += 1
@@ -186,7 +179,11 @@ class Orchestrator:
                 ),
             )
             if request.retry < self.config.infrastructure_retries:
-                self._retry(request)
+                again = self.attempts.request(
+                    request.problem, request.group_id, request.attempt, request.retry + 1
+                )
+                self._journal.reserve([again], self.progress.engine_version)
+                self.attempts.add_retry(again)
                 return
         else:
             self.sampled.add([trajectory])
@@ -219,20 +216,6 @@ class Orchestrator:
         self.curriculum.observe(result.problem_id, attempts=result.attempts, solved=solved)
         self.on_group(result)
 
-    def _retry(self, request: AttemptRequest) -> None:
-        """Queues a new attempt with an id of its own after a wait."""
-        again = self._request(request.problem, request.group_id, request.attempt, request.retry + 1)
-        self._journal.reserve([again], self.progress.engine_version)
-
-        def enqueue() -> None:
-            self._pending.appendleft(again)
-            self._retries.discard(handle)
-            self._changed.set()
-
-        delay = self.config.retry_wait_seconds * 2.0**request.retry
-        handle = asyncio.get_running_loop().call_later(delay, enqueue)
-        self._retries.add(handle)
-
     def _retire_stale(self) -> None:
         version = self.progress.trainer_version
         for slot in self.table.stale(version):
@@ -249,25 +232,26 @@ class Orchestrator:
 
     def _admit(self, now: float) -> None:
         """Starts groups while slots would stay empty and the staleness bound allows it."""
-        while len(self._running) + len(self._pending) < self.config.concurrent_trajectories:
+        running = self.attempts.num_running
+        while self.attempts.has_room:
             room = self.table.capacity(
                 trainer_version=self.progress.trainer_version,
                 engine_version=self.progress.engine_version,
             )
             if room == 0:
-                detail = f"{len(self.table.groups)} groups, {len(self._running)} attempts in flight"
-                self._note("rollouts", "a newer weight version", detail, now)
+                detail = f"{len(self.table.groups)} groups, {running} attempts in flight"
+                self.progress.note("rollouts", "a newer weight version", detail, now)
                 return
             self._start_group(now)
-        self._note("rollouts", "running attempts", f"{len(self._running)} in flight", now)
+        self.progress.note("rollouts", "running attempts", f"{running} in flight", now)
 
     def _start_group(self, now: float) -> None:
         in_flight = {slot.problem_id for slot in self.table.in_state(GroupState.RUNNING)}
         problem = self.curriculum.draw(in_flight)
-        group_id = f"{self.run_id}.g{self.progress.groups_started:06d}"
+        group_id = self.attempts.group_id(self.progress.groups_started)
         self.progress.groups_started += 1
         requests = [
-            self._request(problem, group_id, attempt, retry=0)
+            self.attempts.request(problem, group_id, attempt)
             for attempt in range(self.config.group_size)
         ]
         self._journal.reserve(requests, self.progress.engine_version)
@@ -280,37 +264,14 @@ class Orchestrator:
                 trajectories_expected=len(requests),
             )
         )
-        self._pending.extend(requests)
-
-    def _request(self, problem: Problem, group_id: str, attempt: int, retry: int) -> AttemptRequest:
-        suffix = f".r{retry}" if retry else ""
-        trajectory_id = f"{group_id}.t{attempt}{suffix}"
-        seed = xxhash.xxh3_64_intdigest(f"{self.config.seed}:{trajectory_id}".encode()) >> 1
-        return AttemptRequest(
-            trajectory_id, group_id, problem, attempt, retry, seed, self.config.temperature
-        )
-
-    def _fill_slots(self) -> None:
-        while self._pending and len(self._running) < self.config.concurrent_trajectories:
-            request = self._pending.popleft()
-            task = asyncio.ensure_future(self._timed_attempt(request))
-            task.add_done_callback(self._wake)
-            self._running[task] = request
-            self.table.dispatched_trajectories += 1
-
-    async def _timed_attempt(self, request: AttemptRequest) -> Trajectory:
-        clock = asyncio.get_running_loop().time
-        begun = clock()
-        trajectory = await self._attempt(request)
-        self.progress.slot_seconds_used += clock() - begun
-        return trajectory
+        self.attempts.add(requests)
 
     def _start_step(self, now: float) -> None:
         if self._step is not None or self._is_over(now):
             return
         batch = self._next_batch(now)
         if not batch.slots:
-            self._note("trainer", batch.waits_for, batch.detail, now)
+            self.progress.note("trainer", batch.waits_for, batch.detail, now)
             return
         version = self.progress.trainer_version
         self._step_slots = batch.slots
@@ -319,11 +280,17 @@ class Orchestrator:
         groups = tuple(slot.group for slot in batch.slots)
         waited = now - self._trainer_free_since
         self.progress.trainer_idle_seconds += waited
-        metrics = self._batch_metrics(batch, version) | {"trainer_waited_seconds": waited}
+        metrics = self.table.describe(batch, version) | {
+            "trainer_waited_seconds": waited,
+            "publish_lag": version - self.progress.engine_version,
+            "trajectories_dispatched_total": self.attempts.dispatched,
+            **self.sampled.quantiles("sampled"),
+            **self.trained.quantiles("trained"),
+        }
         request = StepRequest(self.progress.steps_done + 1, version, groups, metrics)
-        self._note("trainer", f"step {request.step}", f"{len(groups)} groups", now)
+        self.progress.note("trainer", f"step {request.step}", f"{len(groups)} groups", now)
         self._step = asyncio.ensure_future(self._train(request))
-        self._step.add_done_callback(self._wake)
+        self._step.add_done_callback(lambda _: self._changed.set())
 
     def _next_batch(self, now: float) -> Batch:
         """The next batch; late groups are waited for up to the pace limit."""
@@ -335,32 +302,10 @@ class Orchestrator:
         if self._held_since is None:
             self._held_since = now
         if now - self._held_since >= self.config.staleness.pace_limit_seconds:
-            logger.warning(
-                "step without late groups %s",
-                fields(groups=",".join(batch.late_groups)),
-            )
+            logger.warning("step without %s", fields(late_groups=",".join(batch.late_groups)))
             self._held_since = None
             return self.table.next_batch(version, pace=False)
         return batch
-
-    def _batch_metrics(self, batch: Batch, version: int) -> dict[str, float]:
-        ages = [version - slot.birth_version for slot in batch.slots]
-        flat = sum(1 for slot in batch.slots if reward_spread(slot.group) == 0)
-        return {
-            "groups": len(batch.slots),
-            "groups_without_spread": flat,
-            "staleness_mean": sum(ages) / len(ages),
-            "staleness_max": max(ages),
-            "publish_lag": version - self.progress.engine_version,
-            "groups_stale_total": self.table.ended[GroupState.STALE.value],
-            "trajectories_dispatched_total": self.table.dispatched_trajectories,
-            **{
-                f"outcome_{name}_total": count
-                for name, count in sorted(self.table.outcomes.items())
-            },
-            **self.sampled.quantiles("sampled"),
-            **self.trained.quantiles("trained"),
-        }
 
     # --- waiting
 
@@ -387,22 +332,8 @@ class Orchestrator:
             await asyncio.wait_for(self._changed.wait(), timeout)
         self._changed.clear()
 
-    def _wake(self, _task: asyncio.Task[object]) -> None:
-        self._changed.set()
-
-    def _note(self, part: str, what: str, detail: str, now: float) -> None:
-        """Records what a part waits for; the time stays while `what` stays the same."""
-        known = self.progress.waits.get(part)
-        since = known.since_seconds if known is not None and known.what == what else now
-        self.progress.waits[part] = Wait(what, detail, since)
-
     async def _cancel(self) -> None:
-        self.cancelled = [request.trajectory_id for request in self._running.values()]
-        tasks: list[asyncio.Task[object]] = [*self._running]
+        self.cancelled = await self.attempts.cancel()
         if self._step is not None:
-            tasks.append(self._step)
-        for handle in self._retries:
-            handle.cancel()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            self._step.cancel()
+            await asyncio.gather(self._step, return_exceptions=True)

@@ -86,7 +86,6 @@ class SlotTable:
         self.groups: dict[str, GroupSlot] = {}
         self.outcomes: Counter[str] = Counter()  # trajectories by outcome, retries included
         self.ended: Counter[str] = Counter()  # groups by final state
-        self.dispatched_trajectories = 0
         self.spread_ratio = 1.0  # share of groups that fill a step, of those that came back lately
         self._ready_count = 0
 
@@ -206,6 +205,18 @@ class SlotTable:
             and (not slot.fills_step or self._is_last_chance(slot, trainer_version))
         ]
         return Batch(slots=tuple(chosen + riding))
+
+    def describe(self, batch: Batch, trainer_version: int) -> dict[str, float]:
+        """Figures of a batch, and of all groups and outcomes so far."""
+        ages = [trainer_version - slot.birth_version for slot in batch.slots]
+        return {
+            "groups": len(batch.slots),
+            "groups_without_spread": sum(reward_spread(slot.group) == 0 for slot in batch.slots),
+            "staleness_mean": sum(ages) / len(ages),
+            "staleness_max": max(ages),
+            "groups_stale_total": self.ended[GroupState.STALE.value],
+            **{f"outcome_{name}_total": count for name, count in sorted(self.outcomes.items())},
+        }
 
     def _is_last_chance(self, slot: GroupSlot, trainer_version: int) -> bool:
         """Whether a group that is not in this step can never be trained."""

@@ -136,10 +136,10 @@ class Simulation:
         return Observed(
             seconds=seconds,
             trainer_idle_ratio=progress.trainer_idle_seconds / seconds,
-            slot_busy_ratio=progress.slot_seconds_used / seconds / self.load.slots,
+            slot_busy_ratio=self.orchestrator.attempts.busy_seconds / seconds / self.load.slots,
             attempts=accounted,
             stale_groups=table.ended["stale"],
-            lost_trajectories=table.dispatched_trajectories - accounted - in_flight,
+            lost_trajectories=self.orchestrator.attempts.dispatched - accounted - in_flight,
             sampled_seconds_mean=self.orchestrator.sampled.quantiles("s").get(
                 "s_seconds_mean", 0.0
             ),

@@ -123,7 +123,7 @@ def test_straggler_past_the_pace_limit_ends_as_stale_with_accounting() -> None:
     assert script.journal.ends["run.g000001"] == "stale"
     table = script.orchestrator.table
     assert table.outcomes[Outcome.STALE.value] == 2
-    assert table.dispatched_trajectories == sum(table.outcomes.values()) + len(
+    assert script.orchestrator.attempts.dispatched == sum(table.outcomes.values()) + len(
         script.orchestrator.cancelled
     )
 
@@ -143,7 +143,7 @@ def test_infrastructure_failure_is_tried_again_under_a_new_id_and_never_rewarded
             return make_trajectory(request, outcome=Outcome.SANDBOX_FAILED)
         return await scripted(request)
 
-    script.orchestrator._attempt = attempt
+    script.orchestrator.attempts._attempt = attempt
     script.run()
     members = [
         member for step in script.steps for group in step.groups for member in group.trajectories
@@ -159,7 +159,7 @@ def test_failures_without_end_stop_the_run_with_the_reason() -> None:
     async def attempt(request: AttemptRequest) -> Trajectory:
         return make_trajectory(request, outcome=Outcome.ENGINE_FAILED)
 
-    script.orchestrator._attempt = attempt
+    script.orchestrator.attempts._attempt = attempt
     with pytest.raises(ClusterError, match="4 groups in a row lost to infrastructure"):
         script.run()
 
@@ -170,7 +170,7 @@ def test_error_of_an_attempt_surfaces() -> None:
     async def attempt(request: AttemptRequest) -> Trajectory:
         raise EngineError("replica r0 is gone")
 
-    script.orchestrator._attempt = attempt
+    script.orchestrator.attempts._attempt = attempt
     with pytest.raises(EngineError, match="r0 is gone"):
         script.run()
 
@@ -187,7 +187,7 @@ def test_restored_groups_are_trained_first() -> None:
     donor.run()
     groups = donor.steps[0].groups
     for group in groups:
-        script.orchestrator.restore(
+        script.orchestrator.table.restore(
             group.model_copy(update={"group_id": f"old.{group.group_id}"}), 0
         )
     script.orchestrator.progress.groups_started = 100

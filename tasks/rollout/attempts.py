@@ -1,0 +1,105 @@
+"""Attempts of a run: those that wait for a slot, those in flight, and retries."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+import xxhash
+
+from ostinato.tasks.records import Problem, Trajectory
+from ostinato.tasks.rollout.config import RolloutConfig
+from ostinato.tasks.rollout.records import AttemptRequest
+
+AttemptFunction = Callable[[AttemptRequest], Awaitable[Trajectory]]
+
+
+class AttemptPool:
+    """Attempts that wait or are in flight. `on_change` is called when one ended or may start."""
+
+    def __init__(
+        self,
+        run_id: str,
+        config: RolloutConfig,
+        attempt: AttemptFunction,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._run_id = run_id
+        self._config = config
+        self._attempt = attempt
+        self._on_change = on_change
+        self._pending: deque[AttemptRequest] = deque()
+        self._running: dict[asyncio.Task[Trajectory], AttemptRequest] = {}
+        self._retries: set[asyncio.TimerHandle] = set()
+        self.dispatched = 0
+        self.busy_seconds = 0.0  # of slots
+
+    @property
+    def num_running(self) -> int:
+        """Attempts in flight."""
+        return len(self._running)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a slot would stay empty."""
+        return len(self._running) + len(self._pending) < self._config.concurrent_trajectories
+
+    def group_id(self, number: int) -> str:
+        """Name of the group of that number."""
+        return f"{self._run_id}.g{number:06d}"
+
+    def request(
+        self, problem: Problem, group_id: str, attempt: int, retry: int = 0
+    ) -> AttemptRequest:
+        """An attempt with an id and a seed of its own."""
+        suffix = f".r{retry}" if retry else ""
+        trajectory_id = f"{group_id}.t{attempt}{suffix}"
+        seed = xxhash.xxh3_64_intdigest(f"{self._config.seed}:{trajectory_id}".encode()) >> 1
+        return AttemptRequest(
+            trajectory_id, group_id, problem, attempt, retry, seed, self._config.temperature
+        )
+
+    def add(self, requests: Iterable[AttemptRequest]) -> None:
+        """Queues attempts."""
+        self._pending.extend(requests)
+
+    def add_retry(self, again: AttemptRequest) -> None:
+        """Queues a new attempt before all others, after a wait that doubles with each retry."""
+
+        def enqueue() -> None:
+            self._pending.appendleft(again)
+            self._retries.discard(handle)
+            self._on_change()
+
+        delay = self._config.retry_wait_seconds * 2.0 ** (again.retry - 1)
+        handle = asyncio.get_running_loop().call_later(delay, enqueue)
+        self._retries.add(handle)
+
+    def fill_slots(self) -> None:
+        """Starts what waits while there are slots."""
+        while self._pending and len(self._running) < self._config.concurrent_trajectories:
+            request = self._pending.popleft()
+            task = asyncio.ensure_future(self._timed(request))
+            task.add_done_callback(lambda _: self._on_change())
+            self._running[task] = request
+            self.dispatched += 1
+
+    def take_ended(self) -> Iterator[tuple[AttemptRequest, Trajectory]]:
+        """Attempts that ended; an error of any surfaces here."""
+        for task in [task for task in self._running if task.done()]:
+            yield self._running.pop(task), task.result()
+
+    async def cancel(self) -> list[str]:
+        """Ends everything. Ids of the trajectories that were in flight."""
+        for handle in self._retries:
+            handle.cancel()
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        return [request.trajectory_id for request in self._running.values()]
+
+    async def _timed(self, request: AttemptRequest) -> Trajectory:
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        trajectory = await self._attempt(request)
+        self.busy_seconds += clock() - begun
+        return trajectory
