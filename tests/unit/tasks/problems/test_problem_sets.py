@@ -2,7 +2,6 @@
 build that ends in the same set.
 """
 
-import asyncio
 import json
 
 import pytest
@@ -10,15 +9,10 @@ import zstandard
 from pydantic import TypeAdapter
 
 from ostinato.flows.showing import describe_problems
-from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ProblemError
-from ostinato.infra.platform.settings import Settings
-from ostinato.infra.sandbox import PreparedRepository, TestServer
-from ostinato.tasks.problems import run as stage
 from ostinato.tasks.problems.config import (
     Kind,
     ProblemsConfig,
-    ProblemsRequest,
     PromptLevel,
     Quotas,
     RepositorySource,
@@ -30,8 +24,9 @@ from ostinato.tasks.problems.shipped import (
     find_set,
     ship_set,
 )
-from ostinato.tasks.records import FunctionOracle, Problem, Split
+from ostinato.tasks.records import FunctionOracle, Split
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
+from tests.unit.tasks.problems.builds import build_set, check_proofs, load
 
 ORACLES = TypeAdapter(list[FunctionOracle])
 GONE = RepositorySource(
@@ -50,17 +45,10 @@ CONFIG = ProblemsConfig(
 
 
 def build(tmp_path, name="run"):
-    cache = tmp_path / "archives"
     for source in (WORDKIT, LEDGERKIT):
-        write_archive(source, cache)
-    directory = tmp_path / name
-    directory.mkdir(exist_ok=True)
-    workspace = Workspace.open(directory, Settings(home=tmp_path / "home"))
-    write_archive(LEDGERKIT, cache, GONE)
-    request = ProblemsRequest(config=CONFIG, archives_directory=cache, parallel_runs=1)
-    result = stage.main(request, workspace)
-    lines = (directory / "problems" / "problems.jsonl").read_text().splitlines()
-    return result, [Problem.model_validate_json(line) for line in lines]
+        write_archive(source, tmp_path / "archives")
+    write_archive(LEDGERKIT, tmp_path / "archives", GONE)
+    return build_set(tmp_path, CONFIG, name, parallel_runs=1)
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +58,6 @@ def built(tmp_path_factory):
     return tmp_path, result, problems
 
 
-def load(tmp_path, name):
-    return PreparedRepository.load(tmp_path / "run" / "problems" / "repositories" / name)
-
-
 def test_every_kind_is_published(built):
     kinds = {problem.kind for problem in built[2]}
     assert kinds == {kind.value for kind in Kind} - {Kind.MINED_COMMIT.value}
@@ -81,33 +65,7 @@ def test_every_kind_is_published(built):
 
 
 def test_whole_passes_broken_fails_the_named_tests_and_cheats_get_nothing(built):
-    tmp_path, result, problems = built
-    repositories = {name: load(tmp_path, name) for name in result.repositories}
-
-    async def check():
-        servers = {name: TestServer(repository) for name, repository in repositories.items()}
-        try:
-            for problem in problems:
-                server = servers[problem.repository]
-                tests = (*problem.fail_to_pass, *problem.pass_to_pass)
-                assert (await server.run({}, tests)).passed
-                broken = problem.break_files(server.repository.files)
-                report = await server.run(broken, tests)
-                assert report.passed_ids == set(problem.pass_to_pass), problem.problem_id
-                skipping = {
-                    path: b"import pytest\npytest.skip('', allow_module_level=True)\n" + text
-                    for path, text in broken.items()
-                }
-                without_tests = broken | dict.fromkeys(
-                    path for path in server.repository.files if server.repository.is_test(path)
-                )
-                assert not (await server.run(skipping, problem.fail_to_pass)).passed_ids
-                assert not (await server.run(without_tests, problem.fail_to_pass)).passed_ids
-        finally:
-            for server in servers.values():
-                await server.close()
-
-    asyncio.run(check())
+    check_proofs(*built)
 
 
 def test_splits_share_no_repository(built):
