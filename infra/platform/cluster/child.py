@@ -28,7 +28,6 @@ from ostinato.infra.platform.cluster.workspace import (
     FAILURE,
     LOCK,
     LOG,
-    METRICS,
     PROCESS,
     PROGRESS,
     REQUEST,
@@ -280,8 +279,3 @@ def _log_tail(directory: Path) -> str:
         file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
     return "\nlast lines of " + str(path) + ":\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def metrics_path(directory: Path) -> Path:
-    """Metrics file of a child of this directory."""
-    return directory / METRICS
