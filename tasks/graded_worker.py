@@ -17,7 +17,7 @@ from ostinato.models.decode.protocol import ModelClient
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import make_grader
-from ostinato.tasks.problem_sets import load_problems, load_repositories
+from ostinato.tasks.problem_sets import load_repositories
 from ostinato.tasks.rollout.sandboxes import Sandboxes
 from ostinato.tasks.rollout.worker import RolloutWorker
 
@@ -53,13 +53,11 @@ def build_fleet_worker(setup: WorkerSetup, replica_names: Sequence[str]) -> Roll
 def build_worker(setup: WorkerSetup, model: ModelClient) -> RolloutWorker:
     """A worker on this process's event loop; its boxes start when first needed."""
     configure_logging()
-    directory = Path(setup.problems_directory)
-    names = {problem.repository for problem in load_problems(directory)}
     sandboxes = Sandboxes(
-        load_repositories(directory, names),
+        load_repositories(Path(setup.problems_directory)).values(),
         concurrent_trajectories=setup.concurrent_trajectories,
         kind=setup.sandbox,
-        lender=None if setup.fleet_name is None else FleetClient(setup.fleet_name),
+        fleet=None if setup.fleet_name is None else FleetClient(setup.fleet_name),
     )
     return RolloutWorker(
         model=model,

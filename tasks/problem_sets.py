@@ -34,8 +34,18 @@ def read_problems(content: bytes, name: str) -> list[Problem]:
     return problems
 
 
-def load_repositories(directory: Path, names: set[str]) -> list[PreparedRepository]:
-    """The named repositories of a problem set."""
-    return [
-        PreparedRepository.load(directory / REPOSITORIES_FOLDER / name) for name in sorted(names)
-    ]
+def load_repositories(directory: Path) -> dict[str, PreparedRepository]:
+    """The repositories of a problem set by name. ProblemError for others than it was proven on."""
+    problems = load_problems(directory)
+    names = sorted({problem.repository for problem in problems})
+    found = {
+        name: PreparedRepository.load(directory / REPOSITORIES_FOLDER / name) for name in names
+    }
+    for problem in problems:
+        seen = found[problem.repository].fingerprint
+        if seen != problem.repository_fingerprint:
+            raise ProblemError(
+                f"problem {problem.problem_id}: repository {problem.repository} has fingerprint "
+                f"{seen}, wanted {problem.repository_fingerprint}; build the problems again"
+            )
+    return found

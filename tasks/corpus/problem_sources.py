@@ -1,7 +1,7 @@
 """Problems, repositories, functions and prompt wordings of a built problem set, as the corpus needs them."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,22 +75,4 @@ def _open_prompt(problem: Problem) -> str:
 
 def read_problem_source(directory: Path) -> ProblemSource:
     """Reads what the problem stage wrote."""
-    problems = load_problems(directory)
-    names = {problem.repository for problem in problems}
-    repositories = {item.name: item for item in load_repositories(directory, names)}
-    check_fingerprints(problems, repositories)
-    return ProblemSource(tuple(problems), repositories)
-
-
-def check_fingerprints(
-    problems: Sequence[Problem], repositories: Mapping[str, PreparedRepository]
-) -> None:
-    """Refuses problems that were proven on other files than these."""
-    for problem in problems:
-        found = repositories[problem.repository].fingerprint
-        if problem.repository_fingerprint != found:
-            raise ProblemError(
-                f"problem {problem.problem_id}: repository {problem.repository} has fingerprint "
-                f"{found}, "
-                f"wanted {problem.repository_fingerprint}"
-            )
+    return ProblemSource(tuple(load_problems(directory)), load_repositories(directory))

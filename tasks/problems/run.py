@@ -45,8 +45,7 @@ def main(request: ProblemsRequest, workspace: Workspace) -> ProblemsResult:
     """Build the problems of a recipe."""
     started = time.monotonic()
     target = workspace.directory / "problems"
-    preparing = _Preparing(request, target / REPOSITORIES_FOLDER, workspace)
-    parts = preparing.prepare()
+    parts, left_out = prepare_parts(request, target / REPOSITORIES_FOLDER, workspace)
     shipped = find_set(request.config) if request.use_shipped else None
     if shipped is not None:
         card, lines = shipped
@@ -56,7 +55,7 @@ def main(request: ProblemsRequest, workspace: Workspace) -> ProblemsResult:
         (target / PROBLEMS_FILE).write_bytes(lines)
         return card.result.model_copy(update={"directory": str(target)})
     progress = _Progress(workspace, parts, request.config)
-    built, left_out = asyncio.run(
+    built, unproven = asyncio.run(
         build_parts(
             parts,
             request.config,
@@ -65,7 +64,7 @@ def main(request: ProblemsRequest, workspace: Workspace) -> ProblemsResult:
             progress.judged,
         )
     )
-    left_out = preparing.left_out | left_out
+    left_out |= unproven
     workspace.progress.update(1, 1, "writing the problems")
     made = publish(built, request.config)
     if not made.problems:
@@ -94,71 +93,60 @@ def _explain(left_out: Mapping[str, str]) -> str:
     return "\n".join(f"{name}: {reason}" for name, reason in sorted(left_out.items()))
 
 
-class _Preparing:
-    """Fetching and preparing of all sources. One that cannot be had is noted and left out."""
+def prepare_parts(
+    request: ProblemsRequest, target: Path, workspace: Workspace
+) -> tuple[list[Part], dict[str, str]]:
+    """Parts of all sources, largest code first: the longest work should not begin last. A source
+    that cannot be had is left out, with its reason.
+    """
+    parts: list[Part] = []
+    left_out: dict[str, str] = {}
+    sources = (*request.config.repositories, *request.config.git)
+    for number, source in enumerate(sources):
+        workspace.progress.update(number, len(sources), f"fetching {source.name}")
+        try:
+            parts += _parts_of(source, request, target)
+        except (ConfigError, ProblemError) as error:
+            left_out[source.name] = str(error)
+            logger.warning("source left out %s", fields(name=source.name, error=str(error)))
+    parts.sort(key=lambda part: -sum(map(len, part.repository.files.values())))
+    return parts, left_out
 
-    def __init__(self, request: ProblemsRequest, target: Path, workspace: Workspace) -> None:
-        self.left_out: dict[str, str] = {}
-        self._config = request.config
-        self._cache = request.archives_directory
-        self._target = target
-        self._workspace = workspace
 
-    def prepare(self) -> list[Part]:
-        """All parts, largest code first: the longest work should not begin last."""
-        parts: list[Part] = []
-        sources: tuple[RepositorySource | GitSource, ...] = (
-            *self._config.repositories,
-            *self._config.git,
-        )
-        for number, source in enumerate(sources):
-            self._workspace.progress.update(number, len(sources), f"fetching {source.name}")
-            try:
-                parts += self._parts_of(source)
-            except (ConfigError, ProblemError) as error:
-                self.left_out[source.name] = str(error)
-                logger.warning("source left out %s", fields(name=source.name, error=str(error)))
-        parts.sort(key=lambda part: -sum(map(len, part.repository.files.values())))
-        return parts
-
-    def _parts_of(self, source: RepositorySource | GitSource) -> list[Part]:
-        beside: dict[str, bytes] = {}
-        for requirement in source.dependencies:
-            beside |= read_wheel(fetch_wheel(requirement, self._cache))
-        if isinstance(source, RepositorySource):
-            return [self._package(source, beside)]
-        mining = mine_commits(source, self._target, beside)
+def _parts_of(
+    source: RepositorySource | GitSource, request: ProblemsRequest, target: Path
+) -> list[Part]:
+    config, cache = request.config, request.archives_directory
+    beside: dict[str, bytes] = {}
+    for requirement in source.dependencies:
+        beside |= read_wheel(fetch_wheel(requirement, cache))
+    if isinstance(source, GitSource):
+        mining = mine_commits(source, target, beside)
         if not mining.found:
             reasons = ", ".join(f"{n} {reason}" for reason, n in mining.refused.most_common())
             raise ProblemError(f"no commit of {source.path} is a problem: {reasons}")
         return [
             Part(item.repository, source.split, mined=(item.candidate,)) for item in mining.found
         ]
-
-    def _package(self, source: RepositorySource, beside: Mapping[str, bytes]) -> Part:
-        files = strip_prefix(
-            read_archive(fetch_archive(source.archive, self._cache)), source.stripped_prefix
-        )
-        descriptions = {
-            (path, name): sentence
-            for path, content in files.items()
-            if self._config.is_described and is_below(path, source.mutated_paths)
-            for name, sentence in describe_functions(content.decode()).items()
-        }
-        repository = prepare_repository(
-            source,
-            files,
-            self._target / source.name,
-            strip_text=self._config.strip_text,
-            beside=beside,
-        )
-        return Part(
+    files = strip_prefix(read_archive(fetch_archive(source.archive, cache)), source.stripped_prefix)
+    descriptions = {
+        (path, name): sentence
+        for path, content in files.items()
+        if config.is_described and is_below(path, source.mutated_paths)
+        for name, sentence in describe_functions(content.decode()).items()
+    }
+    repository = prepare_repository(
+        source, files, target / source.name, strip_text=config.strip_text, beside=beside
+    )
+    return [
+        Part(
             repository,
             source.split,
-            quotas=source.quotas or self._config.quotas,
+            quotas=source.quotas or config.quotas,
             mutated_paths=source.mutated_paths,
             descriptions=descriptions,
         )
+    ]
 
 
 class _Progress:

@@ -21,7 +21,7 @@ from ostinato.infra.serving.gateway.serving import (
 from ostinato.infra.serving.gateway.tenants import local_tenants
 from ostinato.models.decode.config import configure_engine
 from ostinato.models.decode.engine import CachePolicy
-from ostinato.tasks.problem_sets import load_problems, load_repositories
+from ostinato.tasks.problem_sets import load_repositories
 from ostinato.tasks.realtime.records import ServedModel
 
 FOLLOW_SECONDS = 5.0
@@ -42,12 +42,10 @@ async def open_local_gateway(
     served: ServedModel, settings: Settings, tenant_name: str
 ) -> AsyncIterator[tuple[OpenGateway, TenantConfig]]:
     """The gateway and its one tenant for the length of the block. Belongs to one event loop."""
-    problems = Path(served.problems_directory)
-    names = {problem.repository for problem in load_problems(problems)}
     tenant = local_tenants(settings.home, (tenant_name,))[tenant_name]
     async with open_gateway(
         plan_of(served),
-        load_repositories(problems, names),
+        load_repositories(Path(served.problems_directory)).values(),
         GatewayConfig(line=served.line, tenants=(tenant,), harness=served.harness),
         ledger=Ledger(settings.ledger_url).migrate(),
         objects=open_object_store(settings),

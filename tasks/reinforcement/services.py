@@ -20,7 +20,7 @@ from ostinato.models.decode.config import configure_engine
 from ostinato.tasks.graded_worker import WorkerSetup, build_fleet_worker
 from ostinato.tasks.learning.actor import TrainerActor, TrainerStatus
 from ostinato.tasks.learning.config import TrainerRequest
-from ostinato.tasks.problem_sets import load_problems, load_repositories
+from ostinato.tasks.problem_sets import load_repositories
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
 from ostinato.tasks.rollout.actor import RolloutFleet, start_workers
 from ostinato.tasks.rollout.sandboxes import BOX_LIMITS
@@ -114,11 +114,9 @@ async def _start_boxes(
     name = _boxes_name(request)
     if name is None:
         return None
-    problems = Path(request.problems_directory)
-    names = {problem.repository for problem in load_problems(problems)}
     return await RepositoryFleet.start(
         name,
-        load_repositories(problems, names),
+        load_repositories(Path(request.problems_directory)).values(),
         BOX_LIMITS,
         writable=workspace.directory,
         warm_boxes=request.rollout.concurrent_trajectories,

@@ -1,17 +1,16 @@
 """Boxes of one process, for all its trajectories.
 
-Agents' boxes may come from a `BoxProvider` instead, such as the sandbox fleet; tests are run and
-judged here all the same.
+Agents' boxes may come from the sandbox fleet instead; tests are run and judged here all the same.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from contextlib import asynccontextmanager
 
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.backends import SandboxKind, open_backend
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
+from ostinato.infra.sandbox.fleet.client import FleetClient
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.records import Problem
@@ -25,18 +24,6 @@ TEST_SERVER_BYTES = 2 << 30
 BOX_LIMITS = SandboxLimits(start_seconds=START_SECONDS)
 
 
-class BoxProvider(Protocol):
-    """Whoever has boxes of repositories to lend."""
-
-    def leased(
-        self, repository: PreparedRepository, files: Mapping[str, bytes | None]
-    ) -> AbstractAsyncContextManager[Sandbox]:
-        """A clean box with `files` laid over the repository, for the length of a block."""
-        ...
-
-    async def close(self) -> None: ...
-
-
 class Sandboxes:
     """All boxes of this process."""
 
@@ -46,9 +33,9 @@ class Sandboxes:
         *,
         concurrent_trajectories: int,
         kind: SandboxKind = SandboxKind.NAMESPACE,
-        lender: BoxProvider | None = None,
+        fleet: FleetClient | None = None,
     ) -> None:
-        """`lender`: where agents' boxes come from; None: this process makes them, of this kind."""
+        """`fleet`: where agents' boxes come from; None: this process makes them, of this kind."""
         server = SandboxLimits(start_seconds=START_SECONDS, memory_bytes=TEST_SERVER_BYTES)
         self._backend = open_backend(kind)
         self._environments = {
@@ -62,22 +49,16 @@ class Sandboxes:
             for repository in repositories
         }
         self._starts = asyncio.Semaphore(STARTS_AT_A_TIME)
-        self._lender = lender
+        self._fleet = fleet
 
     def of(self, problem: Problem) -> RepositoryEnvironment:
-        """The environment for a problem; its repository must be the very one it was proven on."""
+        """The environment for a problem. ProblemError for an unknown repository."""
         environment = self._environments.get(problem.repository)
         if environment is None:
             known = ", ".join(sorted(self._environments))
             raise ProblemError(
                 f"problem {problem.problem_id}: repository {problem.repository}, "
                 f"wanted one of {known}"
-            )
-        seen = environment.repository.fingerprint
-        if seen != problem.repository_fingerprint:
-            raise ProblemError(
-                f"problem {problem.problem_id}: repository {problem.repository} has fingerprint "
-                f"{seen}, wanted {problem.repository_fingerprint}; build the problems again"
             )
         return environment
 
@@ -86,8 +67,8 @@ class Sandboxes:
         self, environment: RepositoryEnvironment, files: Mapping[str, bytes | None]
     ) -> AsyncIterator[Sandbox]:
         """A clean box with `files` laid over the repository, for the length of a block."""
-        if self._lender is not None:
-            async with self._lender.leased(environment.repository, files) as box:
+        if self._fleet is not None:
+            async with self._fleet.leased(environment.repository, files) as box:
                 yield box
             return
         async with self._starts:
@@ -98,9 +79,9 @@ class Sandboxes:
             await environment.release(sandbox)
 
     async def close(self) -> None:
-        """Ends every box; those of a lender go back."""
-        if self._lender is not None:
-            await self._lender.close()
+        """Ends every box; those of the fleet go back."""
+        if self._fleet is not None:
+            await self._fleet.close()
         for environment in self._environments.values():
             await environment.close()
         await self._backend.close()

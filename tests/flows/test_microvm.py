@@ -91,7 +91,7 @@ def test_attempts_of_rollouts_run_in_virtual_machines(tmp_path: Path) -> None:
 def test_evaluation_gateway_and_chat_honour_the_kind_of_sandbox(monkeypatch, tmp_path):
     """Without QEMU each says so, before any work."""
     problems = make_problem_set(tmp_path / "problems", Split.HELD_OUT)
-    repositories = load_repositories(problems, {"pkg"})
+    repositories = list(load_repositories(problems).values())
     evaluation = EvaluationRequest(
         checkpoint_directory=str(make_checkpoint(tmp_path / "checkpoint")),
         checkpoint_name="random",

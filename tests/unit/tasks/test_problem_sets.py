@@ -13,7 +13,7 @@ from tests.fakes.miniature import make_problem_set
 def test_problems_of_a_split_come_with_their_repository(tmp_path: Path) -> None:
     directory = make_problem_set(tmp_path, Split.HELD_OUT)
     problems = load_problems(directory, Split.HELD_OUT)
-    (repository,) = load_repositories(directory, {"pkg"})
+    (repository,) = load_repositories(directory).values()
     assert {problem.repository_fingerprint for problem in problems} == {repository.fingerprint}
     assert load_problems(directory, Split.TRAIN) == []
 

@@ -70,7 +70,7 @@ def worker_of(repository: PreparedRepository, lender: FleetClient | None) -> Rol
         ),
         renderer=renderer,
         harness=HarnessConfig(),
-        sandboxes=Sandboxes([repository], concurrent_trajectories=4, lender=lender),
+        sandboxes=Sandboxes([repository], concurrent_trajectories=4, fleet=lender),
         grade=make_grader(GradingConfig()),
         clock=time.monotonic,
     )
