@@ -8,8 +8,7 @@ from ostinato.flows.mtp_distillation import mtp_distillation
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.realtime_cycle import realtime_cycle
 from ostinato.flows.reinforcement import reinforcement
-from ostinato.flows.run_options import RunOptions
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stage import RunOptions, StageContext
 
 
 @flow(name="agent-training")

@@ -7,8 +7,7 @@ from prefect.states import Completed, Failed
 from ostinato.flows import chain, realtime, showing
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reinforcement import reinforcement
-from ostinato.flows.run_options import RunOptions
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 

@@ -3,8 +3,7 @@
 from prefect import flow
 
 from ostinato.flows import chain, showing
-from ostinato.flows.run_options import RunOptions
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 

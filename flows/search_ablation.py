@@ -5,8 +5,7 @@ from prefect import flow
 from ostinato.flows import ablation_chain, chain, showing
 from ostinato.flows.continued_pretraining import continued_pretraining
 from ostinato.flows.problem_building import problem_building
-from ostinato.flows.run_options import RunOptions
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.evaluation.locating import ArmComparison
 

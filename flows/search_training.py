@@ -4,8 +4,7 @@ from prefect import flow
 
 from ostinato.flows import chain
 from ostinato.flows.artifacts import show_table
-from ostinato.flows.run_options import RunOptions
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.retrieval.config import RankingScores, RetrievalResult
 

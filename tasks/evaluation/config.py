@@ -22,11 +22,9 @@ class GateConfig(Record):
         default=0.05,
         ge=0,
         le=1,
-        description=(
-            "largest loss of average solve rate that still counts as not worse, 0..1. An equal "
-            "candidate passes "
-            "only when the interval is narrower: 100 problems x 4 attempts give about +-4.5 points"
-        ),
+        description="largest loss of average solve rate that still counts as not worse. An equal "
+        "candidate passes only when the interval is narrower: 100 problems x 4 attempts give about "
+        "+-4.5 points",
     )
     confidence: float = Field(
         default=0.90,
@@ -35,18 +33,13 @@ class GateConfig(Record):
         description="two-sided confidence of the paired interval; its lower bound is compared",
     )
     minimum_problems: int = Field(
-        default=10,
-        ge=2,
-        description="fewer shared problems than this cannot pass: too little evidence",
+        default=10, ge=2, description="fewer shared problems than this cannot pass"
     )
     floor: float = Field(
         default=0.05,
         ge=0,
         le=1,
-        description=(
-            "lower bound of the average solve rate that a first checkpoint needs, when there is no "
-            "champion to compare with"
-        ),
+        description="lower bound of the average solve rate that a first checkpoint needs",
     )
     broken_call_ratio_increase: float = Field(
         default=0.10, ge=0, description="largest rise of the share of broken tool calls, 0..1"

@@ -29,9 +29,7 @@ class RolloutConfig(Record):
     """The rollout stage."""
 
     group_size: int = Field(
-        default=8,
-        ge=2,
-        description="attempts at one problem whose rewards are centred together",
+        default=8, ge=2, description="attempts at one problem whose rewards are centred together"
     )
     groups_per_step: int = Field(
         default=16, ge=1, description="groups that one optimiser step trains on"
@@ -56,17 +54,13 @@ class RolloutConfig(Record):
         "namespace: a bubblewrap box; microvm: a virtual machine, which needs QEMU",
     )
     infrastructure_retries: int = Field(
-        default=3,
-        ge=0,
-        description="new attempts after a sandbox or engine failure before the member is given up",
+        default=3, ge=0, description="new attempts after a sandbox or engine failure of a member"
     )
     retry_wait_seconds: float = Field(
         default=0.5, ge=0, description="wait before the first retry; doubled each time"
     )
     failed_groups_limit: int = Field(
-        default=4,
-        ge=1,
-        description="groups in a row lost to infrastructure before the run stops with an error",
+        default=4, ge=1, description="groups in a row lost to infrastructure that end the run"
     )
     temperature: float = Field(default=1.0, gt=0, description="sampling temperature of rollouts")
     seed: int = Field(default=0, ge=0, description="seed of problem choice and of sampling")
