@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from ostinato.flows.showing import describe_problems
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.telemetry import read_lines
 from ostinato.tasks.problems.config import (
     Kind,
     ProblemsConfig,
@@ -149,8 +150,7 @@ def test_killed_build_continues_with_the_same_set(built):
     (half / "judged" / "wordkit.jsonl").write_text(cut)
     _, resumed = build(tmp_path, name="half")
     assert resumed == problems
-    redone = (half / "judged" / "wordkit.jsonl").read_text().splitlines()
-    assert len(redone) == len(lines)
+    assert len(read_lines(half / "judged" / "wordkit.jsonl")) == len(lines)
 
 
 def test_a_shipped_set_is_taken_as_it_is_and_only_for_its_configuration(built, tmp_path):
