@@ -45,7 +45,7 @@ async def open_local_gateway(
     tenant = local_tenants(settings.home, (tenant_name,))[tenant_name]
     async with open_gateway(
         plan_of(served),
-        load_repositories(Path(served.problems_directory)).values(),
+        list(load_repositories(Path(served.problems_directory)).values()),
         GatewayConfig(line=served.line, tenants=(tenant,), harness=served.harness),
         ledger=Ledger(settings.ledger_url).migrate(),
         objects=open_object_store(settings),
