@@ -10,7 +10,7 @@ one matrix; all matrices of a shape go through one batched product.
 Shapes: M matrices, R rows, C columns, R <= C.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -60,12 +60,8 @@ class Muon(torch.optim.Optimizer):
         )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Moves every parameter that has a gradient."""
-        if closure is not None:
-            raise ValueError(
-                "a closure was given, wanted None: gradients are ready when step is called"
-            )
         dtype = newton_schulz_dtype()
         for group in self.param_groups:
             by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
@@ -106,12 +102,8 @@ class CombinedOptimizer(torch.optim.Optimizer):
         """The groups of all parts. Changing `lr` in one changes the part."""
         return [group for part in self.parts.values() for group in part.param_groups]
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Steps every part."""
-        if closure is not None:
-            raise ValueError(
-                "a closure was given, wanted None: gradients are ready when step is called"
-            )
         for part in self.parts.values():
             part.step()
 

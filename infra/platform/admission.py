@@ -5,7 +5,6 @@ Pure: time comes in as an argument, and nobody is woken here.
 
 import heapq
 import itertools
-from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -32,7 +31,6 @@ class AdmissionQueue(Generic[Item]):
         self._live: dict[Hashable, _Entry[Item]] = {}
         self._line: list[tuple[int, int, Hashable]] = []
         self._by_patience: list[tuple[float, int, Hashable]] = []
-        self._num_waiting: Counter[int] = Counter()
         self._tickets = itertools.count(1)
 
     def __len__(self) -> int:
@@ -40,10 +38,6 @@ class AdmissionQueue(Generic[Item]):
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._live
-
-    def num_waiting(self, rank: int) -> int:
-        """Requests of one rank that wait."""
-        return self._num_waiting[rank]
 
     def push(
         self,
@@ -60,7 +54,6 @@ class AdmissionQueue(Generic[Item]):
         ticket = next(self._tickets)
         ticket = -ticket if at_front else ticket
         self._live[key] = _Entry(item, rank, ticket, until_seconds)
-        self._num_waiting[rank] += 1
         heapq.heappush(self._line, (rank, ticket, key))
         if until_seconds < float("inf"):
             heapq.heappush(self._by_patience, (until_seconds, ticket, key))
@@ -81,10 +74,7 @@ class AdmissionQueue(Generic[Item]):
     def remove(self, key: Hashable) -> Item | None:
         """Take a request out. None when it does not wait."""
         entry = self._live.pop(key, None)
-        if entry is None:
-            return None
-        self._num_waiting[entry.rank] -= 1
-        return entry.item
+        return None if entry is None else entry.item
 
     def expire(self, now_seconds: float) -> list[Item]:
         """Take out the requests that have waited as long as they wanted to, earliest first."""

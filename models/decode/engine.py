@@ -78,22 +78,15 @@ class DecodeEngine:
         """Whether a step would do anything."""
         return bool(self._running or self._queue)
 
-    @property
-    def load_tokens(self) -> int:
-        """Tokens still to feed or sample at most, over all requests held."""
-        slots = self._slots
-        running = slots.running()
-        return int((slots.limit_S[running] - slots.cached_S[running]).sum()) + self._queue.tokens
-
-    @property
-    def num_running(self) -> int:
-        """Requests that hold a slot."""
-        return len(self._running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that hold no slot yet."""
-        return len(self._queue)
+    def load(self) -> dict[str, float]:
+        """Requests held, and the tokens still to feed or sample for them at most."""
+        slots, running = self._slots, self._slots.running()
+        tokens = int((slots.limit_S[running] - slots.cached_S[running]).sum()) + self._queue.tokens
+        return {
+            "load_tokens": float(tokens),
+            "running_requests": float(len(self._running)),
+            "waiting_requests": float(len(self._queue)),
+        }
 
     def draft_acceptance(self) -> list[float]:
         """Share of draft tokens accepted, a depth. Empty when the engine never drafts."""

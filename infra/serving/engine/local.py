@@ -122,16 +122,7 @@ class LocalEngine:
     def statistics(self) -> dict[str, float]:
         """Running totals of the engine and what it holds now."""
         engine = self._engine
-        return engine.statistics.snapshot() | {
-            "version": float(engine.version),
-            "load_tokens": float(engine.load_tokens),
-            "running_requests": float(engine.num_running),
-            "waiting_requests": float(engine.num_waiting),
-        }
-
-    def draft_acceptance(self) -> list[float]:
-        """Share of draft tokens accepted a depth. Empty without speculation."""
-        return self._engine.draft_acceptance()
+        return engine.statistics.snapshot() | engine.load() | {"version": float(engine.version)}
 
     def close(self) -> None:
         """Refuses new requests. Those still held fail with EngineError."""

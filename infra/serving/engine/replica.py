@@ -13,20 +13,24 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ostinato.infra.platform.errors import EngineError, OstinatoError, boundary
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.telemetry import fields
-from ostinato.infra.serving.engine.local import SwapReport
-from ostinato.infra.serving.engine.start import ReplicaEngine, start_engine
+from ostinato.infra.serving.engine.local import LocalEngine, SwapReport
+from ostinato.infra.serving.engine.start import start_engine
 from ostinato.infra.serving.engine.states import ReplicaState
 from ostinato.infra.serving.weights import ChainSubscriber
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from ostinato.infra.serving.engine.vllm_client import VllmEngine
 
 _logger = logging.getLogger(__name__)
 
@@ -48,7 +52,7 @@ class EngineReplica:
         self._reason = "no weights were applied yet"
         self._chain = chain
         self._subscriber: ChainSubscriber | None = None
-        self._engine: ReplicaEngine | None = None
+        self._engine: LocalEngine | VllmEngine | None = None
         self._update_lock = asyncio.Lock()
         self._last_swap: SwapReport | None = None
         self._last_fetch_seconds = 0.0
