@@ -54,7 +54,7 @@ def talk_to_gateway(address: str, key: str) -> None:
     """One completion, one stream, a session with feedback, and a refused request."""
     headers = {"Authorization": f"Bearer {key}"}
     with httpx.Client(base_url=address, headers=headers, timeout=120) as client:
-        model = client.get("/v1/models").json()["data"][0]["id"]
+        model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
         messages = [{"role": "user", "content": "Fix total in shop/cart.py"}]
         ask = {"model": model, "messages": messages, "max_tokens": 32}
         client.post("/v1/chat/completions", json=ask)
@@ -80,7 +80,7 @@ def run_services(environment: dict[str, str], home: Path) -> None:
             except httpx.HTTPError:
                 time.sleep(2)
         keys = json.loads((home / "gateway_keys.json").read_text())
-        talk_to_gateway(address, next(iter(keys.values())))
+        talk_to_gateway(address, keys["local"])
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "shop.py").write_text("def total(a, b):\n    return a - b\n")
             run(

@@ -54,7 +54,8 @@ class Recorder:
             if not name.startswith("ostinato."):
                 continue
             for value in list(vars(module).values()):
-                if getattr(value, "signatures", None) and hasattr(value, "py_func"):
+                # asks nothing of other objects: some raise whatever attribute is asked for
+                if type(value).__module__ == "numba.core.registry" and value.signatures:
                     code = value.py_func.__code__
                     yield code.co_filename, code.co_firstlineno
 
