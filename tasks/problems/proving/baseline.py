@@ -19,6 +19,7 @@ from ostinato.tasks.problems.config import ValidityRules
 _SHOWN_ERRORS = 5
 _ERROR_CHARACTERS = 300
 _ROUNDS = 40  # a run ends at the first test that hangs; this many of those are put aside
+_LIMITS_PER_PROBE = 40  # time of a probe of all tests, in limits of one run
 
 
 class Baseline(Record):
@@ -27,7 +28,8 @@ class Baseline(Record):
     repository: str
     fingerprint: str
     tests: tuple[str, ...]
-    num_calls: tuple[int, ...]
+    # bits of the number of calls: the number itself differs a little from run to run
+    call_bits: tuple[int, ...]
     num_collected: int = Field(description="test ids seen in either order")
     num_unstable: int = Field(description="ids or outcomes that changed between the runs")
     num_not_passing: int = Field(description="failed, skipped or timed out in every run")
@@ -53,7 +55,7 @@ class Baseline(Record):
         found: set[int] = set()
         for definition in definitions:
             calling = self.callers.get(_text(definition.call_key), ())
-            found.update(sorted(calling, key=lambda position: self.num_calls[position])[:each])
+            found.update(sorted(calling, key=lambda position: self.call_bits[position])[:each])
         return tuple(self.tests[position] for position in sorted(found))
 
 
@@ -95,7 +97,7 @@ async def measure_baseline(
         repository=server.repository.name,
         fingerprint=server.repository.fingerprint,
         tests=tuple(stable),
-        num_calls=tuple(profiled[test].num_calls for test in stable),
+        call_bits=tuple(profiled[test].num_calls.bit_length() for test in stable),
         num_collected=num_collected,
         num_unstable=num_collected - len(same_ids) + len(first) - len(set(first) & third),
         num_not_passing=len(same_ids) - len(first),
@@ -124,7 +126,8 @@ async def _probe(
     for _ in range(_ROUNDS):
         if not waiting:
             break
-        seen = await server.probe(waiting, 20 * rules.time_limit_seconds, profile=profile)
+        limit = _LIMITS_PER_PROBE * rules.time_limit_seconds
+        seen = await server.probe(waiting, limit, profile=profile)
         found |= seen
         known = [position for position, test in enumerate(waiting) if test in seen]
         # a test that ended the process reported nothing: it is the one after the last that did

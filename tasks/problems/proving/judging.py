@@ -123,7 +123,7 @@ def _choose(
     def rank(position: int) -> tuple[bool, int, str]:
         test = baseline.tests[position]
         plain = test.partition("::")[2].lower().replace("_", "")
-        return (not word or word not in plain, baseline.num_calls[position], test)
+        return (not word or word not in plain, baseline.call_bits[position], test)
 
     ordered = sorted(covering, key=rank)
     most = under_test.rules.max_tests_first_run
@@ -141,7 +141,7 @@ def _guards(candidate: Candidate, covering: Sequence[int], baseline: Baseline) -
     outside = [position for position in range(len(baseline.tests)) if position not in known]
     near = [p for p in outside if baseline.tests[p].partition("::")[0] in files]
     others = near or outside
-    others.sort(key=lambda position: (baseline.num_calls[position], baseline.tests[position]))
+    others.sort(key=lambda position: (baseline.call_bits[position], baseline.tests[position]))
     cheap = others[: max(8, len(others) // 2)]
     return sorted(random.Random(candidate.candidate_id).sample(cheap, min(4, len(cheap))))
 
@@ -155,7 +155,7 @@ async def _check_imports(
     for position, test in enumerate(baseline.tests):
         file = test.partition("::")[0]
         best = cheapest.get(file)
-        if best is None or baseline.num_calls[position] < baseline.num_calls[best]:
+        if best is None or baseline.call_bits[position] < baseline.call_bits[best]:
             cheapest[file] = position
     tests = tuple(baseline.tests[position] for position in cheapest.values())
     report = await under_test.server.run(files, tests, under_test.rules.time_limit_seconds)

@@ -58,7 +58,7 @@ def cover_everything(sources: Sources) -> Baseline:
         repository=sources.repository.name,
         fingerprint=sources.repository.fingerprint,
         tests=("tests/test_all.py::test_all",),
-        num_calls=(1,),
+        call_bits=(1,),
         num_collected=1,
         num_unstable=0,
         num_not_passing=0,
