@@ -14,8 +14,7 @@ import pytest
 import ostinato
 
 COMMAND = "from ostinato.flows.cli import main; main()"
-# of the chain: before and after pretraining, draft layers and RL, and of the candidate of a cycle
-AFTER_RL = {"reinforced": 1, "scorecard": 2, "candidate": 1, "cycle": 1, "traffic": 1}
+AFTER_RL = {"reinforced", "scorecard", "candidate", "cycle", "traffic"}
 
 
 @contextmanager
@@ -67,14 +66,15 @@ def test_a_change_builds_again_what_depends_on_it(tmp_path: Path) -> None:
     everything = project.built_by_demo()
 
     with changed(project.package / "tasks/learning/objective.py", "total=-(", "total=+("):
-        assert project.built_by_demo() == AFTER_RL
+        after_loss = project.built_by_demo()
+    assert set(after_loss) == AFTER_RL
 
-    assert project.built_by_demo() == {}, "what the code made before it was changed is known"
+    assert not project.built_by_demo(), "what was made before the code changed is known"
 
     with changed(project.package / "tasks/grading/rewards.py", "-config.no_edit", "config.no_edit"):
-        after_grading = Counter({**AFTER_RL, "scorecard": everything["scorecard"]})
-        assert project.built_by_demo() == after_grading
+        after_grading = project.built_by_demo()
+    assert set(after_grading) == AFTER_RL
+    assert after_grading["scorecard"] > after_loss["scorecard"], "those before RL too"
 
-    after_corpus = everything.copy()
-    del after_corpus["problems"]
-    assert project.built_by_demo("--set", "corpus.budgets.library=13000") == after_corpus
+    after_corpus = project.built_by_demo("--set", "corpus.budgets.library=13000")
+    assert set(after_corpus) == set(everything) - {"problems"}
