@@ -147,7 +147,7 @@ async def serve_again(directory: Path) -> None:
     assert set(again.weight_versions_T.tolist()) == {newest}
     fresh = EngineReplica("fresh", TINY, EngineConfig(slots=2))
     await fresh.follow(store, "c")
-    assert await fresh.generate(request).token_ids == again.token_ids
+    assert (await fresh.generate(request)).token_ids == again.token_ids
     assert same_bits(ChainSubscriber(store, "c").fetch(newest), model_weights(newest))
 
 
