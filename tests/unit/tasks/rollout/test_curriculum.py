@@ -4,13 +4,15 @@ from collections import Counter
 
 import pytest
 
+from ostinato.tasks.rollout.config import CurriculumConfig
 from ostinato.tasks.rollout.curriculum import Curriculum, spread_probability
 from tests.fakes.rollouts import make_problem
 
 
-def make_curriculum(rates: list[float | None]) -> Curriculum:
+def make_curriculum(rates: list[float | None], revisit_groups: int = 1) -> Curriculum:
     problems = [make_problem(f"p{index}", rate) for index, rate in enumerate(rates)]
-    return Curriculum(problems, group_size=8, seed=3)
+    config = CurriculumConfig(revisit_groups=revisit_groups)
+    return Curriculum(problems, config, group_size=8, seed=3)
 
 
 def test_same_history_draws_the_same_problems() -> None:
@@ -27,16 +29,37 @@ def test_same_history_draws_the_same_problems() -> None:
 
 
 def test_mixed_problems_are_drawn_more_than_solved_and_hopeless_ones() -> None:
-    curriculum = make_curriculum([None, None, None])
-    for _ in range(6):
-        curriculum.observe("p0", attempts=8, solved=8)
-        curriculum.observe("p1", attempts=8, solved=3)
-        curriculum.observe("p2", attempts=8, solved=0)
-    counts = Counter(curriculum.draw(()).problem_id for _ in range(400))
-    assert counts["p1"] > 4 * counts["p0"]
-    assert counts["p1"] > 4 * counts["p2"]
-    assert counts["p0"] > 0
-    assert counts["p2"] > 0
+    curriculum = make_curriculum([None] * 60)
+    for index in range(60):
+        for _ in range(6):
+            curriculum.observe(f"p{index}", attempts=8, solved=(8, 3, 0)[index % 3])
+    counts = Counter(int(curriculum.draw(()).problem_id[1:]) % 3 for _ in range(400))
+    assert counts[1] > 4 * counts[0] > 0
+    assert counts[1] > 4 * counts[2] > 0
+
+
+def test_a_problem_is_drawn_once_by_default_also_over_a_restart() -> None:
+    curriculum = make_curriculum([None] * 20, CurriculumConfig().revisit_groups)
+    before = {number: curriculum.draw(()).problem_id for number in range(12)}
+    resumed = make_curriculum([None] * 20, CurriculumConfig().revisit_groups)
+    resumed.resume(before)
+    after = [resumed.draw(()).problem_id for _ in range(8)]
+    assert len({*before.values(), *after}) == 20
+    assert resumed.is_exhausted
+
+
+def test_a_resumed_curriculum_draws_what_the_first_process_would_have_drawn() -> None:
+    first, resumed = make_curriculum([None] * 9, 4), make_curriculum([None] * 9, 4)
+    resumed.resume({number: first.draw(()).problem_id for number in range(7)})
+    assert [resumed.draw(()) for _ in range(9)] == [first.draw(()) for _ in range(9)]
+
+
+def test_a_revisit_has_that_many_groups_of_others_in_between() -> None:
+    curriculum = make_curriculum([None] * 8, revisit_groups=5)
+    names = [curriculum.draw(()).problem_id for _ in range(60)]
+    gaps = [names[at + 1 :].index(name) for at, name in enumerate(names[:40])]
+    assert min(gaps) == 5
+    assert not curriculum.is_exhausted
 
 
 def test_problem_in_flight_is_left_alone_while_others_are_free() -> None:

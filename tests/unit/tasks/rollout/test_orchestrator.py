@@ -10,7 +10,7 @@ import pytest
 
 from ostinato.infra.platform.errors import ClusterError, EngineError
 from ostinato.tasks.records import Outcome, Trajectory
-from ostinato.tasks.rollout.config import RolloutConfig, StalenessConfig
+from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig, StalenessConfig
 from ostinato.tasks.rollout.curriculum import Curriculum
 from ostinato.tasks.rollout.history import GroupHistory
 from ostinato.tasks.rollout.orchestrator import (
@@ -36,6 +36,8 @@ class Script:
         cap: int = 2,
         pace_seconds: float = 1000.0,
         steps: int = 6,
+        revisit_groups: int = 1,
+        groups_per_step: int = 2,
         **limits: float,
     ) -> None:
         self.duration = duration
@@ -45,7 +47,7 @@ class Script:
         self.journal = MemoryJournal()
         config = RolloutConfig(
             group_size=2,
-            groups_per_step=2,
+            groups_per_step=groups_per_step,
             concurrent_trajectories=8,
             least_spread=0.0,
             staleness=StalenessConfig(max_staleness_versions=cap, pace_limit_seconds=pace_seconds),
@@ -54,7 +56,12 @@ class Script:
         self.orchestrator = Orchestrator(
             "run",
             config,
-            curriculum=Curriculum(problems, group_size=2, seed=0),
+            curriculum=Curriculum(
+                problems,
+                CurriculumConfig(revisit_groups=revisit_groups),
+                group_size=2,
+                seed=0,
+            ),
             journal=self.journal,
             attempt=self.attempt,
             train=self.train,
@@ -231,6 +238,17 @@ def test_a_resumed_curriculum_knows_every_committed_group(tmp_path: Path) -> Non
     script.orchestrator.on_group = history.append
     script.run()
     problems = [make_problem(f"p{index}") for index in range(12)]
-    fresh = Curriculum(problems, group_size=2, seed=0)
+    fresh = Curriculum(problems, CurriculumConfig(), group_size=2, seed=0)
 
     assert GroupHistory(tmp_path / "groups.jsonl").replay(fresh) >= sum(script.trained.values()) > 0
+
+
+@pytest.mark.parametrize("groups_per_step", [2, 5])
+def test_a_single_epoch_trains_each_problem_once_and_ends_the_run(groups_per_step: int) -> None:
+    script = Script(
+        heavy_tail, steps=100, revisit_groups=0, groups_per_step=groups_per_step, pace_seconds=1e6
+    )
+    progress = script.run()
+    trained = Counter(group.problem_id for step in script.steps for group in step.groups)
+    assert trained == {f"p{index}": 1 for index in range(12)}
+    assert progress.steps_done == -(-12 // groups_per_step)
