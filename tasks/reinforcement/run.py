@@ -118,14 +118,14 @@ class TrainingLoop:
             )
         curriculum = Curriculum(
             problems,
+            request.rollout.curriculum,
             group_size=request.rollout.group_size,
             seed=request.rollout.seed,
         )
         history = GroupHistory(self._workspace.directory / "groups.jsonl")
         owed = self._journal.restore(status.step)
-        started = self._journal.groups_started()
         history.replay(curriculum)
-        curriculum.resume(started)
+        curriculum.resume(self._journal.drawn())
         orchestrator = self._orchestrator = Orchestrator(
             request.run_id,
             request.rollout,
@@ -138,7 +138,7 @@ class TrainingLoop:
                 steps_done=status.step,
                 trainer_version=status.weight_version,
                 engine_version=engine_version,
-                groups_started=started,
+                groups_started=curriculum.draws,
             ),
         )
         for item in owed:

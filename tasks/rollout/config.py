@@ -25,6 +25,17 @@ class StalenessConfig(Record):
     )
 
 
+class CurriculumConfig(Record):
+    """Choice of problems."""
+
+    revisit_groups: int = Field(
+        default=0,
+        ge=0,
+        description="groups of other problems before a problem may come again; 0: never, a single "
+        "epoch, and the run ends with its problems",
+    )
+
+
 class RolloutConfig(Record):
     """The rollout stage."""
 
@@ -65,3 +76,4 @@ class RolloutConfig(Record):
     temperature: float = Field(default=1.0, gt=0, description="sampling temperature of rollouts")
     seed: int = Field(default=0, ge=0, description="seed of problem choice and of sampling")
     staleness: StalenessConfig = StalenessConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()

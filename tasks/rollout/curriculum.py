@@ -1,16 +1,18 @@
 """Choice of the next problem.
 
 A problem weighs as much as the probability that a group on it has mixed results, under a Beta
-posterior on its solve rate whose older results fade. The choice is a pure function of the history
-and the number of groups drawn, so a resumed run continues the same curriculum.
+posterior on its solve rate whose older results fade. Unless the recipe allows revisits, each is
+drawn once. The choice is a pure function of the groups drawn and their results, so a resumed run
+continues the same curriculum.
 """
 
 import math
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ostinato.tasks.records import Problem
+from ostinato.tasks.rollout.config import CurriculumConfig
 
 HALF_LIFE_GROUPS = 4.0  # a group counts half after as many later groups of the same problem
 PRIOR_ATTEMPTS = 2.0  # attempts that the measured solve rate is worth; never measured: rate 0.5
@@ -40,16 +42,30 @@ def spread_probability(solved_weight: float, failed_weight: float, group_size: i
 class Curriculum:
     """Draws problems and learns from the groups that come back."""
 
-    def __init__(self, problems: Sequence[Problem], *, group_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        config: CurriculumConfig,
+        *,
+        group_size: int,
+        seed: int,
+    ) -> None:
         if not problems:
             raise ValueError("curriculum has 0 problems, wanted at least 1")
         self.group_size = group_size
         self.seed = seed
         self.draws = 0
+        self._revisit_groups = config.revisit_groups
+        self._last_draw: dict[str, int] = {}  # problem -> number of its newest group
         self._order = sorted(problem.problem_id for problem in problems)
         self._problems = {problem.problem_id: problem for problem in problems}
         self.statistics = {problem_id: ProblemStatistics() for problem_id in self._order}
         self._weights: dict[str, float] = {}  # of problems whose statistics did not change since
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether every problem had its only group."""
+        return not self._revisit_groups and len(self._last_draw) == len(self._order)
 
     def weight(self, problem_id: str) -> float:
         """Expected worth of a group on this problem, in FLOOR_WEIGHT..1."""
@@ -64,10 +80,14 @@ class Curriculum:
         return self._weights[problem_id]
 
     def draw(self, in_flight: Collection[str]) -> Problem:
-        """The next problem, not one in flight if others are left."""
-        candidates = [name for name in self._order if name not in in_flight] or self._order
+        """The next problem: not in flight, and one that may come again, if any is left."""
+        if self.is_exhausted:
+            raise ValueError(f"all {len(self._order)} problems were drawn, wanted one that was not")
+        free = [name for name in self._order if name not in in_flight] or self._order
+        candidates = [name for name in free if self._may_come(name)] or free
         chance = random.Random(f"{self.seed}:{self.draws}")
         chosen = chance.choices(candidates, [self.weight(name) for name in candidates])[0]
+        self._last_draw[chosen] = self.draws
         self.draws += 1
         return self._problems[chosen]
 
@@ -81,6 +101,15 @@ class Curriculum:
         statistics.solved = statistics.solved * keep + solved
         self._weights.pop(problem_id, None)
 
-    def resume(self, draws: int) -> None:
-        """Continues after `draws` groups of an earlier process."""
-        self.draws = max(self.draws, draws)
+    def resume(self, drawn: Mapping[int, str]) -> None:
+        """Continues after groups of an earlier process: number -> problem."""
+        for number, problem_id in sorted(drawn.items()):
+            if problem_id in self._problems:
+                self._last_draw[problem_id] = number
+            self.draws = max(self.draws, number + 1)
+
+    def _may_come(self, problem_id: str) -> bool:
+        last = self._last_draw.get(problem_id)
+        if last is None:
+            return True
+        return 0 < self._revisit_groups < self.draws - last

@@ -91,10 +91,12 @@ class RolloutJournal:
         """Forgets attempts that were cancelled at the end of a run."""
         self._rows.release_reserved(self._run_id)
 
-    def groups_started(self) -> int:
-        """Number after the highest group ever reserved and not forgotten."""
-        numbers = [int(row.group_id.rsplit(".g", 1)[1]) for row in self._rows.rows(self._run_id)]
-        return max(numbers, default=-1) + 1
+    def drawn(self) -> dict[int, str]:
+        """Problem of every group that was reserved and not forgotten, by the group's number."""
+        return {
+            int(row.group_id.rsplit(".g", 1)[1]): row.problem_id
+            for row in self._rows.rows(self._run_id)
+        }
 
     def counts(self) -> dict[str, int]:
         return self._rows.counts(self._run_id)

@@ -234,6 +234,9 @@ class Orchestrator:
         """Starts groups while slots would stay empty and the staleness bound allows it."""
         running = self.attempts.num_running
         while self.attempts.has_room:
+            if self.curriculum.is_exhausted:
+                self.progress.note("rollouts", "nothing", "every problem had its group", now)
+                return
             room = self.table.capacity(
                 trainer_version=self.progress.trainer_version,
                 engine_version=self.progress.engine_version,
@@ -295,7 +298,7 @@ class Orchestrator:
     def _next_batch(self, now: float) -> Batch:
         """The next batch; late groups are waited for up to the pace limit."""
         version = self.progress.trainer_version
-        batch = self.table.next_batch(version)
+        batch = self.table.next_batch(version, is_last=self._is_drained)
         if not batch.late_groups:
             self._held_since = None
             return batch
@@ -312,10 +315,17 @@ class Orchestrator:
     def _is_over(self, now: float) -> bool:
         if self.progress.steps_done >= self.limits.max_steps:
             return True
+        if self._is_drained and not self.table.filling:
+            return True
         return (
             self.limits.budget_seconds is not None
             and self.used_seconds(now) >= self.limits.budget_seconds
         )
+
+    @property
+    def _is_drained(self) -> bool:
+        """Whether no group is running and none can start any more."""
+        return self.curriculum.is_exhausted and not self.table.in_state(GroupState.RUNNING)
 
     def used_seconds(self, now: float) -> float:
         """Of the budget, over all processes of this run."""

@@ -161,16 +161,21 @@ class SlotTable:
             if self.policy.is_stale(slot.birth_version, trainer_version)
         ]
 
-    def next_batch(self, trainer_version: int, *, pace: bool = True) -> Batch:
+    @property
+    def filling(self) -> list[GroupSlot]:
+        """Ready groups that count towards a step, oldest first."""
+        return [slot for slot in self._ready if slot.fills_step]
+
+    def next_batch(
+        self, trainer_version: int, *, pace: bool = True, is_last: bool = False
+    ) -> Batch:
         """The groups of the next step, oldest first, or what they wait for. Without pace late
-        groups are not waited for.
+        groups are not waited for. The last step of a run takes fewer groups where no more come.
         """
-        ready = sorted(
-            self.in_state(GroupState.READY),
-            key=lambda slot: (slot.birth_version, slot.ready_order),
-        )
-        filling = [slot for slot in ready if slot.fills_step]
+        ready, filling = self._ready, self.filling
         wanted = self.policy.groups_per_step
+        if is_last and filling:
+            wanted = min(wanted, len(filling))
         if len(filling) < wanted:
             return Batch(
                 slots=(),
@@ -217,6 +222,13 @@ class SlotTable:
             "groups_stale_total": self.ended[GroupState.STALE.value],
             **{f"outcome_{name}_total": count for name, count in sorted(self.outcomes.items())},
         }
+
+    @property
+    def _ready(self) -> list[GroupSlot]:
+        return sorted(
+            self.in_state(GroupState.READY),
+            key=lambda slot: (slot.birth_version, slot.ready_order),
+        )
 
     def _is_last_chance(self, slot: GroupSlot, trainer_version: int) -> bool:
         """Whether a group that is not in this step can never be trained."""

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 from ostinato.tasks.records import Outcome, Trajectory
-from ostinato.tasks.rollout.config import RolloutConfig, StalenessConfig
+from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig, StalenessConfig
 from ostinato.tasks.rollout.curriculum import Curriculum
 from ostinato.tasks.rollout.orchestrator import (
     Limits,
@@ -74,6 +74,7 @@ class Simulation:
             groups_per_step=load.groups_per_step,
             concurrent_trajectories=load.slots,
             seed=seed,
+            curriculum=CurriculumConfig(revisit_groups=1),
             staleness=StalenessConfig(max_staleness_versions=max_staleness, pace_limit_seconds=600),
         )
         self.orchestrator = Orchestrator(
@@ -81,6 +82,7 @@ class Simulation:
             self.config,
             curriculum=Curriculum(
                 self.problems,
+                self.config.curriculum,
                 group_size=load.group_size,
                 seed=seed,
             ),

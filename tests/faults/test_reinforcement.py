@@ -23,7 +23,7 @@ from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.learning.config import LearningConfig
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
-from ostinato.tasks.rollout.config import RolloutConfig
+from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig
 from tests.fakes.miniature import make_checkpoint, make_problem_set
 
 STEPS = 6
@@ -40,6 +40,7 @@ def request_in(directory: Path, world_size: int = 1) -> ReinforcementRequest:
             groups_per_step=GROUPS_PER_STEP,
             concurrent_trajectories=4,
             least_spread=0.0,
+            curriculum=CurriculumConfig(revisit_groups=1),
         ),
         learning=LearningConfig(world_size=world_size),
         harness=HarnessConfig(max_turns=2, max_generated_tokens=48, context_tokens=128),

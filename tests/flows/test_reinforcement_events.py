@@ -12,7 +12,7 @@ from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.learning.config import LearningConfig, ObjectiveConfig, RouterReplayConfig
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
-from ostinato.tasks.rollout.config import RolloutConfig
+from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig
 from tests.fakes.miniature import make_checkpoint, make_problem_set
 
 STEPS = 2
@@ -35,6 +35,7 @@ def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(
             groups_per_step=1,
             concurrent_trajectories=4,
             least_spread=0.0,
+            curriculum=CurriculumConfig(revisit_groups=1),
             boxes=boxes,
         ),
         learning=LearningConfig(
