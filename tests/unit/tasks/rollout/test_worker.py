@@ -58,7 +58,7 @@ async def run_attempt(
     worker = RolloutWorker(
         model=model,
         renderer=renderer,
-        harness=HarnessConfig(),
+        harness=HarnessConfig(context_tokens=4000, max_generated_tokens=3000),
         sandboxes=sandboxes,
         grade=make_grader(GradingConfig()),
         clock=time.monotonic,
@@ -113,3 +113,26 @@ async def test_engine_failure_is_an_outcome_without_a_verdict(
     assert trajectory.outcome is Outcome.ENGINE_FAILED
     assert trajectory.verdict is None
     assert "r0 is gone" in trajectory.reason
+
+
+WRITE = "for n in 1 2 3 4 5 6 7 8; do head -c 24000000 /dev/zero > file$n; done"
+FILL = "while :; do n=$((n+1)); head -c 4000000 /dev/zero > fill$n || exit 9; sleep 0.01; done"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("command", [WRITE, FILL], ids=["write", "fill"])
+async def test_an_agent_that_ruins_its_box_is_graded_as_a_failure(
+    renderer: Renderer, repository: PreparedRepository, problem: Problem, command: str
+) -> None:
+    ruin = f"<run_terminal>{command}</run_terminal>"
+    answers = (ruin, "Fixed.")
+
+    def answer(conversation: str) -> str:
+        return answers[min(conversation.count("<|assistant|>"), 1)]
+
+    trajectory = await run_attempt(renderer, repository, problem, AnsweringModel(renderer, answer))
+    assert trajectory.outcome is Outcome.BROKEN, trajectory.reason
+    assert trajectory.verdict is not None
+    assert not trajectory.verdict.passed
+    assert trajectory.changed_files == {}
+    assert trajectory.transcript.segments[0].sampled_tokens > 0
