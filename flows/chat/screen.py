@@ -20,6 +20,7 @@ ENDINGS = {
     EndReason.TOKEN_LIMIT: "stopped: no tokens left",
     EndReason.BROKEN_CALLS: "stopped: the model repeats calls that cannot run",
     EndReason.TIMED_OUT: "stopped: out of time",
+    EndReason.BOX_RUINED: "stopped: a command ended the sandbox",
     EndReason.SANDBOX_FAILED: "the sandbox failed",
     EndReason.ENGINE_FAILED: "the model could not answer",
 }

@@ -22,7 +22,8 @@ class EndReason(StrEnum):
     TOKEN_LIMIT = "token_limit"
     BROKEN_CALLS = "broken_calls"  # too many malformed calls in a row
     TIMED_OUT = "timed_out"
-    SANDBOX_FAILED = "sandbox_failed"
+    BOX_RUINED = "box_ruined"  # the box died under the model's calls, or cannot be read after them
+    SANDBOX_FAILED = "sandbox_failed"  # the fault of the machine
     ENGINE_FAILED = "engine_failed"
 
 

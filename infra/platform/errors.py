@@ -29,6 +29,10 @@ class SandboxLost(SandboxError):
     """The sandbox process is gone. Whatever ran in it must start again elsewhere."""
 
 
+class SandboxHostLost(SandboxLost):
+    """The machine of a sandbox is gone, or took it back: nothing that ran inside is to blame."""
+
+
 class CapacityExhausted(SandboxError):
     """No sandbox could be had within the time limit."""
 

@@ -18,7 +18,13 @@ from ostinato.tasks.feedback.interactions import CollectedInteraction
 from ostinato.tasks.records import Record, Sample
 
 LIMIT_REASONS = frozenset(
-    {EndReason.TURN_LIMIT, EndReason.TOKEN_LIMIT, EndReason.BROKEN_CALLS, EndReason.TIMED_OUT}
+    {
+        EndReason.TURN_LIMIT,
+        EndReason.TOKEN_LIMIT,
+        EndReason.BROKEN_CALLS,
+        EndReason.TIMED_OUT,
+        EndReason.BOX_RUINED,
+    }
 )
 NO_FEEDBACK = "no_feedback"
 

@@ -1,6 +1,7 @@
 """One trajectory from a problem to a graded record, in training as in evaluation.
 
-Failures of infrastructure are outcomes, not rewards.
+Failures of infrastructure are outcomes, not rewards. A box that dies under the agent's own calls is
+no such failure: the attempt is judged as one that changed nothing.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,8 +12,9 @@ from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.agent.workplace import make_workplace
 from ostinato.infra.platform.diffs import unified_diff
-from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxHostLost
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
+from ostinato.infra.sandbox.protocol import Sandbox
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.models.decode.protocol import ModelClient
@@ -27,6 +29,7 @@ OUTCOMES = {
     EndReason.TOKEN_LIMIT: Outcome.TRUNCATED,
     EndReason.BROKEN_CALLS: Outcome.BROKEN,
     EndReason.TIMED_OUT: Outcome.TIMED_OUT,
+    EndReason.BOX_RUINED: Outcome.BROKEN,
     EndReason.SANDBOX_FAILED: Outcome.SANDBOX_FAILED,
     EndReason.ENGINE_FAILED: Outcome.ENGINE_FAILED,
 }
@@ -105,7 +108,7 @@ class RolloutWorker:
             )
             if transcript.end_reason in (EndReason.SANDBOX_FAILED, EndReason.ENGINE_FAILED):
                 return self._record(request, transcript, started_at)
-            changes = await sandbox.diff()
+            transcript, changes = await _read_changes(sandbox, transcript, broken)
         verdict, reward = await self._grade(problem, changes, transcript, boxes.test_server)
         patches = describe_changes(boxes.repository, broken, changes)
         return self._record(request, transcript, started_at, verdict, reward, patches)
@@ -129,6 +132,23 @@ class RolloutWorker:
             reward=reward,
             changed_files=changed_files,
         )
+
+
+async def _read_changes(
+    sandbox: Sandbox, transcript: Transcript, broken: Changes
+) -> tuple[Transcript, Changes]:
+    """What the attempt left in its box; `broken`, as if it had done nothing, where it ruined it."""
+    if transcript.end_reason is EndReason.BOX_RUINED:
+        return transcript, broken
+    try:
+        return transcript, await sandbox.diff()
+    except (CapacityExhausted, SandboxHostLost):
+        raise
+    except SandboxError as error:
+        if not any(turn.calls for turn in transcript.turns):
+            raise
+        ruined = {"end_reason": EndReason.BOX_RUINED, "detail": str(error)}
+        return transcript.model_copy(update=ruined), broken
 
 
 def describe_changes(

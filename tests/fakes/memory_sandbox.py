@@ -17,12 +17,13 @@ class MemorySandbox:
         self.run = run
         self.commands: list[str] = []
         self.is_lost = False
+        self.loss = SandboxLost("the box is gone")
 
     async def exec(
         self, command: str, timeout_seconds: float, output_cap_bytes: int = 16_384
     ) -> ExecResult:
         if self.is_lost:
-            raise SandboxLost("the box is gone")
+            raise self.loss
         self.commands.append(command)
         exit_code, output = self.run(command) if self.run else (0, b"")
         return ExecResult(
@@ -31,7 +32,7 @@ class MemorySandbox:
 
     async def read(self, path: str) -> bytes:
         if self.is_lost:
-            raise SandboxLost("the box is gone")
+            raise self.loss
         if path not in self.files:
             raise SandboxError(f"no file {path}")
         return self.files[path]

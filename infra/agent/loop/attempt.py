@@ -38,6 +38,7 @@ from ostinato.infra.platform.errors import (
     EngineError,
     OstinatoError,
     SandboxError,
+    SandboxHostLost,
     is_retryable,
 )
 from ostinato.models.decode.protocol import ModelClient
@@ -112,6 +113,9 @@ async def run_conversation(
         end_reason, detail = EndReason.ENGINE_FAILED, str(error)
     except (SandboxError, AgentError) as error:
         end_reason, detail = EndReason.SANDBOX_FAILED, str(error)
+        # the test server, which many attempts share, is not the box of this one
+        if environment.sandbox.is_lost and not isinstance(error, SandboxHostLost):
+            end_reason = EndReason.BOX_RUINED
     except OstinatoError as error:
         if not is_retryable(error):
             raise

@@ -14,7 +14,12 @@ import ray
 from ray.actor import ActorHandle
 
 from ostinato.infra.platform.cluster.actors import find_actor
-from ostinato.infra.platform.errors import ClusterError, InvalidArgument, SandboxLost
+from ostinato.infra.platform.errors import (
+    ClusterError,
+    InvalidArgument,
+    SandboxHostLost,
+    SandboxLost,
+)
 from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.sandbox.fleet.actor import RemoteNode, ask, name_node
 from ostinato.infra.sandbox.fleet.node import Node
@@ -42,6 +47,8 @@ class _NodeChannel:
         return await self.call("request", operation, answer_seconds, blobs, **fields)
 
     async def call(self, operation: str, *arguments: Any, **named: Any) -> Any:
+        if self.is_lost:
+            raise SandboxHostLost(f"box {self.name}: its lease is over")
         try:
             return await self._node.call(self.name, operation, *arguments, **named)
         except SandboxLost:
@@ -49,7 +56,7 @@ class _NodeChannel:
             raise
         except ClusterError as error:
             self.is_lost = True
-            raise SandboxLost(f"box {self.name}: its node is gone: {error}") from error
+            raise SandboxHostLost(f"box {self.name}: its node is gone: {error}") from error
 
 
 class LeasedBox(BoxTools):

@@ -194,7 +194,7 @@ class AgentService:
                     self._config.harness,
                     clock=self._clock,
                 )
-                if transcript.end_reason is EndReason.SANDBOX_FAILED:
+                if transcript.end_reason in (EndReason.SANDBOX_FAILED, EndReason.BOX_RUINED):
                     return transcript, None
                 return transcript, dict(await environment.sandbox.diff())
         except CapacityExhausted as error:

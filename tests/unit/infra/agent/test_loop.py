@@ -9,7 +9,7 @@ from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.loop.attempt import open_conversation, run_agent, run_conversation
 from ostinato.infra.agent.loop.prompts import SUMMARY_REQUEST
 from ostinato.infra.agent.transcript import MISSING_ROUTE, CallStatus, EndReason, Transcript
-from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.platform.errors import EngineError, SandboxHostLost
 from tests.fakes.scripted_model import ScriptedModel
 
 CONFIG = HarnessConfig(context_tokens=2000, max_generated_tokens=2000)
@@ -117,6 +117,9 @@ def test_engine_and_sandbox_failures_are_reasons(renderer, environment, sandbox)
     assert transcript.end_reason is EndReason.ENGINE_FAILED
     assert transcript.detail == "replica is gone"
     sandbox.is_lost = True
+    transcript, _ = attempt(renderer, environment, [LOOK])
+    assert transcript.end_reason is EndReason.BOX_RUINED
+    sandbox.loss = SandboxHostLost("its node is gone")
     transcript, _ = attempt(renderer, environment, [LOOK])
     assert transcript.end_reason is EndReason.SANDBOX_FAILED
 
