@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ostinato.infra.agent.loop.segments import SegmentBuilder
-from ostinato.infra.agent.transcript import Segment
+from ostinato.infra.agent.transcript import SamplingDistribution, Segment
 from ostinato.models.build import TrainerModel, build_trainer_model
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
@@ -47,14 +47,19 @@ def run(engine: DecodeEngine, requests: list[GenerateRequest]) -> dict[str, Gene
     return finished
 
 
-def sample_segments(engine: DecodeEngine, attempts: int, turns: int) -> list[Segment]:
+def sample_segments(
+    engine: DecodeEngine, attempts: int, turns: int, temperature: float = 1.0
+) -> list[Segment]:
     """Plays attempts of several turns with made-up tool results, all attempts of a turn batched."""
     rng = np.random.default_rng(5)
     prompt = rng.integers(0, SPEC.vocab_size, 17).tolist()
-    builders = {f"session-{index}": SegmentBuilder(prompt) for index in range(attempts)}
+    drawn_from = SamplingDistribution(temperature=temperature)
+    builders = {f"session-{index}": SegmentBuilder(prompt, drawn_from) for index in range(attempts)}
     for turn in range(turns):
         requests = [
-            GenerateRequest(name, name, tuple(builder.token_ids), 14, (6,), seed=100 * turn + index)
+            GenerateRequest(
+                name, name, tuple(builder.token_ids), 14, (6,), temperature, seed=100 * turn + index
+            )
             for index, (name, builder) in enumerate(builders.items())
         ]
         for name, generation in run(engine, requests).items():
@@ -81,7 +86,9 @@ def compare(
         sampled_BT[row, :size] = segment.logprobs_T
     with torch.no_grad():
         logprobs_BT = trainer.token_logprobs(
-            tokens_BT, routes_BTLK if with_routes else None
+            tokens_BT,
+            routes_BTLK if with_routes else None,
+            temperature_B=torch.tensor([segment.sampling.temperature for segment in segments]),
         ).numpy()
     return logprobs_BT[mask_BT], sampled_BT[mask_BT]
 
@@ -99,6 +106,18 @@ def test_sampled_tokens_have_the_trainers_logprobs(
     assert mismatch.tokens > 300
     assert mismatch.k3_nats <= LIMIT_K3
     assert mismatch.p99_ratio < 1.001
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
+def test_tempered_samples_have_the_trainers_tempered_logprobs(
+    trainer: TrainerModel, temperature: float
+) -> None:
+    weights = prepare_weights(SPEC, trainer.export_weights(), 0)
+    engine = DecodeEngine(SPEC, weights, EngineConfig(slots=8))
+    segments = sample_segments(engine, attempts=8, turns=2, temperature=temperature)
+    mismatch = measure_mismatch(*compare(segments, trainer, with_routes=True))
+    assert mismatch.tokens > 150
+    assert mismatch.k3_nats <= LIMIT_K3
 
 
 def test_routes_are_recorded_for_every_fed_position(trainer: TrainerModel) -> None:

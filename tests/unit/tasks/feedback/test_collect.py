@@ -84,3 +84,21 @@ async def test_refusals_are_collected_as_negatives(make_toy: Callable[..., Toy])
     distilled = distil(found.interactions, Baselines(), FeedbackConfig())
     assert distilled.rewards[0].terms == {"no_feedback": 0.0, "no_edit": -0.5}
     assert distilled.samples[0].advantage < 0
+
+
+async def test_greedy_and_truncated_answers_are_not_trained(toy: Toy) -> None:
+    sampled = [
+        {"temperature": 1.0},
+        {"temperature": 0.5},
+        {"temperature": 0.0},
+        {"top_p": 0.9},
+    ]
+    async with toy.client() as client:
+        for fields in sampled:
+            body = {"model": "toy", "messages": [{"role": "user", "content": "Hello"}], **fields}
+            answer = await client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+    found = collect(toy.ledger, toy.objects, LINE, 0, 4)
+    kept = [done.transcript.segments[0].sampling.temperature for done in found.interactions]
+    assert kept == [1.0, 0.5]
+    assert [skip.reason.value for skip in found.skipped] == ["truncated_sampling"] * 2

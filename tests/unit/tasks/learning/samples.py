@@ -3,10 +3,11 @@
 import numpy as np
 import torch
 
-from ostinato.infra.agent.transcript import MISSING_ROUTE, Segment
+from ostinato.infra.agent.transcript import MISSING_ROUTE, SamplingDistribution, Segment
 from ostinato.models.build import TrainerModel
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.records import Sample
+from tests.fakes.logits import forward_logits
 
 TINY = ModelSpec(
     vocab_size=24,
@@ -32,6 +33,7 @@ def make_sample(
     versions: list[int] | None = None,
     group_id: str = "g",
     spec: ModelSpec = TINY,
+    sampling: SamplingDistribution | None = None,
 ) -> Sample:
     """A sample with live routes; log-probabilities and versions are 0 where not given."""
     is_sampled = np.array(mask, dtype=bool)
@@ -49,13 +51,16 @@ def make_sample(
             routed_experts_TLK=np.full(
                 (len(tokens), spec.num_layers, spec.experts_per_token), MISSING_ROUTE, np.int16
             ),
+            sampling=sampling or SamplingDistribution(),
         ),
         advantage=advantage,
         reward=advantage,
     )
 
 
-def random_samples(model: TrainerModel, count: int, seed: int, **fields) -> list[Sample]:
+def random_samples(
+    model: TrainerModel, count: int, seed: int, temperature: float = 1.0, **fields
+) -> list[Sample]:
     """Random tokens of random lengths with the model's own log-probabilities, about half of them sampled."""
     generator = np.random.default_rng(seed)
     samples = []
@@ -65,15 +70,17 @@ def random_samples(model: TrainerModel, count: int, seed: int, **fields) -> list
         mask = generator.random(length) < 0.5
         mask[0], mask[-1] = False, True
         with torch.no_grad():
-            logprobs = model.token_logprobs(torch.from_numpy(tokens)[None])[0]
+            logits = forward_logits(model, torch.from_numpy(tokens)[None])[0, :-1] / temperature
+        drawn = torch.log_softmax(logits, -1).gather(-1, torch.from_numpy(tokens[1:, None]))[:, 0]
         advantage = float(generator.normal())
         samples.append(
             make_sample(
                 index,
                 tokens.tolist(),
                 mask.tolist(),
-                logprobs=logprobs.tolist(),
+                logprobs=[0.0, *drawn.tolist()],
                 spec=model.spec,
+                sampling=SamplingDistribution(temperature=temperature),
                 **{"advantage": advantage, **fields},
             )
         )

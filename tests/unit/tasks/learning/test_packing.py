@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.infra.agent.transcript import SamplingDistribution
 from ostinato.infra.platform.errors import TrainingError
 from ostinato.tasks.learning.config import PackingConfig
 from ostinato.tasks.learning.packing import cost, pack, trainable_length
@@ -87,3 +88,17 @@ def test_pack_tool_results_behind_the_last_sampled_token_take_no_place() -> None
     [batch] = pack([cut_short], [1.0], config)
     assert batch.tokens_BT.shape[1] == 16
     assert batch.real_tokens == 12
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingDistribution(temperature=0.0),
+        SamplingDistribution(top_p=0.9),
+        SamplingDistribution(top_k=20),
+    ],
+)
+def test_pack_refuses_samples_whose_support_was_truncated(sampling: SamplingDistribution) -> None:
+    sample = make_sample(0, [1, 2, 3], [False, True, True], sampling=sampling)
+    with pytest.raises(TrainingError, match="s0 was drawn at .*wanted the whole vocabulary"):
+        pack([sample], [1.0], CONFIG)

@@ -69,18 +69,20 @@ def assert_close(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) ->
         assert float((one - other).abs().max()) <= 2e-5 * float(other.abs().max())
 
 
-def test_step_is_the_plain_policy_gradient() -> None:
-    samples = draw()
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.5])
+def test_step_is_the_plain_policy_gradient(temperature: float) -> None:
+    samples = draw(temperature=temperature)
     model = build_trainer_model(TINY, seed=3)
     loss = torch.zeros(())
     for sample in samples:
         tokens = torch.from_numpy(sample.segment.token_ids_T.astype(np.int64))
-        logits = forward_logits(model, tokens[None])[0]
+        logits = forward_logits(model, tokens[None])[0] / temperature
         logprobs = torch.log_softmax(logits[:-1], -1).gather(-1, tokens[1:, None])[:, 0]
         mask = torch.from_numpy(sample.segment.loss_mask_T[1:])
         loss = loss - sample.advantage * logprobs[mask].sum() / 64
     loss.backward()
     assert_close(gradients(samples), [w.grad for w in model.parameters() if w.grad is not None])
+    assert run_step(build_trainer_model(TINY, seed=3), samples).mismatch_equal_version.k3_nats < 1e-9
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.agent.loop.segments import SegmentBuilder
+from ostinato.infra.agent.transcript import SamplingDistribution
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.models.build import build_trainer_model
@@ -65,7 +66,7 @@ def engine_samples(seed: int) -> list[Sample]:
     """Answers of a real engine that says its weights, those of `seed`, are version 0."""
     weights = build_trainer_model(TINY, seed=seed).export_weights()
     engine = DecodeEngine(TINY, prepare_weights(TINY, weights, 0), EngineConfig(slots=8))
-    builders = {str(index): SegmentBuilder([1, 2, 3 + index]) for index in range(8)}
+    builders = {str(index): SegmentBuilder([1, 2, 3 + index], SamplingDistribution()) for index in range(8)}
     for name, builder in builders.items():
         engine.submit(GenerateRequest(name, name, tuple(builder.token_ids), 16, (), seed=int(name)))
     while engine.has_work:
