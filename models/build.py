@@ -177,14 +177,19 @@ class TrainerModel(torch.nn.Module):
         mask_BT: Tensor | None = None,
         padding_BT: Tensor | None = None,
         plausibility_ratio: float = 0.5,
+        temperature_B: Tensor | None = None,
     ) -> Tensor:
-        """logprobs_BT: index t holds log p(token t | tokens before t), 0 where masked out."""
+        """logprobs_BT: index t holds log p(token t | tokens before t), 0 where masked out.
+
+        `temperature_B` divides a row's logits; None: 1.
+        """
         scores = self.token_logprobs_and_entropy(
             tokens_BT,
             routes_BTLK,
             mask_BT=mask_BT,
             padding_BT=padding_BT,
             plausibility_ratio=plausibility_ratio,
+            temperature_B=temperature_B,
             with_entropy=False,
         )
         return scores[0]
@@ -197,12 +202,16 @@ class TrainerModel(torch.nn.Module):
         mask_BT: Tensor | None = None,
         padding_BT: Tensor | None = None,
         plausibility_ratio: float = 0.5,
+        temperature_B: Tensor | None = None,
         with_entropy: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """As `token_logprobs`, with each position's entropy in nats (no gradient)."""
         hidden_TBD = self.forward_hidden(
             tokens_BT, routes_BTLK, padding_BT=padding_BT, plausibility_ratio=plausibility_ratio
         )
+        if temperature_B is not None and bool((temperature_B != 1).any()):
+            # the logits are linear in the hidden state
+            hidden_TBD = hidden_TBD / temperature_B[None, :, None]
         return self.score_hidden(hidden_TBD, tokens_BT, mask_BT, with_entropy=with_entropy)
 
     def score_hidden(

@@ -70,6 +70,21 @@ class TurnRecord(Record):
     is_summary: bool = False  # the turn that ends a segment
 
 
+class SamplingDistribution(Record):
+    """Distribution that a segment's tokens were drawn from, beside the model's own."""
+
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all tokens
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether tokens of the vocabulary could not be drawn: a trainer that scores over all of it
+        scores another distribution.
+        """
+        return self.temperature == 0 or self.top_p < 1 or self.top_k > 0
+
+
 class Segment(Record):
     """One trainable token sequence. All arrays are parallel to token_ids_T."""
 
@@ -79,6 +94,7 @@ class Segment(Record):
     logprobs_T: np.ndarray  # float32, of sampled tokens; 0 where not sampled
     weight_versions_T: np.ndarray  # int64, of sampled tokens; -1 where not sampled
     routed_experts_TLK: np.ndarray  # int16; MISSING_ROUTE where not recorded
+    sampling: SamplingDistribution = SamplingDistribution()
 
     @model_validator(mode="after")
     def _parallel(self) -> "Segment":
@@ -142,8 +158,9 @@ class Transcript(Record):
                 array = np.ascontiguousarray(getattr(segment, name))
                 tensors[f"segments.{index}.{name}"] = array
         rest = self.model_dump(mode="json", exclude={"segments"})
+        sampling = [segment.sampling.model_dump() for segment in self.segments]
         return save(
-            tensors, metadata={"transcript": json.dumps(rest), "segments": str(len(self.segments))}
+            tensors, metadata={"transcript": json.dumps(rest), "sampling": json.dumps(sampling)}
         )
 
     @classmethod
@@ -154,8 +171,9 @@ class Transcript(Record):
         segments = tuple(
             Segment.model_validate(
                 {name: tensors[f"segments.{index}.{name}"] for name in _SEGMENT_ARRAYS}
+                | {"sampling": sampling}
             )
-            for index in range(int(metadata["segments"]))
+            for index, sampling in enumerate(json.loads(metadata["sampling"]))
         )
         return cls(segments=segments, **json.loads(metadata["transcript"]))
 

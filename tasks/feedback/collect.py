@@ -81,6 +81,11 @@ def _take(row: InteractionRow, objects: ObjectStore) -> CollectedInteraction | S
         )
     if not any(segment.sampled_tokens for segment in transcript.segments):
         return skip(SkipReason.NOTHING_SAMPLED, f"ended by {transcript.end_reason.value}")
+    truncated = [
+        segment.sampling for segment in transcript.segments if segment.sampling.is_truncated
+    ]
+    if truncated:
+        return skip(SkipReason.TRUNCATED_SAMPLING, f"drawn at {truncated[0]}")
     return CollectedInteraction(
         interaction_id=row.interaction_id,
         population=row.tenant,

@@ -29,6 +29,7 @@ class SkipReason(StrEnum):
         "infrastructure"  # engine or sandbox failed, which says nothing about the policy
     )
     NOTHING_SAMPLED = "nothing_sampled"  # no token of the model in it
+    TRUNCATED_SAMPLING = "truncated_sampling"  # greedy, top-p or top-k: not drawn from the policy
     TRANSCRIPT_LOST = "transcript_lost"  # the object store no longer has its bytes
 
 

@@ -30,6 +30,7 @@ class Microbatch:
     rollout_logprobs_BT: np.ndarray  # float32, 0 where not sampled
     weight_versions_BT: np.ndarray  # int64, -1 where not sampled
     advantages_B: np.ndarray  # float32
+    temperatures_B: np.ndarray  # float32, that the row's tokens were drawn at
     routes_BTLK: np.ndarray  # int16, MISSING_ROUTE where the trainer routes live
 
     @property
@@ -52,6 +53,11 @@ def pack(
         if length and sample.segment.loss_mask_T[0]:
             raise TrainingError(
                 f"sample {sample.sample_id} begins with a sampled token, wanted a prompt"
+            )
+        if sample.segment.sampling.is_truncated:
+            raise TrainingError(
+                f"sample {sample.sample_id} was drawn at {sample.segment.sampling}, wanted the whole "
+                "vocabulary: temperature above 0, top_p 1, top_k 0"
             )
         if length > largest:
             raise TrainingError(
@@ -111,6 +117,7 @@ def _stack(
         rollout_logprobs_BT=np.zeros((rows, bucket), dtype=np.float32),
         weight_versions_BT=np.full((rows, bucket), -1, dtype=np.int64),
         advantages_B=np.asarray(advantages, dtype=np.float32),
+        temperatures_B=np.array([s.sampling.temperature for s in segments], dtype=np.float32),
         routes_BTLK=np.full((rows, bucket, *routes_shape), MISSING_ROUTE, dtype=np.int16),
     )
     for row, segment in enumerate(segments):

@@ -82,6 +82,7 @@ class ShareWork:
             mask_BT=mask_BT,
             padding_BT=torch.from_numpy(batch.padding_BT),
             plausibility_ratio=self._config.router_replay.plausibility_ratio,
+            temperature_B=torch.from_numpy(batch.temperatures_B),
         )
         logprobs_N = logprobs_BT[mask_BT]
         rollout_logprobs_N = batch.rollout_logprobs_BT[batch.loss_mask_BT]
@@ -128,7 +129,11 @@ def sum_rows_k1(reference: TrainerModel, batches: Sequence[Microbatch]) -> list[
     sums = []
     for batch in batches:
         mask_BT = torch.from_numpy(batch.loss_mask_BT)
-        logprobs_BT = reference.token_logprobs(torch.from_numpy(batch.tokens_BT), mask_BT=mask_BT)
+        logprobs_BT = reference.token_logprobs(
+            torch.from_numpy(batch.tokens_BT),
+            mask_BT=mask_BT,
+            temperature_B=torch.from_numpy(batch.temperatures_B),
+        )
         difference_BT = np.where(
             batch.loss_mask_BT, batch.rollout_logprobs_BT - logprobs_BT.numpy(), 0.0
         )

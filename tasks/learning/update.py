@@ -168,6 +168,7 @@ class PolicyUpdate:
                 torch.from_numpy(batch.tokens_BT),
                 mask_BT=mask_BT,
                 padding_BT=torch.from_numpy(batch.padding_BT),
+                temperature_B=torch.from_numpy(batch.temperatures_B),
             )
             equal_BT = batch.loss_mask_BT & (batch.weight_versions_BT == weight_version)
             trainer.append(logprobs_BT.numpy()[equal_BT])

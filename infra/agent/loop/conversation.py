@@ -13,7 +13,7 @@ from ostinato.infra.agent.dialects.dialect import dialect_of
 from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.agent.tools.calls import ParsedAnswer
 from ostinato.infra.agent.tools.definition import Tool
-from ostinato.infra.agent.transcript import Segment
+from ostinato.infra.agent.transcript import SamplingDistribution, Segment
 from ostinato.infra.platform.errors import EngineError
 from ostinato.models.decode.protocol import GenerateRequest, ModelClient, StopReason
 from ostinato.models.rendering import Renderer
@@ -81,12 +81,16 @@ class TokenConversation:
             tokens = [*self.request.earlier_token_ids, *self.renderer.append_user(self.prompt)]
         else:
             tokens = self.renderer.start(self.prompt, self.system_prompt)
-        self.builder = SegmentBuilder(tokens)
+        self.builder = SegmentBuilder(tokens, self._sampling)
 
     @property
     def num_tokens(self) -> int:
         """Length of the segment."""
         return len(self.builder.token_ids)
+
+    @property
+    def _sampling(self) -> SamplingDistribution:
+        return SamplingDistribution(temperature=self.request.temperature, top_p=self.request.top_p)
 
     @property
     def session_id(self) -> str:
@@ -164,7 +168,8 @@ class TokenConversation:
         old_session_id = self.session_id
         self.finished_segments.append(self.builder.build())
         await self.model.end_session(old_session_id)
-        self.builder = SegmentBuilder(self.renderer.start(prompt, self.system_prompt))
+        tokens = self.renderer.start(prompt, self.system_prompt)
+        self.builder = SegmentBuilder(tokens, self._sampling)
         self.has_header, self.num_unanswered = True, 0
 
     def segments(self) -> tuple[Segment, ...]:

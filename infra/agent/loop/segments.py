@@ -8,14 +8,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ostinato.infra.agent.transcript import MISSING_ROUTE, Segment
+from ostinato.infra.agent.transcript import MISSING_ROUTE, SamplingDistribution, Segment
 from ostinato.models.decode.protocol import Generation
 
 
 class SegmentBuilder:
     """The tokens of one segment so far."""
 
-    def __init__(self, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, prompt_ids: Sequence[int], sampling: SamplingDistribution) -> None:
+        """`sampling`: what every answer of the segment is drawn from."""
+        self._sampling = sampling
         self.token_ids: list[int] = list(prompt_ids)
         self._sampled: list[tuple[int, Generation]] = []
 
@@ -53,6 +55,7 @@ class SegmentBuilder:
             logprobs_T=logprobs_T,
             weight_versions_T=weight_versions_T,
             routed_experts_TLK=routed_experts_TLK,
+            sampling=self._sampling,
         )
 
 

@@ -19,7 +19,13 @@ from cachetools import TTLCache
 from ostinato.infra.agent.dialects.compact.tools import TOOLS
 from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.agent.tools.calls import ParsedAnswer
-from ostinato.infra.agent.transcript import EndReason, ToolCallRecord, Transcript, TurnRecord
+from ostinato.infra.agent.transcript import (
+    EndReason,
+    SamplingDistribution,
+    ToolCallRecord,
+    Transcript,
+    TurnRecord,
+)
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.gateway.answer_text import AnswerText
 from ostinato.infra.serving.gateway.arms import Arm, ArmTable
@@ -154,7 +160,10 @@ class ChatService:
             interaction_id=interaction_id,
             session_id=session_id,
             arm=self._arms.choose(session_id),
-            builder=SegmentBuilder(tokens),
+            builder=SegmentBuilder(
+                tokens,
+                SamplingDistribution(temperature=request.temperature, top_p=request.top_p),
+            ),
             prompt_tokens=len(tokens),
             budget_tokens=min(left, wanted or left),
             seed=request.seed if request.seed is not None else interaction_seed(interaction_id),

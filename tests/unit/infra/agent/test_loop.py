@@ -74,6 +74,7 @@ def test_a_transcript_survives_its_byte_form(renderer, environment) -> None:
     transcript, _ = attempt(renderer, environment, [LOOK, "Could not fix it."])
     copy = Transcript.from_bytes(transcript.to_bytes())
     assert copy.turns == transcript.turns
+    assert copy.segments[0].sampling == transcript.segments[0].sampling
     assert np.array_equal(copy.segments[0].token_ids_T, transcript.segments[0].token_ids_T)
 
 

@@ -95,7 +95,11 @@ async def test_greedy_and_truncated_answers_are_not_trained(toy: Toy) -> None:
     ]
     async with toy.client() as client:
         for fields in sampled:
-            body = {"model": "toy", "messages": [{"role": "user", "content": "Hello"}], **fields}
+            body = {
+                "model": "ostinato",
+                "messages": [{"role": "user", "content": "Hello"}],
+                **fields,
+            }
             answer = await client.post("/v1/chat/completions", json=body)
             assert answer.status_code == 200, answer.text
     found = collect(toy.ledger, toy.objects, LINE, 0, 4)

@@ -100,5 +100,5 @@ def test_pack_tool_results_behind_the_last_sampled_token_take_no_place() -> None
 )
 def test_pack_refuses_samples_whose_support_was_truncated(sampling: SamplingDistribution) -> None:
     sample = make_sample(0, [1, 2, 3], [False, True, True], sampling=sampling)
-    with pytest.raises(TrainingError, match="s0 was drawn at .*wanted the whole vocabulary"):
+    with pytest.raises(TrainingError, match=r"s0 was drawn at .*wanted the whole vocabulary"):
         pack([sample], [1.0], CONFIG)

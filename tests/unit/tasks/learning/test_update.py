@@ -82,7 +82,9 @@ def test_step_is_the_plain_policy_gradient(temperature: float) -> None:
         loss = loss - sample.advantage * logprobs[mask].sum() / 64
     loss.backward()
     assert_close(gradients(samples), [w.grad for w in model.parameters() if w.grad is not None])
-    assert run_step(build_trainer_model(TINY, seed=3), samples).mismatch_equal_version.k3_nats < 1e-9
+    assert (
+        run_step(build_trainer_model(TINY, seed=3), samples).mismatch_equal_version.k3_nats < 1e-9
+    )
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,9 @@ def engine_samples(seed: int) -> list[Sample]:
     """Answers of a real engine that says its weights, those of `seed`, are version 0."""
     weights = build_trainer_model(TINY, seed=seed).export_weights()
     engine = DecodeEngine(TINY, prepare_weights(TINY, weights, 0), EngineConfig(slots=8))
-    builders = {str(index): SegmentBuilder([1, 2, 3 + index], SamplingDistribution()) for index in range(8)}
+    builders = {
+        str(index): SegmentBuilder([1, 2, 3 + index], SamplingDistribution()) for index in range(8)
+    }
     for name, builder in builders.items():
         engine.submit(GenerateRequest(name, name, tuple(builder.token_ids), 16, (), seed=int(name)))
     while engine.has_work:
