@@ -125,10 +125,11 @@ async def _start_boxes(
 
 
 def _worker_setup(request: ReinforcementRequest) -> WorkerSetup:
+    max_turns = request.rollout.max_turns or request.harness.max_turns
     return WorkerSetup(
         tokenizer_directory=request.checkpoint_directory,
         problems_directory=request.problems_directory,
-        harness=request.harness,
+        harness=request.harness.model_copy(update={"max_turns": max_turns}),
         grading=request.grading,
         search_directory=request.search_directory,
         concurrent_trajectories=-(

@@ -73,6 +73,12 @@ class RolloutConfig(Record):
     failed_groups_limit: int = Field(
         default=4, ge=1, description="groups in a row lost to infrastructure that end the run"
     )
+    max_turns: int | None = Field(
+        default=None,
+        ge=1,
+        description="answers of the model in one attempt of a rollout; fewer than the harness "
+        "allows put the reward on the first edits; None: the harness's",
+    )
     temperature: float = Field(default=1.0, gt=0, description="sampling temperature of rollouts")
     seed: int = Field(default=0, ge=0, description="seed of problem choice and of sampling")
     staleness: StalenessConfig = StalenessConfig()
