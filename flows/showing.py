@@ -82,6 +82,9 @@ def show_pretraining(context: StageContext, corpus: ArtifactRef, pretrained: Art
     made = chain.result_of(context, corpus, CorpusResult)
     shards = [shard.model_dump() for shard in made.shards]
     show_table(shards, key="corpus-shards", description=str(corpus))
+    overlap = [found.model_dump(mode="json") for found in made.overlap]
+    if overlap:
+        show_table(overlap, key="answers-in-corpus", description=str(corpus))
     result = chain.result_of(context, pretrained, PretrainingResult)
     rows = [
         {"step": item.step, "codebase": round(item.perplexity, 3)}
@@ -237,6 +240,10 @@ def _rows(
     speculated = chain.measure_speculation(context, corpus, drafted)
     speculation = chain.result_of(context, speculated, SpeculationResult)
     run = chain.result_of(context, reinforced, ReinforcementResult)
+    overlap = {
+        found.split: f"{found.problems_with_answer} of {found.problems} answers in training text"
+        for found in chain.result_of(context, corpus, CorpusResult).overlap
+    }
     rows = [
         ReportRow(
             "problems",
@@ -283,6 +290,7 @@ def _rows(
                 f"{name}: best of {attempts}",
                 _interval(before.best_of),
                 _interval(after.best_of),
+                overlap.get(split, ""),
             ),
         ]
     return rows + _cycle_rows(cycle)

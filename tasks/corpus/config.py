@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.corpus.locating import Locating
+from ostinato.tasks.records import Split
 
 
 class CodeSource(Record):
@@ -133,6 +134,15 @@ class ShardStatistics(Record):
     tokens: int
 
 
+class AnswerOverlap(Record):
+    """Answers of one evaluated split that stand in training documents."""
+
+    split: Split
+    problems: int = Field(description="whose right line is long enough to be told from others")
+    problems_with_answer: int = Field(description="whose right lines stand in some document")
+    median_documents: float = Field(description="documents that hold them, median over problems")
+
+
 class CorpusResult(Record):
     """Location and content of the corpus. The same numbers are in statistics.json."""
 
@@ -146,3 +156,4 @@ class CorpusResult(Record):
     files_dropped: dict[str, int] = Field(description="reason -> files")
     documents_decontaminated: int
     licences: dict[str, int] = Field(description="licence -> characters kept")
+    overlap: tuple[AnswerOverlap, ...] = ()

@@ -1,6 +1,6 @@
 """Keeps evaluation, RL and user problems out of what is trained on before RL."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ostinato.tasks.corpus.corruptions import Corruption
 from ostinato.tasks.corpus.functions import CodeFunction
@@ -29,9 +29,9 @@ class Guard:
                 if held_out and len(line) >= LINE_LIMIT_CHARACTERS:
                     self._broken_lines.add(line)
 
-    def is_function_held_out(self, function: CodeFunction) -> bool:
-        """Whether no bug of this function may be trained on."""
-        return function.key in self._held_out_functions
+    def allowed(self, functions: Sequence[CodeFunction]) -> list[CodeFunction]:
+        """The functions that documents may be made of: those that no evaluation holds out whole."""
+        return [item for item in functions if item.key not in self._held_out_functions]
 
     def forbids(self, function: CodeFunction, corruption: Corruption) -> bool:
         """Whether a self-made corruption is a reserved problem, or reads like a held-out one."""

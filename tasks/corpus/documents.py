@@ -165,7 +165,7 @@ def is_repair_held_out(bug: Bug) -> bool:
 
 def make_repairs(functions: Sequence[CodeFunction], maker: RepairMaker) -> Shard:
     """Self-made bugs in problem repositories' functions."""
-    draw = draw_from([item for item in functions if not maker.guard.is_function_held_out(item)])
+    draw = draw_from(maker.guard.allowed(functions))
     budget = maker.config.budgets.repair
     train = maker.make(draw, budget, lambda bug: not is_repair_held_out(bug))
     held_out = maker.make(draw, int(budget * HELD_OUT_REPAIR_RATIO / 2), is_repair_held_out)

@@ -27,6 +27,7 @@ from ostinato.tasks.corpus.documents import (
 )
 from ostinato.tasks.corpus.functions import CodeFunction, extract_functions
 from ostinato.tasks.corpus.located import Locator, make_located
+from ostinato.tasks.corpus.overlap import measure_overlap
 from ostinato.tasks.corpus.problem_sources import ProblemSource, read_problem_source
 from ostinato.tasks.corpus.shards import write_demonstrations, write_shard
 from ostinato.tasks.corpus.sources import SourceFile, read_source
@@ -63,7 +64,7 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     functions = source.functions(request.limits)
     others = source.other_functions(request.limits)
     progress.update(1, 5, "tokenizer")
-    renderer = _make_renderer(request, functions, files)
+    renderer = _make_renderer(request, guard.allowed(functions), files)
     renderer.save(workspace.directory)
     search = SearchService.load(request.search_directory)
     demonstrations = _demonstrate(request, source, renderer, guard, workspace, search)
@@ -78,11 +79,13 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     progress.update(3.5, 5, "documents")
     shards = {
         "code": make_code(files, renderer, config, guard),
-        "library": make_library(functions, others, writer, config),
+        "library": make_library(guard.allowed(functions), others, writer, config),
         "repair": make_repairs(functions, maker("repair")),
         "repair_general": make_general_repairs(files, maker("repair_general"), request.limits),
     }
     progress.update(4, 5, "shards")
+    trained = [document for shard in shards.values() for document in shard.train]
+    trained += [item.token_ids for item in demonstrations.documents]
     statistics = tuple(_write_shards(workspace.directory / SHARDS_DIRECTORY, shards))
     result = CorpusResult(
         directory=str(workspace.directory),
@@ -95,6 +98,7 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
         files_dropped=dict(notes.files_dropped),
         documents_decontaminated=guard.num_dropped,
         licences=dict(sorted(notes.licences.items())),
+        overlap=measure_overlap(source.problems, trained, renderer),
     )
     replace_text(workspace.directory / STATISTICS_FILE, result.model_dump_json(indent=1))
     progress.update(5, 5, "corpus is complete")

@@ -21,6 +21,7 @@ from ostinato.tasks.corpus.config import (
     TokenBudgets,
 )
 from ostinato.tasks.corpus.run import main
+from ostinato.tasks.records import Split
 from tests.unit.tasks.corpus.conftest import BUGS
 
 GENERAL = '''import os
@@ -106,7 +107,9 @@ def test_the_stage_builds_a_clean_corpus(request_for_corpus: CorpusRequest, tmp_
     repairs = "".join(read_shard(out, "repair_train", renderer))
     assert "largest_gap" not in repairs
     assert "failed: TypeError: " in repairs  # said by real tests
-    assert "largest_gap" in "".join(read_shard(out, "library_train", renderer))
+    library = "".join(read_shard(out, "library_train", renderer))
+    assert "keep_even" in library
+    assert "largest_gap" not in library
 
     assert "shout" in read_shard(out, "library_heldout", renderer)[0]
     assert "shout" not in "".join(read_shard(out, "library_train", renderer))
@@ -126,6 +129,18 @@ def test_the_stage_builds_a_clean_corpus(request_for_corpus: CorpusRequest, tmp_
         if text.endswith("Fixed.<|end|>"):
             assert "passed<|end|><|assistant|>Fixed." in text
             assert "failed: " in text
+
+
+def test_the_answers_of_functions_held_out_whole_stand_in_no_document(
+    request_for_corpus: CorpusRequest, tmp_path: Path
+) -> None:
+    result, _ = build(request_for_corpus, tmp_path / "out")
+    found = {overlap.split: overlap for overlap in result.overlap}
+    whole, lines = found[Split.HELD_OUT_FUNCTION], found[Split.HELD_OUT]
+    assert (whole.problems, whole.problems_with_answer, whole.median_documents) == (1, 0, 0)
+    # the function is not held out, so its right line is trained on, and the card says so
+    assert (lines.problems, lines.problems_with_answer) == (1, 1)
+    assert lines.median_documents > 1
 
 
 def test_the_same_request_gives_the_same_corpus(
