@@ -6,6 +6,7 @@ part of an artifact's identity.
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -50,6 +51,11 @@ class Settings(BaseSettings):
         default_factory=lambda: len(os.sched_getaffinity(0)),
         ge=1,
         description="processor cores the project may keep busy on this machine",
+    )
+    device: Literal["cpu", "cuda"] = Field(
+        default="cpu",
+        description="cpu: stages do not see the GPUs of this machine, so that training runs on it "
+        "as on any other; cuda: they do, which only vLLM's engine makes use of so far",
     )
     object_store_memory_bytes: int = Field(
         default=256 * 2**20, ge=80 * 2**20, description="Ray's shared memory on this machine"

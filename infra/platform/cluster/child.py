@@ -141,10 +141,12 @@ def _finished(directory: Path, envelope: RequestEnvelope, result_type: type[R]) 
 def _environment(settings: Settings) -> dict[str, str]:
     root = str(Path(ostinato.__file__).parents[1])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if settings.device == "cpu" else {}
     return {
         **os.environ,
         **CHILD_ENVIRONMENT,
         **settings.to_environment(),
+        **hidden,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
     }
 

@@ -58,6 +58,18 @@ def count(request: CountRequest, workspace: Workspace) -> CountResult:
     )
 
 
+class DeviceResult(BaseModel):
+    """GPUs that a stage may see; None: all of the machine."""
+
+    visible: str | None
+
+
+def see_devices(request: CountRequest, workspace: Workspace) -> DeviceResult:
+    """Tells which GPUs it may see."""
+    workspace.progress.update(request.steps, request.steps, "looked")
+    return DeviceResult(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
 def fail(request: FailRequest, workspace: Workspace) -> CountResult:
     """Ends badly."""
     sys.stderr.write("what the child said before it ended\n")

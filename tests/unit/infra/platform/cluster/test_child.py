@@ -23,10 +23,17 @@ from ostinato.infra.platform.errors import (
     OstinatoError,
     TrainingError,
 )
+from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
-from tests.unit.infra.platform.cluster.entries import CountRequest, CountResult, FailRequest
+from tests.unit.infra.platform.cluster.entries import (
+    CountRequest,
+    CountResult,
+    DeviceResult,
+    FailRequest,
+)
 
 _COUNT = "tests.unit.infra.platform.cluster.entries:count"
+_SEE_DEVICES = "tests.unit.infra.platform.cluster.entries:see_devices"
 _FAIL = "tests.unit.infra.platform.cluster.entries:fail"
 
 
@@ -58,6 +65,22 @@ def _pid(directory: Path) -> int:
 
 def _runs(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(("device", "visible"), [("cpu", ""), ("cuda", "0")])
+def test_a_stage_sees_gpus_only_where_the_device_says_so(
+    device: str, visible: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    settings = Settings.model_validate({"home": tmp_path / "home", "device": device})
+    seen = run_child(
+        _SEE_DEVICES,
+        CountRequest(steps=1),
+        DeviceResult,
+        directory=tmp_path / "work",
+        settings=settings,
+    )
+    assert seen.visible == visible
 
 
 def test_result_progress_and_metrics_arrive(tmp_path: Path) -> None:
