@@ -61,6 +61,7 @@ def make_segment(
         loss_mask_T=sampled,
         logprobs_T=np.where(sampled, -0.25, 0.0).astype(np.float32),
         weight_versions_T=weight_versions,
+        cache_versions_T=weight_versions,
         routed_experts_TLK=np.zeros((total, layers, experts), dtype=np.int16),
     )
 

@@ -10,7 +10,12 @@ from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
-from ostinato.tasks.learning.config import LearningConfig, ObjectiveConfig, RouterReplayConfig
+from ostinato.tasks.learning.config import (
+    LearningConfig,
+    ObjectiveConfig,
+    ParityConfig,
+    RouterReplayConfig,
+)
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig
 from tests.fakes.miniature import make_checkpoint, make_problem_set
@@ -41,7 +46,7 @@ def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(
         learning=LearningConfig(
             # rewards of random weights are all equal: such samples are computed too
             objective=ObjectiveConfig(skip_zero_advantage=False),
-            mismatch_alarm_k3=BELOW_ROUNDING_K3,
+            parity=ParityConfig(alarm_k3=BELOW_ROUNDING_K3),
             router_replay=RouterReplayConfig(compared_tokens=1),
         ),
         harness=HarnessConfig(max_turns=2, max_generated_tokens=48, context_tokens=128),
@@ -60,7 +65,7 @@ def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(
     alarming = {
         row["step"]: row
         for row in rows
-        if float(row["mismatch_equal_version_k3_nats"]) > BELOW_ROUNDING_K3
+        if float(row.get("parity_one_cache_k3_nats", 0)) > BELOW_ROUNDING_K3
     }
     assert len(rows) == STEPS
     assert 1 in alarming  # the first step is sampled with the very weights it is taken at
@@ -69,10 +74,10 @@ def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(
     assert sorted(told) == sorted(alarming)
     for step, event in told.items():
         row = alarming[step]
-        assert event.payload["k3"] == row["mismatch_equal_version_k3_nats"]
-        assert event.payload["k1"] == row["mismatch_equal_version_k1_nats"]
-        assert event.payload["tokens"] == row["mismatch_equal_version_tokens"]
+        assert event.payload["k3"] == row["parity_one_cache_k3_nats"]
+        assert event.payload["k1"] == row["parity_one_cache_k1_nats"]
+        assert event.payload["tokens"] == row["parity_one_cache_tokens"]
         assert event.payload["alarm_k3"] == BELOW_ROUNDING_K3
-        assert event.payload["k3_without_replay"] == row["mismatch_without_replay_k3_nats"]
-        assert row["is_mismatch_alarming"]
+        assert event.payload["k3_without_replay"] == row.get("mismatch_without_replay_k3_nats")
+        assert row["parity_alarms"] == 1
         assert event.payload["k3"] < 1e-6  # what is promised holds

@@ -142,3 +142,22 @@ def test_after_a_swap_new_sessions_match_the_new_trainer(trainer: TrainerModel) 
     segments = sample_segments(engine, attempts=4, turns=2)
     assert measure_mismatch(*compare(segments, later, with_routes=False)).k3_nats <= LIMIT_K3
     assert measure_mismatch(*compare(segments, trainer, with_routes=False)).k3_nats > 1e-3
+
+
+def test_a_cache_kept_over_a_swap_is_labelled_and_a_fresh_one_is_of_one_version(
+    trainer: TrainerModel,
+) -> None:
+    engine = DecodeEngine(
+        SPEC, prepare_weights(SPEC, trainer.export_weights(), 0), EngineConfig(slots=8)
+    )
+    sample_segments(engine, attempts=4, turns=2)
+    later = make_trainer(1)
+    engine.swap_weights(prepare_weights(SPEC, later.export_weights(), 1))
+    engine.end_session("session-0")
+    fresh, *kept = sample_segments(engine, attempts=4, turns=1)
+    assert set(fresh.cache_versions_T[fresh.loss_mask_T]) == {1}
+    for segment in kept:
+        assert set(segment.weight_versions_T[segment.loss_mask_T]) == {1}
+        assert set(segment.cache_versions_T[segment.loss_mask_T]) == {0}
+    assert measure_mismatch(*compare([fresh], later, with_routes=True)).k3_nats <= LIMIT_K3
+    assert measure_mismatch(*compare(kept, later, with_routes=True)).k3_nats > LIMIT_K3

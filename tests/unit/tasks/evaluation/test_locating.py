@@ -63,6 +63,7 @@ def attempt_of(turns: tuple[TurnRecord, ...], result_tokens: int) -> Trajectory:
         loss_mask_T=mask_T,
         logprobs_T=np.zeros(total, dtype=np.float32),
         weight_versions_T=np.where(mask_T, 0, -1),
+        cache_versions_T=np.where(mask_T, 0, -1),
         routed_experts_TLK=np.zeros((total, 0, 0), dtype=np.int16),
     )
     problem = make_problem("p")

@@ -23,6 +23,7 @@ def segment(sampled: int = 1, *, token: int = 7) -> Segment:
         loss_mask_T=mask_T,
         logprobs_T=np.where(mask_T, -0.5, 0.0).astype(np.float32),
         weight_versions_T=np.where(mask_T, 3, -1),
+        cache_versions_T=np.where(mask_T, 3, -1),
         routed_experts_TLK=np.zeros((total, 1, 1), np.int16),
     )
 

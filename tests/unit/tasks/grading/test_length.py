@@ -108,6 +108,7 @@ def make_segment(mask: list[int]) -> Segment:
         loss_mask_T=sampled,
         logprobs_T=np.zeros(len(mask), np.float32),
         weight_versions_T=np.where(sampled, 0, -1).astype(np.int64),
+        cache_versions_T=np.where(sampled, 0, -1).astype(np.int64),
         routed_experts_TLK=np.zeros((len(mask), 1, 1), np.int16),
     )
 

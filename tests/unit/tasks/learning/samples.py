@@ -31,6 +31,7 @@ def make_sample(
     advantage: float = 1.0,
     logprobs: list[float] | None = None,
     versions: list[int] | None = None,
+    cache_version: int | None = None,
     group_id: str = "g",
     spec: ModelSpec = TINY,
     sampling: SamplingDistribution | None = None,
@@ -39,6 +40,7 @@ def make_sample(
     is_sampled = np.array(mask, dtype=bool)
     given = np.array(logprobs if logprobs is not None else [0.0] * len(tokens), dtype=np.float32)
     version = np.array(versions if versions is not None else [0] * len(tokens), dtype=np.int64)
+    cache = version if cache_version is None else np.full(len(tokens), cache_version)
     return Sample(
         sample_id=f"s{index}",
         trajectory_id=f"t{index}",
@@ -48,6 +50,7 @@ def make_sample(
             loss_mask_T=is_sampled,
             logprobs_T=np.where(is_sampled, given, 0).astype(np.float32),
             weight_versions_T=np.where(is_sampled, version, -1),
+            cache_versions_T=np.where(is_sampled, cache, -1),
             routed_experts_TLK=np.full(
                 (len(tokens), spec.num_layers, spec.experts_per_token), MISSING_ROUTE, np.int16
             ),
@@ -59,7 +62,12 @@ def make_sample(
 
 
 def random_samples(
-    model: TrainerModel, count: int, seed: int, temperature: float = 1.0, **fields
+    model: TrainerModel,
+    count: int,
+    seed: int,
+    temperature: float = 1.0,
+    version: int = 0,
+    **fields,
 ) -> list[Sample]:
     """Random tokens of random lengths with the model's own log-probabilities, about half of them sampled."""
     generator = np.random.default_rng(seed)
@@ -80,6 +88,7 @@ def random_samples(
                 mask.tolist(),
                 logprobs=[0.0, *drawn.tolist()],
                 spec=model.spec,
+                versions=[version] * length,
                 sampling=SamplingDistribution(temperature=temperature),
                 **{"advantage": advantage, **fields},
             )

@@ -16,6 +16,8 @@ from ostinato.tasks.learning.config import (
     PolicyOptimizerConfig,
     RouterReplayConfig,
 )
+from ostinato.tasks.learning.parity import choose_samples
+from ostinato.tasks.learning.report import StepReport
 from ostinato.tasks.learning.update import PolicyUpdate, sum_k1
 from ostinato.tasks.records import Sample
 from tests.fakes.logits import forward_logits
@@ -82,9 +84,7 @@ def test_step_is_the_plain_policy_gradient(temperature: float) -> None:
         loss = loss - sample.advantage * logprobs[mask].sum() / 64
     loss.backward()
     assert_close(gradients(samples), [w.grad for w in model.parameters() if w.grad is not None])
-    assert (
-        run_step(build_trainer_model(TINY, seed=3), samples).mismatch_equal_version.k3_nats < 1e-9
-    )
+    assert run_step(build_trainer_model(TINY, seed=3), samples).parity.one_cache.k3_nats < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -118,27 +118,65 @@ def test_step_equal_rewards_leave_the_weights_and_the_optimiser_alone() -> None:
 
 def test_step_report_shows_no_mismatch_for_the_models_own_logprobs() -> None:
     report = run_step(build_trainer_model(TINY, seed=3), draw())
-    assert report.mismatch_equal_version.k3_nats < 1e-9
-    assert report.mismatch_equal_version.tokens == report.sampled_tokens > 0
-    assert not report.is_mismatch_alarming
+    parity = report.parity
+    assert parity.one_cache is not None
+    assert parity.one_cache.k3_nats < 1e-9
+    assert parity.tokens_by_age == {0: report.sampled_tokens}
+    assert (parity.kept_cache, parity.tokens_not_measured, parity.alarms()) == (None, 0, [])
     assert 0 < report.entropy_nats <= np.log(TINY.vocab_size) + 1e-5
 
 
-def test_step_report_tells_equal_from_older_versions() -> None:
-    old = make_sample(0, [1, 2, 3], [False, True, True], logprobs=[0, -9, -9], versions=[0, 2, 4])
-    new = draw(1, versions=None)[0]
-    new = new.model_copy(
-        update={
-            "segment": new.segment.model_copy(
-                update={"weight_versions_T": np.where(new.segment.loss_mask_T, 5, -1)}
-            )
-        }
-    )
-    report = run_step(build_trainer_model(TINY, seed=3), [old, new], weight_version=5)
-    assert report.staleness.histogram == {0: 1, 3: 1}
-    assert report.mismatch_equal_version.tokens == new.segment.sampled_tokens
-    assert report.mismatch_equal_version.k3_nats < 1e-9
-    assert report.mismatch_all.k3_nats > 1
+def test_tokens_of_an_earlier_version_are_compared_under_its_weights() -> None:
+    old, new = build_trainer_model(TINY, seed=9), build_trainer_model(TINY, seed=3)
+    samples = random_samples(old, 6, seed=1, version=4) + random_samples(new, 3, seed=2, version=5)
+    before = new.export_weights()
+    update = PolicyUpdate(new, KeepGradients(new.parameters(), lr=1), make_config(), time.time)
+
+    def step(served: TrainerModel) -> StepReport:
+        earlier = {4: served.export_weights()}
+        return update.step(samples, step=1, weight_version=5, earlier_weights=earlier)
+
+    report = step(old)
+    assert report.staleness.histogram == {0: 3, 1: 6}
+    assert report.mismatch_all.k3_nats > 1e-3
+    assert report.parity.one_cache is not None
+    assert report.parity.one_cache.k3_nats < 1e-9
+    assert sum(report.parity.tokens_by_age.values()) == report.sampled_tokens
+    assert report.parity.alarms() == []
+    assert all(tensor.equal(before[name]) for name, tensor in new.export_weights().items())
+    # an engine that said version 4 and served other weights
+    ((cache, wrong, limit),) = step(build_trainer_model(TINY, seed=11)).parity.alarms()
+    assert (cache, limit) == ("one", 1e-6)
+    assert wrong.k3_nats > 1e-3
+
+
+def test_tokens_of_unknown_weights_are_not_measured_instead_of_perfect() -> None:
+    model = build_trainer_model(TINY, seed=3)
+    samples = random_samples(build_trainer_model(TINY, seed=9), 6, seed=1, version=2)
+    report = run_step(model, samples, weight_version=5)
+    assert report.parity.one_cache is None
+    assert report.parity.tokens_by_age == {}
+    assert report.parity.tokens_not_measured == report.sampled_tokens
+    assert report.mismatch_without_replay is None
+    assert "parity_one_cache_k3_nats" not in report.metrics()
+
+
+def test_a_bounded_number_of_earlier_tokens_is_compared_other_ones_each_step() -> None:
+    samples = random_samples(build_trainer_model(TINY, seed=9), 40, seed=1, version=4)
+    picked = [choose_samples(samples, 4, 50, salt=step) for step in range(2)]
+    for some in picked:
+        assert 50 <= sum(sample.segment.sampled_tokens for sample in some) < 90
+    assert {s.sample_id for s in picked[0]} != {s.sample_id for s in picked[1]}
+
+
+def test_a_cache_kept_over_a_swap_is_measured_apart() -> None:
+    model = build_trainer_model(TINY, seed=3)
+    kept = random_samples(build_trainer_model(TINY, seed=9), 4, seed=1, cache_version=-1)
+    report = run_step(model, [*draw(), *kept])
+    assert report.parity.one_cache is not None
+    assert report.parity.kept_cache is not None
+    assert report.parity.one_cache.k3_nats < 1e-9 < 1e-3 < report.parity.kept_cache.k3_nats
+    assert [cache for cache, _, _ in report.parity.alarms()] == ["kept"]
 
 
 def test_step_without_a_finite_gradient_is_refused_before_the_weights_move() -> None:
@@ -194,7 +232,7 @@ def test_mismatch_without_replay_is_measured_when_asked_and_changes_nothing() ->
     report = run_step(build_trainer_model(TINY, seed=3), samples, asked)
     without = report.mismatch_without_replay
     assert without is not None
-    assert without.tokens == report.mismatch_equal_version.tokens > 0
+    assert without.tokens == report.parity.one_cache.tokens > 0
     assert_close(gradients(samples, asked), gradients(samples, plain))
     assert run_step(build_trainer_model(TINY, seed=3), samples).mismatch_without_replay is None
 
@@ -232,5 +270,5 @@ def test_replay_of_foreign_routes_shows_in_the_mismatch_without_it() -> None:
     foreign = [with_foreign_routes(model, sample) for sample in samples]
     report = run_step(model, foreign, asked)
     assert report.mismatch_without_replay is not None
-    assert report.mismatch_equal_version.k3_nats < 1e-9
+    assert report.parity.one_cache.k3_nats < 1e-9
     assert report.mismatch_without_replay.k3_nats > 1e-6

@@ -26,7 +26,7 @@ from ostinato.tasks.learning.config import (
 from ostinato.tasks.learning.report import StepReport
 from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Group, RewardReport, Sample
-from ostinato.tasks.reinforcement.step_monitor import StepMonitor
+from ostinato.tasks.reinforcement.step_monitor import StepMonitor, describe_parity
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 from tests.fakes.small_spec import SMALL_SPEC as TINY
@@ -92,7 +92,6 @@ def watch_on(ledger: Ledger, trainer: RLTrainer) -> StepMonitor:
         "run",
         ledger.events,
         HackMonitor(MonitorConfig(window_trajectories=4, least_trajectories=2)),
-        trainer.config.mismatch_alarm_k3,
         lambda: NOW,
     )
 
@@ -103,7 +102,8 @@ def test_engine_with_other_weights_is_an_event_and_an_honest_one_is_not(
     watch = watch_on(ledger, trainer)
     honest = trainer.train_step(engine_samples(SERVED_SEED))
     watch.observe([], honest)
-    assert honest.mismatch_equal_version.tokens > 100
+    assert honest.parity.one_cache is not None
+    assert honest.parity.one_cache.tokens > 100
     assert ledger.events.recent("run") == []
     assert watch.alarms() == []
 
@@ -114,26 +114,52 @@ def test_parity_alarm_tells_the_ledger_what_the_trainer_measured(
     watch = watch_on(ledger, trainer)
     wrong = trainer.train_step(engine_samples(OTHER_SEED))
     watch.observe([], wrong)
-    told, replayed = wrong.mismatch_without_replay, wrong.mismatch_equal_version
+    told, replayed = wrong.mismatch_without_replay, wrong.parity.one_cache
     assert told is not None
+    assert replayed is not None
     (event,) = ledger.events.recent("run")
     assert (event.name, event.at) == ("parity_alarm", NOW)
     assert event.payload == {
         "step": 1,
+        "cache": "one",
         "k1": replayed.k1_nats,
         "k3": replayed.k3_nats,
         "p99_ratio": replayed.p99_ratio,
         "tokens": replayed.tokens,
-        "alarm_k3": trainer.config.mismatch_alarm_k3,
+        "alarm_k3": 1e-6,
         "k3_without_replay": told.k3_nats,
     }
-    assert wrong.is_mismatch_alarming
-    assert watch.alarms()[0].startswith(f"parity k3 {replayed.k3_nats:.3g} (limit 0.001): step 1")
+    assert watch.alarms()[0].startswith(f"parity k3 {replayed.k3_nats:.3g} (limit 1e-06) of ")
+
+
+def test_an_engine_that_stays_wrong_alarms_also_when_all_its_tokens_are_old(
+    ledger: Ledger, trainer: RLTrainer
+) -> None:
+    watch = watch_on(ledger, trainer)
+    trainer.train_step(engine_samples(SERVED_SEED))
     trainer.publish()
-    # no token of the next step has the new version: nothing was measured, so nothing stands
-    watch.observe([], trainer.train_step(engine_samples(SERVED_SEED)))
+    assert trainer.weight_version == 1
+    # every token of the next steps is of version 0, whose weights the trainer still knows
+    old = trainer.train_step(engine_samples(SERVED_SEED))
+    watch.observe([], old)
+    assert list(old.parity.tokens_by_age) == [1]
     assert watch.alarms() == []
-    assert len(ledger.events.recent("run")) == 1
+    watch.observe([], trainer.train_step(engine_samples(OTHER_SEED)))
+    assert len(watch.alarms()) == len(ledger.events.recent("run")) == 1
+
+
+def test_steps_without_a_comparable_token_are_told(ledger: Ledger, trainer: RLTrainer) -> None:
+    watch = watch_on(ledger, trainer)
+    samples = engine_samples(SERVED_SEED)
+    for _ in range(3):
+        trainer.train_step(samples)
+        trainer.publish()
+    for _ in range(3):
+        assert watch.alarms() == []
+        report = trainer.train_step(samples)
+        assert describe_parity(report.parity) == "parity not measured"
+        watch.observe([], report)
+    assert watch.alarms() == ["parity was not measured in the last 3 steps"]
 
 
 def test_hack_alarm_is_an_event_when_it_begins(ledger: Ledger, trainer: RLTrainer) -> None:
