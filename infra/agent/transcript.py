@@ -14,6 +14,16 @@ from safetensors.numpy import load, save
 MISSING_ROUTE = -1  # a position whose routes the engine did not record: the trainer routes it live
 
 
+_SEGMENT_ARRAYS = (
+    "token_ids_T",
+    "loss_mask_T",
+    "logprobs_T",
+    "weight_versions_T",
+    "cache_versions_T",
+    "routed_experts_TLK",
+)
+
+
 class EndReason(StrEnum):
     """Reason for the end of an attempt. Every attempt has exactly one."""
 
@@ -93,13 +103,16 @@ class Segment(Record):
     loss_mask_T: np.ndarray  # bool, true on tokens the model sampled
     logprobs_T: np.ndarray  # float32, of sampled tokens; 0 where not sampled
     weight_versions_T: np.ndarray  # int64, of sampled tokens; -1 where not sampled
+    # int64, oldest version in the KV cache each token was sampled from, -1 where not sampled: below
+    # the token's own version where the cache was kept over a swap of weights
+    cache_versions_T: np.ndarray
     routed_experts_TLK: np.ndarray  # int16; MISSING_ROUTE where not recorded
     sampling: SamplingDistribution = SamplingDistribution()
 
     @model_validator(mode="after")
     def _parallel(self) -> "Segment":
         total = len(self.token_ids_T)
-        for name in ("loss_mask_T", "logprobs_T", "weight_versions_T", "routed_experts_TLK"):
+        for name in _SEGMENT_ARRAYS:
             rows = len(getattr(self, name))
             if rows != total:
                 raise ValueError(
@@ -176,12 +189,3 @@ class Transcript(Record):
             for index, sampling in enumerate(json.loads(metadata["sampling"]))
         )
         return cls(segments=segments, **json.loads(metadata["transcript"]))
-
-
-_SEGMENT_ARRAYS = (
-    "token_ids_T",
-    "loss_mask_T",
-    "logprobs_T",
-    "weight_versions_T",
-    "routed_experts_TLK",
-)

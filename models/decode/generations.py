@@ -48,6 +48,7 @@ def take_generation(
         generate_seconds=now - running.started_at,
         draft_tokens_proposed=int(slots.drafts_proposed_S[slot]),
         draft_tokens_accepted=int(slots.drafts_used_S[slot]),
+        oldest_cache_version=int(slots.oldest_version_S[slot]),
     )
 
 

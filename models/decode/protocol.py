@@ -74,6 +74,9 @@ class Generation:
     generate_seconds: float = 0.0
     draft_tokens_proposed: int = 0
     draft_tokens_accepted: int = 0
+    # Oldest version of the weights that made a key or value the tokens were sampled from. None: each
+    # token's own version, from an engine that keeps no cache over a swap.
+    oldest_cache_version: int | None = None
 
     def first(self, num_tokens: int) -> "Generation":
         """The generation cut to its first `num_tokens` tokens. The reason stays."""

@@ -29,6 +29,7 @@ class Microbatch:
     padding_BT: np.ndarray  # bool, true after the end of the sample
     rollout_logprobs_BT: np.ndarray  # float32, 0 where not sampled
     weight_versions_BT: np.ndarray  # int64, -1 where not sampled
+    is_kept_cache_BT: np.ndarray  # bool, sampled from keys that older weights made
     advantages_B: np.ndarray  # float32
     temperatures_B: np.ndarray  # float32, that the row's tokens were drawn at
     routes_BTLK: np.ndarray  # int16, MISSING_ROUTE where the trainer routes live
@@ -116,6 +117,7 @@ def _stack(
         padding_BT=np.ones((rows, bucket), dtype=bool),
         rollout_logprobs_BT=np.zeros((rows, bucket), dtype=np.float32),
         weight_versions_BT=np.full((rows, bucket), -1, dtype=np.int64),
+        is_kept_cache_BT=np.zeros((rows, bucket), dtype=bool),
         advantages_B=np.asarray(advantages, dtype=np.float32),
         temperatures_B=np.array([s.sampling.temperature for s in segments], dtype=np.float32),
         routes_BTLK=np.full((rows, bucket, *routes_shape), MISSING_ROUTE, dtype=np.int16),
@@ -127,5 +129,7 @@ def _stack(
         batch.padding_BT[row, :length] = False
         batch.rollout_logprobs_BT[row, :length] = segment.logprobs_T[:length]
         batch.weight_versions_BT[row, :length] = segment.weight_versions_T[:length]
+        is_kept_T = segment.cache_versions_T[:length] < segment.weight_versions_T[:length]
+        batch.is_kept_cache_BT[row, :length] = is_kept_T
         batch.routes_BTLK[row, :length] = segment.routed_experts_TLK[:length]
     return batch

@@ -6,7 +6,9 @@ Shapes: N sampled tokens of the step, S samples.
 """
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -24,6 +26,33 @@ class Mismatch(Record):
     )
     p99_ratio: float = Field(description="exp of the 99th percentile of |log r|; 1 is none")
     max_ratio: float = Field(description="exp of the largest |log r|")
+
+
+class Parity(Record):
+    """Engine and trainer at equal weights: tokens of each version, scored under that version."""
+
+    one_cache: Mismatch | None = Field(
+        description="tokens sampled from a KV cache of their own version; None: not measured"
+    )
+    kept_cache: Mismatch | None = Field(
+        description="tokens sampled from a cache that was kept over a swap of weights; None: none"
+    )
+    tokens_by_age: dict[int, int] = Field(description="versions behind -> tokens compared")
+    tokens_not_measured: int = Field(description="of versions whose weights are not kept")
+    alarm_k3: float = Field(description="k3 of one_cache above which the step is alarming")
+    alarm_kept_cache_k3: float
+
+    def compared(self) -> list[tuple[str, Mismatch, float]]:
+        """What was measured: the kind of cache, the mismatch and its limit."""
+        both = (
+            ("one", self.one_cache, self.alarm_k3),
+            ("kept", self.kept_cache, self.alarm_kept_cache_k3),
+        )
+        return [(cache, found, limit) for cache, found, limit in both if found is not None]
+
+    def alarms(self) -> list[tuple[str, Mismatch, float]]:
+        """Of these, what is above its limit or not a number."""
+        return [item for item in self.compared() if not item[1].k3_nats <= item[2]]
 
 
 class Staleness(Record):
@@ -55,15 +84,12 @@ class StepReport(Record):
     loss: float
     gradient_norm: float = Field(description="before clipping")
     entropy_nats: float = Field(description="mean over sampled tokens")
-    mismatch_equal_version: Mismatch = Field(
-        description="tokens sampled with the very weights of weight_version"
-    )
-    mismatch_all: Mismatch
+    parity: Parity
+    mismatch_all: Mismatch = Field(description="under weight_version, whatever version sampled")
     mismatch_without_replay: Mismatch | None = Field(
         default=None,
-        description="as mismatch_equal_version, with the trainer's own routes, over some tokens; None: not asked for",
+        description="tokens of weight_version, with the trainer's own routes; None: not asked for or none seen",
     )
-    is_mismatch_alarming: bool
     staleness: Staleness
     clipped_ratio: float = Field(description="share of sampled tokens outside the clip band")
     capped_ratio: float = Field(
@@ -81,20 +107,16 @@ class StepReport(Record):
 
     def metrics(self) -> dict[str, float]:
         """All numbers under flat names, nested ones joined by an underscore. For one line of a metrics file."""
-        flat: dict[str, float] = {}
-        for name, value in self.model_dump(exclude={"schema_version"}).items():
-            if isinstance(value, dict):
-                inner = {
-                    key: number for key, number in value.items() if isinstance(number, int | float)
-                }
-                flat |= {
-                    f"{name}_{key}": number
-                    for key, number in inner.items()
-                    if key != "schema_version"
-                }
-            elif value is not None:
-                flat[name] = value
-        return flat
+        flat = dict(_flatten(self.model_dump()))
+        return flat | {"parity_alarms": len(self.parity.alarms())}
+
+
+def _flatten(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}_")
+        elif value is not None and name != "schema_version":
+            yield f"{prefix}{name}", value
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +126,7 @@ class TokenScores:
     trainer_logprobs_N: np.ndarray
     rollout_logprobs_N: np.ndarray
     weight_versions_N: np.ndarray
+    is_kept_cache_N: np.ndarray
     entropy_N: np.ndarray
     importance_weights_N: np.ndarray
     is_clipped_N: np.ndarray

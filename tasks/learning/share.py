@@ -76,14 +76,7 @@ class ShareWork:
     def _accumulate(self, batch: Microbatch) -> tuple[float, TokenScores]:
         """Adds the gradient of a microbatch. Returns its loss and the scores of its sampled tokens."""
         mask_BT = torch.from_numpy(batch.loss_mask_BT)
-        logprobs_BT, entropy_BT = self._model.token_logprobs_and_entropy(
-            torch.from_numpy(batch.tokens_BT),
-            _routes(batch, self._config.router_replay),
-            mask_BT=mask_BT,
-            padding_BT=torch.from_numpy(batch.padding_BT),
-            plausibility_ratio=self._config.router_replay.plausibility_ratio,
-            temperature_B=torch.from_numpy(batch.temperatures_B),
-        )
+        logprobs_BT, entropy_BT = score_batch(self._model, batch, self._config.router_replay)
         logprobs_N = logprobs_BT[mask_BT]
         rollout_logprobs_N = batch.rollout_logprobs_BT[batch.loss_mask_BT]
         advantages_BT = np.broadcast_to(batch.advantages_B[:, None], batch.tokens_BT.shape)
@@ -98,6 +91,7 @@ class ShareWork:
             trainer_logprobs_N=logprobs_N.detach().numpy(),
             rollout_logprobs_N=rollout_logprobs_N,
             weight_versions_N=batch.weight_versions_BT[batch.loss_mask_BT],
+            is_kept_cache_N=batch.is_kept_cache_BT[batch.loss_mask_BT],
             entropy_N=entropy_BT.detach()[mask_BT].numpy(),
             importance_weights_N=objective.importance_weights_N.numpy(),
             is_clipped_N=objective.is_clipped_N.numpy(),
@@ -120,6 +114,25 @@ class ShareWork:
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return norm
+
+
+def score_batch(
+    model: TrainerModel,
+    batch: Microbatch,
+    replay: RouterReplayConfig,
+    *,
+    with_entropy: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(logprobs_BT, entropy_BT) of a microbatch's sampled tokens, as they were drawn."""
+    return model.token_logprobs_and_entropy(
+        torch.from_numpy(batch.tokens_BT),
+        torch.from_numpy(batch.routes_BTLK) if replay.enabled else None,
+        mask_BT=torch.from_numpy(batch.loss_mask_BT),
+        padding_BT=torch.from_numpy(batch.padding_BT),
+        plausibility_ratio=replay.plausibility_ratio,
+        temperature_B=torch.from_numpy(batch.temperatures_B),
+        with_entropy=with_entropy,
+    )
 
 
 @torch.no_grad()
@@ -147,7 +160,3 @@ def checksum_weights(model: TrainerModel) -> str:
     for tensor in model.canonical_tensors().values():
         state.update(tensor_bits(tensor.detach().cpu()).data)
     return state.hexdigest()
-
-
-def _routes(batch: Microbatch, config: RouterReplayConfig) -> torch.Tensor | None:
-    return torch.from_numpy(batch.routes_BTLK) if config.enabled else None

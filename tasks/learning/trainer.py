@@ -48,6 +48,7 @@ class RLTrainer:
         config = request.config
         self.config: LearningConfig = config
         self.weight_version = -1  # not on the chain yet
+        self._versions: dict[int, dict[str, torch.Tensor]] = {}  # the newest, by version
         self._ranks = RankGroup(request, objects, rank_patience_seconds)
         try:
             self._own = TrainerRank(request)
@@ -88,6 +89,7 @@ class RLTrainer:
             weight_version=self.weight_version,
             advantages=advantages,
             reference_k1_nats=reference_k1_nats,
+            earlier_weights=self._versions,
         )
         self.step += 1
         return report
@@ -114,8 +116,10 @@ class RLTrainer:
         if newest is not None and self._publisher.holds(weights):
             self._published = self._publisher.last_manifest
             self.weight_version = newest
+            self._keep(newest, weights)
             return newest
         version = 0 if newest is None else newest + 1
+        self._keep(version, weights)
         own = own_tensors(weights, 0, self.config.world_size)
         self._ranks.run_beside(
             OtherRank.start_publish, version, lambda: self._uploads.start(version, own)
@@ -156,6 +160,14 @@ class RLTrainer:
             self._uploads.close()
         finally:
             self._ranks.close()
+
+    def _keep(self, version: int, weights: dict[str, torch.Tensor]) -> None:
+        """Keeps the weights of a version in memory for as long as its tokens may be compared. None
+        are copied: what is published is a copy already.
+        """
+        self._versions[version] = weights
+        for old in sorted(self._versions)[: -1 - self.config.parity.earlier_versions]:
+            del self._versions[old]
 
     def _run_shares(self, shares: list[StepShare]) -> list[ShareResult]:
         return self._ranks.run(self._own, TrainerRank.take_share, shares)

@@ -6,7 +6,7 @@ what was measured on the way. It neither builds models nor publishes; `share.py`
 Shapes: B rows, T tokens, N sampled tokens of a microbatch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from ostinato.infra.platform.errors import ClusterError, TrainingError
 from ostinato.models.build import TrainerModel
 from ostinato.tasks.learning.config import LearningConfig
 from ostinato.tasks.learning.packing import Microbatch, deal, pack
+from ostinato.tasks.learning.parity import StepParity
 from ostinato.tasks.learning.report import (
     Mismatch,
     StepReport,
@@ -61,8 +62,10 @@ class PolicyUpdate:
         weight_version: int,
         advantages: Sequence[float] | None = None,
         reference_k1_nats: float = 0.0,
+        earlier_weights: Mapping[int, Mapping[str, torch.Tensor]] | None = None,
     ) -> StepReport:
         """Takes one step at the optimiser's current rates. `advantages` (after a KL penalty) replace the samples'.
+        `earlier_weights`: by version, to compare older tokens under.
 
         Without any sample that has both an advantage and a sampled token, weights and optimiser stay as they are.
         """
@@ -80,11 +83,9 @@ class PolicyUpdate:
             self._config.packing,
         )
         without_replay = self._mismatch_without_replay(microbatches, weight_version)
+        parity = StepParity(self._config, step, weight_version)
+        parity.score_earlier(self._model, samples, earlier_weights or {})  # before weights move
         results, loss, scores = self._compute(microbatches, step=step, is_updated=any(is_live))
-        equal_version = scores.weight_versions_N == weight_version
-        equal = measure_mismatch(
-            scores.trainer_logprobs_N[equal_version], scores.rollout_logprobs_N[equal_version]
-        )
         places = sum(batch.tokens_BT.size for batch in microbatches)
         computed_tokens = sum(batch.real_tokens for batch in microbatches)
         weights_N = scores.importance_weights_N
@@ -104,10 +105,9 @@ class PolicyUpdate:
             loss=loss,
             gradient_norm=results[0].gradient_norm,
             entropy_nats=_mean(scores.entropy_N),
-            mismatch_equal_version=equal,
+            parity=parity.measure(samples, scores),
             mismatch_all=measure_mismatch(scores.trainer_logprobs_N, scores.rollout_logprobs_N),
             mismatch_without_replay=without_replay,
-            is_mismatch_alarming=not equal.k3_nats <= self._config.mismatch_alarm_k3,  # NaN too
             staleness=measure_staleness(
                 [s.segment.oldest_version for s, t in zip(samples, has_tokens, strict=True) if t],
                 weight_version,
@@ -174,8 +174,8 @@ class PolicyUpdate:
             trainer.append(logprobs_BT.numpy()[equal_BT])
             rollout.append(batch.rollout_logprobs_BT[equal_BT])
             seen_tokens += int(equal_BT.sum())
-        if not trainer:
-            return measure_mismatch(np.zeros(0), np.zeros(0))
+        if not seen_tokens:
+            return None
         return measure_mismatch(np.concatenate(trainer), np.concatenate(rollout))
 
 

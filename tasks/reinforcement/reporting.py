@@ -17,7 +17,7 @@ from ostinato.tasks.grading.alarms import HackMonitor
 from ostinato.tasks.learning.actor import TrainedStep
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
 from ostinato.tasks.reinforcement.step_metrics import EngineTotals, describe_groups
-from ostinato.tasks.reinforcement.step_monitor import StepMonitor
+from ostinato.tasks.reinforcement.step_monitor import StepMonitor, describe_parity
 from ostinato.tasks.rollout.orchestrator import Orchestrator, StepRequest
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,6 @@ class RunReporter:
             request.run_id,
             ledger.events,
             HackMonitor(request.grading.monitor),
-            request.learning.mismatch_alarm_k3,
             time.time,
         )
         self._step_ended_at = 0.0
@@ -90,7 +89,8 @@ class RunReporter:
         message = (
             f"step {step.step} v{trained.publication.version} solve {rows['solve_rate']:.2f} "
             f"reward {rows['reward_mean']:.2f} tokens {rows['generated_tokens_mean']:.0f} "
-            f"stale {step.metrics['staleness_mean']:.1f} {metrics['step_seconds']:.1f}s"
+            f"stale {step.metrics['staleness_mean']:.1f} {describe_parity(trained.report.parity)} "
+            f"{metrics['step_seconds']:.1f}s"
         )
         logger.info("%s", message)
         self._workspace.progress.update(step.step, self._request.max_steps, message, **metrics)

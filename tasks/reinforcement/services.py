@@ -16,10 +16,10 @@ from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.sandbox.fleet.repositories import RepositoryFleet
 from ostinato.infra.serving.engine.fleet import EngineFleet, start_replicas
 from ostinato.models.checkpoint import load_spec
-from ostinato.models.decode.config import configure_engine
+from ostinato.models.decode.config import DecodingConfig, configure_engine
 from ostinato.tasks.graded_worker import WorkerSetup, build_fleet_worker
 from ostinato.tasks.learning.actor import TrainerActor, TrainerStatus
-from ostinato.tasks.learning.config import TrainerRequest
+from ostinato.tasks.learning.config import PARITY_ALARM_K3, LearningConfig, TrainerRequest
 from ostinato.tasks.problem_sets import load_repositories
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
 from ostinato.tasks.rollout.actor import RolloutFleet, start_workers
@@ -56,7 +56,7 @@ async def open_services(
         TrainerActor,
         f"{request.run_id}.trainer",
         TrainerRequest(
-            config=request.learning,
+            config=trainer_config(request.learning, request.decoding),
             checkpoint_directory=request.checkpoint_directory,
             work_directory=str(workspace.directory / "steps"),
             chain_id=chain_id_of(request),
@@ -89,6 +89,15 @@ async def open_services(
             await boxes.close()
         for actor in (trainer, *replicas.values()):
             end_actor(actor)
+
+
+def trainer_config(learning: LearningConfig, decoding: DecodingConfig) -> LearningConfig:
+    """Settings of the trainer, with the parity limit of the engine that samples."""
+    if learning.parity.alarm_k3 is not None:
+        return learning
+    limit = PARITY_ALARM_K3[decoding.engine, decoding.precision]
+    parity = learning.parity.model_copy(update={"alarm_k3": limit})
+    return learning.model_copy(update={"parity": parity})
 
 
 def trainer_cores(world_size: int, cpu_limit: int) -> float:

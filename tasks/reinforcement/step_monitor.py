@@ -7,13 +7,23 @@ from collections.abc import Callable, Sequence
 from ostinato.infra.platform.ledger.events import EventRepository
 from ostinato.infra.platform.telemetry import fields
 from ostinato.tasks.grading.alarms import HackMonitor
-from ostinato.tasks.learning.report import StepReport
+from ostinato.tasks.learning.report import Parity, StepReport
 from ostinato.tasks.records import Group
 
 logger = logging.getLogger(__name__)
 
 HACK_ALARM = "hack_alarm"
 PARITY_ALARM = "parity_alarm"
+UNMEASURED_STEPS = 3  # without one comparable token, after which it is told as an alarm
+
+
+def describe_parity(parity: Parity) -> str:
+    """Parity in words, with its limits. Without a token it says so."""
+    words = [
+        f"parity k3 {found.k3_nats:.3g} (limit {limit:g}) of {found.tokens} tokens, {cache} cache"
+        for cache, found, limit in parity.compared()
+    ]
+    return ", ".join(words) or "parity not measured"
 
 
 class StepMonitor:
@@ -24,12 +34,11 @@ class StepMonitor:
         run_id: str,
         events: EventRepository,
         hacks: HackMonitor,
-        alarm_k3: float,
         wall_clock: Callable[[], float],
     ) -> None:
         self._run_id, self._events, self._wall_clock = run_id, events, wall_clock
         self.hacks = hacks
-        self._alarm_k3 = alarm_k3
+        self._unmeasured_steps = 0  # in a row, up to now
         self._alarming: StepReport | None = (
             None  # the last step, where engine and trainer disagreed
         )
@@ -44,8 +53,9 @@ class StepMonitor:
         words = [str(alarm) for alarm in self.hacks.alarms()]
         report = self._alarming
         if report is not None:
-            k3 = f"{report.mismatch_equal_version.k3_nats:.3g}"
-            words.append(f"parity k3 {k3} (limit {self._alarm_k3:g}): step {report.step}")
+            words.append(f"{describe_parity(report.parity)}: step {report.step}")
+        if self._unmeasured_steps >= UNMEASURED_STEPS:
+            words.append(f"parity was not measured in the last {self._unmeasured_steps} steps")
         return words
 
     def _watch_hacks(self, groups: Sequence[Group], step: int) -> None:
@@ -59,18 +69,20 @@ class StepMonitor:
         """The mismatch without replay is told along: when it alone is high, routing differs and replay
         does its work; when both are, something else does.
         """
-        self._alarming = report if report.is_mismatch_alarming else None
-        if self._alarming is None:
-            return
-        mismatch, live = report.mismatch_equal_version, report.mismatch_without_replay
-        payload = {
-            "step": report.step,
-            "k1": mismatch.k1_nats,
-            "k3": mismatch.k3_nats,
-            "p99_ratio": mismatch.p99_ratio,
-            "tokens": mismatch.tokens,
-            "alarm_k3": self._alarm_k3,
-            "k3_without_replay": None if live is None else live.k3_nats,
-        }
-        logger.error("engine and trainer disagree %s", fields(run=self._run_id, **payload))
-        self._events.add(self._run_id, PARITY_ALARM, payload, self._wall_clock())
+        parity, live = report.parity, report.mismatch_without_replay
+        is_measured = bool(parity.tokens_by_age)
+        self._unmeasured_steps = 0 if is_measured else self._unmeasured_steps + 1
+        self._alarming = report if parity.alarms() else None
+        for cache, mismatch, limit in parity.alarms():
+            payload = {
+                "step": report.step,
+                "cache": cache,
+                "k1": mismatch.k1_nats,
+                "k3": mismatch.k3_nats,
+                "p99_ratio": mismatch.p99_ratio,
+                "tokens": mismatch.tokens,
+                "alarm_k3": limit,
+                "k3_without_replay": None if live is None else live.k3_nats,
+            }
+            logger.error("engine and trainer disagree %s", fields(run=self._run_id, **payload))
+            self._events.add(self._run_id, PARITY_ALARM, payload, self._wall_clock())

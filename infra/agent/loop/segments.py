@@ -40,6 +40,7 @@ class SegmentBuilder:
         loss_mask_T = np.zeros(total, dtype=bool)
         logprobs_T = np.zeros(total, dtype=np.float32)
         weight_versions_T = np.full(total, -1, dtype=np.int64)
+        cache_versions_T = np.full(total, -1, dtype=np.int64)
         routed = [generation.routed_experts for _, generation in self._sampled]
         layers, experts = next((rows.shape[1:] for rows in routed if len(rows)), (0, 0))
         routed_experts_TLK = np.full((total, layers, experts), MISSING_ROUTE, dtype=np.int16)
@@ -48,12 +49,15 @@ class SegmentBuilder:
             loss_mask_T[start:end] = True
             logprobs_T[start:end] = generation.logprobs_T
             weight_versions_T[start:end] = generation.weight_versions_T
+            oldest = generation.oldest_cache_version
+            cache_versions_T[start:end] = generation.weight_versions_T if oldest is None else oldest
             _fill_routes(routed_experts_TLK, generation)
         return Segment(
             token_ids_T=np.asarray(self.token_ids, dtype=np.int32),
             loss_mask_T=loss_mask_T,
             logprobs_T=logprobs_T,
             weight_versions_T=weight_versions_T,
+            cache_versions_T=cache_versions_T,
             routed_experts_TLK=routed_experts_TLK,
             sampling=self._sampling,
         )
