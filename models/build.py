@@ -16,21 +16,23 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor
 
 from ostinato.kernels.logprobs.op import token_logprobs
 from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.attention import BlockCoreAttention
+from ostinato.models.canonical import join_qkv, layer_tensors, split_qkv
 from ostinato.models.cpu import open_process_groups
-from ostinato.models.experts import SortedMoELayer
+from ostinato.models.experts import DENSE_MLP, SortedMoELayer, TrunkConfig
 from ostinato.models.mtp import DraftLayer
 from ostinato.models.norm import RootMeanSquareNorm
 from ostinato.models.routing import ReplayRouter
-from ostinato.models.spec import ModelSpec, check_shapes
+from ostinato.models.spec import ModelSpec, RopeBands, check_shapes
 
 EMBEDDING_STD = 0.02
 
@@ -42,26 +44,29 @@ class HiddenStateGPT(GPTModel):
         return hidden_states
 
 
-def megatron_config(spec: ModelSpec) -> TransformerConfig:
+def megatron_config(spec: ModelSpec, precision: PrecisionName = "fp32") -> TrunkConfig:
     """Translates a shape into Megatron's configuration."""
-    return TransformerConfig(
+    return TrunkConfig(
+        spec=spec,
+        precision=precision,
         num_layers=spec.num_layers,
         hidden_size=spec.hidden_size,
         num_attention_heads=spec.num_attention_heads,
         num_query_groups=spec.num_query_groups,
         kv_channels=spec.head_dim,
-        ffn_hidden_size=spec.expert_hidden_size,
-        num_moe_experts=spec.num_experts,
-        moe_ffn_hidden_size=spec.expert_hidden_size,
+        ffn_hidden_size=spec.dense_hidden_size or spec.expert_hidden_size,
+        num_moe_experts=spec.num_experts or None,
+        moe_ffn_hidden_size=spec.expert_hidden_size or None,
         moe_router_topk=spec.experts_per_token,
-        moe_router_score_function="sigmoid",
+        moe_router_score_function="sigmoid",  # with a bias; ReplayRouter scores as the spec says
         moe_router_enable_expert_bias=True,
         moe_router_load_balancing_type="none",
         moe_token_dispatcher_type="allgather",
         normalization="RMSNorm",
         layernorm_epsilon=spec.norm_epsilon,
-        qk_layernorm=True,
+        qk_layernorm=spec.qk_norm,
         add_bias_linear=False,
+        add_qkv_bias=spec.qkv_bias,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         hidden_dropout=0.0,
@@ -74,12 +79,22 @@ def megatron_config(spec: ModelSpec) -> TransformerConfig:
     )
 
 
-def block_modules(spec: ModelSpec, precision: PrecisionName = "fp32") -> TransformerBlockSubmodules:
+def block_modules(spec: ModelSpec) -> TransformerBlockSubmodules:
     """Names the module of each place in the trunk: Megatron's, save core attention and experts."""
-    experts: Any = SortedMoELayer
-    if precision != "fp32":
-        experts = ModuleSpec(module=SortedMoELayer, params={"precision": precision})
-    layer = ModuleSpec(
+    dense = ModuleSpec(
+        module=MLP, submodules=DENSE_MLP, params={"ffn_hidden_size": spec.dense_hidden_size}
+    )
+    layers = [_layer_modules(spec, dense)] * spec.num_dense_layers
+    layers += [_layer_modules(spec, SortedMoELayer)] * spec.num_moe_layers
+    return TransformerBlockSubmodules(
+        layer_specs=layers,
+        layer_norm=RootMeanSquareNorm,  # type: ignore[arg-type]
+    )
+
+
+def _layer_modules(spec: ModelSpec, mlp: ModuleSpec | type[SortedMoELayer]) -> ModuleSpec:
+    head_norm: Any = RootMeanSquareNorm if spec.qk_norm else IdentityOp
+    return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RootMeanSquareNorm,
@@ -90,20 +105,24 @@ def block_modules(spec: ModelSpec, precision: PrecisionName = "fp32") -> Transfo
                     linear_qkv=ColumnParallelLinear,
                     core_attention=BlockCoreAttention,  # type: ignore[arg-type]
                     linear_proj=RowParallelLinear,
-                    q_layernorm=RootMeanSquareNorm,
-                    k_layernorm=RootMeanSquareNorm,
+                    q_layernorm=head_norm,
+                    k_layernorm=head_norm,
                 ),
             ),
             self_attn_bda=get_bias_dropout_add,  # type: ignore[arg-type]
             pre_mlp_layernorm=RootMeanSquareNorm,
-            mlp=experts,
+            mlp=mlp,
             mlp_bda=get_bias_dropout_add,  # type: ignore[arg-type]
         ),
     )
-    return TransformerBlockSubmodules(
-        layer_specs=[layer] * spec.num_layers,
-        layer_norm=RootMeanSquareNorm,  # type: ignore[arg-type]
-    )
+
+
+def stretch_frequencies(frequencies: Tensor, bands: RopeBands) -> Tensor:
+    """RoPE frequencies after the scaling of Llama 3."""
+    turns = bands.original_tokens * frequencies / (2 * torch.pi)
+    width = bands.high_frequency_factor - bands.low_frequency_factor
+    kept = ((turns - bands.low_frequency_factor) / width).clamp(0, 1)
+    return kept * frequencies + (1 - kept) * frequencies / bands.factor
 
 
 class TrainerModel(torch.nn.Module):
@@ -113,12 +132,13 @@ class TrainerModel(torch.nn.Module):
         super().__init__()
         self.spec = spec
         self.trunk = HiddenStateGPT(
-            config=megatron_config(spec),
-            transformer_layer_spec=block_modules(spec, precision),  # type: ignore[arg-type]
+            config=megatron_config(spec, precision),
+            transformer_layer_spec=block_modules(spec),  # type: ignore[arg-type]
             vocab_size=spec.vocab_size,
             max_sequence_length=spec.max_sequence_tokens,
-            share_embeddings_and_output_weights=True,
+            share_embeddings_and_output_weights=spec.tied_embeddings,
             position_embedding_type="rope",
+            rotary_percent=spec.rotary_fraction,
         )
         self.set_rope_scaling(spec.rope_scaling_factor)
         self.draft = torch.nn.ModuleList(DraftLayer(spec) for _ in range(spec.mtp_depth))
@@ -127,18 +147,26 @@ class TrainerModel(torch.nn.Module):
         """Divides positions by `factor` from now on. The spec follows."""
         self.spec = self.spec.model_copy(update={"rope_scaling_factor": factor})
         # A new module: Megatron caches the angles of the old one by its identity.
-        self.trunk.rotary_pos_emb = RotaryEmbedding(
+        rotary = RotaryEmbedding(
             kv_channels=self.spec.head_dim,
-            rotary_percent=1.0,
+            rotary_percent=self.spec.rotary_fraction,
             seq_len_interpolation_factor=factor if factor > 1 else None,  # type: ignore[arg-type]
             rotary_base=self.spec.rope_base,  # type: ignore[arg-type]
             use_cpu_initialization=True,
         )
+        if self.spec.rope_bands is not None:
+            rotary.inv_freq = stretch_frequencies(rotary.inv_freq, self.spec.rope_bands)
+        self.trunk.rotary_pos_emb = rotary
 
     @property
     def embedding_VD(self) -> Tensor:
-        """The shared embedding, which is also the output matrix."""
+        """The embedding."""
         return self.trunk.embedding.word_embeddings.weight
+
+    @property
+    def head_VD(self) -> Tensor:
+        """The output matrix: the embedding, or one of its own."""
+        return self.embedding_VD if self.spec.tied_embeddings else self.trunk.output_layer.weight
 
     @property
     def layers(self) -> list[Any]:
@@ -147,8 +175,8 @@ class TrainerModel(torch.nn.Module):
 
     @property
     def routers(self) -> list[ReplayRouter]:
-        """The routers, first layer first."""
-        return [layer.mlp.router for layer in self.layers]
+        """The routers, first layer with experts first."""
+        return [layer.mlp.router for layer in self.layers[self.spec.num_dense_layers :]]
 
     def forward_hidden(
         self,
@@ -233,13 +261,13 @@ class TrainerModel(torch.nn.Module):
         targets_N = tokens_BT.T[1:].reshape(-1)
         if mask_BT is None:
             logprobs_N, entropy_N = token_logprobs(
-                hidden_ND, self.embedding_VD, targets_N, with_entropy=with_entropy
+                hidden_ND, self.head_VD, targets_N, with_entropy=with_entropy
             )
         else:
             chosen_C = mask_BT.T[1:].reshape(-1).nonzero()[:, 0]
             logprobs_C, entropy_C = token_logprobs(
                 hidden_ND.index_select(0, chosen_C),
-                self.embedding_VD,
+                self.head_VD,
                 targets_N.index_select(0, chosen_C),
                 with_entropy=with_entropy,
             )
@@ -254,7 +282,7 @@ class TrainerModel(torch.nn.Module):
         )
 
     def draft_states(self, hidden_TBD: Tensor, tokens_BT: Tensor) -> list[Tensor]:
-        """Returns, per depth d, states_SBD of positions 0 .. T-2-d whose product with the embedding
+        """Returns, per depth d, states_SBD of positions 0 .. T-2-d whose product with the head
         scores token t+2+d.
         """
         embeddings_TBD = self.embedding_VD[tokens_BT.T]
@@ -283,12 +311,16 @@ class TrainerModel(torch.nn.Module):
 
     def expert_counts_LE(self) -> Tensor:
         """Returns how many tokens each expert took since the last `balance_experts`."""
-        return torch.stack([router.local_tokens_per_expert for router in self.routers])
+        counts = [router.local_tokens_per_expert for router in self.routers]
+        return torch.stack(counts) if counts else torch.zeros(0, 0)
 
     def balance_experts(self, counts_LE: Tensor, rate: float) -> None:
-        """Moves each expert's bias by `rate` towards the mean load and forgets the counts."""
+        """Moves each expert's bias, where there is one, by `rate` towards the mean load and forgets
+        the counts.
+        """
         for router, counts_E in zip(self.routers, counts_LE, strict=True):
-            router.expert_bias += rate * torch.sign(counts_E.mean() - counts_E)
+            if self.spec.router_score == "sigmoid":
+                router.expert_bias += rate * torch.sign(counts_E.mean() - counts_E)
             router.local_tokens_per_expert.zero_()
 
     def take_replay_counts(self) -> tuple[int, int]:
@@ -305,21 +337,11 @@ class TrainerModel(torch.nn.Module):
         """Live tensors by canonical name. Query, key and value are one, `qkv_proj`."""
         named: dict[str, Tensor] = {"model.embed_tokens.weight": self.embedding_VD}
         for index, layer in enumerate(self.layers):
-            prefix, attention, moe = f"model.layers.{index}", layer.self_attention, layer.mlp
-            named |= {
-                f"{prefix}.input_layernorm.weight": layer.input_layernorm.weight,
-                f"{prefix}.self_attn.qkv_proj.weight": attention.linear_qkv.weight,
-                f"{prefix}.self_attn.o_proj.weight": attention.linear_proj.weight,
-                f"{prefix}.self_attn.q_norm.weight": attention.q_layernorm.weight,
-                f"{prefix}.self_attn.k_norm.weight": attention.k_layernorm.weight,
-                f"{prefix}.post_attention_layernorm.weight": layer.pre_mlp_layernorm.weight,
-                f"{prefix}.mlp.gate.weight": moe.router.weight,
-                f"{prefix}.mlp.gate.e_score_correction_bias": moe.router.expert_bias,
-                f"{prefix}.mlp.experts.gate_up_proj": moe.experts.gate_up_EGD,
-                f"{prefix}.mlp.experts.down_proj": moe.experts.down_EDF,
-            }
+            named |= layer_tensors(layer, f"model.layers.{index}", self.spec)
         final_norm: Any = self.trunk.decoder.final_layernorm
         named["model.norm.weight"] = final_norm.weight
+        if not self.spec.tied_embeddings:
+            named["lm_head.weight"] = self.head_VD
         for depth, draft in enumerate(self.draft):
             named |= {
                 f"model.mtp.{depth}.{name}": weight for name, weight in draft.named_parameters()
@@ -345,27 +367,10 @@ class TrainerModel(torch.nn.Module):
         check_shapes(self.spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
         for name, tensor in self.canonical_tensors().items():
             if "qkv_proj" in name:
-                parts = [weights[name.replace("qkv_proj", f"{part}_proj")] for part in "qkv"]
-                tensor.copy_(join_qkv(parts[0], parts[1], parts[2], self.spec))
+                q, k, v = (weights[name.replace("qkv_proj", f"{part}_proj")] for part in "qkv")
+                tensor.copy_(join_qkv((q, k, v), self.spec))
             else:
                 tensor.copy_(weights[name])
-
-
-def split_qkv(weight: Tensor, spec: ModelSpec) -> tuple[Tensor, Tensor, Tensor]:
-    """Splits Megatron's interleaved rows (a group's queries, its key, its value) into q, k, v."""
-    queries = spec.num_attention_heads // spec.num_query_groups
-    grouped = weight.view(spec.num_query_groups, queries + 2, spec.head_dim, spec.hidden_size)
-    query, key, value = grouped[:, :queries], grouped[:, queries], grouped[:, queries + 1]
-    hidden = spec.hidden_size
-    return query.reshape(-1, hidden), key.reshape(-1, hidden), value.reshape(-1, hidden)
-
-
-def join_qkv(query: Tensor, key: Tensor, value: Tensor, spec: ModelSpec) -> Tensor:
-    """The inverse of `split_qkv`."""
-    shape = (spec.num_query_groups, -1, spec.head_dim, spec.hidden_size)
-    return torch.cat((query.view(shape), key.view(shape), value.view(shape)), dim=1).reshape(
-        -1, spec.hidden_size
-    )
 
 
 def build_trainer_model(

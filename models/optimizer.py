@@ -25,7 +25,7 @@ UPDATE_SCALE = 0.2
 MUON_MOMENTUM = 0.95
 ADAM_BETAS = (0.9, 0.95)
 # Matrices whose rows are looked up or scored one by one, not multiplied as a map between spaces.
-NOT_MAPS = ("word_embeddings", "router")
+NOT_MAPS = ("word_embeddings", "output_layer", "router")
 
 
 def orthogonalise(matrices_MRC: Tensor, dtype: torch.dtype) -> Tensor:

@@ -15,6 +15,8 @@ import torch
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
+from ostinato.models.spec import ModelSpec
+
 LIVE_ROUTE = -1
 # Lifts accepted experts above every live score, which is at most 1 plus a balancing bias.
 ACCEPTED_LIFT = 1024.0
@@ -26,14 +28,17 @@ def choose_experts(
     top_k: int,
     replay_NK: Tensor | None = None,
     plausibility_ratio: float = 0.0,
+    groups: tuple[int, int] = (1, 1),
 ) -> Tensor:
     """Returns the experts of each token: its own best by score plus bias, or the plausible ones of
     `replay_NK`.
 
     Positions of `replay_NK` holding LIVE_ROUTE are filled with the router's own candidates.
+    `groups`: in how many the experts stand side by side, and of how many a token may choose.
     """
     biased_NE = scores_NE + bias_E
-    own_NK = torch.topk(biased_NE, top_k, dim=-1).indices
+    limited_NE = _limit_groups(biased_NE, *groups)
+    own_NK = torch.topk(limited_NE, top_k, dim=-1).indices
     if replay_NK is None:
         return own_NK
     is_given_NK = replay_NK != LIVE_ROUTE
@@ -43,11 +48,26 @@ def choose_experts(
     lift_NE = torch.zeros_like(biased_NE).scatter_reduce_(
         -1, given_NK, is_accepted_NK.to(biased_NE.dtype) * ACCEPTED_LIFT, reduce="amax"
     )
-    return torch.topk(biased_NE + lift_NE, top_k, dim=-1).indices
+    lifted_NE = torch.where(lift_NE > 0, biased_NE + lift_NE, limited_NE)
+    return torch.topk(lifted_NE, top_k, dim=-1).indices
+
+
+def _limit_groups(biased_NE: Tensor, groups: int, chosen: int) -> Tensor:
+    """Scores outside each token's best groups become -inf. A group's score is that of its two best
+    experts together."""
+    if chosen == groups:
+        return biased_NE
+    grouped_NGE = biased_NE.view(len(biased_NE), groups, -1)
+    group_scores_NG = grouped_NGE.topk(min(2, grouped_NGE.shape[-1]), dim=-1).values.sum(-1)
+    best_NG = group_scores_NG.topk(chosen, dim=-1).indices
+    is_out_NG = torch.ones_like(group_scores_NG, dtype=torch.bool).scatter_(-1, best_NG, False)
+    return grouped_NGE.masked_fill(is_out_NG[..., None], float("-inf")).flatten(1)
 
 
 class ReplayRouter(TopKRouter):
-    """Sigmoid router: experts by score plus balancing bias, weights normalised to sum 1."""
+    """Experts by score plus balancing bias, shares normalised and scaled as the spec says."""
+
+    spec: ModelSpec
 
     expert_bias: Tensor
     local_tokens_per_expert: Tensor
@@ -60,17 +80,26 @@ class ReplayRouter(TopKRouter):
         """Returns (weights_NK, experts_NK) instead of Megatron's dense [N, E] pair. Counts unpadded
         tokens in training.
         """
-        scores_NE = torch.sigmoid(logits.view(-1, logits.shape[-1]))
+        logits_NE = logits.view(-1, logits.shape[-1])
+        is_softmax = self.spec.router_score == "softmax"
+        scores_NE = torch.softmax(logits_NE, -1) if is_softmax else torch.sigmoid(logits_NE)
         with torch.no_grad():
             experts_NK = choose_experts(
-                scores_NE, self.expert_bias, self.topk, self.replay_NK, self.plausibility_ratio
+                scores_NE,
+                self.expert_bias,
+                self.topk,
+                self.replay_NK,
+                self.plausibility_ratio,
+                (self.spec.router_groups, self.spec.router_groups_per_token),
             )
             if self.replay_NK is not None:
                 self.count_replaced(experts_NK, self.replay_NK)
             if self.training:
                 self.count_tokens(experts_NK, padding_mask)
         chosen_NK = scores_NE.gather(-1, experts_NK)
-        return chosen_NK / chosen_NK.sum(-1, keepdim=True), experts_NK
+        if self.spec.router_normalizes:
+            chosen_NK = chosen_NK / chosen_NK.sum(-1, keepdim=True)
+        return chosen_NK * self.spec.router_scale, experts_NK
 
     def count_tokens(self, experts_NK: Tensor, padding_mask: Tensor | None) -> None:
         """Adds this batch to the tokens each expert has seen since the last balancing."""

@@ -10,27 +10,77 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
+class RopeBands(BaseModel):
+    """RoPE scaling of Llama 3: long wavelengths are stretched, short ones stay, those between are
+    blended."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    factor: float = Field(gt=1, description="Long wavelengths are stretched by it.")
+    low_frequency_factor: float = Field(gt=0, description="Bound of the long wavelengths.")
+    high_frequency_factor: float = Field(gt=0, description="Bound of the short wavelengths.")
+    original_tokens: int = Field(gt=0, description="Context that the model was pretrained at.")
+
+
 class ModelSpec(BaseModel):
-    """Decoder with grouped-query attention, experts in every layer and tied embeddings."""
+    """Decoder with grouped-query attention: dense layers first, then layers of experts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_version: Literal[1] = 1
-    vocab_size: int = Field(
-        gt=0, description="Rows of the shared embedding, special tokens included."
-    )
+    vocab_size: int = Field(gt=0, description="Rows of the embedding, special tokens included.")
     hidden_size: int = Field(gt=0, description="Width of the residual stream.")
     num_layers: int = Field(
-        gt=0, description="Transformer layers, each with attention and experts."
+        gt=0, description="Transformer layers, each with attention and an MLP or experts."
     )
     num_attention_heads: int = Field(gt=0, description="Query heads of a layer.")
     num_query_groups: int = Field(
         gt=0, description="Key/value heads of a layer; divides the query heads."
     )
     head_dim: int = Field(gt=0, description="Width of one head; even, because RoPE rotates halves.")
-    num_experts: int = Field(gt=0, description="Experts of a layer.")
-    experts_per_token: int = Field(gt=0, description="Experts that process each token (top-k).")
-    expert_hidden_size: int = Field(gt=0, description="Inner width of one SwiGLU expert.")
+    num_dense_layers: int = Field(
+        default=0, ge=0, description="First layers that have one SwiGLU MLP instead of experts."
+    )
+    dense_hidden_size: int = Field(
+        default=0, ge=0, description="Inner width of that MLP; > 0 if num_dense_layers > 0."
+    )
+    num_experts: int = Field(
+        default=0, ge=0, description="Experts of a layer; 0 if all layers are dense."
+    )
+    experts_per_token: int = Field(
+        default=0, ge=0, description="Experts that process each token (top-k)."
+    )
+    expert_hidden_size: int = Field(
+        default=0, ge=0, description="Inner width of one SwiGLU expert."
+    )
+    shared_expert_hidden_size: int = Field(
+        default=0, ge=0, description="Inner width of the expert that sees every token; 0: none."
+    )
+    router_score: Literal["sigmoid", "softmax"] = Field(
+        default="sigmoid",
+        description="How experts are scored; only sigmoid has a bias that balances them.",
+    )
+    router_normalizes: bool = Field(
+        default=True, description="Whether the shares of the chosen experts sum to 1."
+    )
+    router_scale: float = Field(default=1.0, gt=0, description="Factor of the experts' shares.")
+    router_groups: int = Field(
+        default=1, gt=0, description="Groups of experts; divides num_experts."
+    )
+    router_groups_per_token: int = Field(
+        default=1, gt=0, description="Best groups, from which a token's experts are chosen."
+    )
+    qk_norm: bool = Field(default=True, description="RMSNorm on each query and key head.")
+    qkv_bias: bool = Field(default=False, description="Bias of queries, keys and values.")
+    tied_embeddings: bool = Field(
+        default=True, description="Whether the embedding is the output matrix too."
+    )
+    rotary_fraction: float = Field(
+        default=1.0, gt=0, le=1, description="Leading part of a head that RoPE rotates."
+    )
+    rope_bands: RopeBands | None = Field(
+        default=None, description="RoPE scaling by wavelength; None: none."
+    )
     rope_base: float = Field(
         default=10_000.0, gt=1, description="Base period of the rotary embedding."
     )
@@ -56,14 +106,52 @@ class ModelSpec(BaseModel):
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} must be even: RoPE rotates halves")
+        if self.num_dense_layers > self.num_layers:
+            raise ValueError(
+                f"num_dense_layers={self.num_dense_layers} must not exceed "
+                f"num_layers={self.num_layers}"
+            )
+        if (self.num_dense_layers > 0) != (self.dense_hidden_size > 0):
+            raise ValueError(
+                f"dense_hidden_size={self.dense_hidden_size} must be > 0 exactly when "
+                f"num_dense_layers={self.num_dense_layers} is"
+            )
+        self._check_experts()
+        rotated = self.head_dim * self.rotary_fraction
+        if rotated != int(rotated) or int(rotated) % 2:
+            raise ValueError(
+                f"rotary_fraction={self.rotary_fraction} of head_dim={self.head_dim} is {rotated}, "
+                "wanted an even whole number"
+            )
+        if self.mtp_depth > 0 and self.mtp_hidden_size == 0:
+            raise ValueError(f"mtp_hidden_size must be > 0 when mtp_depth={self.mtp_depth}")
+        return self
+
+    def _check_experts(self) -> None:
+        has_experts = self.num_moe_layers > 0
+        for name in ("num_experts", "experts_per_token", "expert_hidden_size"):
+            if (getattr(self, name) > 0) != has_experts:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} must be > 0 exactly when some of "
+                    f"num_layers={self.num_layers} are not dense "
+                    f"(num_dense_layers={self.num_dense_layers})"
+                )
         if self.experts_per_token > self.num_experts:
             raise ValueError(
                 f"experts_per_token={self.experts_per_token} must not exceed "
                 f"num_experts={self.num_experts}"
             )
-        if self.mtp_depth > 0 and self.mtp_hidden_size == 0:
-            raise ValueError(f"mtp_hidden_size must be > 0 when mtp_depth={self.mtp_depth}")
-        return self
+        groups, chosen = self.router_groups, self.router_groups_per_token
+        if self.num_experts % groups or chosen > groups:
+            raise ValueError(
+                f"router_groups={groups} must divide num_experts={self.num_experts} and be at "
+                f"least router_groups_per_token={chosen}"
+            )
+
+    @property
+    def num_moe_layers(self) -> int:
+        """Layers with experts, the last ones."""
+        return self.num_layers - self.num_dense_layers
 
     @property
     def query_size(self) -> int:
@@ -83,29 +171,13 @@ class ModelSpec(BaseModel):
         }
         for layer in range(self.num_layers):
             prefix = f"model.layers.{layer}"
-            shapes |= {
-                f"{prefix}.input_layernorm.weight": (hidden,),
-                f"{prefix}.self_attn.q_proj.weight": (self.query_size, hidden),
-                f"{prefix}.self_attn.k_proj.weight": (self.key_value_size, hidden),
-                f"{prefix}.self_attn.v_proj.weight": (self.key_value_size, hidden),
-                f"{prefix}.self_attn.o_proj.weight": (hidden, self.query_size),
-                f"{prefix}.self_attn.q_norm.weight": (self.head_dim,),
-                f"{prefix}.self_attn.k_norm.weight": (self.head_dim,),
-                f"{prefix}.post_attention_layernorm.weight": (hidden,),
-                f"{prefix}.mlp.gate.weight": (self.num_experts, hidden),
-                f"{prefix}.mlp.gate.e_score_correction_bias": (self.num_experts,),
-                f"{prefix}.mlp.experts.gate_up_proj": (
-                    self.num_experts,
-                    2 * self.expert_hidden_size,
-                    hidden,
-                ),
-                f"{prefix}.mlp.experts.down_proj": (
-                    self.num_experts,
-                    hidden,
-                    self.expert_hidden_size,
-                ),
-            }
+            shapes |= {f"{prefix}.input_layernorm.weight": (hidden,)}
+            shapes |= self._attention_shapes(f"{prefix}.self_attn")
+            shapes |= {f"{prefix}.post_attention_layernorm.weight": (hidden,)}
+            shapes |= self._mlp_shapes(f"{prefix}.mlp", is_dense=layer < self.num_dense_layers)
         shapes["model.norm.weight"] = (hidden,)
+        if not self.tied_embeddings:
+            shapes["lm_head.weight"] = (self.vocab_size, hidden)
         for depth in range(self.mtp_depth):
             prefix = f"model.mtp.{depth}"
             shapes |= {
@@ -117,6 +189,37 @@ class ModelSpec(BaseModel):
                 f"{prefix}.down_proj.weight": (hidden, self.mtp_hidden_size),
                 f"{prefix}.norm.weight": (hidden,),
             }
+        return shapes
+
+    def _attention_shapes(self, prefix: str) -> dict[str, tuple[int, ...]]:
+        sizes = {"q": self.query_size, "k": self.key_value_size, "v": self.key_value_size}
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{prefix}.{part}_proj.weight": (rows, self.hidden_size) for part, rows in sizes.items()
+        }
+        if self.qkv_bias:
+            shapes |= {f"{prefix}.{part}_proj.bias": (rows,) for part, rows in sizes.items()}
+        shapes[f"{prefix}.o_proj.weight"] = (self.hidden_size, self.query_size)
+        if self.qk_norm:
+            shapes[f"{prefix}.q_norm.weight"] = (self.head_dim,)
+            shapes[f"{prefix}.k_norm.weight"] = (self.head_dim,)
+        return shapes
+
+    def _mlp_shapes(self, prefix: str, *, is_dense: bool) -> dict[str, tuple[int, ...]]:
+        hidden, experts, inner = self.hidden_size, self.num_experts, self.expert_hidden_size
+        if is_dense:
+            return {
+                f"{prefix}.gate_up_proj.weight": (2 * self.dense_hidden_size, hidden),
+                f"{prefix}.down_proj.weight": (hidden, self.dense_hidden_size),
+            }
+        shapes: dict[str, tuple[int, ...]] = {f"{prefix}.gate.weight": (experts, hidden)}
+        if self.router_score == "sigmoid":
+            shapes[f"{prefix}.gate.e_score_correction_bias"] = (experts,)
+        shapes[f"{prefix}.experts.gate_up_proj"] = (experts, 2 * inner, hidden)
+        shapes[f"{prefix}.experts.down_proj"] = (experts, hidden, inner)
+        if self.shared_expert_hidden_size:
+            shared = self.shared_expert_hidden_size
+            shapes[f"{prefix}.shared_experts.gate_up_proj.weight"] = (2 * shared, hidden)
+            shapes[f"{prefix}.shared_experts.down_proj.weight"] = (hidden, shared)
         return shapes
 
     def num_parameters(self) -> int:

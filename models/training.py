@@ -69,7 +69,7 @@ class TrainingRun:
         self.on_step = on_step
         self.state = RunState()
         self.optimizer = build_optimizer(self.model, self.config.optimizer)
-        num_counts = self.model.spec.num_layers * self.model.spec.num_experts
+        num_counts = self.model.spec.num_moe_layers * self.model.spec.num_experts
         self.gradients = FlatGradients(self.model, NUM_SUMS + num_counts)
         self.total_steps = sum(phase.num_steps for phase in self.config.phases)
         self.transcripts_too_long = 0
@@ -142,7 +142,7 @@ class TrainingRun:
             )
         self.optimizer.step()
         self.model.balance_experts(
-            statistics[NUM_SUMS:].view(self.model.spec.num_layers, -1),
+            statistics[NUM_SUMS:].view(self.model.spec.num_moe_layers, self.model.spec.num_experts),
             self.config.balance_rate * scale,
         )
         loss_mean = loss_sum / max(1.0, target_tokens)

@@ -55,9 +55,9 @@ def draft_kl(
     teacher_SBD = hidden_TBD[1 + depth : 1 + depth + positions]
     with torch.no_grad():
         teacher_CD = teacher_SBD.reshape(-1, teacher_SBD.shape[-1]).index_select(0, chosen_C)
-        teacher_logprobs_CV = torch.log_softmax(teacher_CD @ model.embedding_VD.T, dim=-1)
+        teacher_logprobs_CV = torch.log_softmax(teacher_CD @ model.head_VD.T, dim=-1)
     draft_CD = state_SBD[:positions].reshape(-1, state_SBD.shape[-1]).index_select(0, chosen_C)
-    draft_logits_CV = draft_CD @ model.embedding_VD.T
+    draft_logits_CV = draft_CD @ model.head_VD.T
     agrees_C = draft_logits_CV.detach().argmax(-1) == teacher_logprobs_CV.argmax(-1)
     return distillation_kl(draft_logits_CV, teacher_logprobs_CV), agrees_C
 

@@ -24,7 +24,7 @@ from typing import IO
 import numpy as np
 import torch
 
-from ostinato.infra.serving.engine.vllm_export import Architecture, write_model_directory
+from ostinato.infra.serving.published_models import fetch_from, write_model_directory
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.decode.weights import prepare_weights
@@ -200,10 +200,9 @@ def compare_with_peers(
 ) -> Iterator[Comparison]:
     """Ours and each peer in turn, `rounds` times a batch size."""
     prompts = make_prompts()
-    architecture = Architecture.QWEN3_MOE
-    write_model_directory(
-        directory / "model", REFERENCE, rounded_weights(), architecture, torch.bfloat16
-    )
+    # llama.cpp knows Qwen3-MoE: the same shapes and cost, another router
+    shape = REFERENCE.model_copy(update={"router_score": "softmax"})
+    write_model_directory(directory / "model", shape, fetch_from(rounded_weights()), torch.bfloat16)
     (directory / "prompts.json").write_text(json.dumps(prompts))
     for kind in kinds:
         with (

@@ -7,4 +7,4 @@ from ostinato.models.build import TrainerModel
 
 def forward_logits(model: TrainerModel, tokens_BT: Tensor) -> Tensor:
     """Logits [B, T, V]: row t scores the token after t."""
-    return (model.forward_hidden(tokens_BT) @ model.embedding_VD.T).transpose(0, 1)
+    return (model.forward_hidden(tokens_BT) @ model.head_VD.T).transpose(0, 1)

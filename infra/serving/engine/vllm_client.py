@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.local import SwapReport
-from ostinato.infra.serving.engine.vllm_export import Architecture, write_model_directory
+from ostinato.infra.serving.published_models import fetch_from, write_model_directory
 from ostinato.models.decode.protocol import GenerateRequest, Generation, Priority, StopReason
 from ostinato.models.decode.requests import check_request
 from ostinato.models.decode.weights import check_weights
@@ -179,7 +179,9 @@ class VllmEngine:
 
     def _write(self, weights: Mapping[str, Tensor], version: int) -> Path:
         place = Path(self._directory.name) / f"version-{version}"
-        return write_model_directory(place, self.spec, weights, Architecture.GLM4_MOE, self._dtype)
+        nothing_stops = {"bos_token_id": None, "eos_token_id": None}  # but what a request names
+        write_model_directory(place, self.spec, fetch_from(weights), self._dtype, nothing_stops)
+        return place
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -195,7 +197,7 @@ class VllmEngine:
         started_at: float,
     ) -> Generation:
         fed = len(request.token_ids) + len(token_ids) - 1 if token_ids else 0
-        shape = (0, self.spec.num_layers, self.spec.experts_per_token)
+        shape = (0, self.spec.num_moe_layers, self.spec.experts_per_token)
         if routes is None or not request.return_routes:
             routes = np.zeros(shape, dtype=np.int16)
         return Generation(

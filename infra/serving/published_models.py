@@ -1,0 +1,78 @@
+"""Model families by name, and a model as the directory that transformers, vLLM and SGLang load.
+
+A package adds a family through the entry point group `ostinato.families`, which names a `Family`
+(models/families/family.py). Draft layers stay out of a directory: their form is ours.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.plugins import PluginGroup
+from ostinato.models.checkpoint.streaming import write_tensors
+from ostinato.models.families.family import Family, Fetch
+from ostinato.models.spec import ModelSpec
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+FAMILIES = PluginGroup(
+    "ostinato.families",
+    "model family",
+    {
+        "llama": "ostinato.models.families.dense:LLAMA",
+        "qwen2": "ostinato.models.families.dense:QWEN2",
+        "qwen3": "ostinato.models.families.dense:QWEN3",
+        "qwen3_moe": "ostinato.models.families.experts:QWEN3_MOE",
+        "glm4_moe": "ostinato.models.families.experts:GLM4_MOE",
+    },
+)
+
+
+def family_of_spec(spec: ModelSpec) -> Family:
+    """The first family that can state a shape. ConfigError when none can."""
+    for name in FAMILIES.names:
+        family: Family = FAMILIES.load(name)
+        if family.config_of(spec) is not None:
+            return family
+    raise ConfigError(
+        f"no model family of {', '.join(FAMILIES.names)} has this shape: "
+        f"{spec.model_dump(exclude_defaults=True)}; a package adds one in group {FAMILIES.group!r}"
+    )
+
+
+def write_model_directory(
+    directory: Path,
+    spec: ModelSpec,
+    fetch: Fetch,
+    dtype: torch.dtype,
+    extra_fields: Mapping[str, Any] | None = None,
+) -> Family:
+    """Writes weights and `config.json`, one tensor in memory at a time, and returns the family.
+
+    `fetch` reads a canonical tensor. `extra_fields` of `config.json` the family's own replace.
+    """
+    family = family_of_spec(spec)
+    directory.mkdir(parents=True, exist_ok=True)
+    layout = {
+        name: (shape, _dtype_of(name, dtype))
+        for name, shape in family.published_shapes(spec).items()
+    }
+    write_tensors(directory / WEIGHTS, layout, family.write_weights(spec, fetch))
+    settings = {**(extra_fields or {}), **(family.config_of(spec) or {})}
+    settings["torch_dtype"] = settings["dtype"] = str(dtype).removeprefix("torch.")
+    (directory / CONFIG).write_text(json.dumps(settings, indent=1))
+    return family
+
+
+def _dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Balancing biases are single precision in every published checkpoint."""
+    return torch.float32 if name.endswith("e_score_correction_bias") else dtype
+
+
+def fetch_from(weights: Mapping[str, Tensor]) -> Fetch:
+    """Reads tensors that are in memory."""
+    return weights.__getitem__

@@ -1,0 +1,62 @@
+"""Live tensors of a Megatron model by canonical name, and the fused query, key and value rows."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostinato.models.spec import ModelSpec
+
+
+def layer_tensors(layer: Any, prefix: str, spec: ModelSpec) -> dict[str, Tensor]:
+    """Tensors of one layer. Query, key and value are one, `qkv_proj`."""
+    attention = layer.self_attention
+    named: dict[str, Tensor] = {
+        f"{prefix}.input_layernorm.weight": layer.input_layernorm.weight,
+        f"{prefix}.self_attn.qkv_proj.weight": attention.linear_qkv.weight,
+    }
+    if spec.qkv_bias:
+        named[f"{prefix}.self_attn.qkv_proj.bias"] = attention.linear_qkv.bias
+    named[f"{prefix}.self_attn.o_proj.weight"] = attention.linear_proj.weight
+    if spec.qk_norm:
+        named[f"{prefix}.self_attn.q_norm.weight"] = attention.q_layernorm.weight
+        named[f"{prefix}.self_attn.k_norm.weight"] = attention.k_layernorm.weight
+    named[f"{prefix}.post_attention_layernorm.weight"] = layer.pre_mlp_layernorm.weight
+    if layer.layer_number <= spec.num_dense_layers:  # Megatron counts from 1
+        return named | _dense_tensors(layer.mlp, f"{prefix}.mlp")
+    return named | _moe_tensors(layer.mlp, f"{prefix}.mlp", spec)
+
+
+def _moe_tensors(moe: Any, prefix: str, spec: ModelSpec) -> dict[str, Tensor]:
+    named: dict[str, Tensor] = {f"{prefix}.gate.weight": moe.router.weight}
+    if spec.router_score == "sigmoid":
+        named[f"{prefix}.gate.e_score_correction_bias"] = moe.router.expert_bias
+    named[f"{prefix}.experts.gate_up_proj"] = moe.experts.gate_up_EGD
+    named[f"{prefix}.experts.down_proj"] = moe.experts.down_EDF
+    if spec.shared_expert_hidden_size:
+        named |= _dense_tensors(moe.shared_experts, f"{prefix}.shared_experts")
+    return named
+
+
+def _dense_tensors(mlp: Any, prefix: str) -> dict[str, Tensor]:
+    return {
+        f"{prefix}.gate_up_proj.weight": mlp.linear_fc1.weight,
+        f"{prefix}.down_proj.weight": mlp.linear_fc2.weight,
+    }
+
+
+def split_qkv(tensor: Tensor, spec: ModelSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """Splits Megatron's interleaved rows (a group's queries, its key, its value) into q, k, v."""
+    queries = spec.num_attention_heads // spec.num_query_groups
+    rest = tensor.shape[1:]
+    grouped = tensor.view(spec.num_query_groups, queries + 2, spec.head_dim, *rest)
+    query, key, value = grouped[:, :queries], grouped[:, queries], grouped[:, queries + 1]
+    return query.reshape(-1, *rest), key.reshape(-1, *rest), value.reshape(-1, *rest)
+
+
+def join_qkv(parts: tuple[Tensor, Tensor, Tensor], spec: ModelSpec) -> Tensor:
+    """The inverse of `split_qkv`."""
+    rest = parts[0].shape[1:]
+    shape = (spec.num_query_groups, -1, spec.head_dim, *rest)
+    grouped = [part.reshape(shape) for part in parts]
+    return torch.cat(grouped, dim=1).reshape(-1, *rest)

@@ -1,0 +1,122 @@
+"""An architecture as others publish it, mapped to and from `ModelSpec` and canonical weights.
+
+Configurations are plain dictionaries (`config.json`), weights come and go one tensor at a time. It
+opens no file.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostinato.models.families.config_fields import ConfigFields
+from ostinato.models.spec import ModelSpec
+
+# Rows of a canonical tensor that one published tensor holds; the first index may be an expert's.
+Place = tuple[int | slice, ...]
+Fetch = Callable[[str], Tensor]
+SHARED = "mlp.shared_experts."
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+DENSE_PARTS = ("mlp.gate_up_proj.weight", SHARED + "gate_up_proj.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One published architecture."""
+
+    model_type: str  # of config.json
+    architecture: str  # class name in transformers and vLLM
+    read_config: Callable[[ConfigFields], ModelSpec]
+    # The fields of config.json. None: the family cannot state this shape.
+    write_config: Callable[[ModelSpec], dict[str, Any] | None]
+    # An equal shape in the family's own terms: what it adds is written as zeros, an output matrix
+    # as a copy of the embedding.
+    widen: Callable[[ModelSpec], ModelSpec] = lambda spec: spec
+
+    def spec_of(self, config: Mapping[str, Any]) -> ModelSpec:
+        """The shape. ValueError names a field that is missing, unknown or not supported."""
+        fields = ConfigFields(config, self.model_type)
+        spec = self.read_config(fields)
+        fields.refuse_unread()
+        return spec
+
+    def config_of(self, spec: ModelSpec) -> dict[str, Any] | None:
+        """The fields of `config.json`. None: the family cannot state this shape."""
+        fields = self.write_config(self.widen(without_drafts(spec)))
+        if fields is None:
+            return None
+        return {"architectures": [self.architecture], "model_type": self.model_type} | fields
+
+    def published_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the weights that `write_weights` yields, in its order."""
+        spec = self.widen(without_drafts(spec))
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, shape in spec.weight_shapes().items():
+            for published, place in parts_of(spec, name):
+                shapes[published] = tuple(torch.empty(shape, device="meta")[place].shape)
+        return shapes
+
+    def read_weights(self, spec: ModelSpec, fetch: Fetch) -> Iterator[tuple[str, Tensor]]:
+        """Canonical names and tensors, each made when it is asked for. `fetch` reads a published one."""
+        for name, shape in spec.weight_shapes().items():
+            parts = parts_of(spec, name)
+            if len(parts) == 1:
+                yield name, _of_shape(parts[0][0], fetch(parts[0][0]), shape)
+                continue
+            whole = torch.empty(0)
+            for index, (published, place) in enumerate(parts):
+                tensor = fetch(published)
+                if index == 0:
+                    whole = torch.empty(shape, dtype=tensor.dtype)
+                whole[place] = _of_shape(published, tensor, tuple(whole[place].shape))
+            yield name, whole
+
+    def write_weights(self, spec: ModelSpec, fetch: Fetch) -> Iterator[tuple[str, Tensor]]:
+        """Published names and tensors. `fetch` reads a canonical one."""
+        known, wide = spec.weight_shapes(), self.widen(without_drafts(spec))
+        for name, shape in wide.weight_shapes().items():
+            source = EMBEDDING if name == HEAD and HEAD not in known else name
+            tensor = fetch(source) if source in known else torch.zeros(shape)
+            for published, place in parts_of(wide, name):
+                yield published, tensor[place].contiguous()
+
+
+def without_drafts(spec: ModelSpec) -> ModelSpec:
+    """The trunk alone: the form of draft layers is ours."""
+    return spec.model_copy(update={"mtp_depth": 0, "mtp_hidden_size": 0})
+
+
+def parts_of(spec: ModelSpec, name: str) -> list[tuple[str, Place]]:
+    """Published tensors that one canonical tensor consists of, each with its place in it.
+
+    Gate and up matrices of an MLP are published apart, and so is each expert.
+    """
+    for ending in DENSE_PARTS:
+        if name.endswith(ending):
+            stem = name.removesuffix("gate_up_proj.weight")
+            inner = spec.shared_expert_hidden_size if SHARED in name else spec.dense_hidden_size
+            return [
+                (f"{stem}gate_proj.weight", (slice(0, inner),)),
+                (f"{stem}up_proj.weight", (slice(inner, 2 * inner),)),
+            ]
+    inner, experts = spec.expert_hidden_size, range(spec.num_experts)
+    if name.endswith("experts.gate_up_proj"):
+        stem = name.removesuffix("gate_up_proj")
+        halves = (("gate_proj", slice(0, inner)), ("up_proj", slice(inner, 2 * inner)))
+        return [
+            (f"{stem}{expert}.{half}.weight", (expert, rows))
+            for expert in experts
+            for half, rows in halves
+        ]
+    if name.endswith("experts.down_proj"):
+        stem = name.removesuffix("down_proj")
+        return [(f"{stem}{expert}.down_proj.weight", (expert,)) for expert in experts]
+    return [(name, (slice(None),))]
+
+
+def _of_shape(name: str, tensor: Tensor, wanted: tuple[int, ...]) -> Tensor:
+    if tuple(tensor.shape) != wanted:
+        raise ValueError(f"tensor {name} has shape {tuple(tensor.shape)}, wanted {wanted}")
+    return tensor

@@ -1,0 +1,57 @@
+"""Fields of `config.json` that all supported families share."""
+
+from typing import Any
+
+from ostinato.models.families.config_fields import ConfigFields
+from ostinato.models.spec import ModelSpec
+
+
+def read_shared(fields: ConfigFields, rotary_fraction: float = 1.0) -> dict[str, Any]:
+    """The fields of `ModelSpec` that they stand for. `rotary_fraction`: the family's default."""
+    hidden, heads = fields.take("hidden_size"), fields.take("num_attention_heads")
+    max_tokens = fields.take("max_position_embeddings")
+    return {
+        "vocab_size": fields.take("vocab_size"),
+        "hidden_size": hidden,
+        "num_layers": fields.take("num_hidden_layers"),
+        "num_attention_heads": heads,
+        "num_query_groups": fields.take("num_key_value_heads", heads),
+        "head_dim": fields.take("head_dim", hidden // heads),
+        "max_sequence_tokens": max_tokens,
+        "norm_epsilon": fields.take("rms_norm_eps", 1e-6),
+        "tied_embeddings": fields.take("tie_word_embeddings", False),
+        **fields.rope(max_tokens, rotary_fraction),
+    }
+
+
+def write_shared(spec: ModelSpec) -> dict[str, Any]:
+    """The inverse of `read_shared`, RoPE as newer and older readers look for it."""
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if spec.rope_scaling_factor > 1:
+        rope = {"rope_type": "linear", "factor": spec.rope_scaling_factor}
+    elif spec.rope_bands is not None:
+        rope = {
+            "rope_type": "llama3",
+            "factor": spec.rope_bands.factor,
+            "low_freq_factor": spec.rope_bands.low_frequency_factor,
+            "high_freq_factor": spec.rope_bands.high_frequency_factor,
+            "original_max_position_embeddings": spec.rope_bands.original_tokens,
+        }
+    fields: dict[str, Any] = {
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_attention_heads,
+        "num_key_value_heads": spec.num_query_groups,
+        "head_dim": spec.head_dim,
+        "max_position_embeddings": spec.max_sequence_tokens,
+        "rms_norm_eps": spec.norm_epsilon,
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": spec.tied_embeddings,
+        "rope_theta": spec.rope_base,
+        "rope_parameters": rope | {"rope_theta": spec.rope_base},
+    }
+    if rope["rope_type"] != "default":
+        fields["rope_scaling"] = rope
+    return fields
