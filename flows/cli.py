@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.flows import local_prefect, status_report
+from ostinato.flows import local_prefect, models, status_report
 from ostinato.flows.console import print_error, say
 from ostinato.flows.recipe import describe_recipe, load_recipe, recipe_names
 from ostinato.flows.run_options import RunOptions
@@ -99,6 +99,30 @@ def show_recipe(
     """Every setting of a recipe with its value and its description."""
     loaded = load_recipe(recipe, seed=seed, overrides=settings or ())
     Console().print(describe_recipe(loaded), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command("import")
+def import_command(
+    place: Annotated[
+        str, typer.Argument(help="model directory, GGUF file, archive, or a pinned model: smollm2")
+    ],
+    name: Annotated[str | None, typer.Option("--as", help="name of the artifact")] = None,
+) -> None:
+    """Takes in a published model. The last word printed is its reference."""
+    ref = models.import_model(load_settings(), place, name)
+    Console().print(f"imported {ref}", highlight=False, soft_wrap=True)
+
+
+@app.command("export")
+def export_command(
+    reference: Annotated[str, typer.Argument(help="an artifact, or a checkpoint directory")],
+    directory: Annotated[Path, typer.Argument(help="new or empty", file_okay=False)],
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; as stored when absent")
+    ] = None,
+) -> None:
+    """Writes a checkpoint as a directory that transformers and vLLM load."""
+    models.export_model(load_settings(), reference, directory, dtype)
 
 
 @app.command()

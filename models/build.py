@@ -166,7 +166,10 @@ class TrainerModel(torch.nn.Module):
     @property
     def head_VD(self) -> Tensor:
         """The output matrix: the embedding, or one of its own."""
-        return self.embedding_VD if self.spec.tied_embeddings else self.trunk.output_layer.weight
+        if self.spec.tied_embeddings:
+            return self.embedding_VD
+        head: Any = self.trunk.output_layer.weight
+        return head
 
     @property
     def layers(self) -> list[Any]:

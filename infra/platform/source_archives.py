@@ -59,8 +59,8 @@ def fetch_archive(source: SourceArchive, cache: Path) -> Path:
     return known
 
 
-def fetch_wheel(requirement: str, cache: Path) -> Path:
-    """The cached wheel of `name==version`, which a repository needs beside it. As `fetch_archive`."""
+def fetch_wheel(requirement: str, cache: Path, sha256: str = "") -> Path:
+    """The cached wheel of `name==version`, of this checksum where one is given. As `fetch_archive`."""
     name, _, version = requirement.partition("==")
     if not name or not version:
         raise ConfigError(f"dependency {requirement!r}, wanted name==version")
@@ -68,7 +68,11 @@ def fetch_wheel(requirement: str, cache: Path) -> Path:
     folder = cache / "wheels" / f"{name}-{version}"
     if not list(folder.glob("*.whl")):
         _download(source, folder, form="--only-binary")
-    return next(iter(sorted(folder.glob("*.whl"))))
+    wheel = next(iter(sorted(folder.glob("*.whl"))))
+    found = hashlib.sha256(wheel.read_bytes()).hexdigest() if sha256 else sha256
+    if found != sha256:
+        raise ConfigError(f"wheel {wheel} has sha256 {found}, wanted {sha256}; delete it")
+    return wheel
 
 
 def read_wheel(wheel: Path) -> dict[str, bytes]:

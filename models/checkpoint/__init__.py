@@ -6,6 +6,14 @@ from ostinato.models.checkpoint.store import (
     load_optimizer_state,
     load_spec,
     save_checkpoint,
+    stream_checkpoint,
 )
 
-__all__ = ["Checkpoint", "load_checkpoint", "load_optimizer_state", "load_spec", "save_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "load_checkpoint",
+    "load_optimizer_state",
+    "load_spec",
+    "save_checkpoint",
+    "stream_checkpoint",
+]

@@ -5,6 +5,7 @@ It builds no model and knows no object store.
     model.safetensors   canonical weights
     spec.json           ModelSpec
     tokenizer.json      copied from the caller
+    published/          of an imported model: config.json, chat template and other small files
     optimizer.pt        optional
     checkpoint.json     written last: checksum of the weights, metadata
 """
@@ -12,7 +13,7 @@ It builds no model and knows no object store.
 import json
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,14 @@ import xxhash
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ostinato.models.checkpoint.streaming import write_tensors
 from ostinato.models.spec import ModelSpec, check_shapes
 
 WEIGHTS = "model.safetensors"
 SPEC = "spec.json"
 TOKENIZER = "tokenizer.json"
 OPTIMIZER = "optimizer.pt"
+PUBLISHED = "published"
 MARKER = "checkpoint.json"
 
 
@@ -50,22 +53,60 @@ def save_checkpoint(
     optimizer_state: dict[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes a checkpoint atomically: readers see the old or the new. Metadata is JSON."""
+    """Writes a checkpoint atomically: readers see the old or the new. Metadata is JSON. What lies
+    in `published/` beside the tokenizer comes along.
+    """
     check_shapes(spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
+
+    def fill(folder: Path) -> None:
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / WEIGHTS)
+        if tokenizer_path is not None:
+            shutil.copyfile(tokenizer_path, folder / TOKENIZER)
+            if (tokenizer_path.parent / PUBLISHED).is_dir():
+                shutil.copytree(tokenizer_path.parent / PUBLISHED, folder / PUBLISHED)
+        if optimizer_state is not None:
+            torch.save(optimizer_state, folder / OPTIMIZER)
+
+    return _save(directory, spec, fill, metadata or {})
+
+
+def stream_checkpoint(
+    directory: Path,
+    spec: ModelSpec,
+    dtypes: Mapping[str, torch.dtype],
+    weights: Iterable[tuple[str, Tensor]],
+    *,
+    files: Mapping[str, bytes],
+    metadata: Mapping[str, Any],
+) -> Path:
+    """As `save_checkpoint`, with one tensor in memory at a time. `weights` come in the order of the
+    spec; `files` by path below the checkpoint.
+    """
+    layout = {name: (shape, dtypes[name]) for name, shape in spec.weight_shapes().items()}
+
+    def fill(folder: Path) -> None:
+        write_tensors(folder / WEIGHTS, layout, weights)
+        for path, content in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+
+    return _save(directory, spec, fill, metadata)
+
+
+def _save(
+    directory: Path,
+    spec: ModelSpec,
+    fill: Callable[[Path], None],
+    metadata: Mapping[str, Any],
+) -> Path:
     temporary = directory.with_name(f".{directory.name}-{uuid.uuid4().hex}")
     temporary.mkdir(parents=True)
     try:
-        save_file(
-            {name: tensor.contiguous() for name, tensor in weights.items()}, temporary / WEIGHTS
-        )
+        fill(temporary)
         (temporary / SPEC).write_text(spec.model_dump_json(indent=1))
-        if tokenizer_path is not None:
-            shutil.copyfile(tokenizer_path, temporary / TOKENIZER)
-        if optimizer_state is not None:
-            torch.save(optimizer_state, temporary / OPTIMIZER)
         marker = {
             "weights_xxh3_128": checksum_file(temporary / WEIGHTS),
-            "metadata": dict(metadata or {}),
+            "metadata": dict(metadata),
         }
         (temporary / MARKER).write_text(json.dumps(marker, indent=1))
         if directory.exists():

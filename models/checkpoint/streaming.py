@@ -7,50 +7,60 @@ writer that knows all shapes needs no tensor in memory but the one it writes.
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 ALIGNMENT = 8
+
+
+class TensorHeader(NamedTuple):
+    """Shape and dtype of a tensor, and the file that holds it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    path: Path
 
 
 class TensorFiles:
     """Tensors of one or several safetensors files by name, read when they are asked for."""
 
-    def __init__(self, places: Mapping[str, Path]) -> None:
-        self.places = dict(places)
-        self._open: dict[Path, safe_open] = {}
+    def __init__(self, headers: Mapping[str, TensorHeader]) -> None:
+        self.headers = dict(headers)
+        self._open: dict[Path, Any] = {}
 
     @classmethod
     def of(cls, paths: Iterable[Path]) -> "TensorFiles":
         """Every tensor of the files. ValueError names a file that cannot be read."""
-        places: dict[str, Path] = {}
+        headers: dict[str, TensorHeader] = {}
         for path in paths:
             try:
                 with safe_open(path, framework="pt") as file:
-                    places |= dict.fromkeys(file.keys(), path)
+                    for name in file.keys():  # noqa: SIM118  (not a mapping)
+                        part = file.get_slice(name)
+                        dtype = _DTYPES.get(part.get_dtype())
+                        if dtype is None:
+                            raise ValueError(
+                                f"{path}: tensor {name} has dtype {part.get_dtype()}, wanted one of "
+                                f"{', '.join(_DTYPES)}"
+                            )
+                        headers[name] = TensorHeader(tuple(part.get_shape()), dtype, path)
             except (SafetensorError, OSError) as error:
                 raise ValueError(
                     f"{path} cannot be read ({error}), wanted a whole safetensors file"
                 ) from error
-        return cls(places)
+        return cls(headers)
 
     def fetch(self, name: str) -> Tensor:
-        """One tensor. ValueError when it is in no file or not in floats."""
-        path = self.places.get(name)
-        if path is None:
-            files = sorted({place.name for place in self.places.values()})
-            raise ValueError(f"tensor {name} is in none of the files {files}")
+        """One tensor. KeyError when there is none of that name."""
+        path = self.headers[name].path
         if path not in self._open:
             self._open[path] = safe_open(path, framework="pt")
-        tensor = self._open[path].get_tensor(name)
-        if tensor.dtype not in _DTYPES:
-            raise ValueError(
-                f"{path}: tensor {name} is {tensor.dtype}, wanted float32, bfloat16 or float16"
-            )
-        return tensor
+        return self._open[path].get_tensor(name)
 
 
 def write_tensors(
@@ -64,7 +74,7 @@ def write_tensors(
     for name, (shape, dtype) in layout.items():
         start, end = end, end + torch.Size(shape).numel() * dtype.itemsize
         header[name] = {
-            "dtype": _DTYPES[dtype],
+            "dtype": _NAMES[dtype],
             "shape": list(shape),
             "data_offsets": [start, end],
         }
@@ -79,4 +89,4 @@ def write_tensors(
                     f"tensor {name} {tuple(tensor.shape)} comes where {wanted} {shape} is wanted"
                 )
             flat = tensor.detach().to("cpu", dtype).contiguous().reshape(-1)
-            stream.write(memoryview(flat.view(torch.uint8).numpy()))
+            flat.view(torch.uint8).numpy().tofile(stream)

