@@ -11,6 +11,7 @@ def new_interaction(interaction_id: str, line: str) -> NewInteraction:
         tenant="people",
         session_id=f"session-{interaction_id}",
         arm="control",
+        checkpoint_id="nano@1",
         weight_version=0,
         problem_kind="mutation",
         consent=True,

@@ -11,6 +11,7 @@ from ostinato.tasks.feedback.baseline import Baselines
 from ostinato.tasks.feedback.collect import choose_watermark, collect
 from ostinato.tasks.feedback.config import FeedbackConfig
 from ostinato.tasks.feedback.distil import distil
+from ostinato.tasks.feedback.interactions import Window
 from tests.fakes.toy_gateway import BROKEN, LINE, Toy
 
 pytestmark = pytest.mark.asyncio
@@ -20,6 +21,11 @@ REQUEST = {
     "message": "Fix first in pkg/first.py",
     "files": {"pkg/first.py": BROKEN},
 }
+
+
+def window(first: int, last: int, **changes: float | str) -> Window:
+    said = {"said_after": 0.0, "said_until": 1e12, "served": "nano@1"}
+    return Window(line=LINE, from_watermark=first, to_watermark=last, **(said | changes))
 
 
 async def interact(toy: Toy, *signals: str) -> str:
@@ -33,7 +39,7 @@ async def interact(toy: Toy, *signals: str) -> str:
 
 async def test_from_http_to_samples(toy: Toy) -> None:
     kept, reverted = await interact(toy, "edit_kept"), await interact(toy, "edit_reverted")
-    found = collect(toy.ledger, toy.objects, LINE, 0, toy.ledger.interactions.latest_watermark())
+    found = collect(toy.ledger, toy.objects, window(0, toy.ledger.interactions.latest_watermark()))
     distilled = distil(found.interactions, Baselines(), FeedbackConfig())
     assert [sample.trajectory_id for sample in distilled.samples] == [kept, reverted]
     good, bad = distilled.samples
@@ -45,11 +51,11 @@ async def test_from_http_to_samples(toy: Toy) -> None:
 
 async def test_window_is_half_open_and_repeatable(toy: Toy) -> None:
     names = [await interact(toy) for _ in range(4)]
-    first = collect(toy.ledger, toy.objects, LINE, 0, 2)
-    rest = collect(toy.ledger, toy.objects, LINE, 2, 4)
+    first = collect(toy.ledger, toy.objects, window(0, 2))
+    rest = collect(toy.ledger, toy.objects, window(2, 4))
     taken = [done.interaction_id for done in (*first.interactions, *rest.interactions)]
     assert taken == names
-    again = collect(toy.ledger, toy.objects, LINE, 0, 2)
+    again = collect(toy.ledger, toy.objects, window(0, 2))
     assert [done.interaction_id for done in again.interactions] == names[:2]
 
 
@@ -69,7 +75,7 @@ async def test_nothing_vanishes_without_a_reason(make_toy: Callable[..., Toy]) -
     toy.model.failure = EngineError("replica 0 is gone")
     failed = await interact(toy)
     toy.objects.delete(f"interactions/{lost}/transcript.safetensors")
-    found = collect(toy.ledger, toy.objects, LINE, 0, 3)
+    found = collect(toy.ledger, toy.objects, window(0, 3))
     assert len(found.interactions) == 1
     assert {skip.interaction_id: skip.reason.value for skip in found.skipped} == {
         lost: "transcript_lost",
@@ -80,7 +86,7 @@ async def test_nothing_vanishes_without_a_reason(make_toy: Callable[..., Toy]) -
 async def test_refusals_are_collected_as_negatives(make_toy: Callable[..., Toy]) -> None:
     toy = make_toy(lambda conversation: "I would rather not.")
     await interact(toy)
-    found = collect(toy.ledger, toy.objects, LINE, 0, 1)
+    found = collect(toy.ledger, toy.objects, window(0, 1))
     distilled = distil(found.interactions, Baselines(), FeedbackConfig())
     assert distilled.rewards[0].terms == {"no_feedback": 0.0, "no_edit": -0.5}
     assert distilled.samples[0].advantage < 0
@@ -102,7 +108,39 @@ async def test_greedy_and_truncated_answers_are_not_trained(toy: Toy) -> None:
             }
             answer = await client.post("/v1/chat/completions", json=body)
             assert answer.status_code == 200, answer.text
-    found = collect(toy.ledger, toy.objects, LINE, 0, 4)
+    found = collect(toy.ledger, toy.objects, window(0, 4))
     kept = [done.transcript.segments[0].sampling.temperature for done in found.interactions]
     assert kept == [1.0, 0.5]
     assert [skip.reason.value for skip in found.skipped] == ["truncated_sampling"] * 2
+
+
+async def test_what_another_checkpoint_did_is_not_trained_on_policy(toy: Toy) -> None:
+    await interact(toy, "edit_kept")
+    assert toy.ledger.interactions.since(0)[0].checkpoint_id == "nano@1"
+    found = collect(toy.ledger, toy.objects, window(0, 1, served="nano@2"))
+    assert found.interactions == ()
+    (skip,) = found.skipped
+    assert (skip.reason.value, skip.detail) == ("other_checkpoint", "made by nano@1")
+
+
+async def test_feedback_after_the_window_reaches_the_next_cycle_of_the_same_checkpoint(
+    toy: Toy,
+) -> None:
+    late, silent = await interact(toy), await interact(toy)
+    toy.now[0] = 2_000.0  # the cycle over both opened at 1,500, its candidate was refused
+    async with toy.client() as client:
+        body = {"interaction_id": late, "signal": "edit_reverted"}
+        assert (await client.post("/v1/feedback", json=body)).status_code == 200
+    new = await interact(toy)
+    found = collect(toy.ledger, toy.objects, window(2, 3, said_after=1_500.0))
+    assert [taken.interaction_id for taken in found.interactions] == [late, new]
+    assert "edit_reverted" in {event.signal for event in found.interactions[0].feedback}
+    assert silent not in {taken.interaction_id for taken in found.interactions}
+    # said after the cycle opened: the next one's
+    assert collect(
+        toy.ledger, toy.objects, window(2, 3, said_after=1_500.0, said_until=1_900.0)
+    ).interactions[0].interaction_id == new
+    # the policy has moved since
+    assert not collect(
+        toy.ledger, toy.objects, window(2, 3, said_after=1_500.0, served="nano@2")
+    ).interactions
