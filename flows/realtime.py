@@ -17,6 +17,7 @@ from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.evaluation.gates import gate_candidate
 from ostinato.tasks.feedback.collect import choose_watermark
+from ostinato.tasks.feedback.interactions import Window
 from ostinato.tasks.feedback.simulated_users import SimulatedUsersReport
 from ostinato.tasks.promotion.serving_line import (
     PromotionOutcome,
@@ -201,7 +202,7 @@ def open_cycle(context: StageContext, served: ArtifactRef) -> CycleRow | None:
         context.ledger, line, start, settle_seconds=feedback.settle_seconds, now=time.time()
     )
     seen = context.ledger.interactions.since(start, until, line=line)
-    if len(seen) < feedback.minimum_interactions:
+    if sum(row.checkpoint_id == str(served) for row in seen) < feedback.minimum_interactions:
         return None
     return cycles.open(
         f"{line}-{next_cycle_number(context):06d}-{served.fingerprint}",
@@ -222,9 +223,7 @@ def train_candidate(
     def build(directory: Path) -> tuple[Path, dict]:
         request = CycleTrainingRequest(
             cycle_id=cycle.cycle_id,
-            line=cycle.line,
-            from_watermark=cycle.from_watermark,
-            to_watermark=cycle.to_watermark,
+            window=_window(context, cycle),
             checkpoint_directory=str(context.directory_of(served)),
             feedback=recipe.feedback,
             learning=recipe.learning,
@@ -241,6 +240,23 @@ def train_candidate(
     except _NothingToLearn as empty:
         return empty.result, None
     return chain.result_of(context, candidate, CycleTrainingResult), candidate
+
+
+def _window(context: StageContext, cycle: CycleRow) -> Window:
+    """What a cycle reads. Feedback that came too late for the cycle before is its own."""
+    before = [
+        other.opened_at
+        for other in context.ledger.cycles.history(cycle.line)
+        if other.opened_at < cycle.opened_at
+    ]
+    return Window(
+        line=cycle.line,
+        served=cycle.served,
+        from_watermark=cycle.from_watermark,
+        to_watermark=cycle.to_watermark,
+        said_after=max(before, default=0.0),
+        said_until=cycle.opened_at,
+    )
 
 
 def ship(

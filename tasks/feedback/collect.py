@@ -15,6 +15,7 @@ from ostinato.tasks.feedback.interactions import (
     Collection,
     Skip,
     SkipReason,
+    Window,
 )
 
 logger = logging.getLogger(__name__)
@@ -34,18 +35,24 @@ def choose_watermark(
     return chosen
 
 
-def collect(
-    ledger: Ledger,
-    objects: ObjectStore,
-    line: str,
-    from_watermark: int,
-    to_watermark: int,
-) -> Collection:
-    """Takes the line's interactions of (from_watermark, to_watermark]."""
+def collect(ledger: Ledger, objects: ObjectStore, window: Window) -> Collection:
+    """Takes the interactions of (from_watermark, to_watermark], and earlier ones about which
+    something was said since the cycle before. Only what the served checkpoint did is taken: it is
+    on-policy, also what an earlier cycle trained a refused candidate on.
+    """
+    interactions = ledger.interactions
+    late = interactions.said_about(
+        window.from_watermark,
+        line=window.line,
+        after=window.said_after,
+        before=window.said_until,
+    )
+    late = [row for row in late if row.checkpoint_id == window.served]
+    new = interactions.since(window.from_watermark, window.to_watermark, line=window.line)
     taken: list[CollectedInteraction] = []
     skipped: list[Skip] = []
-    for row in ledger.interactions.since(from_watermark, to_watermark, line=line):
-        found = _take(row, objects)
+    for row in (*late, *new):
+        found = _take(row, objects, window.served)
         if isinstance(found, Skip):
             logger.info(
                 "interaction=%s skipped=%s detail=%s",
@@ -56,18 +63,15 @@ def collect(
             skipped.append(found)
         else:
             taken.append(found)
-    return Collection(
-        from_watermark=from_watermark,
-        to_watermark=to_watermark,
-        interactions=tuple(taken),
-        skipped=tuple(skipped),
-    )
+    return Collection(window=window, interactions=tuple(taken), skipped=tuple(skipped))
 
 
-def _take(row: InteractionRow, objects: ObjectStore) -> CollectedInteraction | Skip:
+def _take(row: InteractionRow, objects: ObjectStore, served: str) -> CollectedInteraction | Skip:
     def skip(reason: SkipReason, detail: str) -> Skip:
         return Skip(interaction_id=row.interaction_id, reason=reason, detail=detail)
 
+    if row.checkpoint_id != served:
+        return skip(SkipReason.OTHER_CHECKPOINT, f"made by {row.checkpoint_id or 'an unknown one'}")
     try:
         stored = objects.get_bytes(row.object_key)
     except StorageError as error:

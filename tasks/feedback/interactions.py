@@ -22,6 +22,19 @@ class CollectedInteraction(Record):
     feedback: tuple[FeedbackRow, ...]
 
 
+class Window(Record):
+    """Interactions and feedback of a line that one cycle reads."""
+
+    line: str
+    served: str = Field(description="checkpoint that the cycle trains on")
+    from_watermark: int
+    to_watermark: int
+    said_after: float = Field(
+        description="feedback on earlier interactions counts from here on: when the cycle before opened"
+    )
+    said_until: float = Field(description="when this cycle opened")
+
+
 class SkipReason(StrEnum):
     """Reason not to train on an interaction. A bad answer is never one."""
 
@@ -29,6 +42,7 @@ class SkipReason(StrEnum):
         "infrastructure"  # engine or sandbox failed, which says nothing about the policy
     )
     NOTHING_SAMPLED = "nothing_sampled"  # no token of the model in it
+    OTHER_CHECKPOINT = "other_checkpoint"  # off-policy: another one answered than is trained
     TRUNCATED_SAMPLING = "truncated_sampling"  # greedy, top-p or top-k: not drawn from the policy
     TRANSCRIPT_LOST = "transcript_lost"  # the object store no longer has its bytes
 
@@ -42,9 +56,8 @@ class Skip(Record):
 
 
 class Collection(Record):
-    """Interactions in (from_watermark, to_watermark], each in exactly one of the two lists."""
+    """Interactions of a window, each in exactly one of the two lists."""
 
-    from_watermark: int
-    to_watermark: int
+    window: Window
     interactions: tuple[CollectedInteraction, ...]
     skipped: tuple[Skip, ...]

@@ -1,7 +1,7 @@
 """Child entry of a cycle's collect, distil and train: users' interactions in, a candidate checkpoint out.
 
-One update per cycle on what the serving checkpoint itself did: the data are on-policy, a second
-pass over them would not be. Killed at any moment it starts again from the same window.
+One update per cycle on what the serving checkpoint itself did, by the id that interactions carry:
+the data are on-policy, a second pass over them would not be. Killed at any moment it starts again from the same window.
 """
 
 import logging
@@ -29,12 +29,10 @@ def main(request: CycleTrainingRequest, workspace: Workspace) -> CycleTrainingRe
     ledger = Ledger(workspace.settings.ledger_url).migrate()
     objects = open_object_store(workspace.settings)
     workspace.progress.update(0, 3, "collecting")
-    collection = collect(
-        ledger, objects, request.line, request.from_watermark, request.to_watermark
-    )
+    collection = collect(ledger, objects, request.window)
     workspace.progress.update(1, 3, "distilling")
     distilled = distil(
-        collection.interactions, carried_baselines(ledger, request.line), request.feedback
+        collection.interactions, carried_baselines(ledger, request.window.line), request.feedback
     )
     payload = distil_payload(collection, distilled)
     ledger.cycles.update(request.cycle_id, STAGE, payload)

@@ -7,6 +7,7 @@ from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.tasks.feedback.config import FeedbackConfig, SimulatedUsersConfig
+from ostinato.tasks.feedback.interactions import Window
 from ostinato.tasks.learning.config import LearningConfig
 
 
@@ -42,9 +43,7 @@ class CycleTrainingRequest(Record):
     """One window of interactions and the checkpoint that made them."""
 
     cycle_id: str
-    line: str
-    from_watermark: int
-    to_watermark: int
+    window: Window
     checkpoint_directory: str
     feedback: FeedbackConfig
     learning: LearningConfig

@@ -57,7 +57,7 @@ def _train(
     request: CycleTrainingRequest, log: Path, place: Path, result_type: type[BaseModel]
 ) -> BaseModel:
     with (log / "trainings.txt").open("a") as file:
-        file.write(f"{request.from_watermark}..{request.to_watermark}\n")
+        file.write(f"{request.window.from_watermark}..{request.window.to_watermark}\n")
     is_empty = (log / "nothing-to-learn").exists()
     checkpoint = place / "checkpoint"
     checkpoint.mkdir(parents=True, exist_ok=True)

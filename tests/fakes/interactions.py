@@ -3,7 +3,9 @@
 from ostinato.infra.platform.ledger.rows import NewInteraction
 
 
-def new_interaction(interaction_id: str, line: str) -> NewInteraction:
+def new_interaction(
+    interaction_id: str, line: str, checkpoint_id: str = "nano@1"
+) -> NewInteraction:
     """An interaction of people with the control arm."""
     return NewInteraction(
         interaction_id=interaction_id,
@@ -11,7 +13,7 @@ def new_interaction(interaction_id: str, line: str) -> NewInteraction:
         tenant="people",
         session_id=f"session-{interaction_id}",
         arm="control",
-        checkpoint_id="nano@1",
+        checkpoint_id=checkpoint_id,
         weight_version=0,
         problem_kind="mutation",
         consent=True,

@@ -35,7 +35,9 @@ def trainings(directory: Path) -> list[str]:
 
 def interact(context: StageContext, count: int, first: int = 0) -> None:
     for number in range(first, first + count):
-        context.ledger.interactions.record(new_interaction(f"i{number}", "mine"))
+        context.ledger.interactions.record(
+            new_interaction(f"i{number}", "mine", "reinforced/mine@1")
+        )
 
 
 def begin(directory: Path) -> StageContext:

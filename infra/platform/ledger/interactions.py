@@ -53,6 +53,21 @@ class InteractionRepository:
             inside.append(INTERACTIONS.c.sequence <= until)
         return self._select(*inside)
 
+    def said_about(
+        self, until: int, *, line: str, after: float, before: float
+    ) -> list[InteractionRow]:
+        """Interactions of a line with sequence <= until about which something was said in (after,
+        before], in order.
+        """
+        said = select(FEEDBACK.c.interaction_id).where(
+            FEEDBACK.c.created_at > after, FEEDBACK.c.created_at <= before
+        )
+        return self._select(
+            INTERACTIONS.c.line == line,
+            INTERACTIONS.c.sequence <= until,
+            INTERACTIONS.c.interaction_id.in_(said),
+        )
+
     def get(self, interaction_id: str) -> InteractionRow | None:
         rows = self._select(INTERACTIONS.c.interaction_id == interaction_id)
         return rows[0] if rows else None

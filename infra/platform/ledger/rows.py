@@ -101,6 +101,9 @@ class NewInteraction(Row):
     tenant: str
     session_id: str
     arm: str
+    checkpoint_id: str = Field(
+        description="checkpoint that answered; empty: recorded before it was"
+    )
     weight_version: int
     problem_kind: str
     consent: bool

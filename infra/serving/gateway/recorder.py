@@ -122,6 +122,7 @@ class Recorder:
             tenant=interaction.tenant,
             session_id=interaction.session_id,
             arm=interaction.arm.name,
+            checkpoint_id=interaction.arm.checkpoint_id,
             weight_version=min(versions, default=interaction.arm.weight_version),
             problem_kind=interaction.problem_kind,
             consent=True,

@@ -8,14 +8,18 @@ from ostinato.tasks.feedback.baseline import Baselines
 from ostinato.tasks.feedback.carry_over import STAGE, carried_baselines, distil_payload
 from ostinato.tasks.feedback.config import FeedbackConfig
 from ostinato.tasks.feedback.distil import distil
-from ostinato.tasks.feedback.interactions import Collection
+from ostinato.tasks.feedback.interactions import Collection, Window
 from tests.unit.tasks.feedback.interactions import interaction
+
+WINDOW = Window(
+    line="toy", served="nano@1", from_watermark=0, to_watermark=2, said_after=0.0, said_until=1.0
+)
 
 
 def test_open_cycle_hands_nothing_on_until_it_closes(tmp_path: Path) -> None:
     ledger = Ledger(f"sqlite:///{tmp_path}/ledger.db").migrate()
     taken = (interaction((Signal.EDIT_KEPT, 1), name="a"), interaction(name="b"))
-    collection = Collection(from_watermark=0, to_watermark=2, interactions=taken, skipped=())
+    collection = Collection(window=WINDOW, interactions=taken, skipped=())
     distilled = distil(taken, carried_baselines(ledger, "toy"), FeedbackConfig())
     ledger.cycles.open(
         "cycle-1", line="toy", served="nano@1", from_watermark=0, to_watermark=2, at=1.0

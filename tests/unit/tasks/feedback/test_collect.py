@@ -24,7 +24,7 @@ REQUEST = {
 
 
 def window(first: int, last: int, **changes: float | str) -> Window:
-    said = {"said_after": 0.0, "said_until": 1e12, "served": "nano@1"}
+    said = {"said_after": 1_500.0, "said_until": 1e12, "served": "nano@1"}
     return Window(line=LINE, from_watermark=first, to_watermark=last, **(said | changes))
 
 
@@ -132,15 +132,16 @@ async def test_feedback_after_the_window_reaches_the_next_cycle_of_the_same_chec
         body = {"interaction_id": late, "signal": "edit_reverted"}
         assert (await client.post("/v1/feedback", json=body)).status_code == 200
     new = await interact(toy)
-    found = collect(toy.ledger, toy.objects, window(2, 3, said_after=1_500.0))
+    found = collect(toy.ledger, toy.objects, window(2, 3))
     assert [taken.interaction_id for taken in found.interactions] == [late, new]
     assert "edit_reverted" in {event.signal for event in found.interactions[0].feedback}
     assert silent not in {taken.interaction_id for taken in found.interactions}
     # said after the cycle opened: the next one's
-    assert collect(
-        toy.ledger, toy.objects, window(2, 3, said_after=1_500.0, said_until=1_900.0)
-    ).interactions[0].interaction_id == new
+    assert (
+        collect(toy.ledger, toy.objects, window(2, 3, said_until=1_900.0))
+        .interactions[0]
+        .interaction_id
+        == new
+    )
     # the policy has moved since
-    assert not collect(
-        toy.ledger, toy.objects, window(2, 3, said_after=1_500.0, served="nano@2")
-    ).interactions
+    assert not collect(toy.ledger, toy.objects, window(2, 3, served="nano@2")).interactions
