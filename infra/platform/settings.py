@@ -60,6 +60,14 @@ class Settings(BaseSettings):
     object_store_memory_bytes: int = Field(
         default=256 * 2**20, ge=80 * 2**20, description="Ray's shared memory on this machine"
     )
+    heartbeat_limit_seconds: float = Field(
+        default=300.0,
+        gt=0,
+        description="a stage whose threads stand still for longer is ended and resumed",
+    )
+    stall_limit_seconds: float = Field(
+        default=3_600.0, gt=0, description="a stage without progress for longer is, too"
+    )
     minimum_free_disk_bytes: int = Field(default=4 * 2**30, ge=0, description="what doctor wants")
 
     @field_validator("home", "cache_directory")

@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -23,15 +24,23 @@ from pydantic import BaseModel, ValidationError
 
 import ostinato
 from ostinato.infra.platform.cluster.child_main import EXIT_LOCKED
-from ostinato.infra.platform.cluster.processes import is_alive, kill_session, mark_process
+from ostinato.infra.platform.cluster.processes import (
+    is_alive,
+    is_elsewhere,
+    kill_session,
+    mark_process,
+)
 from ostinato.infra.platform.cluster.workspace import (
     FAILURE,
+    HEARTBEAT,
     LOCK,
     LOG,
+    OWNERS,
     PROCESS,
     PROGRESS,
     REQUEST,
     RESULT,
+    START_LOCK,
     Failure,
     ProcessMark,
     Progress,
@@ -49,6 +58,7 @@ _logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 _MARK_WAIT_SECONDS = 20.0
+_SILENCE_SECONDS = 12.0  # more than twice the pause between two beats of a child
 _LOG_TAIL_LINES = 30
 _LOG_TAIL_BYTES = 64 * 1024
 # torch's CPU allocator returns big blocks to the kernel after each step without these
@@ -79,7 +89,8 @@ def run_child(
     """Run `entry(request, workspace)` in a child and return its result. Resumes by itself.
 
     Raises the child's own typed error, ClusterError when it was killed. Any exception in the
-    caller, KeyboardInterrupt included, ends the child's whole session before it travels on.
+    caller, KeyboardInterrupt included, ends the child's whole session before it travels on, unless
+    another supervisor waits for the same child.
     """
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
@@ -87,14 +98,17 @@ def run_child(
     done = _finished(directory, envelope, result_type)
     if done is not None:
         return done
-    environment = _environment(settings or load_settings())
+    settings = settings or load_settings()
+    environment = _environment(settings)
+    owner = directory / OWNERS / uuid.uuid4().hex
     while True:
-        child = _attach_or_start(directory, envelope, environment)
+        child = _attach_or_start(directory, envelope, environment, owner)
         try:
-            exit_code = _watch(child, directory, on_progress)
+            exit_code = _watch(child, directory, on_progress, _Pulse(directory, settings))
         except BaseException:
-            child.kill()
+            _give_up(child, directory, owner)
             raise
+        owner.unlink(missing_ok=True)
         # a child that died by a signal may leave its own children behind
         child.kill()
         done = _finished(directory, envelope, result_type)
@@ -151,28 +165,77 @@ def _environment(settings: Settings) -> dict[str, str]:
     }
 
 
+def _give_up(child: _Child, directory: Path, owner: Path) -> None:
+    """Ends the child unless another supervisor waits for it too."""
+    with _start_lock(directory):
+        owner.unlink(missing_ok=True)
+        others = live_owners(directory)
+        if others:
+            waiting = ", ".join(str(mark.pid) for mark in others)
+            _logger.info("child is left running %s", fields(pid=child.mark.pid, wanted_by=waiting))
+            return
+        child.kill()
+
+
+def live_owners(directory: Path) -> list[ProcessMark]:
+    """Supervisors that wait for the child of a directory."""
+    marks = [read_record(path, ProcessMark) for path in (directory / OWNERS).glob("[!.]*")]
+    return [mark for mark in marks if mark is not None and is_alive(mark)]
+
+
+@contextlib.contextmanager
+def _start_lock(directory: Path) -> Iterator[None]:
+    with (directory / START_LOCK).open("w") as start_lock:
+        fcntl.flock(start_lock, fcntl.LOCK_EX)
+        yield
+
+
 def _attach_or_start(
+    directory: Path, envelope: RequestEnvelope, environment: Mapping[str, str], owner: Path
+) -> _Child:
+    with _start_lock(directory):
+        child = _attached_or_started(directory, envelope, environment)
+        owner.parent.mkdir(exist_ok=True)
+        replace_text(owner, mark_process(os.getpid()).model_dump_json())
+        return child
+
+
+def _require_silence(directory: Path, mark: ProcessMark) -> None:
+    """Raises ClusterError when a child of another host gives signs of life."""
+    beat = directory / HEARTBEAT
+    before = beat.stat().st_mtime_ns if beat.exists() else 0
+    deadline = time.monotonic() + _SILENCE_SECONDS
+    while time.monotonic() < deadline:
+        if beat.exists() and beat.stat().st_mtime_ns != before:
+            raise ClusterError(
+                f"process {mark.pid} of host {mark.host} works in {directory}, wanted none; run "
+                "this there, or end that process first"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _attached_or_started(
     directory: Path, envelope: RequestEnvelope, environment: Mapping[str, str]
 ) -> _Child:
-    with (directory / "start.lock").open("w") as start_lock:
-        fcntl.flock(start_lock, fcntl.LOCK_EX)
-        mark = read_record(directory / PROCESS, ProcessMark)
-        asked = read_record(directory / REQUEST, RequestEnvelope)
-        is_same_request = asked is not None and asked.fingerprint == envelope.fingerprint
-        if mark is not None and is_alive(mark):
-            if not is_same_request:
-                raise ClusterError(
-                    f"process {mark.pid} works in {directory} on another request, wanted none; "
-                    "end it or wait for it"
-                )
-            _logger.info("re-attached %s", fields(pid=mark.pid, directory=directory))
-            return _Child(mark)
-        if mark is not None:
-            num_left = kill_session(mark)
-            _logger.info("ended leftovers %s", fields(pid=mark.pid, processes=num_left))
-        if asked is not None and not is_same_request:
-            _set_aside(directory, asked.fingerprint)
-        return _start(directory, envelope, environment)
+    mark = read_record(directory / PROCESS, ProcessMark)
+    asked = read_record(directory / REQUEST, RequestEnvelope)
+    is_same_request = asked is not None and asked.fingerprint == envelope.fingerprint
+    if mark is not None and is_elsewhere(mark):
+        _require_silence(directory, mark)
+    if mark is not None and is_alive(mark):
+        if not is_same_request:
+            raise ClusterError(
+                f"process {mark.pid} works in {directory} on another request, wanted none; "
+                "end it or wait for it"
+            )
+        _logger.info("re-attached %s", fields(pid=mark.pid, directory=directory))
+        return _Child(mark)
+    if mark is not None:
+        num_left = kill_session(mark)
+        _logger.info("ended leftovers %s", fields(pid=mark.pid, processes=num_left))
+    if asked is not None and not is_same_request:
+        _set_aside(directory, asked.fingerprint)
+    return _start(directory, envelope, environment)
 
 
 def _set_aside(directory: Path, fingerprint: str) -> None:
@@ -181,13 +244,13 @@ def _set_aside(directory: Path, fingerprint: str) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     for path in directory.iterdir():
-        if path.name not in ("start.lock", LOCK):
+        if path.name not in (START_LOCK, LOCK, OWNERS):
             path.rename(aside / path.name)
     _logger.warning("set aside other work %s", fields(directory=directory, moved_to=aside))
 
 
 def _start(directory: Path, envelope: RequestEnvelope, environment: Mapping[str, str]) -> _Child:
-    for stale in (RESULT, FAILURE, PROCESS, PROGRESS):
+    for stale in (RESULT, FAILURE, PROCESS, PROGRESS, HEARTBEAT):
         (directory / stale).unlink(missing_ok=True)
     replace_text(directory / REQUEST, envelope.model_dump_json(indent=1))
     command = [
@@ -230,15 +293,49 @@ def _await_mark(child: _Child, directory: Path) -> None:
         time.sleep(_POLL_SECONDS / 10)
 
 
-def _watch(child: _Child, directory: Path, on_progress: OnProgress | None) -> int:
-    seen_at = 0.0
+class _Pulse:
+    """Signs of life of a child as its supervisor sees them: heartbeat and progress.
+
+    Times are the supervisor's own, so clocks of other machines and a machine that slept do not matter.
+    """
+
+    def __init__(self, directory: Path, settings: Settings) -> None:
+        self._directory = directory
+        self._limits = (settings.heartbeat_limit_seconds, settings.stall_limit_seconds)
+        self._beat_ns = 0
+        self._progress: Progress | None = None
+        self._beat_at = self._progress_at = time.monotonic()
+
+    def newer_progress(self, *, must_live: bool) -> Progress | None:
+        """Progress since the last call. ClusterError when a child that must live stands still."""
+        now = time.monotonic()
+        with contextlib.suppress(FileNotFoundError):
+            beat_ns = (self._directory / HEARTBEAT).stat().st_mtime_ns
+            if beat_ns != self._beat_ns:
+                self._beat_ns, self._beat_at = beat_ns, now
+        progress = read_record(self._directory / PROGRESS, Progress)
+        is_new = progress is not None and progress != self._progress
+        if is_new:
+            self._progress, self._progress_at = progress, now
+        for since, limit, what in (
+            (self._beat_at, self._limits[0], "heartbeat"),
+            (self._progress_at, self._limits[1], "progress"),
+        ):
+            if must_live and now - since > limit:
+                raise ClusterError(
+                    f"no {what} of the child in {self._directory} for {now - since:.0f} s, wanted "
+                    f"one within {limit:g} s: it is stopped, or waits for something that does not "
+                    f"come; it resumes from its last checkpoint{_log_tail(self._directory)}"
+                )
+        return progress if is_new else None
+
+
+def _watch(child: _Child, directory: Path, on_progress: OnProgress | None, pulse: _Pulse) -> int:
     while True:
         exit_code = child.exit_code()
-        if on_progress is not None:
-            progress = read_record(directory / PROGRESS, Progress)
-            if progress is not None and progress.at != seen_at:
-                seen_at = progress.at
-                _tell(on_progress, progress)
+        progress = pulse.newer_progress(must_live=exit_code is None)
+        if on_progress is not None and progress is not None:
+            _tell(on_progress, progress)
         if exit_code is not None:
             return exit_code
         _wait(child)

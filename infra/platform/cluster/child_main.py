@@ -4,6 +4,7 @@ It holds the lock of the directory for as long as it lives, so a second child of
 ends at once.
 """
 
+import contextlib
 import fcntl
 import importlib
 import json
@@ -11,6 +12,8 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 import typing
 from collections.abc import Callable
@@ -23,6 +26,7 @@ from pydantic import BaseModel, ValidationError
 from ostinato.infra.platform.cluster.processes import mark_process
 from ostinato.infra.platform.cluster.workspace import (
     FAILURE,
+    HEARTBEAT,
     LOCK,
     PROCESS,
     REQUEST,
@@ -49,6 +53,7 @@ EXIT_RETRY = 1
 EXIT_NEVER_RETRY = 3
 EXIT_LOCKED = 4
 EXIT_TERMINATED = 143
+_BEAT_SECONDS = 5.0
 
 _logger = logging.getLogger(__name__)
 
@@ -64,6 +69,7 @@ def main(entry: str, directory: Path) -> int:
         return EXIT_LOCKED
     replace_text(directory / PROCESS, mark_process(os.getpid()).model_dump_json())
     signal.signal(signal.SIGTERM, _end)
+    threading.Thread(target=_beat, args=(directory / HEARTBEAT,), daemon=True).start()
     configure_logging()
     _logger.info("child starts %s", fields(entry=entry, pid=os.getpid(), directory=directory))
     try:
@@ -75,6 +81,15 @@ def main(entry: str, directory: Path) -> int:
         replace_text(directory / FAILURE, failure.model_dump_json())
         return EXIT_RETRY if is_retryable(error) else EXIT_NEVER_RETRY
     return 0
+
+
+def _beat(path: Path) -> None:
+    """Touches the file for ever, often enough for the limit that the settings set."""
+    seconds = min(_BEAT_SECONDS, load_settings().heartbeat_limit_seconds / 4)
+    while True:
+        with contextlib.suppress(OSError):
+            path.touch()
+        time.sleep(seconds)
 
 
 def _run(entry: str, directory: Path) -> None:

@@ -7,7 +7,9 @@ otherwise. Only processes of such a session are ever signalled.
 import contextlib
 import os
 import signal
+import socket
 import time
+from pathlib import Path
 
 import psutil
 
@@ -18,13 +20,25 @@ _POLL_SECONDS = 0.05
 _CLOCK_TOLERANCE_SECONDS = 1.5
 
 
+_HOST = socket.gethostname()
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def mark_process(pid: int) -> ProcessMark:
-    """The mark of a live process."""
-    return ProcessMark(pid=pid, started_at=psutil.Process(pid).create_time())
+    """The mark of a live process of this machine."""
+    started_at = psutil.Process(pid).create_time()
+    return ProcessMark(pid=pid, started_at=started_at, host=_HOST, boot_id=_BOOT_ID)
+
+
+def is_elsewhere(mark: ProcessMark) -> bool:
+    """Whether the process is of another host, about which this one knows nothing."""
+    return mark.host not in ("", _HOST)
 
 
 def is_alive(mark: ProcessMark) -> bool:
-    """Whether that very process runs. A zombie does not."""
+    """Whether that very process runs here since this boot. A zombie does not."""
+    if is_elsewhere(mark) or mark.boot_id not in ("", _BOOT_ID):
+        return False
     try:
         process = psutil.Process(mark.pid)
         is_same = abs(process.create_time() - mark.started_at) < _CLOCK_TOLERANCE_SECONDS
@@ -37,6 +51,7 @@ def kill_session(mark: ProcessMark, grace_seconds: float = _TERMINATE_GRACE_SECO
     """Ends every process of `mark`'s session: SIGTERM, then SIGKILL. Returns how many."""
     members = _session_members(mark)
     _send(members, signal.SIGTERM)
+    _send(members, signal.SIGCONT)  # a stopped one cannot end by itself
     deadline = time.monotonic() + grace_seconds
     while (left := _session_members(mark)) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -50,6 +65,8 @@ def kill_session(mark: ProcessMark, grace_seconds: float = _TERMINATE_GRACE_SECO
 def _session_members(mark: ProcessMark) -> list[int]:
     """Live processes of the session. A session id is not reused while any member lives; one whose
     members are all older than the mark, or whose leader is newer, is another session."""
+    if is_elsewhere(mark) or mark.boot_id not in ("", _BOOT_ID):
+        return []
     members = []
     for process in psutil.process_iter(["pid", "status", "create_time"]):
         try:

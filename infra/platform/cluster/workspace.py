@@ -28,6 +28,9 @@ STATUS = "status.json"  # what waits for what, since when, for `ostinato status`
 LOG = "child.log"
 LOCK = "child.lock"
 PROCESS = "child.pid"
+START_LOCK = "start.lock"
+HEARTBEAT = "heartbeat"  # touched by a child for as long as its threads run
+OWNERS = "owners"  # marks of the supervisors that wait for the child
 PUBLISHED = "published.txt"  # reference of the artifact that the work became
 
 _PROGRESS_INTERVAL_SECONDS = 0.1
@@ -72,6 +75,8 @@ class ProcessMark(Record):
 
     pid: int
     started_at: float = Field(description="process creation time as the kernel tells it")
+    host: str = Field(default="", description="empty: written before hosts were noted")
+    boot_id: str = Field(default="", description="of the kernel; empty as for the host")
 
 
 class ProgressWriter:

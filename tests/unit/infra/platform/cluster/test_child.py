@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from ostinato.infra.platform.cluster.child import run_child
+from ostinato.infra.platform.cluster.processes import is_alive, mark_process
 from ostinato.infra.platform.cluster.workspace import ProcessMark, Progress, read_record
 from ostinato.infra.platform.errors import (
     ClusterError,
@@ -235,3 +236,83 @@ def test_error_in_the_progress_callback_does_not_end_the_child(tmp_path: Path) -
         _COUNT, request, CountResult, directory=tmp_path / "work", on_progress=refuse
     )
     assert result.steps_this_attempt == 3
+
+
+def _share(work: Path, release: Path) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]:
+    """Two supervisors of one child; the first has started it."""
+    first = _start_supervisor(work, 1, release)
+    second = _start_supervisor(work, 1, release)
+    _await(lambda: len(list((work / "owners").glob("[!.]*"))) == 2)
+    return first, second
+
+
+def test_stopped_supervisor_leaves_a_child_that_another_waits_for(tmp_path: Path) -> None:
+    work, release = tmp_path / "work", tmp_path / "release"
+    first, second = _share(work, release)
+    child_pid = _pid(work)
+    first.send_signal(signal.SIGINT)
+    first.wait(timeout=30)
+    assert _runs(child_pid)
+    release.touch()
+    assert second.wait(timeout=30) == 0
+    assert not list((work / "owners").iterdir())
+
+
+def test_killed_supervisor_keeps_no_child_alive(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    first, second = _share(work, tmp_path / "never")
+    child_pid = _pid(work)
+    first.kill()
+    first.wait(timeout=30)
+    second.send_signal(signal.SIGINT)
+    second.wait(timeout=30)
+    assert not _runs(child_pid)
+
+
+def test_stopped_child_is_ended_and_goes_on_when_called_again(tmp_path: Path) -> None:
+    work, release = tmp_path / "work", tmp_path / "release"
+    settings = Settings(home=tmp_path, heartbeat_limit_seconds=1.0)
+    request = CountRequest(steps=3, release_file=str(release))
+
+    def stop_it(progress: Progress) -> None:
+        if progress.done == 3:
+            os.kill(_pid(work), signal.SIGSTOP)
+
+    with pytest.raises(ClusterError, match="no heartbeat of the child"):
+        run_child(
+            _COUNT, request, CountResult, directory=work, on_progress=stop_it, settings=settings
+        )
+    assert not _runs(_pid(work))
+    release.touch()
+    assert _count(work, request).steps_this_attempt == 0
+
+
+def test_child_without_progress_is_ended(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, stall_limit_seconds=1.0)
+    request = CountRequest(steps=1, release_file=str(tmp_path / "never"))
+    with pytest.raises(ClusterError, match="no progress of the child"):
+        run_child(_COUNT, request, CountResult, directory=tmp_path / "work", settings=settings)
+    assert not _runs(_pid(tmp_path / "work"))
+
+
+def test_live_child_of_another_host_is_not_doubled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_HEARTBEAT_LIMIT_SECONDS", "2")  # a beat each half second
+    work, release = tmp_path / "work", tmp_path / "release"
+    supervisor = _start_supervisor(work, 1, release)
+    mark = read_record(work / "child.pid", ProcessMark)
+    assert mark is not None
+    other = mark.model_copy(update={"host": "another"})
+    (work / "child.pid").write_text(other.model_dump_json())
+    request = CountRequest(steps=1, release_file=str(release), grandchild=True)
+    with pytest.raises(ClusterError, match="of host another works in"):
+        _count(work, request)
+    release.touch()
+    assert supervisor.wait(timeout=30) == 0
+
+
+def test_mark_of_an_earlier_boot_is_dead(tmp_path: Path) -> None:
+    mark = mark_process(os.getpid())
+    assert is_alive(mark)
+    assert not is_alive(mark.model_copy(update={"boot_id": "before"}))
