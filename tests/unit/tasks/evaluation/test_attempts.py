@@ -7,9 +7,11 @@ import pytest
 from ostinato.infra.platform.errors import GradingError
 from ostinato.tasks.checkpoint_evaluation.run import shard_of
 from ostinato.tasks.evaluation.attempts import (
+    TRAJECTORIES_FILE,
     draw_problems,
     plan_attempts,
     read_rows,
+    read_trajectories,
     run_attempts,
 )
 from ostinato.tasks.records import Outcome, Trajectory
@@ -75,6 +77,11 @@ async def test_evaluation_that_was_cut_off_makes_only_the_missing_attempts(
         (item.problem.problem_id, item.attempt) for item in plan
     }
     assert read_rows(path) == rows
+    kept = read_trajectories(path.with_name(TRAJECTORIES_FILE))
+    assert {(row["problem_id"], row["attempt"]) for row in kept} == {
+        (row.problem_id, row.attempt) for row in rows
+    }
+    assert all(row["transcript"]["turns"][0]["text"] == "Fixed." for row in kept)
 
 
 @pytest.mark.asyncio
