@@ -1,5 +1,6 @@
 """The stages of the chain as functions from a context and parents to artifacts, each built at most once."""
 
+import shutil
 import time
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +25,7 @@ from ostinato.tasks.records import Scorecard, Split
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 from ostinato.tasks.retrieval.config import RetrievalRequest, RetrievalResult
 
+ROWS_FILE = "rows.jsonl"  # of an evaluation: one line per attempt
 SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
 Result = TypeVar("Result", bound=BaseModel)
 
@@ -254,6 +256,16 @@ def evaluate(
     context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split
 ) -> Scorecard:
     """Checkpoint and a split of the problems -> a scorecard."""
+    ref = evaluation(context, problems, checkpoint, split)
+    return Scorecard.model_validate_json(
+        (context.directory_of(ref) / "scorecard.json").read_bytes()
+    )
+
+
+def evaluation(
+    context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split
+) -> ArtifactRef:
+    """The artifact of an evaluation: scorecard, a row per attempt, trajectories."""
     identity = evaluation_identity(context.recipe, split)
 
     def build(directory: Path) -> tuple[Path, dict]:
@@ -275,15 +287,13 @@ def evaluate(
             created_at=time.time(),
         )
         context.ledger.scorecards.add(row)
-        return one_file(directory, "scorecard.json", card.model_dump_json()), {
-            SUMMARY: {"wall_seconds": result.wall_seconds}
-        }
+        published = one_file(directory, "scorecard.json", card.model_dump_json())
+        one_file(directory, ROWS_FILE, "\n".join(row.model_dump_json() for row in result.rows))
+        shutil.copy(result.trajectories_path, published)
+        return published, {SUMMARY: {"wall_seconds": result.wall_seconds}}
 
     parents = (problems, checkpoint, *encoders_of(context))
-    ref = context.ensure("evaluation", identity, parents, build)
-    return Scorecard.model_validate_json(
-        (context.directory_of(ref) / "scorecard.json").read_bytes()
-    )
+    return context.ensure("evaluation", identity, parents, build)
 
 
 def evaluation_identity(recipe: Recipe, split: Split) -> dict:

@@ -32,6 +32,7 @@ STAGES = {
         Stage("evaluation", "scorecard", ("ostinato.tasks.checkpoint_evaluation.run:main",)),
         Stage("locating", "locating", ("ostinato.tasks.checkpoint_evaluation.run:main",)),
         Stage("comparison", "search-ablation", ("ostinato.tasks.evaluation.locating",)),
+        Stage("controls", "controls", ("ostinato.tasks.evaluation.controls",)),
         Stage("candidate", "candidate", ("ostinato.tasks.realtime.cycle_training:main",)),
         Stage(
             "cycle",

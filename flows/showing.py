@@ -17,6 +17,7 @@ from ostinato.infra.platform.cluster.workspace import METRICS
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.corpus.config import CorpusResult
 from ostinato.tasks.environments.run import EnvironmentsResult
+from ostinato.tasks.evaluation.controls import ControlReport
 from ostinato.tasks.evaluation.locating import ArmComparison
 from ostinato.tasks.mtp.config import MtpResult
 from ostinato.tasks.mtp.speculation_config import SpeculationResult
@@ -117,6 +118,28 @@ def show_ablation(found: ArmComparison) -> None:
     )
 
 
+def show_controls(report: ControlReport) -> None:
+    """A trained checkpoint beside what its start does with as many tokens."""
+    rows = []
+    for control in (report.trained, *report.controls):
+        found, calls = control.difference, control.tool_calls
+        rows.append(
+            {
+                "policy": control.name if control.has_equal_tokens else f"{control.name} (fewer)",
+                "solved": f"{control.solved:.1%}",
+                "first edit": _share(control.first_edit_solved),
+                "tokens": f"{control.generated_tokens:.0f}",
+                "tool calls": "not measured" if calls is None else f"{calls:.2f}",
+                "limit or repeat": _share(control.cut_ratio),
+                "trained minus this": ""
+                if found is None
+                else f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]",
+            }
+        )
+    verdict = "is above all controls" if report.gain_counts else "is not above all controls"
+    show_table(rows, key="controls", description=f"95 % by function; the trained one {verdict}")
+
+
 def show_drafting(context: StageContext, drafted: ArtifactRef, speculation: ArtifactRef) -> None:
     """Draft quality and what it is worth in the engine."""
     draft = chain.result_of(context, drafted, MtpResult)
@@ -154,6 +177,10 @@ def show_reinforcement(context: StageContext, reinforced: ArtifactRef) -> None:
         show_table(rows, key="reinforcement-curve", description=str(reinforced))
 
 
+def _share(ratio: float | None) -> str:
+    return "not measured" if ratio is None else f"{ratio:.1%}"
+
+
 def show_scorecards(cards: Sequence[Scorecard], decision: GateDecision) -> None:
     """Scorecards and what the gate says."""
     rows = [
@@ -163,7 +190,10 @@ def show_scorecards(cards: Sequence[Scorecard], decision: GateDecision) -> None:
             f"best of {card.attempts_per_problem}": _interval(card.best_of),
             "tokens": round(card.generated_tokens.mean, 1),
             "turns": round(card.turns.mean, 2),
+            "tool calls": round(card.tool_calls.mean, 2),
             "broken calls": f"{card.broken_call_ratio:.1%}",
+            "first edit": _share(card.first_edit_ratio),
+            "limit or repeat": _share(card.cut_ratio),
         }
         for card in cards
     ]

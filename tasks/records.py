@@ -314,6 +314,12 @@ class Scorecard(Record):
     turns: Metric
     tool_calls: Metric
     broken_call_ratio: float
+    first_edit_ratio: float | None = Field(
+        default=None, description="attempts solved by their first edit; None: older than the figure"
+    )
+    cut_ratio: float | None = Field(
+        default=None, description="attempts that ended at a limit or wrote the same edit twice"
+    )
     problems: tuple[ProblemScore, ...]
 
 

@@ -50,6 +50,9 @@ class EvaluationResult(Record):
 
     scorecard: Scorecard
     rows: tuple[AttemptRow, ...]
+    trajectories_path: str = Field(
+        description="what was said and done in each attempt, as JSON lines"
+    )
     wall_seconds: float
     locating: tuple[LocatingRow, ...] = Field(default=(), description="empty unless asked for")
 

@@ -22,11 +22,13 @@ from ostinato.tasks.checkpoint_evaluation.records import (
 )
 from ostinato.tasks.evaluation.attempts import (
     INFRASTRUCTURE_OUTCOMES,
+    TRAJECTORIES_FILE,
     AttemptFunction,
     AttemptRow,
     draw_problems,
     plan_attempts,
     read_rows,
+    read_trajectories,
     run_attempts,
 )
 from ostinato.tasks.evaluation.locating import (
@@ -60,15 +62,23 @@ def main(request: EvaluationRequest, workspace: Workspace) -> EvaluationResult:
             for index in range(count)
         ]
         rows: list[AttemptRow] = []
+        kept = MetricsLog(workspace.directory / TRAJECTORIES_FILE)
+        kept.path.unlink(missing_ok=True)
         locating: list[LocatingRow] = []
         for shard in shards:
             rows_path = Path(shard.result().rows_path)
             rows += read_rows(rows_path)
+            for number, texts in enumerate(
+                read_trajectories(rows_path.with_name(TRAJECTORIES_FILE))
+            ):
+                kept.append(number, texts)
             locating += read_locating(rows_path.with_name(LOCATING_FILE))
+    kept.close()
     return EvaluationResult(
         scorecard=score(request, rows),
         rows=tuple(rows),
         locating=tuple(locating),
+        trajectories_path=str(kept.path),
         wall_seconds=time.monotonic() - started_at,
     )
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ostinato.infra.platform.errors import GradingError
 from ostinato.infra.platform.telemetry import MetricsLog, read_lines
@@ -18,6 +19,9 @@ from ostinato.tasks.rollout.records import AttemptRequest
 
 INFRASTRUCTURE_OUTCOMES = frozenset({Outcome.SANDBOX_FAILED, Outcome.ENGINE_FAILED})
 INFRASTRUCTURE_RETRIES = 2
+TRAJECTORIES_FILE = (
+    "trajectories.jsonl"  # beside the rows: what was said and done, without token arrays
+)
 
 
 AttemptFunction = Callable[[AttemptRequest], Awaitable[Trajectory]]
@@ -62,6 +66,12 @@ def read_rows(path: Path) -> list[AttemptRow]:
     return list(rows.values())
 
 
+def read_trajectories(path: Path) -> list[dict[str, Any]]:
+    """Trajectories of a file, the newest of each attempt."""
+    found = {(row["problem_id"], row["attempt"]): row for row in read_lines(path)}
+    return list(found.values())
+
+
 async def run_attempts(
     plan: Sequence[AttemptRequest],
     attempt: AttemptFunction,
@@ -77,11 +87,14 @@ async def run_attempts(
         [item for item in plan if (item.problem.problem_id, item.attempt) not in finished]
     )
     log = MetricsLog(rows_path)
+    texts = MetricsLog(rows_path.with_name(TRAJECTORIES_FILE))
 
     async def drain() -> None:
         for item in waiting:
             trajectory = await _attempt_with_retries(item, attempt)
-            row = attempt_row(trajectory, cluster=item.problem.repository)
+            row = attempt_row(trajectory, item.problem)
+            kept = trajectory.model_dump(mode="json", exclude={"transcript": {"segments"}})
+            texts.append(len(rows), kept)
             log.append(len(rows), row.model_dump(mode="json"))
             rows.append(row)
             if on_row is not None:
@@ -95,6 +108,7 @@ async def run_attempts(
         raise errors.exceptions[0] from None
     finally:
         log.close()
+        texts.close()
     return rows
 
 

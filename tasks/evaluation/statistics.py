@@ -8,14 +8,26 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import comb, sqrt
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 from scipy import stats
 
-from ostinato.infra.agent.transcript import MODEL_FAULTS
+from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
+from ostinato.infra.agent.tools.names import RUN_TERMINAL
+from ostinato.infra.agent.transcript import MODEL_FAULTS, CallStatus, EndReason
 from ostinato.infra.platform.errors import GradingError
-from ostinato.tasks.records import Metric, ProblemScore, Record, Scorecard, Trajectory
+from ostinato.tasks.records import (
+    Metric,
+    Problem,
+    ProblemScore,
+    Record,
+    Scorecard,
+    Trajectory,
+)
+
+PASSED = "passed"  # how the result of a test run begins when all passed
 
 
 class AttemptRow(Record):
@@ -33,6 +45,16 @@ class AttemptRow(Record):
     cluster: str = Field(
         default="", description="repository or seed that problems share; empty: none"
     )
+    function: str = Field(default="", description="the broken function; empty: not noted")
+    edits: int = Field(default=0, description="edits that were carried out")
+    first_edit_solved: bool = Field(
+        default=False,
+        description="the tests passed after the first edit, as the attempt saw or left them",
+    )
+    repeats_edit: bool = Field(default=False, description="the same edit was written twice")
+    is_cut: bool = Field(
+        default=False, description="ended by a limit or by the harness, not by the model"
+    )
 
 
 class PairedDifference(Metric):
@@ -41,7 +63,7 @@ class PairedDifference(Metric):
     p_value: float = Field(description="two-sided sign-flip permutation test of no difference")
 
 
-def attempt_row(trajectory: Trajectory, *, cluster: str = "") -> AttemptRow:
+def attempt_row(trajectory: Trajectory, problem: Problem) -> AttemptRow:
     """The row of one graded trajectory. An attempt without a verdict counts as not solved."""
     turns = trajectory.transcript.turns
     calls = [call for turn in turns for call in turn.calls]
@@ -53,8 +75,30 @@ def attempt_row(trajectory: Trajectory, *, cluster: str = "") -> AttemptRow:
         turns=len(turns),
         tool_calls=len(calls),
         broken_calls=sum(call.status in MODEL_FAULTS for call in calls),
-        cluster=cluster,
+        cluster=problem.repository,
+        function=f"{problem.repository}/{problem.path}::{problem.symbol}",
+        is_cut=trajectory.transcript.end_reason is not EndReason.FINISHED,
+        **_edits_of(trajectory),
     )
+
+
+def _edits_of(trajectory: Trajectory) -> dict[str, Any]:
+    """Fields of an AttemptRow about its edits."""
+    written: list[str] = []
+    edits, passed_after_first = 0, False
+    for turn in trajectory.transcript.turns:
+        for index, call in enumerate(turn.calls):
+            if call.tool in EDIT_TOOLS:
+                written.append(f"{call.tool} {sorted(call.arguments.items())}")
+                edits += call.status is CallStatus.OK
+            elif call.tool == RUN_TERMINAL and edits == 1 and index < len(turn.results):
+                passed_after_first |= turn.results[index].startswith(PASSED)
+    is_solved = trajectory.verdict is not None and trajectory.verdict.passed
+    return {
+        "edits": edits,
+        "first_edit_solved": is_solved and (edits == 1 or passed_after_first),
+        "repeats_edit": len(set(written)) < len(written),
+    }
 
 
 def pass_at_k(attempts: int, solved: int, k: int) -> float:
@@ -222,7 +266,8 @@ def scorecard_from(
     problems = tuple(_problem_score(name, by_problem[name]) for name in sorted(by_problem))
     k = min(score.attempts for score in problems)
     most = max(score.attempts for score in problems)
-    calls = sum(row.tool_calls for attempts in by_problem.values() for row in attempts)
+    every = [row for attempts in by_problem.values() for row in attempts]
+    calls = sum(row.tool_calls for row in every)
     broken = sum(score.broken_calls for score in problems)
 
     def over_problems(values: Iterable[float]) -> Metric:
@@ -255,8 +300,15 @@ def scorecard_from(
         turns=over_problems(score.mean_turns for score in problems),
         tool_calls=over_problems(score.mean_tool_calls for score in problems),
         broken_call_ratio=broken / calls if calls else 0.0,
+        first_edit_ratio=_share(row.first_edit_solved for row in every),
+        cut_ratio=_share(row.is_cut or row.repeats_edit for row in every),
         problems=problems,
     )
+
+
+def _share(values: Iterable[bool]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
 
 
 def solve_rates(scorecard: Scorecard) -> dict[str, float]:

@@ -1,0 +1,58 @@
+"""Flow: what the checkpoint that RL began with does with as many tokens."""
+
+import json
+from pathlib import Path
+
+from prefect import flow
+
+from ostinato.flows import chain, showing
+from ostinato.flows.mtp_distillation import mtp_distillation
+from ostinato.flows.problem_building import problem_building
+from ostinato.flows.reinforcement import reinforcement
+from ostinato.flows.stage import RunOptions, StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.tasks.evaluation.controls import ControlReport, compare_with_controls
+from ostinato.tasks.evaluation.statistics import AttemptRow
+from ostinato.tasks.records import Split
+
+
+@flow(name="controls")
+def controls(
+    recipe: str = "nano", seed: int | None = None, options: RunOptions | None = None
+) -> ArtifactRef:
+    """Evaluates a checkpoint before and after RL and compares at equal tokens. Returns the table.
+
+    Args:
+        recipe: name of a shipped recipe or path of a TOML file.
+        seed: overrides the recipe's seed.
+        options: overridden settings, stages to keep or to build again.
+    """
+    context = StageContext.open(recipe, seed, options)
+    problems = problem_building(recipe, seed, options=context.options)
+    start = mtp_distillation(recipe, seed, problems, options=context.options)
+    trained = reinforcement(recipe, seed, problems, start, options=context.options)
+    rows = [
+        chain.evaluation(context, problems, checkpoint, Split.HELD_OUT)
+        for checkpoint in (start, trained)
+    ]
+    report = compare(context, rows[0], rows[1])
+    showing.show_controls(chain.result_of(context, report, ControlReport))
+    return report
+
+
+def compare(context: StageContext, start: ArtifactRef, trained: ArtifactRef) -> ArtifactRef:
+    """Two evaluations -> the published report."""
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        report = compare_with_controls(read_rows(context, start), read_rows(context, trained))
+        found = report.model_dump(mode="json")
+        text = json.dumps(found, indent=1)
+        return chain.one_file(directory, "controls.json", text), {chain.SUMMARY: found}
+
+    return context.ensure("controls", {}, (start, trained), build)
+
+
+def read_rows(context: StageContext, evaluation: ArtifactRef) -> list[AttemptRow]:
+    """A row per attempt of an evaluation."""
+    text = (context.directory_of(evaluation) / chain.ROWS_FILE).read_text()
+    return [AttemptRow.model_validate_json(line) for line in text.splitlines()]

@@ -1,0 +1,170 @@
+"""Controls of an RL claim, from attempts of the checkpoint that RL began with.
+
+`restart`: where the tests still fail the start begins anew, until they pass or the tokens are used.
+`best of n`: n whole attempts, of which one must pass. Both get the tokens that the trained
+checkpoint takes on average; between two whole numbers of attempts a share of the problems gets the
+larger one. A restart decides by the graded tests, so it is a control only where an agent sees those.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from pydantic import Field
+
+from ostinato.infra.platform.errors import GradingError
+from ostinato.tasks.evaluation.statistics import AttemptRow, cluster_bootstrap, pass_at_k
+from ostinato.tasks.records import Metric, Record
+
+CONFIDENCE = 0.95
+
+# (chance to solve, generated tokens) of a policy that may make k attempts at a problem
+Policy = Callable[[Sequence[AttemptRow], int], tuple[float, float]]
+
+
+class Control(Record):
+    """One policy on the problems, and the trained checkpoint against it."""
+
+    name: str
+    solved: float = Field(description="mean over problems")
+    first_edit_solved: float | None = Field(description="None: not a single attempt's figure")
+    generated_tokens: float
+    tool_calls: float | None
+    cut_ratio: float | None = Field(
+        description="attempts that ended at a limit or repeated an edit; None as above"
+    )
+    has_equal_tokens: bool = Field(
+        description="false: its attempts, all of them, take fewer tokens than the trained checkpoint"
+    )
+    difference: Metric | None = Field(
+        description="trained minus this, drawn by function; None: the trained one itself"
+    )
+
+
+class ControlReport(Record):
+    """A trained checkpoint beside its controls."""
+
+    trained: Control
+    controls: tuple[Control, ...]
+    gain_counts: bool = Field(
+        description="every difference has its whole interval above 0; three seeds make a claim"
+    )
+
+
+def compare_with_controls(
+    start: Iterable[AttemptRow], trained: Iterable[AttemptRow]
+) -> ControlReport:
+    """The trained checkpoint against its start and against what the start does with equal tokens."""
+    before, after = _by_problem(start), _by_problem(trained)
+    if before.keys() != after.keys():
+        raise GradingError(
+            f"controls: start was tried on {len(before)} problems, trained on {len(after)}, "
+            f"{len(before.keys() & after.keys())} of them shared, wanted the same ones"
+        )
+    rates = {name: _mean(row.solved for row in rows) for name, rows in after.items()}
+    tokens = _mean(_mean(row.generated_tokens for row in rows) for rows in after.values())
+    clusters = [rows[0].function or name for name, rows in sorted(after.items())]
+
+    def against(values: Mapping[str, float]) -> Metric:
+        differences = [rates[name] - values[name] for name in sorted(rates)]
+        return cluster_bootstrap(differences, clusters, confidence=CONFIDENCE)
+
+    plain = {name: _mean(row.solved for row in rows) for name, rows in before.items()}
+    controls = [_measured("start", before, against(plain))]
+    for name, policy in (("restart", restart), ("best of n", best_of)):
+        values, spent, is_equal = spend(before, policy, tokens)
+        controls.append(
+            Control(
+                name=f"{name} at equal tokens",
+                solved=_mean(values.values()),
+                first_edit_solved=None,
+                generated_tokens=spent,
+                tool_calls=None,
+                cut_ratio=None,
+                has_equal_tokens=is_equal,
+                difference=against(values),
+            )
+        )
+    return ControlReport(
+        trained=_measured("trained", after, None),
+        controls=tuple(controls),
+        gain_counts=all(
+            control.difference is not None and control.difference.low > 0 for control in controls
+        ),
+    )
+
+
+def restart(rows: Sequence[AttemptRow], most: int) -> tuple[float, float]:
+    """At most `most` attempts, none after one that solved. Means over all orders of the rows."""
+    attempts, solved = len(rows), sum(row.solved for row in rows)
+    failed = [row.generated_tokens for row in rows if not row.solved]
+    solving = sum(row.generated_tokens for row in rows if row.solved)
+    spent = 0.0
+    for number in range(min(most, len(failed) + 1)):
+        # made when all before it failed; any of the rows that are left, the solving ones among them
+        reached = 1.0 - pass_at_k(attempts, solved, number) if number else 1.0
+        left = _mean(failed) * (len(failed) - number) + solving
+        spent += reached * left / (attempts - number) if attempts > number else 0.0
+    return pass_at_k(attempts, solved, most), spent
+
+
+def best_of(rows: Sequence[AttemptRow], most: int) -> tuple[float, float]:
+    """`most` attempts, all of them made."""
+    solved = sum(row.solved for row in rows)
+    tokens = _mean(row.generated_tokens for row in rows)
+    return pass_at_k(len(rows), solved, most), most * tokens
+
+
+def spend(
+    by_problem: Mapping[str, Sequence[AttemptRow]], policy: Policy, tokens: float
+) -> tuple[dict[str, float], float, bool]:
+    """Solve rate of each problem when the policy spends `tokens` on average, what it spends, and
+    whether it could spend as much. Never less than one attempt.
+    """
+    most = min(len(rows) for rows in by_problem.values())
+    steps = [
+        {name: policy(rows, attempts) for name, rows in by_problem.items()}
+        for attempts in range(1, most + 1)
+    ]
+    costs = [_mean(cost for _, cost in step.values()) for step in steps]
+    chosen, share = steps[-1], 0.0
+    other = chosen
+    for (cost, step), (next_cost, next_step) in pairwise(zip(costs, steps, strict=True)):
+        if tokens < next_cost:
+            chosen, other = step, next_step
+            share = max(0.0, (tokens - cost) / (next_cost - cost))
+            break
+
+    def mixed(index: int, name: str) -> float:
+        return (1 - share) * chosen[name][index] + share * other[name][index]
+
+    values = {name: mixed(0, name) for name in by_problem}
+    return values, _mean(mixed(1, name) for name in by_problem), tokens <= costs[-1]
+
+
+def _measured(
+    name: str, by_problem: Mapping[str, Sequence[AttemptRow]], difference: Metric | None
+) -> Control:
+    rows = [row for some in by_problem.values() for row in some]
+    return Control(
+        name=name,
+        solved=_mean(_mean(row.solved for row in some) for some in by_problem.values()),
+        first_edit_solved=_mean(row.first_edit_solved for row in rows),
+        generated_tokens=_mean(row.generated_tokens for row in rows),
+        tool_calls=_mean(row.tool_calls for row in rows),
+        cut_ratio=_mean(row.is_cut or row.repeats_edit for row in rows),
+        has_equal_tokens=True,
+        difference=difference,
+    )
+
+
+def _by_problem(rows: Iterable[AttemptRow]) -> dict[str, list[AttemptRow]]:
+    found: dict[str, list[AttemptRow]] = defaultdict(list)
+    for row in rows:
+        found[row.problem_id].append(row)
+    return dict(sorted(found.items()))
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else 0.0
