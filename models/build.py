@@ -31,8 +31,9 @@ from ostinato.models.cpu import open_process_groups
 from ostinato.models.experts import DENSE_MLP, SortedMoELayer, TrunkConfig
 from ostinato.models.mtp import DraftLayer
 from ostinato.models.norm import RootMeanSquareNorm
+from ostinato.models.rope import stretch_frequencies
 from ostinato.models.routing import ReplayRouter
-from ostinato.models.spec import ModelSpec, RopeBands, check_shapes
+from ostinato.models.spec import ModelSpec, check_shapes
 
 EMBEDDING_STD = 0.02
 
@@ -115,14 +116,6 @@ def _layer_modules(spec: ModelSpec, mlp: ModuleSpec | type[SortedMoELayer]) -> M
             mlp_bda=get_bias_dropout_add,  # type: ignore[arg-type]
         ),
     )
-
-
-def stretch_frequencies(frequencies: Tensor, bands: RopeBands) -> Tensor:
-    """RoPE frequencies after the scaling of Llama 3."""
-    turns = bands.original_tokens * frequencies / (2 * torch.pi)
-    width = bands.high_frequency_factor - bands.low_frequency_factor
-    kept = ((turns - bands.low_frequency_factor) / width).clamp(0, 1)
-    return kept * frequencies + (1 - kept) * frequencies / bands.factor
 
 
 class TrainerModel(torch.nn.Module):

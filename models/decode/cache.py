@@ -8,6 +8,7 @@ memory.
 import numpy as np
 
 from ostinato.models.decode.compiled.packed import aligned_floats
+from ostinato.models.decode.weights import expert_sizes
 from ostinato.models.spec import ModelSpec
 
 
@@ -20,9 +21,14 @@ class SlotCache:
         # Zeros, not empty: a masked position has weight 0, and 0 * NaN would still be NaN.
         self.keys_LSGdC = aligned_floats(floats).reshape(*rows, spec.head_dim, positions)
         self.values_LSGCd = aligned_floats(floats).reshape(*rows, positions, spec.head_dim)
-        self.routes_SCLK = np.zeros(
-            (slots, positions, spec.num_layers, spec.experts_per_token), dtype=np.int16
-        )
+        self._routed = spec.num_dense_layers, spec.experts_per_token
+        _, per_token, _ = expert_sizes(spec)
+        self.routes_SCLK = np.zeros((slots, positions, spec.num_layers, per_token), dtype=np.int16)
+
+    def copy_routes(self, slot: int, start: int, stop: int) -> np.ndarray:
+        """Routes of some positions. A dense layer has none, though the compiled trunk notes some."""
+        layers, per_token = self._routed
+        return self.routes_SCLK[slot, start:stop, layers:, :per_token].copy()
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copies the first positions of one slot to another."""

@@ -31,7 +31,7 @@ def take_generation(
     """The answer in a slot. Routes are those not yet reported for the session."""
     request, prompt, end = running.request, running.prompt_tokens, int(slots.context_S[slot])
     offset, routed = int(slots.reported_S[slot]), int(slots.routed_S[slot])
-    routes = cache.routes_SCLK[slot, offset:routed].copy()
+    routes = cache.copy_routes(slot, offset, routed)
     if request.return_routes:
         slots.reported_S[slot] = routed
     else:
@@ -61,7 +61,7 @@ def empty_generation(
         token_ids=(),
         logprobs_T=np.zeros(0, dtype=np.float32),
         weight_versions_T=np.zeros(0, dtype=np.int64),
-        routed_experts=np.zeros((0, spec.num_layers, spec.experts_per_token), dtype=np.int16),
+        routed_experts=np.zeros((0, spec.num_moe_layers, spec.experts_per_token), dtype=np.int16),
         route_offset=0,
         stop_reason=reason,
         queued_seconds=queued_seconds,

@@ -10,7 +10,7 @@ expert width, M draft width.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -79,10 +79,38 @@ def check_weights(spec: ModelSpec, weights: Mapping[str, Tensor]) -> None:
             raise ValueError(f"weight {name} holds a value that is not finite")
 
 
+def expert_sizes(spec: ModelSpec) -> tuple[int, int, int]:
+    """(experts, experts per token, inner width) as the compiled trunk computes: a dense layer is one
+    of a single expert, whose share is always 1.
+    """
+    if spec.num_moe_layers:
+        return spec.num_experts, spec.experts_per_token, spec.expert_hidden_size
+    return 1, 1, spec.dense_hidden_size
+
+
 def check_vectors(spec: ModelSpec) -> None:
-    """Refuses a shape whose rows do not fill whole vectors."""
-    multiples = {"hidden_size": LANES, "head_dim": LANES, "expert_hidden_size": LANES}
-    multiples["mtp_hidden_size"] = LANES // 2  # gate and up stand side by side
+    """Refuses a shape that the compiled trunk does not compute, or whose rows do not fill whole
+    vectors.
+    """
+    only: dict[str, tuple[Any, ...]] = {
+        "num_dense_layers": (0, spec.num_layers),
+        "router_score": ("sigmoid",),
+        "router_normalizes": (True,),
+        "router_scale": (1.0,),
+        "router_groups_per_token": (spec.router_groups,),
+        "shared_expert_hidden_size": (0,),
+        "qkv_bias": (False,),
+        "rotary_fraction": (1.0,),
+    }
+    for name, values in only.items():
+        if getattr(spec, name) not in values:
+            raise ValueError(
+                f"{name}={getattr(spec, name)}, wanted {values[-1]} for compiled decoding; "
+                'vLLM decodes this shape: [decoding] engine = "vllm"'
+            )
+    multiples = {"hidden_size": LANES, "head_dim": LANES, "mtp_hidden_size": LANES // 2}
+    # of mtp_hidden_size gate and up stand side by side
+    multiples |= {"expert_hidden_size": LANES, "dense_hidden_size": LANES}
     for name, multiple in multiples.items():
         if getattr(spec, name) % multiple:
             raise ValueError(
@@ -91,33 +119,46 @@ def check_vectors(spec: ModelSpec) -> None:
 
 
 def _pack_trunk(spec: ModelSpec, source: Mapping[str, Tensor]) -> TrunkArrays:
-    embedding_VD = source["model.embed_tokens.weight"]
+    head = "model.embed_tokens.weight" if spec.tied_embeddings else "lm_head.weight"
     layers = [f"model.layers.{layer}" for layer in range(spec.num_layers)]
-    middle_norms = [source[f"{layer}.post_attention_layernorm.weight"] for layer in layers]
-    gates = [
-        source[f"{layer}.mlp.gate.weight"] * norm_D
-        for layer, norm_D in zip(layers, middle_norms, strict=True)
-    ]
-    ups_EFD = [
-        source[f"{layer}.mlp.experts.gate_up_proj"] * norm_D
-        for layer, norm_D in zip(layers, middle_norms, strict=True)
-    ]
-    downs_EDF = [source[f"{layer}.mlp.experts.down_proj"] for layer in layers]
+    mixes = [_expert_matrices(spec, source, layer) for layer in layers]
     return TrunkArrays(
-        embedding_VD=join_flat([embedding_VD]),
-        head=pack_matrix(embedding_VD.t()),
+        embedding_VD=join_flat([source["model.embed_tokens.weight"]]),
+        head=pack_matrix(source[head].t()),
         qkv=join_packed(pack_matrix(_fuse_qkv(spec, source, layer).t()) for layer in layers),
         qk_scale=join_flat([_fuse_scales(spec, source, layer) for layer in layers]),
         output=join_packed(
             pack_matrix(source[f"{layer}.self_attn.o_proj.weight"].t()) for layer in layers
         ),
-        gate=join_packed(pack_matrix(gate_ED.t()) for gate_ED in gates),
-        gate_bias=join_flat(
-            [source[f"{layer}.mlp.gate.e_score_correction_bias"] for layer in layers]
-        ),
-        up=join_packed(pack_matrix(up.t()) for up_EFD in ups_EFD for up in up_EFD),
-        down=join_packed(pack_matrix(down.t()) for down_EDF in downs_EDF for down in down_EDF),
+        gate=join_packed(pack_matrix(mix.gate_ED.t()) for mix in mixes),
+        gate_bias=join_flat([mix.bias_E for mix in mixes]),
+        up=join_packed(pack_matrix(up.t()) for mix in mixes for up in mix.up_EFD),
+        down=join_packed(pack_matrix(down.t()) for mix in mixes for down in mix.down_EDF),
         final_norm_D=join_flat([source["model.norm.weight"]]),
+    )
+
+
+class _Experts(NamedTuple):
+    """Matrices of one layer, the norm before them folded in. F counts gate and up rows."""
+
+    gate_ED: Tensor
+    bias_E: Tensor
+    up_EFD: Tensor
+    down_EDF: Tensor
+
+
+def _expert_matrices(spec: ModelSpec, source: Mapping[str, Tensor], layer: str) -> _Experts:
+    norm_D = source[f"{layer}.post_attention_layernorm.weight"]
+    if not spec.num_moe_layers:
+        up_FD = source[f"{layer}.mlp.gate_up_proj.weight"] * norm_D
+        down_DF = source[f"{layer}.mlp.down_proj.weight"]
+        nothing = torch.zeros(1, spec.hidden_size), torch.zeros(1)
+        return _Experts(*nothing, up_FD[None], down_DF[None])
+    return _Experts(
+        source[f"{layer}.mlp.gate.weight"] * norm_D,
+        source[f"{layer}.mlp.gate.e_score_correction_bias"],
+        source[f"{layer}.mlp.experts.gate_up_proj"] * norm_D,
+        source[f"{layer}.mlp.experts.down_proj"],
     )
 
 
@@ -131,9 +172,11 @@ def _fuse_qkv(spec: ModelSpec, source: Mapping[str, Tensor], layer: str) -> Tens
 
 
 def _fuse_scales(spec: ModelSpec, source: Mapping[str, Tensor], layer: str) -> Tensor:
-    """Norm weights of query and key heads [H + G, d]."""
-    query_d = _interleave(source[f"{layer}.self_attn.q_norm.weight"], spec.head_dim)
-    key_d = _interleave(source[f"{layer}.self_attn.k_norm.weight"], spec.head_dim)
+    """Norm weights of query and key heads [H + G, d], ones where there is no norm."""
+    query_d = key_d = torch.ones(spec.head_dim)
+    if spec.qk_norm:
+        query_d = _interleave(source[f"{layer}.self_attn.q_norm.weight"], spec.head_dim)
+        key_d = _interleave(source[f"{layer}.self_attn.k_norm.weight"], spec.head_dim)
     query_d = query_d * spec.head_dim**-0.5
     heads = spec.num_attention_heads, spec.num_query_groups
     return torch.cat([query_d.expand(heads[0], -1), key_d.expand(heads[1], -1)])

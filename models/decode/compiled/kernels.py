@@ -85,12 +85,16 @@ def gate_row(inner, at, width):
 
 
 @numba.njit(**BARE)
-def rotate_heads(qkv, at, heads, width, scale_Hd, scale_at, rotation_Cd, rotation_at, epsilon):
-    """Norm, scale and rotation of a row's query and key heads, in place. Pairs stand together."""
+def rotate_heads(
+    qkv, at, heads, width, scale_Hd, scale_at, rotation_Cd, rotation_at, epsilon, has_norm
+):
+    """Norm (or none), scale and rotation of a row's query and key heads, in place. Pairs stand
+    together.
+    """
     scale, rotation = address_of(scale_Hd, scale_at), address_of(rotation_Cd, rotation_at)
     for head in range(heads):
         first = at + head * width
-        divisor = norm_divisor(qkv, first, width, epsilon)
+        divisor = norm_divisor(qkv, first, width, epsilon) if has_norm else np.float32(1.0)
         rotate_pairs(address_of(qkv, first), divisor, scale + 4 * head * width, rotation, width)
 
 

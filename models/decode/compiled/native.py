@@ -14,7 +14,8 @@ from ostinato.models.decode.compiled.packed import aligned_floats, whole_vectors
 from ostinato.models.decode.compiled.sampling import race_rows, run_draft
 from ostinato.models.decode.compiled.step import run_decode_step
 from ostinato.models.decode.compiled.trunk import MOST_LINES, run_head, run_trunk
-from ostinato.models.decode.weights import DecodeWeights
+from ostinato.models.decode.weights import DecodeWeights, expert_sizes
+from ostinato.models.rope import stretch_frequencies
 from ostinato.models.spec import ModelSpec
 
 _LOGITS = 19  # place among the buffers
@@ -26,8 +27,8 @@ class NativeTrunk:
     def __init__(self, spec: ModelSpec, cache: SlotCache, rows: int) -> None:
         heads, groups, head_width = spec.num_attention_heads, spec.num_query_groups, spec.head_dim
         slots, positions = cache.routes_SCLK.shape[:2]
-        experts, width, inner = spec.num_experts, spec.hidden_size, spec.expert_hidden_size
-        per_token, lines = spec.experts_per_token, max(MOST_LINES, heads // groups)
+        experts, per_token, inner = expert_sizes(spec)
+        width, lines = spec.hidden_size, max(MOST_LINES, heads // groups)
         self._width, self._vocab = width, spec.vocab_size
         self._step = whole_vectors(spec.vocab_size)
         self._constants = (
@@ -36,6 +37,7 @@ class NativeTrunk:
             np.float32(spec.norm_epsilon),
             self._vocab,
             self._step,
+            spec.qk_norm,
         )
         self._hidden, self._normal = aligned_floats(rows * width), aligned_floats(rows * width)
         self._chosen, self._logits = aligned_floats(rows * width), aligned_floats(0)
@@ -180,6 +182,8 @@ def rotation_table(spec: ModelSpec, positions: int) -> np.ndarray:
     """RoPE as (cosine, sine) of each pair of each position [C, d]."""
     exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float64) / spec.head_dim
     frequencies = spec.rope_base**-exponents
+    if spec.rope_bands is not None:
+        frequencies = stretch_frequencies(frequencies, spec.rope_bands)
     scaled = torch.arange(positions, dtype=torch.float64) / spec.rope_scaling_factor
     angles = torch.outer(scaled, frequencies)
     rotation = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)

@@ -182,7 +182,7 @@ def _open_buffers(addresses):
 @numba.njit(**BARE)
 def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
     """All layers for N rows. `weights` and `buffers` are addresses. See the module."""
-    shape, sizes, epsilon, _, _ = constants
+    shape, sizes, epsilon, _, _, has_norm = constants
     embedding, qkv_w, qk_scale, output_w, gate_w, experts, final_norm = _open_weights(weights)
     arrays, logits_E, attention, chosen, scratch, memory = _open_buffers(buffers)
     (hidden, normal, qkv), (attended, scores), (keys, values, rotation) = arrays, attention, memory
@@ -207,6 +207,7 @@ def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
                 rotation,
                 positions_N[row] * head_width,
                 epsilon,
+                has_norm,
             )
         _remember(rows, shape, layer, qkv, slots_N, positions_N, keys, values)
         _attend(rows, shape, layer, qkv, slots_N, positions_N, keys, values, scores, attended)
@@ -230,7 +231,7 @@ def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
 @numba.njit(**BARE)
 def run_head(weights, constants, buffers, rows_R):
     """Gathers the hidden states of some rows and computes their logits."""
-    _, sizes, _, _, step = constants
+    _, sizes, _, _, step, _ = constants
     head, hidden, width, rows = floats_at(weights[1]), floats_at(buffers[0]), sizes[0], len(rows_R)
     chosen, logits = floats_at(buffers[18]), floats_at(buffers[19])
     for index in range(rows):

@@ -1,0 +1,105 @@
+"""The compiled engine serves dense models: greedy tokens and log-probabilities are those of transformers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from ostinato.infra.platform.settings import load_settings
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.decode.engine import DecodeEngine, EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest, Generation
+from ostinato.models.decode.weights import check_vectors, prepare_weights
+from ostinato.tasks.conversion.exporting import export_model
+from ostinato.tasks.conversion.importing import import_model
+from tests.fakes.published_model import write_published_model
+
+BANDS = {
+    "rope_theta": 500.0,
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+def decode(checkpoint: Path, prompts: list[list[int]], new_tokens: int) -> list[Generation]:
+    """Greedy answers by the compiled engine, all prompts in one batch."""
+    loaded = load_checkpoint(checkpoint)
+    weights = prepare_weights(loaded.spec, loaded.weights, 0)
+    limit = max(map(len, prompts)) + new_tokens
+    config = EngineConfig(slots=len(prompts), max_context_tokens=limit, lookup_tokens=0)
+    engine = DecodeEngine(loaded.spec, weights, config)
+    for index, prompt in enumerate(prompts):
+        engine.submit(
+            GenerateRequest(
+                request_id=str(index),
+                session_id=str(index),
+                token_ids=tuple(prompt),
+                max_new_tokens=new_tokens,
+                temperature=0.0,
+                seed=0,
+                stop_token_ids=(),
+            )
+        )
+    finished: dict[str, Generation] = {}
+    while engine.has_work:
+        finished |= {generation.request_id: generation for generation in engine.step()}
+    return [finished[str(index)] for index in range(len(prompts))]
+
+
+def assert_same_answers(
+    theirs: transformers.PreTrainedModel, prompts: list[list[int]], answers: list[Generation]
+) -> None:
+    """Every token is their choice or within rounding of it; log-probabilities agree."""
+    for prompt, answer in zip(prompts, answers, strict=True):
+        tokens_T = torch.tensor([[*prompt, *answer.token_ids]])
+        with torch.no_grad():
+            logits_TV = theirs(input_ids=tokens_T).logits[0, len(prompt) - 1 : -1].float()
+        chosen_T = tokens_T[0, len(prompt) :]
+        gap_T = logits_TV.max(-1).values - logits_TV.gather(-1, chosen_T[:, None])[:, 0]
+        assert float(gap_T.max()) <= 1e-3
+        logprobs_T = logits_TV.log_softmax(-1).gather(-1, chosen_T[:, None])[:, 0]
+        seen_T = torch.from_numpy(answer.logprobs_T)
+        torch.testing.assert_close(seen_T, logprobs_T, atol=2e-4, rtol=1e-5)
+        assert answer.routed_experts.shape[1:] == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"tie_word_embeddings": False, "rope_parameters": BANDS}], ids=["tied", "bands"]
+)
+def test_dense_model_decodes_as_in_transformers(fields: dict, tmp_path: Path) -> None:
+    theirs = write_published_model(tmp_path / "in", **fields)
+    import_model(str(tmp_path / "in"), tmp_path / "checkpoint", tmp_path)
+    prompts = [[5, 9, 17, 200, 33], [7] * 20, [250, 3]]
+    answers = decode(tmp_path / "checkpoint", prompts, 40)
+    assert all(len(answer.token_ids) == 40 for answer in answers)
+    assert_same_answers(theirs, prompts, answers)
+
+
+def test_shape_that_the_compiled_trunk_lacks_is_refused(tmp_path: Path) -> None:
+    write_published_model(tmp_path / "in")
+    import_model(str(tmp_path / "in"), tmp_path / "checkpoint", tmp_path)
+    spec = load_checkpoint(tmp_path / "checkpoint").spec
+    with pytest.raises(ValueError, match=r"qkv_bias=True, wanted False .* vLLM"):
+        check_vectors(spec.model_copy(update={"qkv_bias": True}))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_smollm2_decodes_as_in_transformers(tmp_path: Path) -> None:
+    import_model("smollm2", tmp_path / "checkpoint", load_settings().cache_directory / "models")
+    export_model(tmp_path / "checkpoint", tmp_path / "out", name="x", lineage=[], dtype=None)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+        for text in ("fix the bug: def add(a, b): return a - b", "What is 12 + 3?")
+    ]
+    answers = decode(tmp_path / "checkpoint", prompts, 32)
+    assert_same_answers(theirs, prompts, answers)
+    assert "return a + b" in tokenizer.decode(answers[0].token_ids)
