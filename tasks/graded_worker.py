@@ -14,7 +14,7 @@ from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.infra.sandbox.fleet.client import FleetClient
 from ostinato.infra.serving.engine.fleet import EngineFleet
 from ostinato.models.decode.protocol import ModelClient
-from ostinato.models.rendering import Renderer
+from ostinato.models.rendering import load_renderer
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import make_grader
 from ostinato.tasks.problem_sets import load_repositories
@@ -61,7 +61,7 @@ def build_worker(setup: WorkerSetup, model: ModelClient) -> RolloutWorker:
     )
     return RolloutWorker(
         model=model,
-        renderer=Renderer.load(Path(setup.tokenizer_directory)),
+        renderer=load_renderer(Path(setup.tokenizer_directory)),
         harness=setup.harness,
         sandboxes=sandboxes,
         grade=make_grader(setup.grading),

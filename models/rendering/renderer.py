@@ -121,7 +121,7 @@ class Renderer:
 
     @cached_property
     def _token_bytes(self) -> list[bytes]:
-        byte_of = {character: value for value, character in _byte_characters().items()}
+        byte_of = {character: value for value, character in byte_characters().items()}
         table = [token.encode() for token in SPECIAL_TOKENS]
         for token_id in range(len(SPECIAL_TOKENS), self.vocab_size):
             token = self.tokenizer.id_to_token(token_id)
@@ -130,7 +130,7 @@ class Renderer:
         return table
 
 
-def _byte_characters() -> dict[int, str]:
+def byte_characters() -> dict[int, str]:
     """The printable character that byte-level BPE writes for each byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     characters = {value: chr(value) for value in printable}

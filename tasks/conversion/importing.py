@@ -13,6 +13,7 @@ from ostinato.infra.serving.published_models import CONFIG, FAMILIES
 from ostinato.models.checkpoint import stream_checkpoint
 from ostinato.models.checkpoint.store import PUBLISHED
 from ostinato.models.families.family import EMBEDDING, HEAD, Family, parts_of
+from ostinato.models.rendering.chat_template import find_template
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.conversion.sources import TOKENIZER, PublishedModel, open_source
 
@@ -123,7 +124,7 @@ def _check_tokenizer(source: PublishedModel, spec: ModelSpec) -> int:
 
 def _check_template(source: PublishedModel) -> None:
     """A chat template, where there is one, must parse."""
-    template = chat_template(source.files)
+    template = find_template(source.files)
     if template is None:
         return
     try:
@@ -132,16 +133,3 @@ def _check_template(source: PublishedModel) -> None:
         raise ConfigError(
             f"{source.place}: the chat template does not parse, line {error.lineno}: {error.message}"
         ) from None
-
-
-def chat_template(files: dict[str, bytes]) -> str | None:
-    """The template: of its own file, else of the tokenizer's configuration."""
-    if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].decode()
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        found = json.loads(files.get(name, b"{}")).get("chat_template")
-        if isinstance(found, str):
-            return found
-        if isinstance(found, list):  # several by name
-            return next((item["template"] for item in found if item["name"] == "default"), None)
-    return None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.platform.cluster.workspace import Workspace, replace_text
-from ostinato.models.rendering import Renderer, train_tokenizer
+from ostinato.models.rendering import Renderer, load_renderer, train_tokenizer
 from ostinato.tasks.corpus.config import CorpusConfig, CorpusRequest, CorpusResult, ShardStatistics
 from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.deduplication import Deduplicator, Novelty
@@ -129,7 +129,7 @@ def _make_renderer(
     request: CorpusRequest, functions: Sequence[CodeFunction], files: Sequence[SourceFile]
 ) -> Renderer:
     if request.tokenizer_path is not None:
-        return Renderer.load(Path(request.tokenizer_path))
+        return load_renderer(Path(request.tokenizer_path))
     texts = ["\n".join(function.lines) for function in functions] * LIBRARY_REPEATS
     room = TOKENIZER_CHARACTERS
     for file in files[:: max(len(files) // 200, 1)]:

@@ -21,7 +21,7 @@ from ostinato.models.decode.engine import DecodeEngine
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.decode.statistics import EngineStatistics
 from ostinato.models.decode.weights import prepare_weights
-from ostinato.models.rendering import Renderer
+from ostinato.models.rendering import load_renderer
 from ostinato.tasks.mtp.speculation_config import SpeculationRequest, SpeculationResult
 
 
@@ -29,7 +29,7 @@ def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult
     """Decodes every prompt in the three ways; EngineError when an answer differs."""
     configure_logging()
     checkpoint = load_checkpoint(Path(request.checkpoint_directory))
-    renderer = Renderer.load(Path(request.checkpoint_directory))
+    renderer = load_renderer(Path(request.checkpoint_directory))
     ways = configure_ways(request)
     weights = prepare_weights(checkpoint.spec, checkpoint.weights, 0)
     plain, drafted, looking = (DecodeEngine(checkpoint.spec, weights, way) for way in ways)

@@ -102,4 +102,4 @@ def test_smollm2_decodes_as_in_transformers(tmp_path: Path) -> None:
     ]
     answers = decode(tmp_path / "checkpoint", prompts, 32)
     assert_same_answers(theirs, prompts, answers)
-    assert "return a + b" in tokenizer.decode(answers[0].token_ids)
+    assert "The bug is" in tokenizer.decode(answers[0].token_ids)

@@ -27,7 +27,7 @@ from ostinato.infra.serving.gateway.config import GatewayConfig
 from ostinato.infra.serving.gateway.workplaces import RepositoryWorkplaces
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.engine import EngineConfig
-from ostinato.models.rendering import Renderer
+from ostinato.models.rendering import load_renderer
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ async def open_gateway(
         with boundary(
             StorageError, f"tokenizer of {plan.control.checkpoint_id} in {plan.control.directory}"
         ):
-            renderer = Renderer.load(plan.control.directory)
+            renderer = load_renderer(plan.control.directory)
         arms = ArmTable(*await models.arms_of(plan))
         context = GatewayContext(
             config=config,

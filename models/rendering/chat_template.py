@@ -1,0 +1,197 @@
+"""Conversations of a published model: its own tokenizer and its own chat template.
+
+Tokens sampled are the tokens trained here too: a further message adds the template's difference
+behind the model's own tokens. A template that rewrites what came before is refused.
+"""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer, decoders
+
+from ostinato.models.rendering.renderer import TOKENIZER_FILE, Renderer, Tags, byte_characters
+
+PUBLISHED = "published"
+Message = dict[str, str]
+# Stand in for contents when the template is asked for its form.
+QUESTION, ANSWER, RESULT = "\u2402question\u2403", "\u2402answer\u2403", "\u2402result\u2403"
+
+
+class TemplateRenderer(Renderer):
+    """Turns messages into tokens by a published chat template."""
+
+    def __init__(self, tokenizer: Tokenizer, template: str, settings: dict[str, Any]) -> None:
+        if not isinstance(tokenizer.decoder, decoders.ByteLevel):
+            raise ValueError(
+                f"tokenizer has the decoder {tokenizer.decoder}, wanted ByteLevel: only its tokens "
+                "are bytes of the text"
+            )
+        self.tokenizer = tokenizer
+        self.vocab_size = tokenizer.get_vocab_size()
+        names = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token")}
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+        environment.filters["tojson"] = json.dumps
+        self._template = environment.from_string(template, globals=names)
+        self.end_id = self._check_form()
+        eos_id = tokenizer.token_to_id(names["eos_token"]) if names["eos_token"] else None
+        self.end_of_text_id = self.end_id if eos_id is None else eos_id
+        self.pad_id = self.end_of_text_id
+        self.stop_token_ids = tuple(sorted({self.end_id, self.end_of_text_id}))
+        self._result_role = self._find_result_role()
+
+    @classmethod
+    def load(cls, path: Path) -> "TemplateRenderer":
+        """Reads an imported checkpoint. ValueError when it came without a template."""
+        folder = path / PUBLISHED
+        settings = _read_json(folder / "tokenizer_config.json")
+        template = find_template({file.name: file.read_bytes() for file in folder.iterdir()})
+        if template is None:
+            raise ValueError(f"{folder} holds no chat template, wanted one to hold a conversation")
+        return cls(Tokenizer.from_file(str(path / TOKENIZER_FILE)), template, settings)
+
+    def encode_content(self, text: str, tags: Tags = "none") -> list[int]:
+        """Tokens of `text`, none of them special. `tags` are nano's: here they are plain text."""
+        self.tokenizer.encode_special_tokens = True
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def start(self, user: str, system: str | None = None) -> list[int]:
+        """Opens a conversation: system message if any, user's message, the answer's header."""
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        return self._encode([*messages, {"role": "user", "content": user}], after="")
+
+    def append_user(self, text: str) -> list[int]:
+        """A further user message and the header of the answer to it."""
+        return self._append([{"role": "user", "content": text}])
+
+    def append_results(self, results: Sequence[str], note: str | None = None) -> list[int]:
+        """The tool results of a turn in call order, a note of the harness if any, and the header of
+        the next answer.
+        """
+        messages = [{"role": self._result_role, "content": result} for result in results]
+        return self._append(
+            messages + ([] if note is None else [{"role": "user", "content": note}])
+        )
+
+    def _append(self, messages: list[Message]) -> list[int]:
+        ids = self._encode([*_opening(), *messages], after=ANSWER)
+        assert ids[0] == self.end_id  # which the model sampled itself
+        return ids[1:]
+
+    def _encode(self, messages: list[Message], after: str) -> list[int]:
+        """Tokens of the template's text behind `after`. Contents yield no special token."""
+        text = self._render(messages, opens_answer=True)
+        text = text[text.index(after) + len(after) :]
+        specials = [token.content for token in self.tokenizer.get_added_tokens_decoder().values()]
+        contents = [message["content"].strip() for message in messages]
+        if not any(special in content for content in contents for special in specials):
+            self.tokenizer.encode_special_tokens = False
+            return self.tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        for content in contents:
+            if content and content in text:
+                before, _, text = text.partition(content)
+                ids += self._encode_form(before) + self.encode_content(content)
+        return ids + self._encode_form(text)
+
+    def _encode_form(self, text: str) -> list[int]:
+        self.tokenizer.encode_special_tokens = False
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def _render(self, messages: list[Message], *, opens_answer: bool) -> str:
+        return self._template.render(messages=messages, add_generation_prompt=opens_answer)
+
+    def _check_form(self) -> int:
+        """The token that ends an answer. ValueError when the template rewrites history."""
+        try:
+            opened = self._render(_opening()[:1], opens_answer=True)
+            closed = self._render(_opening(), opens_answer=False)
+            further = self._render([*_opening(), _opening()[0]], opens_answer=True)
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses a plain conversation: {error}") from None
+        if not closed.startswith(opened + ANSWER):
+            raise ValueError(
+                "the chat template writes an answer elsewhere than behind its header: "
+                f"{closed!r} does not begin with {opened!r} and the answer"
+            )
+        ending = self._encode_form(closed[len(opened) + len(ANSWER) :])
+        is_kept = further.startswith(opened + ANSWER)
+        behind = self._encode_form(further[len(opened) + len(ANSWER) :])
+        if not is_kept or not ending or ending[0] != behind[0]:
+            raise ValueError(
+                "the chat template rewrites history: after a further message the conversation no "
+                f"longer begins with {opened + ANSWER!r} and its end, but is {further!r}"
+            )
+        return ending[0]
+
+    def _find_result_role(self) -> str:
+        """`tool` where the template shows such a message, else `user`."""
+        try:
+            shown = self._render(
+                [*_opening(), {"role": "tool", "content": RESULT}], opens_answer=True
+            )
+        except TemplateError:
+            return "user"
+        return "tool" if RESULT in shown else "user"
+
+    @cached_property
+    def _token_bytes(self) -> list[bytes]:
+        byte_of = {character: value for value, character in byte_characters().items()}
+        added = self.tokenizer.get_added_tokens_decoder()
+        table = []
+        for token_id in range(self.vocab_size):
+            if token_id in added:
+                table.append(added[token_id].content.encode())
+                continue
+            token = self.tokenizer.id_to_token(token_id)
+            assert token is not None
+            table.append(bytes(byte_of[character] for character in token))
+        return table
+
+
+def load_renderer(path: Path) -> Renderer:
+    """The renderer of a checkpoint directory: by its published template, else by our own tokens."""
+    if path.is_dir() and (path / PUBLISHED).is_dir():
+        return TemplateRenderer.load(path)
+    return Renderer.load(path)
+
+
+def find_template(files: dict[str, bytes]) -> str | None:
+    """The template: of its own file, else of the tokenizer's configuration."""
+    if "chat_template.jinja" in files:
+        return files["chat_template.jinja"].decode()
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        found = json.loads(files.get(name, b"{}")).get("chat_template")
+        if isinstance(found, str):
+            return found
+        if isinstance(found, list):  # several by name
+            return next((item["template"] for item in found if item["name"] == "default"), None)
+    return None
+
+
+def _opening() -> list[Message]:
+    return [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
+
+
+def _token_text(token: Any) -> str:
+    return token["content"] if isinstance(token, dict) else token or ""
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_bytes()) if path.is_file() else {}
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
