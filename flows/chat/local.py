@@ -13,7 +13,6 @@ from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.models.rendering import load_renderer
 from ostinato.models.rendering.chat_template import PUBLISHED
 
-
 # Models of others know no token of ours: calls are plain text, and texts are longer.
 IMPORTED_HARNESS = HarnessConfig(
     dialect=FULL,
