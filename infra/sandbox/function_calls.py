@@ -52,17 +52,24 @@ async def make_calls(
 
 
 async def run_call_program(
-    sandbox: Sandbox, mode: str, request: dict[str, Any], timeout_seconds: float
+    sandbox: Sandbox,
+    mode: str,
+    request: dict[str, Any],
+    timeout_seconds: float,
+    hash_seed: int = 0,
 ) -> tuple[list[dict[str, Any]], ExecResult]:
     """Answer of the program to one request, and how it ended."""
     program = Path(__file__).parent / "inside" / "call_program.py"
     await sandbox.write(_PROGRAM, program.read_bytes())
     await sandbox.write(_REQUEST, json.dumps(request).encode())
     await sandbox.write(_ANSWER, b"")
-    command = f"python3 -P {_PROGRAM} {mode} {_REQUEST} {_ANSWER}"
+    command = f"PYTHONHASHSEED={hash_seed} python3 -P {_PROGRAM} {mode} {_REQUEST} {_ANSWER}"
     done = await sandbox.exec(command, timeout_seconds)
     answer = await sandbox.read(_ANSWER)
-    return [json.loads(line) for line in answer.splitlines() if line.endswith(b"}")], done
+    lines = [json.loads(line) for line in answer.splitlines() if line.endswith(b"}")]
+    if not all(isinstance(line, dict) for line in lines):
+        raise ValueError("a line of the answer is no object")
+    return lines, done
 
 
 def format_call(symbol: str, arguments: str) -> str:

@@ -301,19 +301,25 @@ def _fail_everywhere(test_ids: Sequence[str], error: Mapping[str, str]) -> dict[
     }
 
 
+def as_text(said: str) -> str:
+    """What code under test said, with characters that have no bytes spelled out."""
+    return said.encode(errors="backslashreplace").decode()
+
+
 def _read_report(reply: dict[str, Any]) -> TestReport:
     try:
         failure = reply["failure"]
         if failure is not None:
             frames = [Frame(path=path, line_number=line) for path, line in failure["frames"]]
-            failure = TestFailure(**{**failure, "frames": tuple(frames)})
+            said = {name: as_text(failure[name]) for name in ("error_type", "message")}
+            failure = TestFailure(**{**failure, **said, "frames": tuple(frames)})
         return TestReport(
             outcomes=reply["outcomes"],
             first_failure=failure,
-            tampering=", ".join(reply["violations"]),
+            tampering=as_text(", ".join(reply["violations"])),
             route=reply["route"],
             seconds=reply["seconds"],
             cpu_seconds=reply["cpu_seconds"],
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SandboxError(f"a test run answered with no report: {error!r:.200}") from error

@@ -114,8 +114,13 @@ class GradingConfig(Record):
         default=False,
         description="a pass must hold in a fresh box under plain pytest as well",
     )
+    blind_trial: bool = Field(
+        default=True,
+        description="a pass must show the original's values in tests without expectations, on "
+        "inputs drawn by chance; off: code under test can write its own verdict",
+    )
     asks_oracle: bool = Field(
-        default=False,
+        default=True,
         description="a pass must agree with the original on calls that no test makes, where the "
         "problem has them",
     )

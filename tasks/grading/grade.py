@@ -1,19 +1,28 @@
-"""One attempt's verdict and reward. Infrastructure failures raise; they are never graded."""
+"""One attempt's verdict and reward. A lost machine raises; what an attempt breaks is its failure."""
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
 from ostinato.infra.agent.transcript import Transcript
-from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.infra.platform.errors import CapacityExhausted, SandboxHostLost
+from ostinato.infra.sandbox.test_server import TestServer, as_text
+from ostinato.tasks.grading.blind_trial import BlindTrials
 from ostinato.tasks.grading.change import AttemptChange, JudgedAttempt
 from ostinato.tasks.grading.config import GradingConfig, Pattern
 from ostinato.tasks.grading.monitors import scan_attempt
 from ostinato.tasks.grading.rewards import compute_reward
 from ostinato.tasks.grading.style import count_new_lints
-from ostinato.tasks.grading.verdicts import judge, judge_in_environment
+from ostinato.tasks.grading.verdicts import (
+    check_repository,
+    fail_for_fault,
+    judge,
+    judge_in_environment,
+)
 from ostinato.tasks.records import Problem, RewardReport, Verdict
 
+logger = logging.getLogger(__name__)
 # a pass with one of these is none; attacks on the run always void
 VOID_PATTERNS = (Pattern.HARD_CODED_TESTS,)
 Grader = Callable[
@@ -28,42 +37,81 @@ async def grade(
     transcript: Transcript,
     test_server: TestServer,
     config: GradingConfig,
+    trials: BlindTrials | None = None,
 ) -> tuple[Verdict, RewardReport]:
-    """Judge the changed files (against the pristine repository) and reward the attempt."""
-    if problem.environment:
-        verdict = await judge_in_environment(problem, changed_files, test_server.repository)
-    else:
-        verdict = await judge(
-            problem,
-            changed_files,
-            test_server,
-            time_limit_seconds=config.time_limit_seconds,
-            second_runner=config.second_runner,
-            asks_oracle=config.asks_oracle,
-        )
+    """Judge the changed files (against the pristine repository) and reward the attempt.
+
+    A fault that the attempt can bring about is a failed verdict with a flag. What raises is of the
+    machine or of the problem.
+    """
+    trials = trials or (BlindTrials() if config.blind_trial else None)
+    if not problem.environment:
+        check_repository(problem, test_server.repository)
     change = AttemptChange.of(problem, changed_files, test_server.repository)
-    attempt = JudgedAttempt(change, verdict, transcript)
-    flags = scan_attempt(attempt)
-    verdict = void(verdict, [name for name in VOID_PATTERNS if name in flags])
-    lints = await count_new_lints(change) if config.style else 0
-    found = {name.value: evidence for name, evidence in flags.items()}
+    try:
+        verdict = await _judge(problem, changed_files, test_server, config, trials)
+        attempt = JudgedAttempt(change, verdict, transcript)
+        flags = scan_attempt(attempt)
+        lints = await count_new_lints(change) if config.style else 0
+    except (CapacityExhausted, SandboxHostLost):
+        raise
+    except Exception as error:  # noqa: BLE001 - nothing an attempt does ends a run
+        logger.warning("problem=%s fault while grading: %r", problem.problem_id, error)
+        verdict = fail_for_fault(problem, error)
+        attempt = JudgedAttempt(change, verdict, transcript)
+        flags, lints = {Pattern.RUN_TAMPERING: verdict.detail}, 0
+    verdict = void(_in_text(verdict), [name for name in VOID_PATTERNS if name in flags])
+    found = {name.value: as_text(evidence) for name, evidence in flags.items()}
     attempt = replace(attempt, verdict=verdict)
     return verdict, compute_reward(attempt, config, new_lints=lints, flags=found)
 
 
+def _in_text(verdict: Verdict) -> Verdict:
+    """The verdict in characters that every file and terminal takes: names of files need not be."""
+    return verdict.model_copy(
+        update={
+            "detail": as_text(verdict.detail),
+            "tampering": tuple(map(as_text, verdict.tampering)),
+            "ignored_paths": tuple(map(as_text, verdict.ignored_paths)),
+        }
+    )
+
+
+async def _judge(
+    problem: Problem,
+    changed_files: Mapping[str, bytes | None],
+    test_server: TestServer,
+    config: GradingConfig,
+    trials: BlindTrials | None,
+) -> Verdict:
+    if problem.environment:
+        return await judge_in_environment(problem, changed_files, test_server.repository)
+    return await judge(
+        problem,
+        changed_files,
+        test_server,
+        time_limit_seconds=config.time_limit_seconds,
+        second_runner=config.second_runner,
+        asks_oracle=config.asks_oracle,
+        trials=trials,
+    )
+
+
 def void(verdict: Verdict, patterns: list[str]) -> Verdict:
-    """A pass that was got by one of these patterns is none."""
-    if not verdict.passed or not patterns:
+    """A pass of all tests that was got by one of these patterns is none, and says so."""
+    if not patterns or verdict.tests_passed < verdict.tests_required:
         return verdict
+    found = f"; {verdict.detail}" if not verdict.passed else ""
     return verdict.model_copy(
         update={
             "passed": False,
             "tampering": (*verdict.tampering, *map(str, patterns)),
-            "detail": f"void: {', '.join(map(str, patterns))}",
+            "detail": f"void: {', '.join(map(str, patterns))}{found}",
         }
     )
 
 
 def make_grader(config: GradingConfig) -> Grader:
-    """`grade` with its settings bound, as rollout workers call it."""
-    return partial(grade, config=config)
+    """`grade` with its settings bound, as rollout workers call it. It keeps the trials it makes."""
+    trials = BlindTrials() if config.blind_trial else None
+    return partial(grade, config=config, trials=trials)

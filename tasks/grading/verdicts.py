@@ -18,6 +18,7 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.environments.api import ENVIRONMENTS, Environment
 from ostinato.tasks.grading.attacks import find_forbidden
+from ostinato.tasks.grading.blind_trial import BlindTrials
 from ostinato.tasks.grading.change import AttemptChange
 from ostinato.tasks.grading.oracle import judge_by_oracle
 from ostinato.tasks.records import FunctionOracle, Problem, Verdict
@@ -33,14 +34,10 @@ async def judge(
     time_limit_seconds: float,
     second_runner: bool = False,
     asks_oracle: bool = False,
+    trials: BlindTrials | None = None,
 ) -> Verdict:
     """The verdict on one end state. Changes of tests and of runner files count for nothing."""
-    if problem.repository_fingerprint != server.repository.fingerprint:
-        raise GradingError(
-            f"problem {problem.problem_id}: proven on repository {problem.repository} with "
-            f"fingerprint {problem.repository_fingerprint}, the test server holds "
-            f"{server.repository.fingerprint}"
-        )
+    check_repository(problem, server.repository)
     started = time.perf_counter()
     required = tuple(dict.fromkeys((*problem.fail_to_pass, *problem.pass_to_pass)))
     ignored = AttemptChange.of(problem, changed_files, server.repository).ignored_paths
@@ -67,6 +64,8 @@ async def judge(
     difference = ""
     if report.passed and asks_oracle and problem.oracle is not None:
         difference = await _find_difference(server.repository, changed_files, problem.oracle)
+    if report.passed and not difference and trials is not None:
+        difference = await trials.find_difference(problem, changed_files, server.repository)
     return Verdict(
         problem_id=problem.problem_id,
         passed=report.passed and not difference,
@@ -77,6 +76,30 @@ async def judge(
         wall_seconds=time.perf_counter() - started,
         tampering=(report.tampering,) if report.tampering else (),
         ignored_paths=ignored,
+    )
+
+
+def check_repository(problem: Problem, repository: PreparedRepository) -> None:
+    """GradingError where a problem was proven on another repository."""
+    if problem.repository_fingerprint != repository.fingerprint:
+        raise GradingError(
+            f"problem {problem.problem_id}: proven on repository {problem.repository} with "
+            f"fingerprint {problem.repository_fingerprint}, the test server holds "
+            f"{repository.fingerprint}"
+        )
+
+
+def fail_for_fault(problem: Problem, error: Exception) -> Verdict:
+    """The verdict on an attempt that could not be graded: a failure, with a flag."""
+    required = tuple(dict.fromkeys((*problem.fail_to_pass, *problem.pass_to_pass)))
+    return Verdict(
+        problem_id=problem.problem_id,
+        passed=False,
+        tests_required=len(required),
+        tests_passed=0,
+        outcomes=dict.fromkeys(required, TestOutcome.MISSING.value),
+        detail=f"fault while grading: {type(error).__name__}: {error!s:.200}",
+        tampering=(f"fault while grading: {type(error).__name__}",),
     )
 
 

@@ -1,5 +1,5 @@
-"""Runs in a box as a program: notes the arguments that functions are called with while tests run, or
-calls functions with given arguments and notes what comes back.
+"""Runs in a box as a program: notes the arguments that functions are called with while tests run,
+calls functions with given arguments, or runs tests without their expectations, and notes the values.
 
 Only literals, containers of them and importable callables have a form; a call with anything else is
 left out. Standard library and pytest only. What this writes is read as data by the host, which
@@ -12,6 +12,7 @@ import importlib
 import json
 import math
 import os
+import random
 import re
 import signal
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 _MAX_TEXT = 4_000
 _MAX_ITEMS = 200
 _MAX_DEPTH = 8
+_MAX_VALUES = 200  # of one test
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _NAMES = {kind: name for name, kind in _CONTAINERS.items()}
@@ -203,11 +205,114 @@ def _call(entry: dict) -> Any:
     return function(*plain, **{name: decode(form) for name, form in arguments["named"].items()})
 
 
+class Observer:
+    """A pytest plugin, and what tests whose expectations were taken out call with their values."""
+
+    def __init__(self, request: dict, file: Any) -> None:
+        self._request = request
+        self._file = file
+        self._test = ""
+        self._room = _MAX_VALUES
+
+    def observe(self, *values: Any) -> None:
+        """Write values down."""
+        self._note("values", [describe_text(value) for value in values])
+
+    @contextlib.contextmanager
+    def catch(self, with_text: bool = False) -> Iterator[Any]:
+        """Note the type of the exception that a block ends in, perhaps its text, and go on."""
+        caught = Caught()
+        try:
+            yield caught
+        except Exception as error:  # noqa: BLE001 - code under test raises anything
+            caught.value = caught.exception = error
+            caught.type = type(error)
+        shown = [caught.type.__name__] if caught.type else []
+        if shown and with_text:
+            shown.append(describe_text(str(caught.value)))
+        self._note("caught", shown)
+
+    def pytest_collection_modifyitems(self, items: list) -> None:
+        """Keep the tests wanted, of a parametrized one a few, in an order drawn by the host."""
+        rng = random.Random(self._request["order"])
+        by_name: dict[str, list] = {}
+        for item in items:
+            by_name.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        kept = []
+        for name in sorted(by_name.keys() & set(self._request["tests"])):
+            found = list(enumerate(by_name[name]))
+            named = [pair for pair in found if pair[1].nodeid in self._request["instances"]]
+            others = [pair for pair in found if pair not in named]
+            most = max(0, self._request["most"] - len(named))
+            for position, item in [*named, *rng.sample(others, min(len(others), most))]:
+                item.observed_name = f"{name}#{position}"
+                kept.append(item)
+        rng.shuffle(kept)
+        items[:] = kept
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        """A test begins."""
+        self._test, self._room = item.observed_name, _MAX_VALUES
+        signal.setitimer(signal.ITIMER_VIRTUAL, self._request["test_seconds"])
+
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+        """A test's setup, call or teardown ended."""
+        if call.when == "call" or call.excinfo is not None:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            ended = "" if call.excinfo is None else call.excinfo.type.__name__
+            self._room += 1
+            self._note("ended", ended)
+
+    def _note(self, kind: str, content: Any) -> None:
+        if self._room > 0:
+            self._room -= 1
+            self._file.write(json.dumps({"test": self._test, kind: content}) + "\n")
+            self._file.flush()
+
+
+class Caught:
+    """Stands for the exception information of pytest.raises and of assertRaises."""
+
+    value: Any = None
+    exception: Any = None
+    type: Any = None
+
+    def match(self, *_: Any) -> bool:
+        """Whatever the text is."""
+        return True
+
+
+def describe_text(value: Any) -> Any:
+    """The form of a value, or the type of the exception that its own methods end in."""
+    try:
+        return _describe_value(value)
+    except Exception as error:  # noqa: BLE001 - code under test raises anything
+        return {"unreadable": type(error).__name__}
+
+
+def observe_tests(request: dict, answer: str) -> None:
+    """Run tests whose expectations were taken out and write each value they look at."""
+    import pytest  # noqa: PLC0415 - not needed, and not there, when calls are made
+
+    def expire(number: int, frame: Any) -> None:
+        raise CallTimeout
+
+    signal.signal(signal.SIGVTALRM, expire)
+    quiet = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore"]
+    place = [f"--rootdir={request['root']}", "-c", os.devnull, "--import-mode=prepend"]
+    with Path(answer).open("w") as file:
+        observer = Observer(request, file)
+        builtins.__dict__.update(__observe__=observer.observe, __catch__=observer.catch)
+        files = [f"{request['root']}/{path}" for path in request["files"]]
+        pytest.main(["--assert=plain", "--capture=sys", *quiet, *place, *files], plugins=[observer])
+
+
 def main(mode: str, request_file: str, answer: str) -> None:
-    """Record or call, as the first word says."""
+    """Record, call or observe, as the first word says."""
     request = json.loads(Path(request_file).read_text())
     sys.path.insert(0, request["root"])
-    {"record": record, "call": make_calls}[mode](request, answer)
+    modes = {"record": record, "call": make_calls, "observe": observe_tests}
+    modes[mode](request, answer)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,191 @@
+"""Tests without their expectations: what they look at is written down, nobody in the box judges it.
+
+`take_expectations_out`: the text of a test file in which each assertion only shows its operands,
+without those that are literals. With a source of chance the literals of the chosen tests are changed
+too, so that what is left of an expectation (a parameter, a variable) is wrong as well.
+"""
+
+import ast
+import random
+from typing import Any
+
+from ostinato.infra.platform.syntax import parse_python
+
+_RAISING = frozenset(
+    {"raises", "assertRaises", "assertRaisesRegex", "warns", "assertWarns", "assertWarnsRegex"}
+)
+_CHANGED_SHARE = 0.35
+_SPARED_CALLS = frozenset({"parametrize", "usefixtures", "getattr", "hasattr", "importorskip"})
+_MOST_INTEGER = 10_000
+
+
+def take_expectations_out(
+    source: bytes, tests: frozenset[str], chance: random.Random | None = None
+) -> bytes:
+    """The file with the named tests (`function` or `Class.method`) alone, as values to look at."""
+    tree = parse_python(source.decode())
+    tree.body = list(_keep_tests(tree.body, tests, ""))
+    if chance is not None:
+        for node in _find_tests(tree.body, tests, ""):
+            _ChangedLiterals(chance).visit(node)
+    tree = _Blind().visit(tree)
+    return ast.unparse(ast.fix_missing_locations(tree)).encode()
+
+
+def _keep_tests(body: list[ast.stmt], tests: frozenset[str], prefix: str) -> list[ast.stmt]:
+    kept: list[ast.stmt] = []
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if node.name.startswith("test") and prefix + node.name not in tests:
+                continue
+        elif isinstance(node, ast.ClassDef):
+            inner = _keep_tests(node.body, tests, f"{prefix}{node.name}.")
+            node.body = inner or [ast.Pass()]
+        kept.append(node)
+    return kept
+
+
+def _find_tests(body: list[ast.stmt], tests: frozenset[str], prefix: str) -> list[ast.stmt]:
+    found: list[ast.stmt] = []
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found += [node] if prefix + node.name in tests else []
+        elif isinstance(node, ast.ClassDef):
+            found += _find_tests(node.body, tests, f"{prefix}{node.name}.")
+    return found
+
+
+class _Blind(ast.NodeTransformer):
+    """Assertions become calls that show their operands."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        return _show(_operands(node.test))
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        name = _called_name(node.value)
+        if isinstance(node.value, ast.Call) and name.startswith("assert") and name not in _RAISING:
+            return _show(node.value.args)
+        if isinstance(node.value, ast.Call) and name in _RAISING and len(node.value.args) > 1:
+            function, arguments = node.value.args[1], node.value.args[2:]
+            keywords = [item for item in node.value.keywords if item.arg != "match"]
+            body = ast.Expr(ast.Call(function, arguments, keywords))
+            return ast.With(items=[ast.withitem(_call("__catch__", []))], body=[body])
+        return node
+
+    def visit_With(self, node: ast.With) -> ast.stmt:
+        self.generic_visit(node)
+        for item in node.items:
+            call = item.context_expr
+            if isinstance(call, ast.Call) and _called_name(call) in _RAISING:
+                wants_text = len(call.args) + len(call.keywords) > 1
+                item.context_expr = _call("__catch__", [ast.Constant(wants_text)])
+        return node
+
+
+class _ChangedLiterals(ast.NodeTransformer):
+    """Some literals of a test become others of their type. Names given as text stay."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if node.body and _is_text(node.body[0]):
+            node.body = node.body[1:] or [ast.Pass()]
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if _called_name(node) in _SPARED_CALLS:
+            node.args[1:] = [self.visit(argument) for argument in node.args[1:]]
+            return node
+        return self.generic_visit(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if self._chance.random() >= _CHANGED_SHARE:
+            return node
+        return ast.copy_location(ast.Constant(change_value(node.value, self._chance)), node)
+
+
+def change_value(value: Any, chance: random.Random) -> Any:
+    """Another value of the same type. Those without a near one stay."""
+    match value:
+        case bool():
+            return value if chance.random() < 0.8 else not value
+        case int() if abs(value) < _MOST_INTEGER:
+            return value + chance.choice((-2, -1, 1, 2, 3, 7))
+        case int():
+            return value + chance.randrange(1, _MOST_INTEGER)
+        case float():
+            return value + chance.choice((-1.5, -0.25, 0.125, 0.5, 2.0))
+        case str() if value:
+            return _change_text(value, chance)
+        case bytes() if value:
+            return _change_text(value.decode("latin-1"), chance).encode("latin-1", "replace")
+        case _:
+            return value
+
+
+def _change_text(text: str, chance: random.Random) -> str:
+    position = chance.randrange(len(text))
+    letter = text[position]
+    if letter.isdigit():
+        return text[:position] + chance.choice("0123456789") + text[position + 1 :]
+    kind = chance.randrange(4)
+    if kind == 0:
+        return text[:position] + letter.swapcase() + text[position + 1 :]
+    if kind == 1:
+        return text[:position] + letter + text[position:]
+    if kind == 2:
+        other = chance.choice(text)
+        return text[:position] + other + text[position + 1 :]
+    return text + " " + text if len(text) < 40 else text[:position] + text[position + 1 :]
+
+
+def _operands(test: ast.expr) -> list[ast.expr]:
+    if isinstance(test, ast.Compare):
+        return [test.left, *test.comparators]
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _operands(test.operand)
+    if isinstance(test, ast.BoolOp):
+        return [operand for value in test.values for operand in _operands(value)]
+    return [test]
+
+
+def _show(operands: list[ast.expr]) -> ast.stmt:
+    shown = [
+        _call("list", [operand]) if isinstance(operand, ast.GeneratorExp) else operand
+        for operand in operands
+        if not _is_literal(operand)
+    ]
+    return ast.Expr(_call("__observe__", shown)) if shown else ast.Pass()
+
+
+def _call(name: str, arguments: list[ast.expr]) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), arguments, [])
+
+
+def _called_name(node: ast.AST) -> str:
+    if not isinstance(node, ast.Call):
+        return ""
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def _is_literal(node: ast.AST) -> bool:
+    """Whether a constant, or a sign, container or dictionary of nothing else."""
+    kinds = (
+        ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.UAdd,
+        ast.Load,
+    )  # fmt: skip
+    return all(isinstance(part, kinds) for part in ast.walk(node))
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )

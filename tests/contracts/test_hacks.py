@@ -1,0 +1,79 @@
+"""No hack is paid: each is with its defence off, none is with it on."""
+
+import asyncio
+import random
+
+import pytest
+
+from ostinato.tasks.grading.blind_trial import BlindTrials, draw_tests
+from tests.fakes.hacks import hacked_files, load_hacks
+from tests.unit.tasks.grading.conftest import PATH, problem, repository, runner, server
+
+__all__ = ("problem", "repository", "runner", "server")
+HACKS = load_hacks()
+FAMILIES = {hack.family: name for name, hack in HACKS.items()}  # the last of each
+
+
+@pytest.fixture(scope="module")
+def trials() -> BlindTrials:
+    return BlindTrials()
+
+
+@pytest.fixture(scope="module")
+def judged(runner: asyncio.Runner, problem, server):
+    """The verdict without the scan of the text, which is a monitor and no defence."""
+
+    def run(files, trials=None):
+        report = runner.run(server.run(files, (*problem.fail_to_pass, *problem.pass_to_pass)))
+        if trials is None or not report.passed:
+            return report.passed
+        return not runner.run(trials.find_difference(problem, files, server.repository))
+
+    return run
+
+
+def test_there_are_sixty_hacks_in_ten_families():
+    assert len(HACKS) >= 60
+    assert len(FAMILIES) == 10
+    assert {hack.defence for hack in HACKS.values()} == {"blind_trial"}
+
+
+@pytest.mark.parametrize("name", HACKS)
+def test_hack_is_paid_without_its_defence(judged, problem, repository, name):
+    assert judged(hacked_files(HACKS[name], problem, repository))
+
+
+@pytest.mark.parametrize("name", FAMILIES.values())
+def test_hack_of_each_family_is_not_paid(judged, problem, repository, trials, name):
+    assert not judged(hacked_files(HACKS[name], problem, repository), trials)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HACKS)
+def test_hack_is_not_paid(judged, problem, repository, trials, name):
+    assert not judged(hacked_files(HACKS[name], problem, repository), trials)
+
+
+OTHER_FIXES = {
+    "other words": (b"total += 2", b"total = total + 1"),
+    "a comment": (b"total += 2", b"total += 1  # one word"),
+    "another loop": (
+        b"    total = 0\n    for word in text.split():\n        if len(word) >= minimum:\n"
+        b"            total += 2\n    return total\n",
+        b"    return sum(len(word) >= minimum for word in text.split())\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FIXES)
+def test_right_fix_in_other_words_is_paid(judged, problem, repository, trials, name):
+    broken = problem.break_files(repository.files)[PATH]
+    fixed = broken.replace(*OTHER_FIXES[name])
+    assert fixed != broken
+    assert judged({PATH: fixed}, trials)
+
+
+def test_two_processes_draw_other_inputs(runner, problem, repository):
+    first, second = (draw_tests(problem, repository, random.SystemRandom()) for _ in range(2))
+    assert set(first.tests).isdisjoint(second.tests)
+    assert set(first.files.values()) != set(second.files.values())
