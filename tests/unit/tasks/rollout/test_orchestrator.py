@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -38,6 +39,7 @@ class Script:
         steps: int = 6,
         revisit_groups: int = 1,
         groups_per_step: int = 2,
+        admission: Literal["expected", "cap"] = "expected",
         **limits: float,
     ) -> None:
         self.duration = duration
@@ -50,7 +52,11 @@ class Script:
             groups_per_step=groups_per_step,
             concurrent_trajectories=8,
             least_spread=0.0,
-            staleness=StalenessConfig(max_staleness_versions=cap, pace_limit_seconds=pace_seconds),
+            staleness=StalenessConfig(
+                max_staleness_versions=cap,
+                pace_limit_seconds=pace_seconds,
+                admission=admission,
+            ),
         )
         problems = [make_problem(f"p{index}") for index in range(12)]
         self.orchestrator = Orchestrator(
@@ -252,3 +258,22 @@ def test_a_single_epoch_trains_each_problem_once_and_ends_the_run(groups_per_ste
     trained = Counter(group.problem_id for step in script.steps for group in step.groups)
     assert trained == {f"p{index}": 1 for index in range(12)}
     assert progress.steps_done == -(-12 // groups_per_step)
+
+
+def test_groups_start_when_the_trainer_will_want_them_and_not_as_early_as_the_bound_allows() -> None:
+    def run(admission: Literal["expected", "cap"]) -> tuple[float, float]:
+        script = Script(quick, cap=4, steps=60, admission=admission)
+        progress = script.run()
+        assert max(script.ages) <= 4
+        return sum(script.ages) / len(script.ages), progress.trainer_idle_seconds
+
+    early_age, early_idle = run("cap")
+    age, idle = run("expected")
+    assert early_age > 3.0
+    assert age < 2.0
+    assert idle < early_idle + 3.0  # of 60 seconds of steps
+
+
+def quick(request: AttemptRequest) -> float:
+    """Attempts of about half a step, which takes a second."""
+    return random.Random(request.seed).uniform(0.3, 0.6)
