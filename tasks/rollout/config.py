@@ -17,6 +17,11 @@ class StalenessConfig(Record):
         description="a sample is trained only when trainer version minus its oldest weight version "
         "is at most this; 0: synchronous",
     )
+    admission: Literal["expected", "cap"] = Field(
+        default="expected",
+        description="expected: a group starts when the trainer will have used up those before it about when it is "
+        "ready, and never beyond the bound; cap: as early as the bound allows, so that finished groups wait",
+    )
     pace_limit_seconds: float = Field(
         default=60.0,
         ge=0,

@@ -28,7 +28,7 @@ from ostinato.tasks.rollout.slots import (
     GroupState,
     SlotTable,
 )
-from ostinato.tasks.rollout.staleness import StalenessPolicy
+from ostinato.tasks.rollout.staleness import ConsumptionEstimate, StalenessPolicy
 
 logger = logging.getLogger(__name__)
 LEAST_WAIT_SECONDS = 0.001  # a timer that rounding fires early must not spin
@@ -112,6 +112,8 @@ class Orchestrator:
         self._train = train
         self._step: asyncio.Task[int] | None = None
         self._step_slots: tuple[GroupSlot, ...] = ()
+        self._step_since = 0.0
+        self._consumption = ConsumptionEstimate()
         self._changed = asyncio.Event()
         self.attempts = AttemptPool(run_id, config, attempt, self._changed.set)
         self._held_since: float | None = None
@@ -163,6 +165,7 @@ class Orchestrator:
                 self.trained.add(slot.group.trajectories)
                 self.table.end(slot, GroupState.TRAINED)
             self._step, self._step_slots = None, ()
+            self._consumption.saw_step(now - self._step_since)
             self._trainer_free_since = now
 
     def _take_trajectory(self, request: AttemptRequest, trajectory: Trajectory) -> None:
@@ -205,6 +208,7 @@ class Orchestrator:
             return
         self._failed_groups_in_row = 0
         group = slot.group
+        self._consumption.saw_group(asyncio.get_running_loop().time() - slot.started_at)
         self._journal.commit(group)
         solved = sum(1 for member in group.trajectories if member.verdict and member.verdict.passed)
         result = GroupResult(
@@ -240,13 +244,19 @@ class Orchestrator:
             room = self.table.capacity(
                 trainer_version=self.progress.trainer_version,
                 engine_version=self.progress.engine_version,
+                useful_groups=self._useful_groups(),
             )
             if room == 0:
                 detail = f"{len(self.table.groups)} groups, {running} attempts in flight"
-                self.progress.note("rollouts", "a newer weight version", detail, now)
+                self.progress.note("rollouts", "the trainer", detail, now)
                 return
             self._start_group(now)
         self.progress.note("rollouts", "running attempts", f"{running} in flight", now)
+
+    def _useful_groups(self) -> int | None:
+        if self.config.staleness.admission == "cap":
+            return None
+        return self._consumption.useful_groups(self.config.groups_per_step)
 
     def _start_group(self, now: float) -> None:
         in_flight = {slot.problem_id for slot in self.table.in_state(GroupState.RUNNING)}
@@ -292,6 +302,7 @@ class Orchestrator:
         }
         request = StepRequest(self.progress.steps_done + 1, version, groups, metrics)
         self.progress.note("trainer", f"step {request.step}", f"{len(groups)} groups", now)
+        self._step_since = now
         self._step = asyncio.ensure_future(self._train(request))
         self._step.add_done_callback(lambda _: self._changed.set())
 

@@ -136,10 +136,12 @@ class SlotTable:
         """Outstanding groups in a state, in the order they were opened."""
         return [slot for slot in self.groups.values() if slot.state is state]
 
-    def capacity(self, *, trainer_version: int, engine_version: int) -> int:
+    def capacity(
+        self, *, trainer_version: int, engine_version: int, useful_groups: int | None = None
+    ) -> int:
         """Groups that may start now. Ready groups without spread take no room in a step; of the
         running ones the share is expected that was seen lately. Should more come back, the step
-        takes them along.
+        takes them along. `useful_groups` may be outstanding at most.
         """
         running = len(self.in_state(GroupState.RUNNING)) * self.spread_ratio
         known = sum(
@@ -147,11 +149,13 @@ class SlotTable:
             for slot in self.groups.values()
             if slot.state is not GroupState.RUNNING and slot.fills_step
         )
-        return self.policy.capacity(
+        outstanding = math.ceil(running + known)
+        room = self.policy.capacity(
             trainer_version=trainer_version,
             engine_version=engine_version,
-            outstanding_groups=math.ceil(running + known),
+            outstanding_groups=outstanding,
         )
+        return room if useful_groups is None else max(0, min(room, useful_groups - outstanding))
 
     def stale(self, trainer_version: int) -> list[GroupSlot]:
         """Ready groups that can no longer be trained."""
