@@ -9,6 +9,8 @@ import httpx
 from prefect import artifacts
 from prefect.exceptions import PrefectException
 
+from ostinato.flows.naming import artifact_key
+
 logger = logging.getLogger(__name__)
 
 
@@ -23,14 +25,14 @@ def optional(what: str) -> Iterator[None]:
 
 def show_table(rows: Sequence[dict[str, Any]], key: str, description: str) -> None:
     with optional(key):
-        artifacts.create_table_artifact(list(rows), key=key, description=description)
+        artifacts.create_table_artifact(list(rows), key=artifact_key(key), description=description)
 
 
 def show_markdown(text: str, key: str, description: str | None = None) -> None:
     with optional(key):
-        artifacts.create_markdown_artifact(text, key=key, description=description)
+        artifacts.create_markdown_artifact(text, key=artifact_key(key), description=description)
 
 
 def show_link(url: str, key: str, description: str) -> None:
     with optional(key):
-        artifacts.create_link_artifact(url, key=key, description=description)
+        artifacts.create_link_artifact(url, key=artifact_key(key), description=description)

@@ -5,13 +5,14 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from ostinato.flows import chain, realtime, showing
+from ostinato.flows.naming import run_name
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 
-@flow(name="checkpoint-evaluation")
+@flow(name="checkpoint-evaluation", flow_run_name=run_name)
 def checkpoint_evaluation(
     recipe: str = "nano",
     seed: int | None = None,

@@ -3,7 +3,7 @@
 Prefect keeps no results: a flow run that is retried runs its sub-flows again, which find what is done.
 """
 
-import re
+import logging
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,12 +14,19 @@ from prefect.tasks import Task, exponential_backoff
 from pydantic import BaseModel
 
 from ostinato.flows.lease import outlive_leases
+from ostinato.flows.naming import as_key
 from ostinato.flows.progress import shown_progress
 from ostinato.infra.platform.cluster.child import run_child
+from ostinato.infra.platform.cluster.workspace import LOG
 from ostinato.infra.platform.errors import is_retryable
 
 Result = TypeVar("Result", bound=BaseModel)
-outlive_leases()  # before any flow runs: the engine imports a flow, and with it this, first
+logger = logging.getLogger(__name__)
+
+# Both before any flow runs: the engine imports a flow, and with it this, first. Prefect gives our
+# loggers its handler, but no level.
+outlive_leases()
+logging.getLogger("ostinato").setLevel(logging.INFO)
 
 
 def _may_retry(_: Task[Any, Any], __: TaskRun, state: State[Any]) -> bool:
@@ -36,7 +43,8 @@ def _may_retry(_: Task[Any, Any], __: TaskRun, state: State[Any]) -> bool:
 )
 def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) -> dict[str, Any]:
     """Runs `entry` on the request in a child process. Returns its result as JSON."""
-    key = re.sub(r"[^a-z0-9]+", "-", name.lower())
+    logger.info("stage=%s log=%s", name, directory / LOG)
+    key = as_key(directory.parent.name, name)
     with shown_progress(name, key, f"{name}: {directory.name}") as show:
         result = run_child(entry, request, _AnyResult, directory=directory, on_progress=show)
     return result.model_dump(mode="json")

@@ -1,8 +1,11 @@
 """`ostinato`: the commands a person types. Each is a few lines over a flow or a service; nothing is computed here."""
 
+import importlib.metadata
+import json
 import logging
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +16,7 @@ from rich.table import Table
 
 from ostinato.flows import local_prefect, models, status_report
 from ostinato.flows.console import print_error, say
+from ostinato.flows.cycle_commands import cycles
 from ostinato.flows.recipe import describe_recipe, load_recipe, recipe_names
 from ostinato.flows.run_options import RunOptions
 from ostinato.infra.platform.cluster.child_main import load_entry
@@ -20,7 +24,7 @@ from ostinato.infra.platform.cluster.services import interrupt_on_signals, run_f
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
 from ostinato.infra.platform.settings import load_settings
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 CHAT = "ostinato.flows.chat.command"
 RecipeOption = Annotated[
     str, typer.Option(help="name of a shipped recipe, or the path of a TOML file")
@@ -36,6 +40,21 @@ KeepOption = Annotated[
     typer.Option(help="stage whose newest artifact is used although its code changed; repeatable"),
 ]
 RebuildOption = Annotated[list[str] | None, typer.Option(help="stage to build again; repeatable")]
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(importlib.metadata.version("ostinato"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="and exit")
+    ] = False,
+) -> None:
+    """Trains a coding agent: the whole chain, a stage of it, or what serves its users."""
 
 
 @app.command()
@@ -78,6 +97,7 @@ _add_command(
 )
 recipes = typer.Typer(no_args_is_help=True, help="Shipped recipes, and what one comes to.")
 app.add_typer(recipes, name="recipe")
+app.add_typer(cycles, name="cycle")
 
 
 @recipes.command("list")
@@ -168,13 +188,20 @@ def chat(context: typer.Context, repo: RepositoryOption = None) -> None:
 
 
 @app.command()
-def status() -> None:
-    """Says what runs, what waits, for what, and since when."""
-    console = Console()
-    table = Table("run", "stage", "state", "waits for", "since", "progress")
-    for row in status_report.collect(load_settings()):
-        table.add_row(*row)
-    console.print(table)
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON list")] = False,
+) -> None:
+    """Says of each part what it does, what it waits for, since when, and the likely cause of a fault."""
+    rows = status_report.collect(load_settings())
+    if as_json:
+        typer.echo(json.dumps([row.model_dump() for row in rows]))
+        return
+    table = Table("part", "state", "waits for", "since", "likely cause", "progress")
+    now = time.time()
+    for row in rows:
+        since = status_report.ago(row.since, now)
+        table.add_row(row.part, row.state, row.waits_for, since, row.cause, row.progress)
+    Console().print(table)
 
 
 def _options(

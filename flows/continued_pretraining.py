@@ -3,12 +3,13 @@
 from prefect import flow
 
 from ostinato.flows import chain, showing
+from ostinato.flows.naming import run_name
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 
-@flow(name="continued-pretraining")
+@flow(name="continued-pretraining", flow_run_name=run_name)
 def continued_pretraining(
     recipe: str = "nano",
     seed: int | None = None,

@@ -4,12 +4,13 @@ from prefect import flow
 
 from ostinato.flows import chain, showing
 from ostinato.flows.continued_pretraining import continued_pretraining
+from ostinato.flows.naming import run_name
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 
-@flow(name="mtp-distillation")
+@flow(name="mtp-distillation", flow_run_name=run_name)
 def mtp_distillation(
     recipe: str = "nano",
     seed: int | None = None,

@@ -3,11 +3,12 @@
 from prefect import flow
 
 from ostinato.flows import chain, showing
+from ostinato.flows.naming import run_name
 from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 
-@flow(name="problem-building")
+@flow(name="problem-building", flow_run_name=run_name)
 def problem_building(
     recipe: str = "nano", seed: int | None = None, options: RunOptions | None = None
 ) -> ArtifactRef:

@@ -4,6 +4,7 @@ from prefect import flow
 
 from ostinato.flows import chain, showing
 from ostinato.flows.console import say
+from ostinato.flows.naming import run_name
 from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ProblemError
@@ -12,7 +13,7 @@ from ostinato.tasks.problems.config import ProblemsResult
 from ostinato.tasks.problems.shipped import compare_with_shipped, find_set, ship_set
 
 
-@flow(name="problem-verification")
+@flow(name="problem-verification", flow_run_name=run_name)
 def problem_verification(
     recipe: str = "problems_16", seed: int | None = None, options: RunOptions | None = None
 ) -> ArtifactRef:

@@ -3,13 +3,14 @@
 from prefect import flow
 
 from ostinato.flows import realtime, showing
+from ostinato.flows.naming import run_name
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 
-@flow(name="realtime-cycle")
+@flow(name="realtime-cycle", flow_run_name=run_name)
 def realtime_cycle(
     recipe: str = "nano",
     seed: int | None = None,

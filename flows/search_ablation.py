@@ -4,13 +4,14 @@ from prefect import flow
 
 from ostinato.flows import ablation_chain, chain, showing
 from ostinato.flows.continued_pretraining import continued_pretraining
+from ostinato.flows.naming import run_name
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.evaluation.locating import ArmComparison
 
 
-@flow(name="search-ablation")
+@flow(name="search-ablation", flow_run_name=run_name)
 def search_ablation(
     recipe: str = "nano_search", seed: int | None = None, options: RunOptions | None = None
 ) -> ArtifactRef:

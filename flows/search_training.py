@@ -4,12 +4,13 @@ from prefect import flow
 
 from ostinato.flows import chain
 from ostinato.flows.artifacts import show_table
+from ostinato.flows.naming import run_name
 from ostinato.flows.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.retrieval.config import RankingScores, RetrievalResult
 
 
-@flow(name="search-training")
+@flow(name="search-training", flow_run_name=run_name)
 def search_training(
     recipe: str = "nano",
     seed: int | None = None,

@@ -98,11 +98,14 @@ class RunReporter:
     async def report_status(self, orchestrator: Orchestrator, engines: EngineFleet) -> None:
         """Writes every second what waits for what. Runs until cancelled."""
         loop = asyncio.get_running_loop()
+        behind_since = None
         while True:
             progress = orchestrator.progress
+            is_behind = progress.engine_version < progress.trainer_version
+            behind_since = (behind_since or time.time()) if is_behind else None
             self._write_status(
                 "running",
-                _waits(orchestrator, loop.time(), time.time()),
+                _waits(orchestrator, loop.time(), time.time(), behind_since),
                 steps_done=progress.steps_done,
                 weight_version=progress.trainer_version,
                 outcomes=dict(orchestrator.table.outcomes),
@@ -120,7 +123,9 @@ class RunReporter:
         replace_text(self._workspace.directory / STATUS, text)
 
 
-def _waits(orchestrator: Orchestrator, now: float, wall: float) -> dict[str, Mapping[str, Any]]:
+def _waits(
+    orchestrator: Orchestrator, now: float, wall: float, behind_since: float | None
+) -> dict[str, Mapping[str, Any]]:
     progress = orchestrator.progress
     waits: dict[str, Mapping[str, Any]] = {
         part: {
@@ -130,10 +135,10 @@ def _waits(orchestrator: Orchestrator, now: float, wall: float) -> dict[str, Map
         }
         for part, wait in progress.waits.items()
     }
-    if progress.engine_version < progress.trainer_version:
+    if behind_since is not None:
         waits["engines"] = {
             "for": f"weight version {progress.trainer_version}",
             "detail": f"serving {progress.engine_version}",
-            "since": wall,
+            "since": behind_since,
         }
     return waits

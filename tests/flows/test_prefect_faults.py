@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ostinato.flows.naming import as_key
 from tests.fakes.prefect_here import PrefectHere, prefect_here, run_python, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -120,6 +121,9 @@ def test_outage_of_the_server_ends_no_stage(
     state = finish(here, run_id, 150)
     assert state["type"] == "COMPLETED", state["message"]
     assert steps_of(tmp_path) == [str(step) for step in range(steps)]
-    wanted = {"artifacts": {"key": {"any_": ["counting"]}}, "sort": "UPDATED_DESC"}
+    wanted = {
+        "artifacts": {"key": {"any_": [as_key(tmp_path.parent.name, "counting")]}},
+        "sort": "UPDATED_DESC",
+    }
     newest = here.api.post("artifacts/filter", json=wanted).raise_for_status().json()[0]
     assert float(newest["data"]) == 100.0

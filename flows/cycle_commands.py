@@ -1,0 +1,95 @@
+"""`ostinato cycle`: the real-time cycles of a serving line, and an end by hand for one that is open."""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ostinato.flows.recipe import load_recipe
+from ostinato.infra.platform.cluster.child import live_owners
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.ledger import Ledger, open_ledger
+from ostinato.infra.platform.ledger.rows import CycleRow
+from ostinato.infra.platform.settings import Settings, load_settings
+
+cycles = typer.Typer(no_args_is_help=True, help="Real-time cycles of a serving line.")
+LineOption = Annotated[
+    str | None, typer.Option(help="serving line; that of the recipe when absent")
+]
+RecipeOption = Annotated[str, typer.Option(help="a recipe whose line is meant")]
+_STAGES = ("candidate-*", "traffic-*")
+
+
+@cycles.command("show")
+def show(
+    recipe: RecipeOption = "nano",
+    line: LineOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON list")] = False,
+) -> None:
+    """Cycles of the line, oldest first: window, checkpoint it began with, outcome."""
+    with _ledger(load_settings()) as ledger:
+        rows = ledger.cycles.history(_line(recipe, line))
+    if as_json:
+        typer.echo(json.dumps([row.model_dump(mode="json") for row in rows]))
+        return
+    console = Console()
+    for row in rows:
+        text = (
+            f"{row.cycle_id}  interactions {row.from_watermark + 1} to {row.to_watermark}, from "
+            f"{row.served}: {row.outcome or 'open'}"
+        )
+        console.print(text, highlight=False, soft_wrap=True)
+    if not rows:
+        console.print("no cycle yet")
+
+
+@cycles.command("skip")
+def skip(recipe: RecipeOption = "nano", line: LineOption = None) -> None:
+    """Ends the open cycle: its interactions are never trained on, the next cycle begins after them."""
+    _end(_line(recipe, line), "skipped")
+
+
+@cycles.command("close")
+def close(recipe: RecipeOption = "nano", line: LineOption = None) -> None:
+    """Ends the open cycle with the outcome it came to: promoted, refused, or skipped when nothing was decided."""
+    _end(_line(recipe, line), None)
+
+
+def _end(line: str, outcome: str | None) -> None:
+    settings = load_settings()
+    with _ledger(settings) as ledger:
+        cycle = ledger.cycles.open_cycle(line)
+        if cycle is None:
+            raise ConfigError(f"serving line {line!r} has no open cycle, wanted one")
+        _require_nobody(settings, cycle)
+        ended: str = outcome or cycle.stages.get("promotion", {}).get("outcome", "skipped")
+        ledger.cycles.close(cycle.cycle_id, ended, time.time())
+    Console().print(f"{cycle.cycle_id}: {ended}", highlight=False, soft_wrap=True)
+
+
+def _require_nobody(settings: Settings, cycle: CycleRow) -> None:
+    for pattern in _STAGES:
+        for directory in (settings.home / "runs").glob(f"*/{pattern}"):
+            owners = live_owners(directory)
+            if owners:
+                raise ConfigError(
+                    f"process {owners[0].pid} works in {directory}, wanted no run of {cycle.cycle_id}; "
+                    "cancel it first"
+                )
+
+
+def _line(recipe: str, line: str | None) -> str:
+    found = line or load_recipe(recipe).serving.line
+    if found is None:
+        raise ConfigError(f"recipe {recipe!r} has no serving line, wanted --line NAME")
+    return found
+
+
+@contextlib.contextmanager
+def _ledger(settings: Settings) -> Iterator[Ledger]:
+    with contextlib.closing(open_ledger(settings)) as ledger:
+        yield ledger

@@ -1,0 +1,63 @@
+"""The page of a flow run in Prefect's UI: our log lines with the child's log, a name, keys of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from rich.console import Console
+
+from ostinato.flows import local_prefect
+from ostinato.flows.naming import as_key
+from ostinato.infra.platform.settings import Settings
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from prefect import flow
+from ostinato.flows.child_task import run_stage
+from ostinato.flows.naming import run_name
+from tests.unit.infra.platform.cluster.entries import CountRequest, CountResult
+
+COUNT = "tests.unit.infra.platform.cluster.entries:count"
+
+@flow(name="counting", flow_run_name=run_name)
+def counting(directory: str, recipe: str, seed: int | None = None) -> None:
+    request = CountRequest(steps=3, seconds_a_step=2.0)
+    run_stage("counting", COUNT, request, CountResult, Path(directory))
+
+counting(sys.argv[1], "miniature", 4)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_page_of_a_run_holds_our_lines_and_names_recipe_and_seed(tmp_path: Path) -> None:
+    work = tmp_path / "miniature-seed4" / "work"
+    work.mkdir(parents=True)
+    settings = Settings(home=tmp_path, prefect_port=1)
+    with local_prefect.server(settings, Console(stderr=True)) as environment:
+        environment = {
+            **os.environ,
+            **environment,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        program = tmp_path / "program.py"
+        program.write_text(PROGRAM)
+        command = [sys.executable, "-P", str(program), str(work)]
+        subprocess.run(command, env=environment, check=True, timeout=200)
+        with httpx.Client(base_url=environment["PREFECT_API_URL"] + "/", timeout=30) as api:
+            logs = api.post("logs/filter", json={"limit": 200}).raise_for_status().json()
+            runs = api.post("flow_runs/filter", json={}).raise_for_status().json()
+            shown = api.post("artifacts/filter", json={}).raise_for_status().json()
+    ours = [row["message"] for row in logs if row["name"].startswith("ostinato.")]
+    assert any(f"log={work / 'child.log'}" in message for message in ours), logs
+    assert "miniature-seed4 counting" in {run["name"] for run in runs}
+    assert {item["key"] for item in shown} == {"miniature-seed4-counting"}
+
+
+def test_key_has_only_what_prefect_takes() -> None:
+    assert as_key("My recipe-seed0", "held_out, 2") == "my-recipe-seed0-held-out-2"
+    assert as_key("", "gate") == "gate"

@@ -1,0 +1,53 @@
+"""`ostinato cycle`: an open cycle is shown and ended by hand, and the next one begins after its window."""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ostinato.flows.cli import app
+from ostinato.infra.platform.cluster.processes import mark_process
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.settings import Settings
+
+
+def run(*arguments: str) -> str:
+    answer = CliRunner().invoke(app, [*arguments, "--line", "mine"], catch_exceptions=False)
+    assert answer.exit_code == 0
+    return answer.stdout
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    with contextlib.closing(open_ledger(Settings(home=tmp_path))) as ledger:
+        ledger.cycles.open(
+            "mine-000000-f", line="mine", served="a@1", from_watermark=0, to_watermark=4, at=7.0
+        )
+        ledger.cycles.update("mine-000000-f", "promotion", {"outcome": "refused"})
+    return tmp_path
+
+
+@pytest.mark.parametrize(("command", "outcome"), [("skip", "skipped"), ("close", "refused")])
+def test_open_cycle_ends_by_hand(home: Path, command: str, outcome: str) -> None:
+    [row] = json.loads(run("cycle", "show", "--json"))
+    assert row["outcome"] is None
+    assert outcome in run("cycle", command)
+    [row] = json.loads(run("cycle", "show", "--json"))
+    assert row["outcome"] == outcome
+    with contextlib.closing(open_ledger(Settings(home=home))) as ledger:
+        assert ledger.cycles.last_closed_watermark("mine") == 4
+    with pytest.raises(ConfigError, match="no open cycle"):
+        run("cycle", command)
+
+
+def test_cycle_that_a_run_works_on_is_left_alone(home: Path) -> None:
+    owners = home / "runs" / "nano-seed0" / "candidate-abc" / "owners"
+    owners.mkdir(parents=True)
+    (owners / "one").write_text(mark_process(os.getpid()).model_dump_json())
+    with pytest.raises(ConfigError, match=f"process {os.getpid()} works in .*cancel it first"):
+        run("cycle", "skip")
