@@ -16,7 +16,7 @@ import httpx
 import psutil
 from pydantic import Field
 
-from ostinato.infra.platform.cluster.processes import is_alive, is_elsewhere
+from ostinato.infra.platform.cluster.processes import is_alive, is_elsewhere, told_processes
 from ostinato.infra.platform.cluster.workspace import (
     FAILURE,
     HEARTBEAT,
@@ -134,7 +134,7 @@ def _flow_runs(api: str) -> Iterator[StatusRow]:
                 yield StatusRow(part="worker", state="not running", cause=cause)
         wanted = {"flow_runs": {"state": {"type": {"any_": _UNDER_WAY}}}}
         runs = client.post("flow_runs/filter", json=wanted).raise_for_status().json()
-    engines = _engines()
+    engines = told_processes("PREFECT__FLOW_RUN_ID")
     for run in runs:
         row = _flow_run(run, engines)
         if row is not None:
@@ -161,15 +161,6 @@ def _flow_run(run: dict[str, Any], engines: set[str]) -> StatusRow | None:
     is_lost = run["deployment_id"] is not None and run["id"] not in engines
     cause = "no process of this machine runs it; `ostinato up` takes it up again" if is_lost else ""
     return StatusRow(part=part, state=state.lower(), since=since, cause=cause)
-
-
-def _engines() -> set[str]:
-    """Ids of the flow runs that processes of this machine run."""
-    found = set()
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            found.add(process.environ().get("PREFECT__FLOW_RUN_ID", ""))
-    return found
 
 
 def _instant(text: str | None) -> float | None:

@@ -62,6 +62,15 @@ def kill_session(mark: ProcessMark, grace_seconds: float = _TERMINATE_GRACE_SECO
     return len(members)
 
 
+def told_processes(variable: str) -> set[str]:
+    """Values of an environment variable that live processes of this user were started with."""
+    found = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            found.add(process.environ().get(variable, ""))
+    return found
+
+
 def _session_members(mark: ProcessMark) -> list[int]:
     """Live processes of the session. A session id is not reused while any member lives; one whose
     members are all older than the mark, or whose leader is newer, is another session."""
