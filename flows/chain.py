@@ -14,6 +14,7 @@ from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger.rows import ScorecardRow
 from ostinato.infra.platform.objects import checksum_file
+from ostinato.models.rendering.chat_template import PUBLISHED as PUBLISHED_FILES
 from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest, EvaluationResult
 from ostinato.tasks.corpus.config import CorpusRequest, CorpusResult, FunctionLimits
 from ostinato.tasks.environments.run import EnvironmentsRequest, EnvironmentsResult
@@ -124,7 +125,7 @@ def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
             problems_directory=str(context.directory_of(problems)),
             harness=context.recipe.harness,
             search_directory=search_directory(context),
-            tokenizer_path=None if base is None else str(base / "tokenizer.json"),
+            tokenizer_path=None if base is None else str(base),
         )
         result = run_stage(
             "corpus", "ostinato.tasks.corpus.run:main", request, CorpusResult, directory
@@ -133,7 +134,10 @@ def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
         _link_only(
             directory,
             published,
-            ("tokenizer.json", "statistics.json", "demonstrations.safetensors", "shards"),
+            (
+                *("tokenizer.json", "statistics.json", "demonstrations.safetensors", "shards"),
+                *((PUBLISHED_FILES,) if (directory / PUBLISHED_FILES).is_dir() else ()),
+            ),
         )
         return published, {SUMMARY: result.model_dump(mode="json")}
 

@@ -15,9 +15,11 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from ostinato.flows.models import directory_of, open_artifacts
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.settings import load_settings
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.corpus.config import CorpusConfig
@@ -37,7 +39,8 @@ from ostinato.tasks.rollout.config import RolloutConfig
 
 RECIPES = Path(__file__).parent / "recipes"
 BASE_SPEC = "spec.json"  # shape of a checkpoint, among its files
-_BARE_WORD = re.compile(r"[A-Za-z_][\w./:+-]*")  # a string that needs no quotes on a command line
+_REFERENCE = re.compile(r"[a-z_-]+/[\w.-]+@\d+")  # of an artifact
+_BARE_WORD = re.compile(r"[A-Za-z_][\w./:+@-]*")  # a string that needs no quotes on a command line
 
 
 class CycleConfig(Record):
@@ -72,7 +75,8 @@ class Recipe(Record):
     description: str = ""
     base_checkpoint: str = Field(
         default="",
-        description="directory of a checkpoint to continue from, relative to the repository; empty: random weights",
+        description="checkpoint to continue from: a reference as `ostinato import` prints it, or a directory, "
+        "relative to the repository; empty: random weights",
     )
     model: ModelSpec
     problems: ProblemsConfig = ProblemsConfig()
@@ -158,6 +162,10 @@ def load_recipe(
 
 def base_directory(base_checkpoint: str) -> Path | None:
     """Directory of a base checkpoint as a recipe names it. None: random weights."""
+    if _REFERENCE.fullmatch(base_checkpoint):
+        settings = load_settings()
+        artifacts = open_artifacts(settings)
+        return directory_of(settings, artifacts, artifacts.get(base_checkpoint))
     return (RECIPES.parents[1] / base_checkpoint).resolve() if base_checkpoint else None
 
 

@@ -26,13 +26,20 @@ QUESTION, ANSWER, RESULT = "\u2402question\u2403", "\u2402answer\u2403", "\u2402
 class TemplateRenderer(Renderer):
     """Turns messages into tokens by a published chat template."""
 
-    def __init__(self, tokenizer: Tokenizer, template: str, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: str,
+        settings: dict[str, Any],
+        files: dict[str, bytes] | None = None,
+    ) -> None:
         if not isinstance(tokenizer.decoder, decoders.ByteLevel):
             raise ValueError(
                 f"tokenizer has the decoder {tokenizer.decoder}, wanted ByteLevel: only its tokens "
                 "are bytes of the text"
             )
         self.tokenizer = tokenizer
+        self._files = files or {}
         self.vocab_size = tokenizer.get_vocab_size()
         names = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token")}
         environment = ImmutableSandboxedEnvironment(
@@ -52,11 +59,20 @@ class TemplateRenderer(Renderer):
     def load(cls, path: Path) -> "TemplateRenderer":
         """Reads an imported checkpoint. ValueError when it came without a template."""
         folder = path / PUBLISHED
-        settings = _read_json(folder / "tokenizer_config.json")
-        template = find_template({file.name: file.read_bytes() for file in folder.iterdir()})
+        files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+        settings = json.loads(files.get("tokenizer_config.json", b"{}"))
+        template = find_template(files)
         if template is None:
             raise ValueError(f"{folder} holds no chat template, wanted one to hold a conversation")
-        return cls(Tokenizer.from_file(str(path / TOKENIZER_FILE)), template, settings)
+        return cls(Tokenizer.from_file(str(path / TOKENIZER_FILE)), template, settings, files)
+
+    def save(self, directory: Path) -> Path:
+        """Writes `tokenizer.json` into `directory`, and the published files below it."""
+        path = super().save(directory)
+        for name, content in self._files.items():
+            (directory / PUBLISHED).mkdir(exist_ok=True)
+            (directory / PUBLISHED / name).write_bytes(content)
+        return path
 
     def encode_content(self, text: str, tags: Tags = "none") -> list[int]:
         """Tokens of `text`, none of them special. `tags` are nano's: here they are plain text."""
@@ -183,10 +199,6 @@ def _opening() -> list[Message]:
 
 def _token_text(token: Any) -> str:
     return token["content"] if isinstance(token, dict) else token or ""
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_bytes()) if path.is_file() else {}
 
 
 def _refuse(message: str) -> None:

@@ -122,7 +122,8 @@ class CorpusRequest(Record):
         default=None, description="encoder of code search; None: words alone"
     )
     tokenizer_path: str | None = Field(
-        default=None, description="tokenizer.json to use; None trains one on this corpus"
+        default=None,
+        description="checkpoint whose tokenizer is used; None trains one on this corpus",
     )
 
 
