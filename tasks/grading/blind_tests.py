@@ -22,7 +22,9 @@ _MOST_INTEGER = 10_000
 def take_expectations_out(
     source: bytes, tests: frozenset[str], chance: random.Random | None = None
 ) -> bytes:
-    """The file with the named tests (`function` or `Class.method`) alone, as values to look at."""
+    """The file with the named tests (`function`, `Class.method`, or `method` of any class) alone, as
+    values to look at.
+    """
     tree = parse_python(source.decode())
     tree.body = list(_keep_tests(tree.body, tests, ""))
     if chance is not None:
@@ -32,11 +34,19 @@ def take_expectations_out(
     return ast.unparse(ast.fix_missing_locations(tree)).encode()
 
 
+def find_inherited(source: bytes, tests: frozenset[str]) -> frozenset[str]:
+    """Names of those tests that the file itself does not define: it has them from a base class."""
+    tree = parse_python(source.decode())
+    found = {test for test in tests if _find_tests(tree.body, frozenset({test}), "")}
+    return frozenset(test.rpartition(".")[2] for test in tests - found)
+
+
 def _keep_tests(body: list[ast.stmt], tests: frozenset[str], prefix: str) -> list[ast.stmt]:
     kept: list[ast.stmt] = []
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            if node.name.startswith("test") and prefix + node.name not in tests:
+            is_kept = prefix + node.name in tests or (prefix and node.name in tests)
+            if node.name.startswith("test") and not is_kept:
                 continue
         elif isinstance(node, ast.ClassDef):
             inner = _keep_tests(node.body, tests, f"{prefix}{node.name}.")

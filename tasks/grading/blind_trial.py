@@ -6,22 +6,24 @@ that never saw a change. Only plain data comes out of either; a fault in reading
 """
 
 import asyncio
+import logging
 import math
 import random
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ostinato.infra.platform.errors import GradingError
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.function_calls import CALL_ROOT, run_call_program
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.grading.blind_tests import take_expectations_out
+from ostinato.tasks.grading.blind_tests import find_inherited, take_expectations_out
 from ostinato.tasks.records import Problem
 
+logger = logging.getLogger(__name__)
 LIMITS = SandboxLimits(memory_bytes=2 << 30)
 _CHANGED_COPIES = 3
+_DRAWS = 2  # before a problem counts as one that no trial can judge
 _MOST_FAILING, _MOST_PASSING = 10, 4  # test functions of a trial
 _MOST_INSTANCES = 12  # of one parametrized test
 _TEST_SECONDS = 0.5
@@ -29,6 +31,10 @@ _SLACK = 3.0  # a change may be slower than the original
 _SECONDS = 60.0
 _KEPT_TRIALS = 256
 _TOLERANCE = 1e-9
+
+_NOT_JUDGED = (
+    "no blind trial tells this problem's broken state from the original, so no pass is believed"
+)
 
 Values = dict[str, list[object]]  # by test, in the order of their appearance
 
@@ -39,6 +45,7 @@ class Trial:
 
     drawn: "DrawnTests"
     wanted: Mapping[str, Sequence[object]]
+    separates: bool  # whether the broken state shows anything else
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,9 @@ class BlindTrials:
         key = (problem.problem_id, tuple(changed.items()))
         if key not in self._differences:
             trial = await self._trial_of(problem, repository)
-            self._differences[key] = await _compare(trial, repository, changed)
+            self._differences[key] = (
+                await _compare(trial, repository, changed) if trial.separates else _NOT_JUDGED
+            )
             if len(self._differences) > _KEPT_TRIALS:
                 self._differences.popitem(last=False)
         return self._differences[key]
@@ -92,18 +101,27 @@ class BlindTrials:
 async def prepare_trial(
     problem: Problem, repository: PreparedRepository, chance: random.Random
 ) -> Trial:
-    """A trial of one problem with inputs drawn now. The original alone is in the box."""
-    drawn = await asyncio.to_thread(draw_tests, problem, repository, chance)
+    """A trial of one problem with inputs drawn now. The original alone is in its box.
+
+    The broken state is tried too, in another: a trial that it passes would prove nothing.
+    """
+    broken = repository.keep_editable(problem.break_files(repository.files))
+    for _ in range(_DRAWS):
+        drawn = await asyncio.to_thread(draw_tests, problem, repository, chance)
+        trial = Trial(drawn, await _observe_original(repository, drawn), separates=True)
+        if any(trial.wanted.values()) and await _compare(trial, repository, broken):
+            return trial
+    logger.warning("problem=%s %s", problem.problem_id, _NOT_JUDGED)
+    return replace(trial, separates=False)
+
+
+async def _observe_original(
+    repository: PreparedRepository, drawn: DrawnTests
+) -> Mapping[str, Sequence[object]]:
     async with open_box(repository, drawn.files, LIMITS) as sandbox:
         first = await _observe(sandbox, drawn, _TEST_SECONDS, hash_seed=0)
         second = await _observe(sandbox, drawn, _TEST_SECONDS, hash_seed=1)
-    wanted = {test: keep_stable(values, second.get(test, [])) for test, values in first.items()}
-    if not any(wanted.values()):
-        raise GradingError(
-            f"problem {problem.problem_id}: the original shows no value in {len(drawn.tests)} "
-            "tests, wanted at least one; switch grading.blind_trial off for such a set"
-        )
-    return Trial(drawn, wanted)
+    return {test: keep_stable(values, second.get(test, [])) for test, values in first.items()}
 
 
 def keep_stable(first: Sequence[object], second: Sequence[object]) -> list[object]:
@@ -186,6 +204,7 @@ def draw_tests(
         path: take_expectations_out(repository.files[path], frozenset())
         for path in {*by_path, *(block.path for block in problem.cut_tests)}
     }
+    files |= _blind_bases(repository, by_path)
     tests: list[str] = []
     instances: list[str] = []
     for path, chosen in sorted(by_path.items()):
@@ -203,6 +222,23 @@ def draw_tests(
                 kept = chance.sample(mine, min(len(mine), _MOST_INSTANCES))
                 instances += [place + test.removeprefix(path) for test in kept]
     return DrawnTests(files, tuple(tests), tuple(instances), chance.getrandbits(48))
+
+
+def _blind_bases(
+    repository: PreparedRepository, by_path: Mapping[str, set[str]]
+) -> dict[str, bytes]:
+    """Test files that hold chosen tests which others inherit, those tests alone."""
+    wanted = frozenset(
+        name
+        for path, chosen in by_path.items()
+        for name in find_inherited(repository.files[path], frozenset(chosen))
+    )
+    marks = [f"def {name}(".encode() for name in wanted]
+    return {
+        path: take_expectations_out(content, wanted)
+        for path, content in repository.files.items()
+        if path.endswith(".py") and repository.is_test(path) and any(m in content for m in marks)
+    }
 
 
 def _draw(tests: Sequence[str], most: int, chance: random.Random) -> list[str]:
