@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.flows import local_prefect, models, status_report
+from ostinato.flows import garbage, local_prefect, models, status_report
 from ostinato.flows.console import print_error, say
 from ostinato.flows.cycle_commands import cycles
 from ostinato.flows.recipe import describe_recipe, load_recipe, recipe_names
@@ -202,6 +202,24 @@ def status(
         since = status_report.ago(row.since, now)
         table.add_row(row.part, row.state, row.waits_for, since, row.cause, row.progress)
     Console().print(table)
+
+
+@app.command()
+def gc(
+    older_than_days: Annotated[float, typer.Option(help="younger ones stay", min=0)] = 7.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="says what would go")] = False,
+) -> None:
+    """Removes working files of published stages and local copies of artifacts; logs and artifacts stay."""
+    found = garbage.find_garbage(load_settings(), older_than_days)
+    console = Console()
+    for item in found:
+        console.print(f"{item.path}: {item.why}", highlight=False, soft_wrap=True)
+        if not dry_run:
+            garbage.remove(item)
+    size = sum(item.size_bytes for item in found)
+    console.print(
+        f"{'would free ' if dry_run else ''}{len(found)} things, {size} bytes", highlight=False
+    )
 
 
 def _options(
