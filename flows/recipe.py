@@ -54,6 +54,15 @@ class CycleConfig(Record):
         description="a seeded program that stands in for people; None: real traffic only",
     )
 
+    @model_validator(mode="after")
+    def _credit_of_whole_interactions(self) -> "CycleConfig":
+        if self.learning.objective.credit != "trajectory":
+            raise ValueError(
+                f"cycle.learning.objective.credit is {self.learning.objective.credit!r}, wanted "
+                "'trajectory': users' interactions have no group whose edits could be compared"
+            )
+        return self
+
 
 class ServingConfig(Record):
     """Serving line of what the recipe trains. Never inherited by `extends`: each recipe names its

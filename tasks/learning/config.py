@@ -74,6 +74,17 @@ class ObjectiveConfig(Record):
         description="token weight min(trainer / rollout probability, cap), detached; None: weight 1",
     )
     clip_band: ClipBand | None = Field(default=None, description="None: no token is clipped")
+    credit: Literal["trajectory", "edit"] = Field(
+        default="trajectory",
+        description="trajectory: one advantage for all tokens of an attempt; edit: the tokens up to each edit against "
+        "the same edit of the group's other attempts (tasks/learning/credit.py). For rollouts, not for a cycle",
+    )
+    edit_discount: float = Field(
+        default=0.6,
+        gt=0,
+        le=1,
+        description="with credit 'edit', factor on a positive reward for each edit that followed",
+    )
     skip_zero_advantage: bool = Field(
         default=True,
         description="do not compute samples whose advantage is exactly 0; the gradient is the same",

@@ -79,7 +79,11 @@ class StepParity:
             kept_cache=self._mismatch(is_kept=True),
             tokens_by_age=dict(sorted(self._tokens_by_age.items())),
             tokens_not_measured=sum(
-                int((~np.isin(segment.weight_versions_T, [-1, *self._known])).sum())
+                int(
+                    (
+                        ~np.isin(segment.weight_versions_T[segment.loss_mask_T], list(self._known))
+                    ).sum()
+                )
                 for segment in (sample.segment for sample in samples)
             ),
             alarm_k3=self._config.parity.alarm_k3 or OUR_ALARM_K3,
@@ -132,4 +136,5 @@ def choose_samples(
 
 
 def _count(sample: Sample, version: int) -> int:
-    return int((sample.segment.weight_versions_T == version).sum())
+    segment = sample.segment
+    return int((segment.weight_versions_T[segment.loss_mask_T] == version).sum())

@@ -114,3 +114,9 @@ def test_a_recipe_as_shown_is_the_recipe(name: str) -> None:
     recipe = load_recipe(name)
     shown = tomllib.loads(describe_recipe(recipe))
     assert Recipe.model_validate(shown) == recipe
+
+
+def test_credit_per_edit_is_refused_where_there_are_no_groups() -> None:
+    assert load_recipe("nano", overrides=["learning.objective.credit=edit"])
+    with pytest.raises(ConfigError, match="wanted 'trajectory'"):
+        load_recipe("nano", overrides=["cycle.learning.objective.credit=edit"])
