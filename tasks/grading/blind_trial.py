@@ -30,6 +30,7 @@ _TEST_SECONDS = 0.5
 _SLACK = 3.0  # a change may be slower than the original
 _SECONDS = 60.0
 _KEPT_TRIALS = 256
+_BOXES_AT_A_TIME = 4  # more only wait for one another's processor time
 _TOLERANCE = 1e-9
 
 _NOT_JUDGED = (
@@ -63,6 +64,7 @@ class BlindTrials:
 
     def __init__(self, chance: random.Random | None = None) -> None:
         self._chance = chance or random.SystemRandom()
+        self._boxes = asyncio.Semaphore(_BOXES_AT_A_TIME)
         self._trials: OrderedDict[str, asyncio.Task[Trial]] = OrderedDict()
         self._differences: OrderedDict[tuple[str, tuple[tuple[str, bytes | None], ...]], str] = (
             OrderedDict()
@@ -80,10 +82,9 @@ class BlindTrials:
             return ""  # it is the original
         key = (problem.problem_id, tuple(changed.items()))
         if key not in self._differences:
-            trial = await self._trial_of(problem, repository)
-            self._differences[key] = (
-                await _compare(trial, repository, changed) if trial.separates else _NOT_JUDGED
-            )
+            async with self._boxes:
+                trial = await self._trial_of(problem, repository)
+                self._differences[key] = await compare(trial, repository, changed)
             if len(self._differences) > _KEPT_TRIALS:
                 self._differences.popitem(last=False)
         return self._differences[key]
@@ -109,7 +110,7 @@ async def prepare_trial(
     for _ in range(_DRAWS):
         drawn = await asyncio.to_thread(draw_tests, problem, repository, chance)
         trial = Trial(drawn, await _observe_original(repository, drawn), separates=True)
-        if any(trial.wanted.values()) and await _compare(trial, repository, broken):
+        if any(trial.wanted.values()) and await compare(trial, repository, broken):
             return trial
     logger.warning("problem=%s %s", problem.problem_id, _NOT_JUDGED)
     return replace(trial, separates=False)
@@ -119,8 +120,8 @@ async def _observe_original(
     repository: PreparedRepository, drawn: DrawnTests
 ) -> Mapping[str, Sequence[object]]:
     async with open_box(repository, drawn.files, LIMITS) as sandbox:
-        first = await _observe(sandbox, drawn, _TEST_SECONDS, hash_seed=0)
-        second = await _observe(sandbox, drawn, _TEST_SECONDS, hash_seed=1)
+        first = await _observe(sandbox, drawn, hash_seed=0)
+        second = await _observe(sandbox, drawn, hash_seed=1)
     return {test: keep_stable(values, second.get(test, [])) for test, values in first.items()}
 
 
@@ -136,12 +137,15 @@ def keep_stable(first: Sequence[object], second: Sequence[object]) -> list[objec
     return kept
 
 
-async def _compare(
+async def compare(
     trial: Trial, repository: PreparedRepository, changed: Mapping[str, bytes | None]
 ) -> str:
+    """First difference between a change and the original in a trial. Empty: none."""
+    if not trial.separates:
+        return _NOT_JUDGED
     try:
         async with open_box(repository, {**changed, **trial.drawn.files}, LIMITS) as sandbox:
-            seen = await _observe(sandbox, trial.drawn, _SLACK * _TEST_SECONDS, hash_seed=0)
+            seen = await _observe(sandbox, trial.drawn, hash_seed=0, slack=_SLACK)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         return f"blind trial: what the change shows cannot be read ({type(error).__name__})"
     num_wrong, first = 0, ""
@@ -247,7 +251,7 @@ def _draw(tests: Sequence[str], most: int, chance: random.Random) -> list[str]:
 
 
 async def _observe(
-    sandbox: Sandbox, drawn: DrawnTests, test_seconds: float, *, hash_seed: int
+    sandbox: Sandbox, drawn: DrawnTests, *, hash_seed: int, slack: float = 1.0
 ) -> Values:
     request = {
         "root": CALL_ROOT,
@@ -256,9 +260,9 @@ async def _observe(
         "instances": drawn.instances,
         "order": drawn.order,
         "most": _MOST_INSTANCES,
-        "test_seconds": test_seconds,
+        "test_seconds": slack * _TEST_SECONDS,
     }
-    lines, _ = await run_call_program(sandbox, "observe", request, _SECONDS, hash_seed)
+    lines, _ = await run_call_program(sandbox, "observe", request, slack * _SECONDS, hash_seed)
     values: Values = defaultdict(list)
     for line in lines:
         test = line.pop("test")
