@@ -10,6 +10,7 @@ from pydantic import Field
 
 from ostinato.flows import chain
 from ostinato.flows.child_task import run_stage
+from ostinato.flows.events import PROMOTED, tell_checkpoint, tell_gate, tell_skipped
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
@@ -92,7 +93,15 @@ def offer(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) ->
     card = chain.evaluate(context, problems, trained, Split.HELD_OUT)
     decision = judge_against_champion(context, problems, card)
     line.publish_candidate(card, decision)
-    return line.decide(decision)
+    return _tell(line.decide(decision), decision)
+
+
+def _tell(report: PromotionReport, decision: GateDecision) -> PromotionReport:
+    """Sends the gate's word and a promotion as events. Returns the report."""
+    tell_gate(report.candidate, decision)
+    if report.outcome is PromotionOutcome.PROMOTED:
+        tell_checkpoint(PROMOTED, report.candidate, line=report.line, reason=report.reason)
+    return report
 
 
 def serving_checkpoint(
@@ -266,7 +275,7 @@ def ship(
     line = ServingLine(context.ledger, cycle.line, time.time)
     decision = gate_candidate(candidate, champion, context.recipe.cycle.gate)
     line.publish_candidate(candidate, decision)
-    report = line.decide(decision)
+    report = _tell(line.decide(decision), decision)
     context.ledger.cycles.update(cycle.cycle_id, "promotion", report.model_dump(mode="json"))
     was_promoted = report.champion == candidate.checkpoint  # maybe by a run that was killed since
     outcome = PromotionOutcome.PROMOTED if was_promoted else report.outcome
@@ -314,6 +323,7 @@ def _learn(
     if candidate is None:
         logger.warning("cycle=%s outcome=%s skipped=%d", cycle.cycle_id, SKIPPED, training.skipped)
         context.ledger.cycles.close(cycle.cycle_id, SKIPPED, time.time())
+        tell_skipped(cycle.cycle_id, f"{training.skipped} interactions, no sample among them")
         return {"training": training}
     card = chain.evaluate(context, problems, candidate, Split.HELD_OUT)
     return {

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from ostinato.flows.events import CREATED, tell_checkpoint
 from ostinato.flows.recipe import Recipe, load_recipe
 from ostinato.flows.run_options import STAGES, RunOptions, Stage
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, Identity, Manifest
@@ -26,6 +27,7 @@ from ostinato.infra.sandbox.backends import check_kind
 logger = logging.getLogger(__name__)
 
 START_FILE = "stage.json"
+CHECKPOINT_KINDS = {"pretrained", "drafted", "reinforced", "candidate"}
 
 
 class StageStart(Record):
@@ -113,6 +115,8 @@ class StageContext:
             changed_files=start.changed_files,
         )
         replace_text(directory / PUBLISHED, str(ref))
+        if ref.kind in CHECKPOINT_KINDS:
+            tell_checkpoint(CREATED, str(ref), fingerprint=ref.fingerprint, recipe=self.recipe.name)
         return ref
 
     @property

@@ -1,4 +1,4 @@
-"""The page of a flow run in Prefect's UI: our log lines with the child's log, a name, keys of its own."""
+"""The page of a flow run in Prefect's UI: our log lines with the child's log, a name, keys, events."""
 
 import os
 import subprocess
@@ -12,21 +12,33 @@ from rich.console import Console
 from ostinato.flows import local_prefect
 from ostinato.flows.naming import as_key
 from ostinato.infra.platform.settings import Settings
+from tests.fakes.prefect_here import wait_until
 
 PROGRAM = """
 import sys
 from pathlib import Path
 from prefect import flow
+from ostinato.flows import realtime
 from ostinato.flows.child_task import run_stage
 from ostinato.flows.naming import run_name
+from tests.fakes.finished_stages import (
+    add_checkpoint, add_problems, add_scorecard, open_context,
+)
 from tests.unit.infra.platform.cluster.entries import CountRequest, CountResult
 
+LINE = '[serving]\\nline = "mine"\\n[cycle.gate]\\nfloor = 0.05\\nmargin = 0.05\\n'
 COUNT = "tests.unit.infra.platform.cluster.entries:count"
 
 @flow(name="counting", flow_run_name=run_name)
 def counting(directory: str, recipe: str, seed: int | None = None) -> None:
     request = CountRequest(steps=3, seconds_a_step=2.0)
     run_stage("counting", COUNT, request, CountResult, Path(directory))
+    context = open_context(Path(directory), "mine", LINE)
+    problems = add_problems(context, "a")
+    for name, solve_rate in (("good", 0.9), ("bad", 0.1)):
+        checkpoint = add_checkpoint(context, problems, name)
+        add_scorecard(context, problems, checkpoint, solve_rate)
+        realtime.offer(context, problems, checkpoint)
 
 counting(sys.argv[1], "miniature", 4)
 """
@@ -51,11 +63,28 @@ def test_page_of_a_run_holds_our_lines_and_names_recipe_and_seed(tmp_path: Path)
         with httpx.Client(base_url=environment["PREFECT_API_URL"] + "/", timeout=30) as api:
             logs = api.post("logs/filter", json={"limit": 200}).raise_for_status().json()
             runs = api.post("flow_runs/filter", json={}).raise_for_status().json()
+            sent = wait_until("events of a promotion", lambda: _events(api), 60)
             shown = api.post("artifacts/filter", json={}).raise_for_status().json()
     ours = [row["message"] for row in logs if row["name"].startswith("ostinato.")]
     assert any(f"log={work / 'child.log'}" in message for message in ours), logs
     assert "miniature-seed4 counting" in {run["name"] for run in runs}
+    assert sent == {
+        "checkpoint.created": {"1", "2"},
+        "checkpoint.gate.passed": {"1"},
+        "checkpoint.promoted": {"1"},
+        "checkpoint.gate.failed": {"2"},
+    }
     assert {item["key"] for item in shown} == {"miniature-seed4-counting"}
+
+
+def _events(api: httpx.Client) -> dict[str, set[str]]:
+    """Checkpoints by event; empty until the last one has come."""
+    wanted = {"filter": {"event": {"prefix": ["checkpoint."]}}, "limit": 50}
+    found: dict[str, set[str]] = {}
+    for event in api.post("events/filter", json=wanted).raise_for_status().json()["events"]:
+        checkpoint = event["resource"]["prefect.resource.id"].rpartition("@")[2]
+        found.setdefault(event["event"], set()).add(checkpoint)
+    return found if "checkpoint.gate.failed" in found else {}
 
 
 def test_key_has_only_what_prefect_takes() -> None:
