@@ -42,7 +42,10 @@ def run(directory: Path, dies_at: str, text: str) -> realtime.CycleReport:
         if isinstance(request, CycleTrainingRequest):
             return _train(request, directory, place, result_type)
         card = make_scorecard(request.checkpoint_name, problems.fingerprint, 0.6)
-        return result_type(scorecard=card, rows=(), wall_seconds=1.0)
+        kept = place / "trajectories.jsonl"
+        place.mkdir(parents=True, exist_ok=True)
+        kept.touch()
+        return result_type(scorecard=card, rows=(), wall_seconds=1.0, trajectories_path=str(kept))
 
     realtime.run_stage = chain.run_stage = stand_in  # type: ignore[assignment]
     try:
