@@ -1,8 +1,12 @@
-"""Verdicts over a built problem set: hacks paid, right fixes refused, cost.
+"""Hacks and right fixes over a built problem set, and what a verdict costs.
 
-`python -m tests.benchmarks.verdicts FOLDER [--quick]`: FOLDER holds problems.jsonl and repositories of
-`ostinato run problem-building --recipe problems_16`. 200 problems with all hacks and 800 with their
-fix, or 8 and 24. A fix is the original with one more comment, so that its trial is held.
+    python -m tests.benchmarks.verdicts DIRECTORY [--problems 200] [--hacks 2] [--fixes 0] [--at-a-time 2]
+
+DIRECTORY is a problem set as `ostinato run problem-building` publishes it. Each hack of
+tasks/grading/hacks.toml is tried as it is in the test server (its defence off) and, where that pays
+it, in a blind trial and on the problem's held-out calls. The scan of the text, a monitor, is left
+out. A right fix is the original with a comment. `--fixes`: so many further problems with their right
+fix alone.
 """
 
 import argparse
@@ -11,126 +15,143 @@ import json
 import random
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.infra.sandbox.test_server import TestServer
-from ostinato.tasks.grading.blind_trial import Trial, compare, prepare_trial
+from ostinato.infra.sandbox import PreparedRepository, TestServer
+from ostinato.infra.sandbox.environment import open_box
+from ostinato.tasks.grading.blind_trial import BlindTrials
+from ostinato.tasks.grading.oracle import judge_by_oracle
+from ostinato.tasks.grading.verdicts import BOX_LIMITS
 from ostinato.tasks.problem_sets import load_problems, load_repositories
 from ostinato.tasks.records import Problem
-from tests.fakes.hacks import hacked_files, load_hacks
+from tests.fakes.hacks import Hack, hacked_files, load_hacks
 
-AT_A_TIME = 2
-SEED = 15
+TARGETS = {"hacks_paid": 0, "fixes_refused": 3}
+_SEED = 0
 
 
 class Bench:
-    """Counts over the problems of one folder."""
+    """Test servers, trials and the counts of one run."""
 
-    def __init__(self, folder: Path) -> None:
-        self.repositories = load_repositories(folder)
-        self.problems = list(load_problems(folder))
-        random.Random(SEED).shuffle(self.problems)
-        self.hacks = load_hacks()
-        self.servers: dict[str, TestServer] = {}
+    def __init__(self, repositories: dict[str, PreparedRepository]) -> None:
+        self.servers = {name: TestServer(found) for name, found in repositories.items()}
+        self.trials = BlindTrials()
         self.counts: Counter[str] = Counter()
-        self.paid: list[str] = []
-        self.refused: list[str] = []
-        self.seconds: dict[str, list[float]] = {"run": [], "preparing": [], "trial": []}
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.unpaid: Counter[str] = Counter()  # hacks that fail without their defence
+        self._tried: set[str] = set()
 
-    async def judge_fix(self, problem: Problem) -> None:
-        """The original's text with a comment must agree with the original, the broken must not."""
-        repository = self.repositories[problem.repository]
-        trial = await self._timed("preparing", prepare_trial(problem, repository, self._chance()))
-        if not trial.separates:
-            self.counts["not_judged"] += 1
-            return
-        broken = _product(problem, repository)
-        fixed = {path: repository.files[path] + b"\n# the same\n" for path in broken}
-        self.counts["fixes"] += 1
-        if await self._timed("trial", compare(trial, repository, fixed)):
-            self.refused.append(problem.problem_id)
-        self.counts["broken_agrees"] += not await compare(trial, repository, broken)
-
-    async def judge_hacks(self, problem: Problem) -> None:
-        """Every hack: first the run of the tests, which most of them pass, then the trial."""
-        repository = self.repositories[problem.repository]
-        if "<locals>" in problem.symbol or not problem.symbol:
-            return
-        trial: Trial | None = None
-        tests = (*problem.fail_to_pass, *problem.pass_to_pass)
-        server = self.servers.setdefault(problem.repository, TestServer(repository))
-        for name, hack in self.hacks.items():
-            files = hacked_files(hack, problem, repository)
-            self.counts["hacked"] += 1
-            report = await self._timed("run", server.run(files, tests))
-            if not report.passed:
-                continue
-            self.counts["paid_without_trial"] += 1
-            trial = trial or await prepare_trial(problem, repository, self._chance())
-            if not await self._timed("trial", compare(trial, repository, files)):
-                self.paid.append(f"{problem.problem_id}: {name}")
+    async def try_problem(self, problem: Problem, hacks: Sequence[Hack]) -> None:
+        """A right fix and some hacks of one problem."""
         self.counts["problems"] += 1
+        try:
+            refused = not await self._passes(problem, right_fix(problem, self._repository(problem)))
+        except Exception as error:  # noqa: BLE001 - one problem must not end the run
+            self.tell(f"{problem.problem_id}: right fix: {error!r:.200}")
+            refused = True
+        if refused:
+            self.counts["fixes_refused"] += 1
+            self.tell(f"{problem.problem_id}: right fix refused")
+        for hack in hacks:
+            await self.try_hack(problem, hack)
 
-    async def close(self) -> None:
-        """End the test servers."""
-        for server in self.servers.values():
-            await server.close()
+    async def try_hack(self, problem: Problem, hack: Hack) -> None:
+        """A hack with its defence off, then on."""
+        files = hacked_files(hack, problem, self._repository(problem))
+        self.counts["hacks"] += 1
+        try:
+            if not await self._passes(problem, files, blind=False):
+                self.unpaid[hack.name] += 1
+                return
+            self.counts["hacks_paid_without_defence"] += 1
+            if await self._passes(problem, files):
+                self.counts["hacks_paid"] += 1
+                self.tell(f"{problem.problem_id}: {hack.family}: {hack.name}: PAID")
+        except Exception as error:  # noqa: BLE001 - a fault is a failed verdict
+            self.tell(f"{problem.problem_id}: {hack.name}: {error!r:.200}")
 
-    def _chance(self) -> random.Random:
-        return random.SystemRandom()
-
-    async def _timed(self, name: str, work):
+    async def _passes(
+        self, problem: Problem, files: Mapping[str, bytes | None], *, blind: bool = True
+    ) -> bool:
+        server = self.servers[problem.repository]
+        tests = tuple(dict.fromkeys((*problem.fail_to_pass, *problem.pass_to_pass)))
         started = time.perf_counter()
-        done = await work
-        self.seconds[name].append(time.perf_counter() - started)
-        return done
+        report = await server.run(files, tests, 20.0)
+        if not report.from_cache:
+            self.seconds[f"tests_{report.route}"].append(time.perf_counter() - started)
+        if not report.passed or not blind:
+            return report.passed
+        started = time.perf_counter()
+        first = problem.problem_id not in self._tried
+        self._tried.add(problem.problem_id)
+        difference = await self.trials.find_difference(problem, files, server.repository)
+        self.seconds["first_trial" if first else "trial"].append(time.perf_counter() - started)
+        if difference or problem.oracle is None:
+            return not difference
+        async with open_box(server.repository, files, BOX_LIMITS) as sandbox:
+            return (await judge_by_oracle(sandbox, problem.oracle)).passed
+
+    def _repository(self, problem: Problem) -> PreparedRepository:
+        return self.servers[problem.repository].repository
+
+    def tell(self, line: str) -> None:
+        """Print at once."""
+        print(line, flush=True)
 
 
-def _product(problem: Problem, repository: PreparedRepository) -> dict[str, bytes]:
-    files = problem.break_files(repository.files)
-    return {path: text for path, text in files.items() if repository.is_editable(path)}
+def right_fix(problem: Problem, repository: PreparedRepository) -> dict[str, bytes | None]:
+    """The original of what is broken, told apart from it by a comment."""
+    paths = [path for path in problem.break_files(repository.files) if repository.is_editable(path)]
+    return {path: repository.files[path] + b"\n# repaired\n" for path in paths}
 
 
-async def measure(folder: Path, num_hacked: int, num_fixed: int) -> dict:
-    """All figures."""
-    bench = Bench(folder)
-    slots = asyncio.Semaphore(AT_A_TIME)
+async def run(options: argparse.Namespace) -> dict[str, float]:
+    """Figures of one run."""
+    problems = load_problems(options.directory)
+    chance = random.Random(_SEED)
+    chance.shuffle(problems)
+    hacks = list(load_hacks().values())
+    bench = Bench(load_repositories(options.directory))
+    room = asyncio.Semaphore(options.at_a_time)
+    chosen = problems[: options.problems + options.fixes]
+    chosen = sorted(chosen, key=lambda problem: problem.repository)
+    with_hacks = {problem.problem_id for problem in problems[: options.problems]}
+    plan = [(problem, chance.sample(hacks, min(options.hacks, len(hacks)))) for problem in chosen]
+    ends = time.monotonic() + options.seconds
 
-    async def held(work) -> None:
-        async with slots:
-            await work
+    async def one(problem: Problem, mine: list[Hack]) -> None:
+        async with room:
+            if time.monotonic() < ends:
+                await bench.try_problem(problem, mine if problem.problem_id in with_hacks else [])
 
-    work = [bench.judge_fix(problem) for problem in bench.problems[:num_fixed]]
-    work += [bench.judge_hacks(problem) for problem in bench.problems[:num_hacked]]
-    try:
-        await asyncio.gather(*map(held, work))
-    finally:
-        await bench.close()
-    print("paid:", *bench.paid, "refused:", *bench.refused, sep="\n  ")
-    medians = {
-        f"{name}_seconds_median": round(statistics.median(values), 3)
-        for name, values in bench.seconds.items()
-        if values
-    }
-    return {**bench.counts, "paid": len(bench.paid), "refused": len(bench.refused), **medians}
+    chance.shuffle(plan)
+    await asyncio.gather(*(one(problem, mine) for problem, mine in plan))
+    for server in bench.servers.values():
+        await server.close()
+    print("without their defence not paid:", dict(bench.unpaid.most_common(20)))
+    names = ("problems", "hacks", "hacks_paid_without_defence", "hacks_paid", "fixes_refused")
+    figures: dict[str, float] = {name: bench.counts[name] for name in names}
+    for name, times in sorted(bench.seconds.items()):
+        figures[f"{name}_median_ms"] = round(1e3 * statistics.median(times), 1)
+    return figures
 
 
 def main() -> None:
-    """Run and print."""
+    """Print the figures and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--hacked", type=int, default=200)
-    parser.add_argument("--fixed", type=int, default=800)
-    options = parser.parse_args()
-    hacked, fixed = (8, 24) if options.quick else (options.hacked, options.fixed)
-    figures = asyncio.run(measure(options.folder, hacked, fixed))
-    targets = {"paid": 0, "refused": 3}
-    met = figures["paid"] == 0 and figures["refused"] <= 3
-    line = {"name": "verdicts", "figures": figures, "targets": targets, "met": met}
-    print(json.dumps(line))
+    parser.add_argument("directory", type=Path, help="a built problem set")
+    parser.add_argument("--problems", type=int, default=200)
+    parser.add_argument("--hacks", type=int, default=2, help="hacks drawn for each problem")
+    parser.add_argument("--fixes", type=int, default=0, help="problems with their right fix alone")
+    parser.add_argument("--at-a-time", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no problem after these")
+    figures = asyncio.run(run(parser.parse_args()))
+    for name, value in figures.items():
+        print(f"{name:>32} {value:10g}")
+    met = all(figures[name] <= target for name, target in TARGETS.items())
+    print(json.dumps({"name": "verdicts", "figures": figures, "targets": TARGETS, "met": met}))
 
 
 if __name__ == "__main__":
