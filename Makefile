@@ -26,7 +26,7 @@ check: $(DEV_STAMP)  ## format, lint, types, layers, workflow file
 	$(BIN)/ruff check $(PACKAGES) tests
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml examples/*.yml
 
 docs: $(DEV_STAMP)  ## the generated part of docs/
 	$(BIN)/python -m ostinato.flows.recipe_reference > docs/recipe-reference.md

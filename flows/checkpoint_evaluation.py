@@ -1,40 +1,66 @@
 """Flow: held-out problems for a checkpoint, and the gate; ends Failed when the gate fails."""
 
+from pathlib import Path
+
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from ostinato.flows import chain, realtime, showing
+from ostinato.flows import chain, realtime
+from ostinato.flows.checkpoints import NEWEST, checkpoint_named
+from ostinato.flows.evaluation_report import EvaluationReport, show_evaluation
 from ostinato.flows.naming import run_name
 from ostinato.flows.problem_building import problem_building
-from ostinato.flows.reinforcement import reinforcement
+from ostinato.flows.run_flow import GATE_FAILED
+from ostinato.flows.run_options import Suite
 from ostinato.flows.stage import RunOptions, StageContext
-from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.tasks.evaluation.gates import gate_candidate
 
 
 @flow(name="checkpoint-evaluation", flow_run_name=run_name)
 def checkpoint_evaluation(
     recipe: str = "nano",
     seed: int | None = None,
-    problems: ArtifactRef | None = None,
-    checkpoint: ArtifactRef | None = None,
+    checkpoint: str = NEWEST,
+    suite: Suite = Suite.BOTH,
+    against: str | None = None,
+    commit: str = "",
+    report_directory: str | None = None,
     options: RunOptions | None = None,
 ) -> State:
-    """Scores a checkpoint on both held-out splits and holds it against the serving one.
+    """Scores a checkpoint on held-out problems and holds it against another one. Trains nothing. The
+    same checkpoint on the same suite is scored once, however often it is asked for.
 
     Args:
         recipe: name of a shipped recipe or path of a TOML file.
         seed: overrides the recipe's seed.
-        problems: a built problem set; built when absent.
-        checkpoint: what to score; the recipe's newest when absent.
+        checkpoint: champion, newest (the recipe's), or kind/name@version.
+        suite: which held-out problems; the gate judges on the first of them.
+        against: checkpoint to compare with; the champion of the recipe's serving line when absent.
+        commit: what asked for this, in the report.
+        report_directory: where scorecard.json and scorecard.md are written, beside the artifacts.
         options: overridden settings, stages to keep or to build again.
     """
-    context = StageContext.open(recipe, seed, options)
-    problems = problems or problem_building(recipe, seed, options=context.options)
-    checkpoint = checkpoint or reinforcement(recipe, seed, problems, options=context.options)
-    card, hard = chain.evaluate_both(context, problems, checkpoint)
-    decision = realtime.judge_against_champion(context, problems, card)
-    showing.show_scorecards((card, hard), decision)
-    return (
-        Completed(message=decision.reason) if decision.passed else Failed(message=decision.reason)
+    context = StageContext.open(recipe, seed, options, may_train=False)
+    scored = checkpoint_named(context, checkpoint)
+    other = checkpoint_named(context, against) if against else realtime.champion_of(context)
+    problems = problem_building(recipe, seed, options=context.options)
+    cards = [chain.evaluate(context, problems, scored, split) for split in suite.splits]
+    held_against = None
+    if other is not None:
+        held_against = chain.evaluate(context, problems, other, suite.splits[0])
+    decision = gate_candidate(cards[0], held_against, context.recipe.cycle.gate)
+    report = EvaluationReport(
+        checkpoint=str(scored),
+        against=None if other is None else str(other),
+        suite=suite.value,
+        commit=commit,
+        recipe=context.recipe.name,
+        seed=context.recipe.seed,
+        scorecards=tuple(cards),
+        decision=decision,
     )
+    show_evaluation(report, None if report_directory is None else Path(report_directory))
+    if decision.passed:
+        return Completed(message=decision.reason)
+    return Failed(name=GATE_FAILED, message=decision.reason)

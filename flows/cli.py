@@ -5,9 +5,11 @@ import json
 import logging
 import os
 import sys
+import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -15,10 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ostinato.flows import garbage, local_prefect, models, status_report
+from ostinato.flows import up as machine
 from ostinato.flows.console import print_error, say
 from ostinato.flows.cycle_commands import cycles
 from ostinato.flows.recipe import describe_recipe, load_recipe, recipe_names
-from ostinato.flows.run_options import RunOptions
+from ostinato.flows.run_options import RunOptions, Suite
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.cluster.services import interrupt_on_signals, run_foreground
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
@@ -90,11 +93,48 @@ _add_command(
     "agent_training",
     "Runs the whole chain. Run it again and it continues where it stopped.",
 )
-_add_command(
-    "evaluate",
-    "checkpoint_evaluation",
-    "Evaluates the recipe's newest checkpoint on held-out problems. Exit code 1 when the gate fails.",
-)
+
+
+@app.command()
+def evaluate(
+    checkpoint: Annotated[
+        str, typer.Option(help="champion, newest (the recipe's), or kind/name@version")
+    ] = "newest",
+    suite: Annotated[Suite, typer.Option(help="held-out problems to score on")] = Suite.BOTH,
+    against: Annotated[
+        str | None, typer.Option(help="checkpoint to compare with; the champion when absent")
+    ] = None,
+    recipe: RecipeOption = "nano",
+    seed: SeedOption = None,
+    settings: SetOption = None,
+    keep: KeepOption = None,
+    commit: Annotated[str, typer.Option(help="what asks for this, for the report")] = "",
+    report: Annotated[
+        Path | None, typer.Option(help="folder for scorecard.json and scorecard.md")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="prints the scorecard as JSON")] = False,
+) -> None:
+    """Evaluates a checkpoint on held-out problems; trains nothing. Exit code 1 when the gate fails, 2 or 3 when the
+    evaluation itself did.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        place = (report or Path(scratch)).resolve()
+        parameters = {
+            "checkpoint": checkpoint,
+            "suite": suite.value,
+            "against": against,
+            "commit": commit,
+            "report_directory": str(place),
+        }
+        options = _options(settings, keep, None)
+        try:
+            _run_flow("checkpoint_evaluation", recipe, seed, options, parameters)
+        finally:
+            written = place / "scorecard.json"
+            if as_json and written.is_file():
+                typer.echo(written.read_text())
+
+
 recipes = typer.Typer(no_args_is_help=True, help="Shipped recipes, and what one comes to.")
 app.add_typer(recipes, name="recipe")
 app.add_typer(cycles, name="cycle")
@@ -152,8 +192,24 @@ def up(
         str | None, typer.Option(help="serving line of the gateway; the recipe's when absent")
     ] = None,
 ) -> None:
-    """Starts Prefect server, worker, deployments and gateway; Ctrl-C ends all of it."""
-    local_prefect.up(load_settings(), recipe, line, Console())
+    """Starts Prefect server, worker, deployments and gateway, and keeps them running; Ctrl-C ends all of it."""
+    machine.up(load_settings(), recipe, line, Console())
+
+
+@app.command()
+def down() -> None:
+    """Ends what `ostinato up` started here, also one that was killed."""
+    machine.down(load_settings(), Console())
+
+
+@app.command()
+def deploy(recipe: RecipeOption = "nano") -> None:
+    """Deploys to the Prefect server of PREFECT_API_URL: work pool, queues, deployments, automations."""
+    load_recipe(recipe)
+    url = local_prefect.deploy_elsewhere(load_settings(), recipe)
+    Console().print(f"deployed recipe {recipe} to {url}", highlight=False, soft_wrap=True)
+    start = f"prefect worker start --pool {local_prefect.WORK_POOL}"
+    Console().print(f"a worker for it: {start}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -234,7 +290,13 @@ def _options(
         raise ConfigError("; ".join(texts)) from None
 
 
-def _run_flow(flow: str, recipe: str, seed: int | None, options: RunOptions) -> None:
+def _run_flow(
+    flow: str,
+    recipe: str,
+    seed: int | None,
+    options: RunOptions,
+    parameters: Mapping[str, Any] | None = None,
+) -> None:
     if flow not in local_prefect.flow_names():
         raise typer.BadParameter(
             f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}"
@@ -243,6 +305,7 @@ def _run_flow(flow: str, recipe: str, seed: int | None, options: RunOptions) -> 
     load_recipe(recipe, seed=seed, overrides=options.overrides)
     console = Console(stderr=True)
     arguments = ["--recipe", recipe, "--options", options.model_dump_json()]
+    arguments += ["--parameters", json.dumps(dict(parameters or {}))]
     arguments += [] if seed is None else ["--seed", str(seed)]
     command = [sys.executable, "-P", "-m", "ostinato.flows.run_flow", flow, *arguments]
     try:

@@ -8,7 +8,7 @@ def say(line: str) -> None:
     Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def print_error(error: Exception) -> None:
+def print_error(error: BaseException) -> None:
     """Prints a known error in one line, in red."""
     text = f"{type(error).__name__}: {error}"
     Console(stderr=True).print(text, style="red", highlight=False, markup=False, soft_wrap=True)

@@ -4,36 +4,39 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 from rich.console import Console
 
 import ostinato
-from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.cluster.services import (
     Service,
     ServiceGroup,
     answers,
     find_free_port,
-    require_free_port,
 )
-from ostinato.infra.platform.errors import ClusterError
-from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.errors import ClusterError, ConfigError
 from ostinato.infra.platform.settings import Settings
 
 # holds prefect.yaml: the checkout, or `ostinato` in site-packages
 REPOSITORY = Path(__file__).resolve().parent.parent
 IMPORT_ROOT = Path(ostinato.__file__).parents[1]
 WORK_POOL = "ostinato"
-_PREFECT = (sys.executable, "-P", "-m", "prefect")
+DEPLOYED, AUTO_RESUME = "ostinato", "auto-resume"  # tags in prefect.yaml
+PREFECT = (sys.executable, "-P", "-m", "prefect")
+
+
+def deployments() -> list[dict[str, Any]]:
+    """The deployments of prefect.yaml."""
+    return yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
 
 
 def flow_names() -> list[str]:
     """The flows that can be run by name: those that prefect.yaml deploys."""
-    deployments = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
-    return sorted(item["entrypoint"].rpartition(".")[2] for item in deployments)
+    return sorted({item["entrypoint"].rpartition(".")[2] for item in deployments()})
 
 
 def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
@@ -66,7 +69,7 @@ def server_service(settings: Settings, port: int, environment: dict[str, str]) -
     """The Prefect server of this machine on a port."""
     return Service(
         name="prefect-server",
-        command=[*_PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        command=[*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)],
         log_path=settings.home / "logs" / "prefect-server.log",
         environment=environment,
         is_ready=lambda: answers(f"http://127.0.0.1:{port}/api/health"),
@@ -87,76 +90,53 @@ def server(settings: Settings, console: Console) -> Iterator[dict[str, str]]:
         yield environment
 
 
-def deploy(environment: dict[str, str]) -> None:
-    """Deploys what prefect.yaml says to the server of the environment, and makes its work pool."""
-    _prefect(environment, "work-pool", "create", WORK_POOL, "--type", "process", "--overwrite")
-    _prefect(environment, "--no-prompt", "deploy", "--all")
-
-
-def worker(settings: Settings, environment: dict[str, str]) -> Service:
-    """The worker that runs deployments on this machine."""
-    return Service(
-        name="prefect-worker",
-        command=[*_PREFECT, "worker", "start", "--pool", WORK_POOL],
-        log_path=settings.home / "logs" / "prefect-worker.log",
-        environment=environment,
-    )
-
-
-def _gateway(
-    settings: Settings, environment: dict[str, str], recipe: str, line: str, *, has_model: bool
-) -> Service:
-    module = "ostinato.flows.gateway_process"
-    return Service(
-        name="gateway",
-        command=[sys.executable, "-P", "-m", module, "--recipe", recipe, "--line", line],
-        log_path=settings.home / "logs" / "gateway.log",
-        environment=environment,
-        is_ready=lambda: (
-            not has_model or answers(f"http://127.0.0.1:{settings.gateway_port}/healthz")
-        ),
-    )
-
-
-def up(settings: Settings, recipe: str, line: str | None, console: Console) -> None:
-    """Starts everything and blocks until Ctrl-C or until a service dies. The gateway answers as soon
-    as its serving line has a checkpoint.
-    """
-    served = load_recipe(recipe).served_line(line)
-    with contextlib.closing(open_ledger(settings)) as ledger:
-        has_model = served is not None and ledger.promotions.current(served) is not None
-    require_free_port(settings.prefect_port, "the Prefect server")
-    require_free_port(settings.gateway_port, "the gateway")
-    environment = prefect_environment(settings, settings.prefect_port)
-    with ServiceGroup() as services:
-        services.start(server_service(settings, settings.prefect_port, environment))
-        console.print(f"Prefect UI   http://127.0.0.1:{settings.prefect_port}", highlight=False)
-        deploy(environment)
-        console.print("deployments  " + ", ".join(flow_names()), highlight=False, soft_wrap=True)
-        services.start(worker(settings, environment))
-        if served is None:
-            console.print(f"gateway      none: recipe {recipe} has no serving line")
-        else:
-            services.start(_gateway(settings, environment, recipe, served, has_model=has_model))
-            when = "" if has_model else f", once line {served} has a checkpoint"
-            url = f"http://127.0.0.1:{settings.gateway_port}/v1"
-            console.print(f"gateway      {url}{when}", highlight=False)
-        console.print(
-            "Ctrl-C ends all of it; a stage under way goes on to its end and is found again."
-        )
-        services.watch()
-
-
-def _prefect(environment: dict[str, str], *arguments: str) -> None:
+def deploy(environment: Mapping[str, str], recipe: str) -> None:
+    """Deploys everything for a recipe to the server of the environment. ClusterError when that fails."""
+    command = [sys.executable, "-P", "-m", "ostinato.flows.deploying", "--recipe", recipe]
     done = subprocess.run(
-        [*_PREFECT, *arguments],
+        command,
         env={**os.environ, **environment},
-        cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode != 0:
         raise ClusterError(
-            f"`prefect {' '.join(arguments)}` ended with code {done.returncode}: {done.stderr[-800:]}"
+            f"deploying to {environment.get('PREFECT_API_URL')} failed: {done.stderr[-800:]}"
         )
+
+
+def deploy_elsewhere(settings: Settings, recipe: str) -> str:
+    """Deploys to the server that the user's environment names. Returns its address."""
+    url = os.environ.get("PREFECT_API_URL", "")
+    if not url:
+        raise ConfigError(
+            "PREFECT_API_URL is not set, wanted the address of your Prefect server, for example "
+            "http://prefect.example:4200/api; `ostinato up` starts a server here and deploys to it"
+        )
+    own = prefect_environment(settings, settings.prefect_port)
+    kept = ("OSTINATO_HOME", "OSTINATO_REPOSITORY", "PYTHONPATH", "PYTHONSAFEPATH", "DO_NOT_TRACK")
+    place = {name: os.environ.get(name, own[name]) for name in kept if name != "PYTHONPATH"}
+    deploy({**place, "PYTHONPATH": own["PYTHONPATH"], "PREFECT_API_URL": url}, recipe)
+    return url
+
+
+def worker(settings: Settings, environment: dict[str, str]) -> Service:
+    """The worker that runs deployments on this machine."""
+    return Service(
+        name="prefect-worker",
+        command=[*PREFECT, "worker", "start", "--pool", WORK_POOL],
+        log_path=settings.home / "logs" / "prefect-worker.log",
+        environment=environment,
+    )
+
+
+def gateway(settings: Settings, environment: dict[str, str], recipe: str, line: str) -> Service:
+    """The gateway of a serving line. It waits for the first checkpoint by itself."""
+    module = "ostinato.flows.gateway_process"
+    return Service(
+        name="gateway",
+        command=[sys.executable, "-P", "-m", module, "--recipe", recipe, "--line", line],
+        log_path=settings.home / "logs" / "gateway.log",
+        environment=environment,
+    )

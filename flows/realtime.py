@@ -71,18 +71,23 @@ def serving_line(context: StageContext, name: str | None = None) -> ServingLine:
     return ServingLine(context.ledger, line, time.time)
 
 
+def champion_of(context: StageContext) -> ArtifactRef | None:
+    """What the recipe's line serves. None without a line, and before its first promotion."""
+    champion = None
+    if context.recipe.serving.line is not None:
+        champion = serving_line(context).champion()
+    return None if champion is None else context.artifacts.get(champion)
+
+
 def judge_against_champion(
     context: StageContext, problems: ArtifactRef, card: Scorecard
 ) -> GateDecision:
     """The gate's word on a checkpoint: against the line's champion on the same problems, without one
     by the floor.
     """
-    champion = None
-    if context.recipe.serving.line is not None:
-        champion = serving_line(context).champion()
-    if champion is None:
+    served = champion_of(context)
+    if served is None:
         return gate_candidate(card, None, context.recipe.cycle.gate)
-    served = context.artifacts.get(champion)
     against = chain.evaluate(context, problems, served, Split.HELD_OUT)
     return gate_candidate(card, against, context.recipe.cycle.gate)
 

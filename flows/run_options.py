@@ -2,11 +2,13 @@
 
 import time
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
 from ostinato.infra.platform.record import Record
+from ostinato.tasks.records import Split
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,7 @@ class Stage:
     name: str
     kind: str
     entries: tuple[str, ...]
+    trains: bool = False
 
 
 STAGES = {
@@ -25,15 +28,19 @@ STAGES = {
         Stage("rebuilt-problems", "rebuilt-problems", ("ostinato.tasks.problems.run:main",)),
         Stage("environments", "environments", ("ostinato.tasks.environments.run:main",)),
         Stage("corpus", "corpus", ("ostinato.tasks.corpus.run:main",)),
-        Stage("pretraining", "pretrained", ("ostinato.tasks.pretraining.run:main",)),
-        Stage("mtp", "drafted", ("ostinato.tasks.mtp.run:main",)),
+        Stage("pretraining", "pretrained", ("ostinato.tasks.pretraining.run:main",), trains=True),
+        Stage("mtp", "drafted", ("ostinato.tasks.mtp.run:main",), trains=True),
         Stage("speculation", "speculation", ("ostinato.tasks.mtp.speculation:main",)),
-        Stage("reinforcement", "reinforced", ("ostinato.tasks.reinforcement.run:main",)),
+        Stage(
+            "reinforcement", "reinforced", ("ostinato.tasks.reinforcement.run:main",), trains=True
+        ),
         Stage("evaluation", "scorecard", ("ostinato.tasks.checkpoint_evaluation.run:main",)),
         Stage("locating", "locating", ("ostinato.tasks.checkpoint_evaluation.run:main",)),
         Stage("comparison", "search-ablation", ("ostinato.tasks.evaluation.locating",)),
         Stage("controls", "controls", ("ostinato.tasks.evaluation.controls",)),
-        Stage("candidate", "candidate", ("ostinato.tasks.realtime.cycle_training:main",)),
+        Stage(
+            "candidate", "candidate", ("ostinato.tasks.realtime.cycle_training:main",), trains=True
+        ),
         Stage(
             "cycle",
             "cycle",
@@ -44,9 +51,27 @@ STAGES = {
                 "ostinato.tasks.evaluation.gates",
             ),
         ),
-        Stage("retrieval", "search-encoder", ("ostinato.tasks.retrieval.run:main",)),
+        Stage("retrieval", "search-encoder", ("ostinato.tasks.retrieval.run:main",), trains=True),
     )
 }
+
+
+class Suite(StrEnum):
+    """Held-out problems that an evaluation scores on."""
+
+    MUTATIONS = "unseen-mutations"
+    FUNCTIONS = "unseen-functions"
+    BOTH = "both"
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """Its splits; a gate judges on the first."""
+        mutations, functions = (Split.HELD_OUT,), (Split.HELD_OUT_FUNCTION,)
+        return {
+            Suite.MUTATIONS: mutations,
+            Suite.FUNCTIONS: functions,
+            Suite.BOTH: mutations + functions,
+        }[self]
 
 
 class RunOptions(Record):

@@ -23,7 +23,7 @@ from ostinato.tasks.mtp.config import MtpResult
 from ostinato.tasks.mtp.speculation_config import SpeculationResult
 from ostinato.tasks.pretraining.config import PretrainingResult
 from ostinato.tasks.problems.config import ProblemsResult
-from ostinato.tasks.records import GateDecision, Metric, Scorecard, Split
+from ostinato.tasks.records import Metric, Split
 from ostinato.tasks.reinforcement.records import ReinforcementResult
 
 TRANSCRIPTS_PHASE = "transcripts"  # fine-tuning; phases of other names are continued pretraining
@@ -175,35 +175,6 @@ def show_reinforcement(context: StageContext, reinforced: ArtifactRef) -> None:
     ]
     if rows:
         show_table(rows, key="reinforcement-curve", description=str(reinforced))
-
-
-def _share(ratio: float | None) -> str:
-    return "not measured" if ratio is None else f"{ratio:.1%}"
-
-
-def show_scorecards(cards: Sequence[Scorecard], decision: GateDecision) -> None:
-    """Scorecards and what the gate says."""
-    rows = [
-        {
-            "suite": card.suite,
-            "average": _interval(card.average),
-            f"best of {card.attempts_per_problem}": _interval(card.best_of),
-            "tokens": round(card.generated_tokens.mean, 1),
-            "turns": round(card.turns.mean, 2),
-            "tool calls": round(card.tool_calls.mean, 2),
-            "broken calls": f"{card.broken_call_ratio:.1%}",
-            "first edit": _share(card.first_edit_ratio),
-            "limit or repeat": _share(card.cut_ratio),
-        }
-        for card in cards
-    ]
-    for card in cards:
-        say(f"{card.checkpoint}, {card.suite}: solve rate {_interval(card.average)}")
-    say(f"gate {'passed' if decision.passed else 'failed'}: {decision.reason}")
-    show_table(rows, key="scorecards", description=cards[0].checkpoint)
-    show_markdown(
-        f"## Gate: {'passed' if decision.passed else 'failed'}\n\n{decision.reason}", key="gate"
-    )
 
 
 def show_cycle(cycle: CycleReport) -> None:

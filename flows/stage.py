@@ -49,20 +49,29 @@ class StageContext:
     ledger: Ledger
     artifacts: Artifacts
     options: RunOptions
+    may_train: bool = True
 
     @classmethod
     def open(
-        cls, recipe: str, seed: int | None = None, options: RunOptions | None = None
+        cls,
+        recipe: str,
+        seed: int | None = None,
+        options: RunOptions | None = None,
+        *,
+        may_train: bool = True,
     ) -> "StageContext":
         """Reads the recipe and opens ledger and object store. Errors name key or url. A recipe whose
-        sandboxes this machine cannot run is refused.
+        sandboxes this machine cannot run is refused. `may_train`: whether a stage that trains may be
+        built here, or has to exist.
         """
         options = options or RunOptions()
         loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
         check_kind(loaded.rollout.sandbox)
         settings = load_settings()
         objects, ledger = open_object_store(settings), open_ledger(settings)
-        return cls(loaded, settings, objects, ledger, Artifacts(objects, ledger), options)
+        return cls(
+            loaded, settings, objects, ledger, Artifacts(objects, ledger), options, may_train
+        )
 
     def directory_of(self, ref: ArtifactRef) -> Path:
         """Verified local copy of an artifact."""
@@ -97,6 +106,12 @@ class StageContext:
         ref = self._reusable(stage, identity, known)
         if ref is not None:
             return ref
+        if stage.trains and not self.may_train:
+            raise ConfigError(
+                f"no artifact {stage.kind}/{self.recipe.name} of these settings and this code, wanted "
+                f"one: nothing is trained here; `ostinato demo --recipe {self.recipe.name}` trains "
+                f"it, --keep {stage.name} takes one that other code made"
+            )
         start = self._under_way(identity, exactly=stage.name in self.options.rebuild)
         if start is None:
             _tell_why(stage, identity, known)

@@ -26,13 +26,21 @@ def counting(directory: str, steps: int, seconds_per_step: float = 0.0) -> int:
     return run_stage("counting", COUNT, request, CountResult, Path(directory)).counted
 
 
-def deploy() -> str:
+def deploy(*tags: str) -> str:
     """Deploys `counting` to the server of the environment; returns the deployment's id."""
     root = Path(__file__).parents[2]
     deployment = counting.from_source(
         source=str(root), entrypoint="tests/fakes/prefect_flows.py:counting"
     )
-    return str(deployment.deploy("test", work_pool_name="ostinato", print_next_steps=False))
+    made = deployment.deploy(
+        "test",
+        work_pool_name="ostinato",
+        work_queue_name="training",
+        job_variables={"stream_output": False},
+        tags=[*tags],
+        print_next_steps=False,
+    )
+    return str(made)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,16 +108,16 @@ def prefect_here(home: Path, **environment: str) -> Iterator[PrefectHere]:
         httpx.Client(base_url=f"http://127.0.0.1:{port}/api/", timeout=30) as api,
     ):
         services.start(local_prefect.server_service(settings, port, told))
-        local_prefect.deploy(told)
+        local_prefect.deploy(told, "nano")
         services.start(local_prefect.worker(settings, told))
         yield PrefectHere(settings, port, told, services, api)
 
 
-def run_python(here: PrefectHere, program: str) -> str:
+def run_python(environment: Mapping[str, str], program: str) -> str:
     """What a program prints in the environment of the server's processes."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", program],
-        env={**os.environ, **here.environment},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=120,

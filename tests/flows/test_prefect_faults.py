@@ -31,7 +31,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectHere]:
 @pytest.fixture(scope="module")
 def counting(here: PrefectHere) -> str:
     """Id of the deployment of a flow that counts in a child."""
-    return run_python(here, DEPLOY).splitlines()[-1]
+    return run_python(here.environment, DEPLOY).splitlines()[-1]
 
 
 def steps_of(work: Path) -> list[str]:

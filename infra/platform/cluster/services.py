@@ -1,8 +1,8 @@
 """Starts long-lived programs of this machine together and ends them together.
 
 `Service` (one program: command, environment, log, readiness probe) and `ServiceGroup` (a context
-manager over several). It does not restart a service that dies: `watch` raises a ClusterError that
-names it and shows the end of its log.
+manager over several). A service that dies while the group is kept running starts again, later with
+each time that it dies young.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,8 @@ from ostinato.infra.platform.errors import ClusterError, ConfigError
 
 _FOREGROUND_END_SECONDS = 13.0
 _STOP_SECONDS = 10.0
+_SETTLED_SECONDS = 60.0  # who dies later than that died for another reason than the last time
+_LONGEST_WAIT_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -123,24 +125,40 @@ class Service:
     ready_within_seconds: float = 90.0
 
 
+@dataclass
+class RunningService:
+    """A service, its process, and how often it had to start again."""
+
+    service: Service
+    process: subprocess.Popen[bytes]
+    since: float
+    restarts: int = 0
+    deaths: int = 0  # in a row, each within the first minute
+    starts_at: float | None = None  # of the next process, once this one has died
+    cause: str = ""  # of the last death
+
+
 class ServiceGroup(AbstractContextManager["ServiceGroup"]):
     """Runs services from first to last and ends them from last to first."""
 
     def __init__(self) -> None:
-        self._running: list[tuple[Service, subprocess.Popen[bytes]]] = []
+        self.running: list[RunningService] = []
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self, service: Service) -> None:
         """Starts one and waits until it is ready. ClusterError when it dies or stays silent."""
-        service.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with service.log_path.open("ab") as log:
-            process = _start(service.command, service.environment, log)
-        self._running.append((service, process))
+        running = RunningService(service, _launch(service), time.time())
+        self.running.append(running)
         deadline = time.monotonic() + service.ready_within_seconds
         while not service.is_ready():
-            self._require_alive(service, process)
+            code = running.process.poll()
+            if code is not None:
+                raise ClusterError(
+                    f"service {service.name} ended with code {code}, wanted it to keep running, "
+                    f"log {service.log_path}: {_tail(service.log_path)}"
+                )
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"service {service.name} not ready after {service.ready_within_seconds:.0f} s, "
@@ -148,34 +166,50 @@ class ServiceGroup(AbstractContextManager["ServiceGroup"]):
                 )
             time.sleep(0.25)
 
-    def watch(self) -> None:
-        """Blocks while all live. Raises ClusterError naming the first that died."""
-        while True:
-            for service, process in self._running:
-                self._require_alive(service, process)
-            time.sleep(1.0)
+    def mend(self, now: float) -> list[RunningService]:
+        """Starts services that died again, each after its wait. Returns those that changed."""
+        return [running for running in self.running if _mend(running, now)]
 
-    def stop(self) -> None:
-        """Ends every process group: terminate, wait, kill."""
-        for _, process in reversed(self._running):
+    def stop(self, names: Collection[str] | None = None, *, at_once: bool = False) -> None:
+        """Ends every process group, or those of the names: terminate, wait, kill. `at_once`: kill."""
+        going = [item for item in self.running if names is None or item.service.name in names]
+        for running in reversed(going):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
+                os.killpg(running.process.pid, signal.SIGKILL if at_once else signal.SIGTERM)
         deadline = time.monotonic() + _STOP_SECONDS
-        for _, process in reversed(self._running):
+        for running in reversed(going):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=max(0.0, deadline - time.monotonic()))
+                running.process.wait(timeout=max(0.0, deadline - time.monotonic()))
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        self._running.clear()
+                os.killpg(running.process.pid, signal.SIGKILL)
+            running.process.wait()
+            self.running.remove(running)
 
-    def _require_alive(self, service: Service, process: subprocess.Popen[bytes]) -> None:
-        code = process.poll()
-        if code is not None:
-            raise ClusterError(
-                f"service {service.name} ended with code {code}, wanted it to keep running, "
-                f"log {service.log_path}: {_tail(service.log_path)}"
-            )
+
+def _mend(running: RunningService, now: float) -> bool:
+    """Whether a service died, or was started again, by now."""
+    if running.starts_at is not None:
+        if now < running.starts_at:
+            return False
+        running.process, running.since = _launch(running.service), now
+        running.starts_at = None
+        running.restarts += 1
+        return True
+    code = running.process.poll()
+    if code is None:
+        return False
+    running.deaths = running.deaths + 1 if now - running.since < _SETTLED_SECONDS else 0
+    running.starts_at = now + min(_LONGEST_WAIT_SECONDS, 2.0**running.deaths)
+    running.cause = f"ended with code {code}, log {running.service.log_path}"
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(running.process.pid, signal.SIGKILL)  # what it left may hold its port
+    return True
+
+
+def _launch(service: Service) -> subprocess.Popen[bytes]:
+    service.log_path.parent.mkdir(parents=True, exist_ok=True)
+    with service.log_path.open("ab") as log:
+        return _start(service.command, service.environment, log)
 
 
 def _tail(path: Path, lines: int = 12) -> str:

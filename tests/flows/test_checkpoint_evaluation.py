@@ -1,0 +1,99 @@
+"""Evaluation by name: it trains nothing, says what is missing, and its exit code tells a failed gate from a broken run."""
+
+import json
+from pathlib import Path
+
+import pytest
+from prefect.client.schemas.objects import State
+
+from ostinato.flows.checkpoint_evaluation import checkpoint_evaluation
+from ostinato.flows.evaluation_report import EvaluationReport
+from ostinato.flows.run_flow import main as run_flow
+from ostinato.flows.run_options import RunOptions, Suite
+from ostinato.infra.platform.errors import ConfigError
+from tests.fakes.finished_stages import add_checkpoint, add_scorecard, open_context
+
+SUITE = Suite.MUTATIONS.value
+# what tests/fakes/finished_stages.py makes is found although the recipe names other problems
+SHIPPED = "problems"
+
+
+def prepare(directory: Path, *solve_rates: float) -> tuple[str, list[str]]:
+    """Path of a recipe and the names of checkpoints that were scored before."""
+    context = open_context(directory, "mine", "[cycle.gate]\nmargin = 0.1\nfloor = 0.2\n")
+    problems = context.ensure(
+        "problems",
+        context.recipe.problems,
+        (),
+        lambda folder: (_file(folder), {"summary": _problems_result()}),
+    )
+    names = []
+    for number, rate in enumerate(solve_rates):
+        made = add_checkpoint(context, problems, f"c{number}")
+        add_scorecard(context, problems, made, rate)
+        names.append(str(made))
+    return str(directory / "mine.toml"), names
+
+
+def _file(folder: Path) -> Path:
+    place = folder / "published"
+    place.mkdir()
+    (place / "problems.jsonl").write_text("")
+    return place
+
+
+def _problems_result() -> dict:
+    return {
+        "directory": "",
+        "num_problems": 0,
+        "num_candidates": 0,
+        "yield_ratio": 0.0,
+        "repositories": {},
+        "seconds": 0.0,
+        "operators": {},
+        "kinds": {},
+        "split_sizes": {},
+        "yield_table": [],
+        "left_out": {},
+    }
+
+
+def evaluate(recipe: str, checkpoint: str, report: Path, **other: str) -> int:
+    parameters = {
+        "checkpoint": checkpoint,
+        "suite": SUITE,
+        "report_directory": str(report),
+        "commit": "3f2a",
+        **other,
+    }
+    return run_flow(
+        ["checkpoint_evaluation", "--recipe", recipe, "--parameters", json.dumps(parameters)]
+    )
+
+
+def test_gate_decides_the_exit_code_and_the_report_names_what_was_compared(
+    prefect_server: None, home: Path, tmp_path: Path
+) -> None:
+    recipe, [weak, strong] = prepare(tmp_path, 0.3, 0.6)
+    for checkpoint, against, code in ((strong, weak, 0), (weak, strong, 1)):
+        report = tmp_path / f"report-{code}"
+        assert evaluate(recipe, checkpoint, report, against=against) == code
+        read = EvaluationReport.model_validate_json((report / "scorecard.json").read_bytes())
+        assert (read.checkpoint, read.against, read.commit) == (checkpoint, against, "3f2a")
+        assert read.decision.passed == (code == 0)
+        assert f"`{checkpoint}`" in (report / "scorecard.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "checkpoint", ["newest", "champion", "reinforced/mine@7", "problems/mine@1"]
+)
+def test_missing_checkpoint_is_an_error_that_starts_no_stage(
+    prefect_server: None, home: Path, tmp_path: Path, checkpoint: str
+) -> None:
+    recipe, _ = prepare(tmp_path)
+    state: State = checkpoint_evaluation(
+        recipe, checkpoint=checkpoint, options=RunOptions(), return_state=True
+    )
+    assert isinstance(state.result(raise_on_failure=False), ConfigError)
+    assert list(home.glob("runs/*/*/child.pid")) == []
+    assert evaluate(recipe, checkpoint, tmp_path / "report") == 2
