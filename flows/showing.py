@@ -177,6 +177,10 @@ def show_reinforcement(context: StageContext, reinforced: ArtifactRef) -> None:
         show_table(rows, key="reinforcement-curve", description=str(reinforced))
 
 
+def _share(ratio: float | None) -> str:
+    return "not measured" if ratio is None else f"{ratio:.1%}"
+
+
 def show_cycle(cycle: CycleReport) -> None:
     """One cycle as text."""
     lines = [f"# {cycle.cycle_id}", f"served: {cycle.served}", f"seconds: {cycle.seconds:.0f}"]

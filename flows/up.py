@@ -7,7 +7,7 @@ down`, find what a killed one left.
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -18,7 +18,13 @@ from rich.console import Console
 from ostinato.flows import local_prefect
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.resuming import interrupted_runs, schedule_again
-from ostinato.infra.platform.cluster.processes import is_alive, kill_session, mark_process
+from ostinato.infra.platform.cluster.processes import (
+    is_alive,
+    kill_processes,
+    kill_session,
+    mark_process,
+    processes_with,
+)
 from ostinato.infra.platform.cluster.services import ServiceGroup, answers, require_free_port
 from ostinato.infra.platform.cluster.workspace import (
     PROCESS,
@@ -72,10 +78,7 @@ def up(settings: Settings, recipe: str, line: str | None, console: Console) -> N
     if before is not None:
         _say_already_up(before, recipe, console)
         return
-    for process in list(_of_up(settings, _SUPERVISORS)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-            process.wait(END_SECONDS)
+    kill_processes(_of_up(settings, _SUPERVISORS))
     require_free_port(settings.prefect_port, "the Prefect server")
     require_free_port(settings.gateway_port, "the gateway")
     began = time.time()
@@ -119,8 +122,8 @@ def down(settings: Settings, console: Console) -> None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(psutil.TimeoutExpired):
             process.wait(END_SECONDS)
-    found = _end_stages(settings) + sum(1 for _ in _of_up(settings, ()))
-    _kill_rest(settings)
+    found = _end_stages(settings) + sum(1 for _ in _of_up(settings))
+    kill_processes(_of_up(settings))
     (settings.home / UP_FILE).unlink(missing_ok=True)
     if state is None and not found:
         console.print("nothing of `ostinato up` runs here")
@@ -150,9 +153,7 @@ def _end(settings: Settings, services: ServiceGroup, url: str, console: Console)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
     try:
         services.stop({"prefect-worker"}, at_once=True)
-        for process in _of_up(settings, ("prefect.engine",)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        kill_processes(_of_up(settings, ("prefect.engine",)))
         services.stop({"gateway"})
         num_stages = _end_stages(settings)
         with contextlib.suppress(httpx.HTTPError):
@@ -161,7 +162,7 @@ def _end(settings: Settings, services: ServiceGroup, url: str, console: Console)
         if num_stages:
             _say(console, "stages", f"{num_stages} ended; each goes on from its last checkpoint")
         services.stop()
-        _kill_rest(settings)
+        kill_processes(_of_up(settings))
         (settings.home / UP_FILE).unlink(missing_ok=True)
     finally:
         for number, handler in before.items():
@@ -173,7 +174,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def _end_stages(settings: Settings) -> int:
     """Ends the stages that runs of `up` started. Returns how many."""
-    ours = {process.pid for process in _of_up(settings, ())}
+    ours = set(_of_up(settings))
     marks = (read_record(path, ProcessMark) for path in settings.home.glob(f"runs/*/*/{PROCESS}"))
     live = [mark for mark in marks if mark is not None and mark.pid in ours and is_alive(mark)]
     for mark in live:
@@ -181,25 +182,9 @@ def _end_stages(settings: Settings) -> int:
     return len(live)
 
 
-def _kill_rest(settings: Settings) -> None:
-    for process in _of_up(settings, ()):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-def _of_up(settings: Settings, words: tuple[str, ...]) -> Iterator[psutil.Process]:
-    """Live processes that an `up` of this home started, with one of these words in their command."""
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(UP_VARIABLE) != str(settings.home):
-                continue
-            command = " ".join(process.cmdline())
-            if process.status() != psutil.STATUS_ZOMBIE and (
-                not words or any(word in command for word in words)
-            ):
-                yield process
-        except psutil.Error:
-            continue
+def _of_up(settings: Settings, words: Sequence[str] = ()) -> list[int]:
+    """Live processes that an `up` of this home started."""
+    return list(processes_with(UP_VARIABLE, str(settings.home), words))
 
 
 def _write_state(settings: Settings, recipe: str, began: float, services: ServiceGroup) -> None:

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -69,6 +70,32 @@ def told_processes(variable: str) -> set[str]:
         with contextlib.suppress(psutil.Error):
             found.add(process.environ().get(variable, ""))
     return found
+
+
+def processes_with(variable: str, value: str, words: Sequence[str] = ()) -> Iterator[int]:
+    """Ids of live processes with this in their environment, and one of the words, if any, in their
+    command.
+    """
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(variable) != value:
+                continue
+            command = " ".join(process.cmdline())
+            is_live = process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            continue
+        if is_live and (not words or any(word in command for word in words)):
+            yield process.pid
+
+
+def kill_processes(pids: Iterable[int], wait_seconds: float = 5.0) -> None:
+    """Ends processes at once and waits until they are gone."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+            found[-1].kill()
+    psutil.wait_procs(found, timeout=wait_seconds)
 
 
 def _session_members(mark: ProcessMark) -> list[int]:
