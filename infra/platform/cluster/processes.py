@@ -1,7 +1,7 @@
 """Sessions of processes: who is alive, and how to end all of them.
 
 A supervised child leads its own session; what it starts stays in that session unless it asks
-otherwise. Only processes of such a session are ever signalled.
+otherwise. Only processes of such a session are signalled, and those named to `kill_processes`.
 """
 
 import contextlib
