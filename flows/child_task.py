@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
-from prefect import get_client, runtime, task
+from prefect import get_client, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.runtime import flow_run
 from prefect.tasks import Task, exponential_backoff
 from pydantic import BaseModel
 
@@ -56,7 +57,7 @@ def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) 
 @functools.cache
 def _refuse_endless_resuming() -> None:
     """The automation that resumes crashed runs counts nothing. Asked once a process."""
-    root = runtime.flow_run.root_flow_run_id
+    root = flow_run.root_flow_run_id
     if root is None:
         return
     with get_client(sync_client=True) as client:

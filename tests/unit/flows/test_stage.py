@@ -150,7 +150,9 @@ def test_status_shows_what_was_published_as_finished(home: Home) -> None:
     home.code["pretraining"] = {"pretraining.py": "2"}
     with pytest.raises(KeyboardInterrupt):
         home.run(dies_in="pretraining")
-    states = sorted((row[1].partition("-")[0], row[2]) for row in collect(home.settings))
+    (run,) = (f"{path.name} " for path in (home.settings.home / "runs").iterdir())
+    stages = [row for row in collect(home.settings) if row.part.startswith(run)]
+    states = sorted((row.part.removeprefix(run).partition("-")[0], row.state) for row in stages)
     assert states == [
         ("corpus", "finished"),
         ("pretrained", "finished"),
