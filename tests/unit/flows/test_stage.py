@@ -156,7 +156,7 @@ def test_status_shows_what_was_published_as_finished(home: Home) -> None:
     assert states == [
         ("corpus", "finished"),
         ("pretrained", "finished"),
-        ("pretrained", "stopped"),
+        ("pretrained", "not started"),  # its child never began
         ("problems", "finished"),
     ]
 
