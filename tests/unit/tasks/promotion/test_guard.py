@@ -97,6 +97,7 @@ def test_revert_after_keep_counts_as_revert() -> None:
             tenant="t",
             session_id="s",
             arm=CONTROL,
+            checkpoint_id="checkpoint/nano@1",
             weight_version=1,
             problem_kind="k",
             consent=True,
