@@ -10,6 +10,8 @@ from pydantic import BaseModel
 from ostinato.flows.child_task import run_stage
 from ostinato.flows.recipe import Recipe, base_directory
 from ostinato.flows.stage import StageContext
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.extensions import FULL
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger.rows import ScorecardRow
@@ -28,6 +30,15 @@ from ostinato.tasks.retrieval.config import RetrievalRequest, RetrievalResult
 
 ROWS_FILE = "rows.jsonl"  # of an evaluation: one line per attempt
 SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
+# Models of others know no token of ours: calls are plain text, and texts are longer.
+IMPORTED_HARNESS = HarnessConfig(
+    dialect=FULL,
+    context_tokens=4096,
+    max_generated_tokens=1024,
+    result_limit_characters=4000,
+    read_limit_lines=200,
+)
+IMPORTED_SLOTS = 8  # requests decoded together; each keeps keys and values of a whole context
 Result = TypeVar("Result", bound=BaseModel)
 
 
@@ -136,7 +147,7 @@ def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
             published,
             (
                 *("tokenizer.json", "statistics.json", "demonstrations.safetensors", "shards"),
-                *((PUBLISHED_FILES,) if (directory / PUBLISHED_FILES).is_dir() else ()),
+                *((PUBLISHED_FILES,) if is_imported(directory) else ()),
             ),
         )
         return published, {SUMMARY: result.model_dump(mode="json")}
@@ -271,6 +282,7 @@ def evaluation(
 ) -> ArtifactRef:
     """The artifact of an evaluation: scorecard, a row per attempt, trajectories."""
     identity = evaluation_identity(context.recipe, split)
+    identity |= {"harness": harness_of(context, checkpoint)}
 
     def build(directory: Path) -> tuple[Path, dict]:
         request = evaluation_request(context, problems, checkpoint, split)
@@ -300,6 +312,17 @@ def evaluation(
     return context.ensure("evaluation", identity, parents, build)
 
 
+def is_imported(directory: Path) -> bool:
+    """Whether a checkpoint, imported or trained from one, talks by a published chat template."""
+    return (directory / PUBLISHED_FILES).is_dir()
+
+
+def harness_of(context: StageContext, checkpoint: ArtifactRef) -> HarnessConfig:
+    """The recipe's harness, or the one for models that other people trained."""
+    imported = is_imported(context.directory_of(checkpoint))
+    return IMPORTED_HARNESS if imported else context.recipe.harness
+
+
 def evaluation_identity(recipe: Recipe, split: Split) -> dict:
     """The part of a recipe that decides how attempts of an evaluation go."""
     return {
@@ -317,16 +340,20 @@ def evaluation_request(
 ) -> EvaluationRequest:
     """An evaluation as the recipe wants it, on this machine's cores."""
     recipe = context.recipe
+    directory = context.directory_of(checkpoint)
+    slots, harness = recipe.reinforcement.engine_slots, harness_of(context, checkpoint)
+    imported = is_imported(directory)
     return EvaluationRequest(
-        checkpoint_directory=str(context.directory_of(checkpoint)),
+        checkpoint_directory=str(directory),
         checkpoint_name=str(checkpoint),
         problems_directory=str(context.directory_of(problems)),
         split=split,
         config=recipe.evaluation,
-        harness=recipe.harness,
+        harness=harness,
         sandbox=recipe.rollout.sandbox,
         grading=recipe.grading,
-        engine_slots=recipe.reinforcement.engine_slots,
+        engine_slots=min(slots, IMPORTED_SLOTS) if imported else slots,
+        context_tokens=harness.context_tokens if imported else 0,
         decoding=recipe.decoding,
         search_directory=search_directory(context),
         processes=context.settings.cpu_limit,

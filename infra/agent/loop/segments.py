@@ -70,7 +70,7 @@ def _fill_routes(routed_experts_TLK: np.ndarray, generation: Generation) -> None
     sampled after it.
     """
     rows = generation.routed_experts
-    if not len(rows):
+    if not rows.size:  # nothing new, or a model without experts
         return
     start = generation.route_offset
     target = routed_experts_TLK[start : start + len(rows)]

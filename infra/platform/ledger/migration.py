@@ -1,6 +1,7 @@
 """Brings a database to the newest schema, once, whoever asks first."""
 
 import fcntl
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from ostinato.infra.platform.ledger.database import Database
 
 _SCRIPTS = Path(__file__).parent / "migrations"
 _LOCK = 71_000
+logging.getLogger("alembic").setLevel(logging.WARNING)  # lists its plug-ins
 
 
 def migrate(database: Database) -> None:

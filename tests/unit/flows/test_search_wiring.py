@@ -1,4 +1,4 @@
-"""A recipe that names the encoder gets it wherever code is searched; any other gets none."""
+"""What an evaluation is asked: the recipe's encoder, and the harness that its checkpoint can use."""
 
 from pathlib import Path
 
@@ -8,14 +8,16 @@ from ostinato.flows import chain
 from ostinato.flows.run_options import RunOptions
 from ostinato.flows.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.models.rendering.chat_template import PUBLISHED
 from ostinato.tasks.records import Split
 
 
-def publish(context: StageContext, stage: str) -> ArtifactRef:
+def publish(context: StageContext, stage: str, folder: str = "") -> ArtifactRef:
     """An artifact without content, as the stage would leave it."""
 
     def build(directory: Path) -> tuple[Path, dict]:
-        (directory / "made").mkdir()
+        (directory / "made" / folder).mkdir(parents=True)
+        (directory / "made" / folder / "name").write_text(folder)
         (directory / "made" / "file").write_text(stage)
         return directory / "made", {chain.SUMMARY: {}}
 
@@ -36,3 +38,17 @@ def test_evaluation_gets_the_encoder_that_the_recipe_names(
     wanted = str(context.directory_of(encoder)) if search == "encoder" else None
     assert request.search_directory == chain.search_directory(context) == wanted
     assert chain.encoders_of(context) == ((encoder,) if search == "encoder" else ())
+
+
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_a_checkpoint_with_a_published_template_talks_in_plain_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_imported: bool
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    context = StageContext.open("miniature")
+    problems = publish(context, "problems")
+    checkpoint = publish(context, "pretraining", PUBLISHED if is_imported else "")
+
+    request = chain.evaluation_request(context, problems, checkpoint, Split.HELD_OUT)
+    assert request.harness.dialect == ("full" if is_imported else context.recipe.harness.dialect)
+    assert request.context_tokens == (request.harness.context_tokens if is_imported else 0)
