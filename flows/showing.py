@@ -137,6 +137,9 @@ def show_controls(report: ControlReport) -> None:
             }
         )
     verdict = "is above all controls" if report.gain_counts else "is not above all controls"
+    for row in rows:
+        say(", ".join(f"{name} {value}" for name, value in row.items() if value))
+    say(f"differences in points, 95 % by function: the trained one {verdict}")
     show_table(rows, key="controls", description=f"95 % by function; the trained one {verdict}")
 
 
