@@ -63,6 +63,7 @@ async def start_daemon(sandbox, command: str) -> None:
 
 
 async def wait_for_growth(sandbox) -> None:
+    await sandbox.exec("while [ ! -e count ]; do sleep 0.01; done", SECONDS)
     start = await sandbox.read("count")
     while await sandbox.read("count") == start:
         await asyncio.sleep(0.01)
