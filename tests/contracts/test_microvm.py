@@ -15,6 +15,7 @@ from ostinato.infra.sandbox.microvm.machine import PROGRAM
 from ostinato.infra.sandbox.microvm.templates import TemplateStore
 from ostinato.infra.sandbox.protocol import SandboxLimits, SandboxSpec, SnapshotKind
 from ostinato.infra.sandbox.text_search import TextMatch, TextSearch, read_matches, search_command
+from tests.fakes.processes import command_line
 
 pytestmark = [pytest.mark.microvm, pytest.mark.timeout(600)]
 
@@ -29,7 +30,7 @@ COUNT = "n=0; while :; do n=$((n+1)); echo $n >> count; done"
 def machines() -> list[psutil.Process]:
     """QEMU processes of this one."""
     children = psutil.Process().children()
-    return [process for process in children if process.name().startswith(PROGRAM[:15])]
+    return [process for process in children if PROGRAM in command_line(process)]
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import psutil
 
 from ostinato.infra.sandbox.backends import open_backend
 from tests.contracts.sandbox_backends import running_bench
+from tests.fakes.processes import command_line
 
 
 def test_host_files_and_installed_packages_are_absent_and_pytest_runs():
@@ -44,8 +45,7 @@ def test_killed_host_takes_its_boxes_along(tmp_path):
     assert host.stdout is not None
     assert host.stdout.readline() == b"ready\n"
     inside = list(psutil.Process(host.pid).children(recursive=True))
-    commands = [process.as_dict(["cmdline"], ad_value=[])["cmdline"] for process in inside]
-    assert any("987654" in command for command in commands)
+    assert any("987654" in command_line(process) for process in inside)
     host.kill()
     host.communicate()
     assert psutil.wait_procs(inside, timeout=20)[1] == []

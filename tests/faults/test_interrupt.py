@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.fakes.processes import command_line
+
 COMMAND = "from ostinato.flows.cli import main; main()"  # what the installed script runs
 # Pretraining that no moment of a test outlives.
 RECIPE = """
@@ -62,7 +64,7 @@ def stop(home: Path, command: subprocess.Popen[str], number: int) -> str:
     deadline = time.monotonic() + END_SECONDS
     said, _ = command.communicate(timeout=END_SECONDS)
     while left := of_home(home):
-        assert time.monotonic() < deadline, [process.cmdline() for process in left]
+        assert time.monotonic() < deadline, [command_line(process) for process in left]
         time.sleep(0.2)
     return said
 
@@ -93,7 +95,7 @@ def check_moments(home: Path, moments: int, seed: int) -> None:
             # the first seconds of pretraining, when the ranks are about to meet
             while pid_file is None:
                 assert command.poll() is None, command.communicate()[0]
-                live = [p for p in of_home(home) if "child_main" in " ".join(p.cmdline())]
+                live = [p for p in of_home(home) if "child_main" in command_line(p)]
                 pid_file = live[0] if live else None
                 time.sleep(0.05)
             time.sleep(12 * wait)
@@ -122,12 +124,12 @@ def test_stopped_at_thirty_moments_nothing_is_left(tmp_path: Path) -> None:
 def test_killed_command_takes_server_and_flow_along(tmp_path: Path) -> None:
     """SIGKILL of the command itself: what it started ends; a stage under way may go on."""
     command = start(tmp_path)
-    while not any("run_flow" in " ".join(process.cmdline()) for process in of_home(tmp_path)):
+    while not any("run_flow" in command_line(process) for process in of_home(tmp_path)):
         assert command.poll() is None, command.communicate()[0]
         time.sleep(0.1)
     command.kill()
     command.wait()
     deadline = time.monotonic() + END_SECONDS
     while left := of_home(tmp_path):
-        assert time.monotonic() < deadline, [process.cmdline() for process in left]
+        assert time.monotonic() < deadline, [command_line(process) for process in left]
         time.sleep(0.2)

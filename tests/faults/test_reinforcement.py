@@ -25,6 +25,7 @@ from ostinato.tasks.learning.config import LearningConfig
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig
 from tests.fakes.miniature import make_checkpoint, make_problem_set
+from tests.fakes.processes import command_line
 
 STEPS = 6
 GROUPS_PER_STEP = 2
@@ -69,7 +70,7 @@ def kill_after_step(run: Path, step: int) -> None:
 
 def kill_trainer_rank_after_step(run: Path, step: int) -> None:
     """Kills the trainer's second rank alone."""
-    [rank] = [p for p in processes_after_step(run, step) if "spawn_main" in " ".join(p.cmdline())]
+    [rank] = [p for p in processes_after_step(run, step) if "spawn_main" in command_line(p)]
     rank.kill()
 
 

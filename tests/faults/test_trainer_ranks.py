@@ -29,6 +29,7 @@ from ostinato.tasks.learning.rank import OtherRank
 from ostinato.tasks.learning.share import ShareResult, ShareWork, StepShare
 from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Sample
+from tests.fakes.processes import command_line
 from tests.faults.weight_chain_programs import TroubledStore
 from tests.unit.infra.serving.weights.strategies import same_bits
 from tests.unit.tasks.learning.samples import TINY, random_samples
@@ -66,8 +67,7 @@ def rank_pids() -> list[int]:
     """The other ranks among this process's children."""
     found = []
     for child in psutil.Process().children():
-        command = child.cmdline()
-        if any("spawn_main" in word for word in command):
+        if "spawn_main" in command_line(child):
             found.append(child.pid)
     return found
 
