@@ -27,7 +27,7 @@ from ostinato.tasks.environments.api import ENVIRONMENTS, EnvironmentConfig
 from ostinato.tasks.evaluation.config import EvaluationConfig, GateConfig
 from ostinato.tasks.feedback.config import FeedbackConfig, SimulatedUsersConfig
 from ostinato.tasks.grading.config import GradingConfig
-from ostinato.tasks.learning.config import LearningConfig
+from ostinato.tasks.learning.config import LearningConfig, ObjectiveConfig
 from ostinato.tasks.mtp.config import MtpConfig
 from ostinato.tasks.mtp.speculation_config import SpeculationConfig
 from ostinato.tasks.pretraining.config import PretrainingConfig
@@ -55,12 +55,14 @@ class CycleConfig(Record):
     )
 
     @model_validator(mode="after")
-    def _credit_of_whole_interactions(self) -> "CycleConfig":
-        if self.learning.objective.credit != "trajectory":
-            raise ValueError(
-                f"cycle.learning.objective.credit is {self.learning.objective.credit!r}, wanted "
-                "'trajectory': users' interactions have no group whose edits could be compared"
-            )
+    def _no_comparison_within_groups(self) -> "CycleConfig":
+        objective, plain = self.learning.objective, ObjectiveConfig()
+        for name in ("credit", "divide_by_deviation", "divide_by_length"):
+            if getattr(objective, name) != getattr(plain, name):
+                raise ValueError(
+                    f"cycle.learning.objective.{name} is {getattr(objective, name)!r}, wanted "
+                    f"{getattr(plain, name)!r}: users' interactions have no group to compare within"
+                )
         return self
 
 

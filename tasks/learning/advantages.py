@@ -1,16 +1,18 @@
 """From graded groups to samples with advantages.
 
-A_i = R_i - mean_j R_j within a group: no division by the standard deviation, no length
-normalisation, the same for every token of all segments of a trajectory; and the KL penalty as part
-of the reward. It drops nothing: refusals, broken and timed-out attempts count with the reward they
-were given.
+A_i = R_i - mean_j R_j within a group, the same for every token of all segments of a trajectory (Dr.
+GRPO, Liu et al. 2025, arXiv:2503.20783); GRPO's divisions by the standard deviation and by the
+length (Shao et al. 2024, arXiv:2402.03300) are options. The KL penalty is part of the reward. It
+drops nothing: refusals, broken and timed-out attempts count with the reward they were given.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import pstdev
 
+from ostinato.tasks.learning.config import ObjectiveConfig
 from ostinato.tasks.records import Group, Sample
 
 
@@ -24,9 +26,29 @@ def center_rewards(rewards: Sequence[float]) -> list[float]:
     return [reward - mean for reward in rewards]
 
 
-def make_samples(group: Group) -> tuple[Sample, ...]:
-    """One sample a segment of every trajectory of the group."""
-    advantages = center_rewards([trajectory.reward.total for trajectory in group.trajectories])
+def advantages_of(group: Group, objective: ObjectiveConfig) -> list[float]:
+    """Advantage of each trajectory, with the divisions that the objective names."""
+    rewards = [trajectory.reward.total for trajectory in group.trajectories]
+    advantages = center_rewards(rewards)
+    if objective.divide_by_deviation and any(advantages):
+        deviation = pstdev(rewards)
+        advantages = [advantage / deviation for advantage in advantages]
+    if objective.divide_by_length:
+        # an attempt without a sampled token has no loss, whatever its advantage
+        lengths = [
+            max(1, sum(segment.sampled_tokens for segment in member.transcript.segments))
+            for member in group.trajectories
+        ]
+        mean = math.fsum(lengths) / len(lengths)
+        advantages = [
+            advantage * mean / length for advantage, length in zip(advantages, lengths, strict=True)
+        ]
+    return advantages
+
+
+def make_samples(group: Group, objective: ObjectiveConfig) -> tuple[Sample, ...]:
+    """One sample per segment of every trajectory of the group."""
+    advantages = advantages_of(group, objective)
     return tuple(
         Sample(
             sample_id=f"{trajectory.trajectory_id}/{index}",

@@ -85,10 +85,29 @@ class ObjectiveConfig(Record):
         le=1,
         description="with credit 'edit', factor on a positive reward for each edit that followed",
     )
+    divide_by_deviation: bool = Field(
+        default=False,
+        description="advantages are divided by the standard deviation of the group's rewards, as in GRPO "
+        "(arXiv:2402.03300)",
+    )
+    divide_by_length: bool = Field(
+        default=False,
+        description="an attempt's advantage is divided by its sampled tokens over the group's mean number, so that "
+        "attempts weigh alike, as in GRPO; false: tokens weigh alike, as in Dr. GRPO (arXiv:2503.20783)",
+    )
     skip_zero_advantage: bool = Field(
         default=True,
         description="do not compute samples whose advantage is exactly 0; the gradient is the same",
     )
+
+    @model_validator(mode="after")
+    def _division_of_whole_attempts(self) -> Self:
+        if self.credit == "edit" and (self.divide_by_deviation or self.divide_by_length):
+            raise ValueError(
+                f"divide_by_deviation is {self.divide_by_deviation} and divide_by_length is "
+                f"{self.divide_by_length}, wanted false with credit 'edit': its parts have baselines of their own"
+            )
+        return self
 
 
 class RouterReplayConfig(Record):

@@ -211,7 +211,7 @@ class TrainingLoop:
         objective = self._request.learning.objective
         if objective.credit == "edit":
             return make_edit_samples(group, objective.edit_discount)
-        return make_samples(group)
+        return make_samples(group, objective)
 
     async def _train(self, step: StepRequest) -> int:
         """One step. The journal is marked first: a crash before the checkpoint is complete restores

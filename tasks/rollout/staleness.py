@@ -14,10 +14,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LEARNING_RATE = 0.1  # of the durations: about the latest 10 groups or steps
-SLACK = (
-    2.5  # on the mean time a group takes: at 1.5 the trainer waited for late ones 15 % of the time
-)
+SMOOTHING = 0.1  # weight of the newest duration: about the latest 10 groups or steps count
+# On the mean time a group takes: at 1.5 the trainer waited for late ones 15 % of the time.
+SLACK = 2.5
 
 
 @dataclass(slots=True)
@@ -44,7 +43,7 @@ class ConsumptionEstimate:
 
 
 def _smoothed(known: float | None, seen: float) -> float:
-    return seen if known is None else known + LEARNING_RATE * (seen - known)
+    return seen if known is None else known + SMOOTHING * (seen - known)
 
 
 @dataclass(frozen=True, slots=True)

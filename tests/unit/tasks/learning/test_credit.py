@@ -5,10 +5,13 @@ import pytest
 
 from ostinato.infra.agent.transcript import CallStatus, ToolCallRecord, Transcript, TurnRecord
 from ostinato.tasks.learning.advantages import make_samples
+from ostinato.tasks.learning.config import ObjectiveConfig
 from ostinato.tasks.learning.credit import make_edit_samples, split_by_edits
 from ostinato.tasks.records import Group, Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_segment, make_trajectory
+
+PLAIN = ObjectiveConfig()
 
 
 def attempt(index: int, edits: int, *, solved: bool) -> Trajectory:
@@ -55,7 +58,7 @@ def test_a_wrong_first_edit_of_a_solved_attempt_is_worth_less_than_a_right_one()
     }
     mean = (1 + 0.25 + 0) / 3
     assert first == pytest.approx({"t0": 1 - mean, "t1": 0.25 - mean, "t2": -mean})
-    plain = {sample.trajectory_id: sample.advantage for sample in make_samples(group)}
+    plain = {sample.trajectory_id: sample.advantage for sample in make_samples(group, PLAIN)}
     assert plain["t0"] == plain["t1"] > 0 > first["t1"]
 
 
@@ -65,6 +68,6 @@ def test_without_discount_and_with_equal_edits_it_is_trajectory_credit() -> None
         problem_id="p",
         trajectories=(attempt(0, 2, solved=True), attempt(1, 2, solved=False)),
     )
-    plain = {sample.trajectory_id: sample.advantage for sample in make_samples(group)}
+    plain = {sample.trajectory_id: sample.advantage for sample in make_samples(group, PLAIN)}
     for sample in make_edit_samples(group, 1.0):
         assert sample.advantage == plain[sample.trajectory_id]

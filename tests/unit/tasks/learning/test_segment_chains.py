@@ -3,6 +3,8 @@ summaries included.
 """
 
 import asyncio
+from collections import defaultdict
+from statistics import pstdev
 
 import pytest
 
@@ -12,7 +14,7 @@ from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.learning.advantages import make_samples, penalize_divergence
-from ostinato.tasks.learning.config import PackingConfig
+from ostinato.tasks.learning.config import ObjectiveConfig, PackingConfig
 from ostinato.tasks.learning.packing import pack
 from ostinato.tasks.records import Group, RewardReport
 from ostinato.tasks.rollout.records import AttemptRequest
@@ -23,6 +25,7 @@ from tests.fakes.scripted_model import ScriptedModel
 CONFIG = HarnessConfig(
     max_turns=20, context_tokens=400, max_generated_tokens=2000, summarise_at_tokens=90
 )
+PLAIN = ObjectiveConfig()
 READ = "<read_file>a.py</read_file>"
 SUMMARY = "a.py holds one line"
 
@@ -56,7 +59,7 @@ def group(renderer: Renderer) -> Group:
 
 
 def test_every_segment_is_a_sample_under_the_reward_of_the_whole_chain(group: Group) -> None:
-    samples = make_samples(group)
+    samples = make_samples(group, PLAIN)
     by_trajectory = {name: [s for s in samples if s.trajectory_id == name] for name in ("t0", "t2")}
     assert [len(each) for each in by_trajectory.values()] == [3, 2]
     assert {sample.advantage for sample in by_trajectory["t0"]} == {0.75}
@@ -65,7 +68,7 @@ def test_every_segment_is_a_sample_under_the_reward_of_the_whole_chain(group: Gr
 
 
 def test_summaries_are_trained_like_any_other_token(group: Group, renderer: Renderer) -> None:
-    first, second, last = make_samples(group)[:3]
+    first, second, last = make_samples(group, PLAIN)[:3]
     for sample in (first, second):
         segment = sample.segment
         sampled = renderer.decode(segment.token_ids_T[segment.loss_mask_T].tolist())
@@ -86,14 +89,14 @@ def test_segments_make_up_all_the_transcript_generated(group: Group) -> None:
 
 
 def test_the_penalty_for_divergence_is_one_for_the_chain(group: Group) -> None:
-    samples = make_samples(group)
+    samples = make_samples(group, PLAIN)
     penalty = penalize_divergence(samples, [0.3, 0.0, 0.1, 0.2, 0.0, 0.4, 0.0], 0.1)
     assert len(set(penalty.advantages[:3])) == 1
     assert sum(penalty.advantages[index] for index in (0, 3, 4, 6)) == pytest.approx(0.0)
 
 
 def test_each_segment_gets_its_row_with_its_advantage(group: Group) -> None:
-    samples = make_samples(group)
+    samples = make_samples(group, PLAIN)
     advantages = [sample.advantage for sample in samples]
     batches = pack(samples, advantages, PackingConfig())
     rows = [
@@ -105,3 +108,30 @@ def test_each_segment_gets_its_row_with_its_advantage(group: Group) -> None:
     assert sum(int(batch.loss_mask_BT.sum()) for batch in batches) == sum(
         sample.segment.sampled_tokens for sample in samples
     )
+
+
+def test_divided_by_length_every_attempt_weighs_as_much_as_its_reward(group: Group) -> None:
+    """The sum over its tokens is the plain advantage times one constant."""
+    divided = make_samples(group, ObjectiveConfig(divide_by_length=True))
+    total: dict[str, float] = defaultdict(float)
+    tokens: dict[str, int] = defaultdict(int)
+    for sample in divided:
+        total[sample.trajectory_id] += sample.advantage * sample.segment.sampled_tokens
+        tokens[sample.trajectory_id] += sample.segment.sampled_tokens
+    mean = sum(tokens.values()) / len(tokens)
+    plain = {sample.trajectory_id: sample.advantage for sample in make_samples(group, PLAIN)}
+    assert total == pytest.approx({name: mean * value for name, value in plain.items()})
+    assert len(set(tokens.values())) > 1
+
+
+def test_divided_by_deviation_the_spread_of_a_group_is_one(group: Group) -> None:
+    scaled = make_samples(group, ObjectiveConfig(divide_by_deviation=True))
+    by_trajectory = {sample.trajectory_id: sample.advantage for sample in scaled}
+    assert pstdev(by_trajectory.values()) == pytest.approx(1.0)
+    same = [
+        member.model_copy(update={"reward": RewardReport(total=0.5, terms={"solved": 0.5})})
+        for member in group.trajectories
+    ]
+    alike = group.model_copy(update={"trajectories": tuple(same)})
+    scaled = make_samples(alike, ObjectiveConfig(divide_by_deviation=True))
+    assert {sample.advantage for sample in scaled} == {0.0}
