@@ -2,14 +2,15 @@
 
 from prefect import flow
 
-from ostinato.flows import chain, realtime, showing
 from ostinato.flows.continued_pretraining import continued_pretraining
 from ostinato.flows.mtp_distillation import mtp_distillation
-from ostinato.flows.naming import run_name
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.realtime_cycle import realtime_cycle
 from ostinato.flows.reinforcement import reinforcement
-from ostinato.flows.stage import RunOptions, StageContext
+from ostinato.flows.reporting import showing
+from ostinato.flows.stages import chain, realtime
+from ostinato.flows.stages.naming import run_name
+from ostinato.flows.stages.stage import RunOptions, StageContext
 
 
 @flow(name="agent-training", flow_run_name=run_name)

@@ -6,14 +6,14 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from ostinato.flows import chain, realtime
-from ostinato.flows.checkpoints import NEWEST, checkpoint_named
-from ostinato.flows.evaluation_report import EvaluationReport, show_evaluation
-from ostinato.flows.naming import run_name
+from ostinato.flows.commands.run_flow import GATE_FAILED
 from ostinato.flows.problem_building import problem_building
-from ostinato.flows.run_flow import GATE_FAILED
-from ostinato.flows.run_options import Suite
-from ostinato.flows.stage import RunOptions, StageContext
+from ostinato.flows.reporting.evaluation_report import EvaluationReport, show_evaluation
+from ostinato.flows.stages import chain, realtime
+from ostinato.flows.stages.checkpoints import NEWEST, checkpoint_named
+from ostinato.flows.stages.naming import run_name
+from ostinato.flows.stages.run_options import Suite
+from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.tasks.evaluation.gates import gate_candidate
 
 

@@ -16,12 +16,13 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.flows import garbage, local_prefect, models, status_report
-from ostinato.flows import up as machine
-from ostinato.flows.console import print_error, say
-from ostinato.flows.cycle_commands import cycles
+from ostinato.flows.commands import garbage, models
+from ostinato.flows.commands.cycle_commands import cycles
+from ostinato.flows.operating import local_prefect, status_report
+from ostinato.flows.operating import up as machine
 from ostinato.flows.recipe import describe_recipe, load_recipe, recipe_names
-from ostinato.flows.run_options import RunOptions, Suite
+from ostinato.flows.reporting.console import print_error, say
+from ostinato.flows.stages.run_options import RunOptions, Suite
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.cluster.services import interrupt_on_signals, run_foreground
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
@@ -218,7 +219,7 @@ def doctor(
 ) -> None:
     """Checks what this machine has. Each line is ok, or why not and how to mend it."""
     console = Console()
-    checks = load_entry("ostinato.flows.doctor:run_checks")(load_settings(), deep=deep)
+    checks = load_entry("ostinato.flows.commands.doctor:run_checks")(load_settings(), deep=deep)
     for check in checks:
         mark = "[green]ok[/]    " if check.ok else "[red]not ok[/]"
         console.print(f"{mark} {check.name:<22} {check.detail}", highlight=False, soft_wrap=True)
@@ -307,7 +308,7 @@ def _run_flow(
     arguments = ["--recipe", recipe, "--options", options.model_dump_json()]
     arguments += ["--parameters", json.dumps(dict(parameters or {}))]
     arguments += [] if seed is None else ["--seed", str(seed)]
-    command = [sys.executable, "-P", "-m", "ostinato.flows.run_flow", flow, *arguments]
+    command = [sys.executable, "-P", "-m", "ostinato.flows.commands.run_flow", flow, *arguments]
     try:
         with local_prefect.server(load_settings(), console) as environment:
             code = run_foreground(command, environment)

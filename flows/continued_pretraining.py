@@ -2,10 +2,11 @@
 
 from prefect import flow
 
-from ostinato.flows import chain, showing
-from ostinato.flows.naming import run_name
 from ostinato.flows.problem_building import problem_building
-from ostinato.flows.stage import RunOptions, StageContext
+from ostinato.flows.reporting import showing
+from ostinato.flows.stages import chain
+from ostinato.flows.stages.naming import run_name
+from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from prefect import flow
 
-from ostinato.flows import chain, showing
 from ostinato.flows.mtp_distillation import mtp_distillation
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reinforcement import reinforcement
-from ostinato.flows.stage import RunOptions, StageContext
+from ostinato.flows.reporting import showing
+from ostinato.flows.stages import chain
+from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.evaluation.controls import ControlReport, compare_with_controls
 from ostinato.tasks.evaluation.statistics import AttemptRow

@@ -2,10 +2,11 @@
 
 from prefect import flow
 
-from ostinato.flows import chain, showing
-from ostinato.flows.console import say
-from ostinato.flows.naming import run_name
-from ostinato.flows.stage import RunOptions, StageContext
+from ostinato.flows.reporting import showing
+from ostinato.flows.reporting.console import say
+from ostinato.flows.stages import chain
+from ostinato.flows.stages.naming import run_name
+from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.tasks.problem_sets import PROBLEMS_FILE

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from ostinato.flows.models import directory_of, open_artifacts
+from ostinato.flows.commands.models import directory_of, open_artifacts
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record

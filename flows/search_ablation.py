@@ -2,11 +2,12 @@
 
 from prefect import flow
 
-from ostinato.flows import ablation_chain, chain, showing
 from ostinato.flows.continued_pretraining import continued_pretraining
-from ostinato.flows.naming import run_name
 from ostinato.flows.problem_building import problem_building
-from ostinato.flows.stage import RunOptions, StageContext
+from ostinato.flows.reporting import showing
+from ostinato.flows.stages import ablation_chain, chain
+from ostinato.flows.stages.naming import run_name
+from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.evaluation.locating import ArmComparison
 

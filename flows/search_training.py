@@ -2,10 +2,10 @@
 
 from prefect import flow
 
-from ostinato.flows import chain
-from ostinato.flows.artifacts import show_table
-from ostinato.flows.naming import run_name
-from ostinato.flows.stage import RunOptions, StageContext
+from ostinato.flows.stages import chain
+from ostinato.flows.stages.artifacts import show_table
+from ostinato.flows.stages.naming import run_name
+from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.retrieval.config import RankingScores, RetrievalResult
 

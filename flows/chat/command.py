@@ -26,7 +26,7 @@ from ostinato.flows.chat.session import (
     run_chat,
 )
 from ostinato.flows.chat.workplace import open_workplace, recent_files
-from ostinato.flows.console import print_error
+from ostinato.flows.reporting.console import print_error
 from ostinato.infra.agent.config import HarnessConfig, PromptFacts
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import ConfigError, OstinatoError, boundary

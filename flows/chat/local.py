@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from ostinato.flows import chain, realtime
 from ostinato.flows.chat.session import ServedModel
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stages import chain, realtime
+from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.models.rendering import load_renderer
 

@@ -121,7 +121,7 @@ def attribute_reads() -> Counter[str]:
                     names[name] += 1
                 case ast.Constant(value=str(text)) if text.isidentifier():
                     names[text] += 1
-    for template in (ROOT / "flows/templates").glob("*"):
+    for template in (ROOT / "flows/reporting/templates").glob("*"):
         names.update(re.findall(r"\.(\w+)", template.read_text()))
     return names
 

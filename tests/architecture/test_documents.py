@@ -8,8 +8,9 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
-from ostinato.flows import cli, local_prefect
-from ostinato.flows.recipe_reference import recipe_reference
+from ostinato.flows import cli
+from ostinato.flows.commands.recipe_reference import recipe_reference
+from ostinato.flows.operating import local_prefect
 from tests.architecture.source import ROOT, list_files
 
 README_LINES = 120

@@ -91,7 +91,7 @@ def test_environment_is_read_in_settings_only() -> None:
         "infra/platform/cluster/",
         "infra/sandbox/inside/",
         "flows/cli.py",
-        "flows/local_prefect.py",
+        "flows/operating/local_prefect.py",
     )
     found = []
     for name in list_modules():

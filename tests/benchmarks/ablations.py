@@ -21,9 +21,9 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.flows import chain
-from ostinato.flows.run_options import STAGES, RunOptions
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stages import chain
+from ostinato.flows.stages.run_options import STAGES, RunOptions
+from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.evaluation.controls import ControlReport

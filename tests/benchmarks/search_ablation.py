@@ -15,9 +15,9 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.flows import chain
-from ostinato.flows.run_options import STAGES
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stages import chain
+from ostinato.flows.stages.run_options import STAGES
+from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.evaluation.locating import ArmComparison
 from ostinato.tasks.evaluation.statistics import PairedDifference

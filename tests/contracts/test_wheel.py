@@ -13,7 +13,7 @@ from tests.architecture.source import PACKAGES, ROOT, list_files
 
 SAYS_WHERE_IT_IS = """
 import ostinato
-from ostinato.flows import local_prefect
+from ostinato.flows.operating import local_prefect
 from ostinato.flows.recipe import load_recipe
 load_recipe("miniature")
 print(ostinato.__file__, *local_prefect.flow_names())

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ostinato.flows import chain, realtime
+from ostinato.flows.stages import chain, realtime
 from ostinato.infra.platform.ledger.artifacts import ArtifactRepository
 from ostinato.infra.platform.ledger.cycles import CycleRepository
 from ostinato.infra.platform.ledger.promotions import PromotionRepository

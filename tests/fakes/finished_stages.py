@@ -5,8 +5,8 @@ artifacts, so that what decides about them runs without a model.
 from dataclasses import replace
 from pathlib import Path
 
-from ostinato.flows import chain
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stages import chain
+from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.evaluation.statistics import AttemptRow, scorecard_from
 from ostinato.tasks.records import Scorecard, Split

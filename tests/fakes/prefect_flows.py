@@ -4,7 +4,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from ostinato.flows.child_task import run_stage
+from ostinato.flows.stages.child_task import run_stage
 from ostinato.infra.platform.artifacts import ArtifactRef
 from tests.unit.infra.platform.cluster.entries import CountRequest, CountResult
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 
-from ostinato.flows import local_prefect
+from ostinato.flows.operating import local_prefect
 from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
 from ostinato.infra.platform.settings import Settings
 

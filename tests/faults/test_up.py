@@ -12,8 +12,8 @@ import httpx
 import psutil
 import pytest
 
-from ostinato.flows.local_prefect import prefect_environment
-from ostinato.flows.up import UpState, running_up
+from ostinato.flows.operating.local_prefect import prefect_environment
+from ostinato.flows.operating.up import UpState, running_up
 from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
 from ostinato.infra.platform.settings import Settings
 from tests.fakes.prefect_here import PrefectHere, run_python, wait_until

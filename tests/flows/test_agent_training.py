@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.flows.agent_training import agent_training
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stages.stage import StageContext
 
 
 @pytest.mark.timeout(600)

@@ -7,9 +7,9 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from ostinato.flows.checkpoint_evaluation import checkpoint_evaluation
-from ostinato.flows.evaluation_report import EvaluationReport
-from ostinato.flows.run_flow import main as run_flow
-from ostinato.flows.run_options import RunOptions, Suite
+from ostinato.flows.commands.run_flow import main as run_flow
+from ostinato.flows.reporting.evaluation_report import EvaluationReport
+from ostinato.flows.stages.run_options import RunOptions, Suite
 from ostinato.infra.platform.errors import ConfigError
 from tests.fakes.finished_stages import add_checkpoint, add_scorecard, open_context
 

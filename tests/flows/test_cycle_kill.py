@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows import realtime
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stages import realtime
+from ostinato.flows.stages.stage import StageContext
 from tests.fakes import cycle_program
 from tests.fakes.finished_stages import (
     add_checkpoint,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from ostinato.flows.local_prefect import flow_names
+from ostinato.flows.operating.local_prefect import flow_names
 
 ROOT = Path(__file__).parents[2]
 KNOWN_KEYS = {

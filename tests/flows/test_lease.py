@@ -5,7 +5,7 @@ from uuid import uuid4
 
 from prefect import flow_engine
 
-from ostinato.flows import child_task
+from ostinato.flows.stages import child_task
 
 LEASE_SECONDS = 0.2
 

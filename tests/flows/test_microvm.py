@@ -7,7 +7,7 @@ import pytest
 
 from ostinato.flows.chat.workplace import open_workplace
 from ostinato.flows.recipe import load_recipe
-from ostinato.flows.stage import RunOptions, StageContext
+from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import SandboxError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.naming import as_key
+from ostinato.flows.stages.naming import as_key
 from tests.fakes.prefect_here import PrefectHere, prefect_here, run_python, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.flows.agent_training import agent_training
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stages.stage import StageContext
 from tests.fakes.storage import BUCKET, create_schema, postgres_server, s3_server
 
 

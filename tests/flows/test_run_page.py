@@ -9,8 +9,8 @@ import httpx
 import pytest
 from rich.console import Console
 
-from ostinato.flows import local_prefect
-from ostinato.flows.naming import as_key
+from ostinato.flows.operating import local_prefect
+from ostinato.flows.stages.naming import as_key
 from ostinato.infra.platform.settings import Settings
 from tests.fakes.prefect_here import wait_until
 
@@ -18,9 +18,9 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from prefect import flow
-from ostinato.flows import realtime
-from ostinato.flows.child_task import run_stage
-from ostinato.flows.naming import run_name
+from ostinato.flows.stages import realtime
+from ostinato.flows.stages.child_task import run_stage
+from ostinato.flows.stages.naming import run_name
 from tests.fakes.finished_stages import (
     add_checkpoint, add_problems, add_scorecard, open_context,
 )

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows import chain
 from ostinato.flows.search_ablation import search_ablation
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stages import chain
+from ostinato.flows.stages.stage import StageContext
 from ostinato.tasks.evaluation.locating import ArmComparison
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows import chain
 from ostinato.flows.search_training import search_training
-from ostinato.flows.stage import StageContext
+from ostinato.flows.stages import chain
+from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.agent.search.chunk_cache import ChunkCache
 from ostinato.infra.agent.search.encoder import BagEncoder
 from ostinato.infra.agent.search.index import CodeIndex

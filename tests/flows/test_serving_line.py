@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows import realtime
 from ostinato.flows.recipe import load_recipe
+from ostinato.flows.stages import realtime
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.promotion.serving_line import PromotionOutcome

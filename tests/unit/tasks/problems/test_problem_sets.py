@@ -8,7 +8,7 @@ import pytest
 import zstandard
 from pydantic import TypeAdapter
 
-from ostinato.flows.showing import describe_problems
+from ostinato.flows.reporting.showing import describe_problems
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.telemetry import read_lines
 from ostinato.tasks.problems.config import (

@@ -1,0 +1,78 @@
+"""`ostinato import` and `ostinato export`: models of others into checkpoint artifacts, and out again."""
+
+import re
+import shutil
+import uuid
+from pathlib import Path
+
+from ostinato.flows.reporting.console import say
+from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts
+from ostinato.infra.platform.cluster.child_main import load_entry
+from ostinato.infra.platform.errors import ConfigError, boundary
+from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.objects import checksum_file, open_object_store
+from ostinato.infra.platform.settings import Settings
+
+KIND = "checkpoint"
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+
+def import_model(settings: Settings, place: str, name: str | None) -> ArtifactRef:
+    """The artifact of a published model. The same files under the same name give the same artifact."""
+    name = name or _name_of(place)
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"--as {name!r}, wanted small letters, digits, '.', '_' and '-'")
+    convert = load_entry("ostinato.tasks.conversion.importing:import_model")
+    work = settings.home / "imports" / uuid.uuid4().hex
+    work.mkdir(parents=True)
+    try:
+        directory = work / "checkpoint"
+        with boundary(ConfigError, f"import of {place}"):
+            facts = convert(place, directory, settings.cache_directory / "models")
+        artifacts = open_artifacts(settings)
+        content = {
+            path.relative_to(directory).as_posix(): checksum_file(path)
+            for path in sorted(directory.rglob("*"))
+            if path.is_file()
+        }
+        identity = artifacts.identify(KIND, name, content, {}, ())
+        ref = artifacts.publish(identity, directory, {"summary": facts})
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    say(
+        f"{facts['family']}, {facts['parameters']:,} parameters, {facts['vocabulary']:,} tokens, "
+        f"{facts['dtype']}"
+    )
+    return ref
+
+
+def export_model(settings: Settings, reference: str, directory: Path, dtype: str | None) -> None:
+    """Writes what transformers and vLLM load. `reference`: an artifact, or a checkpoint directory."""
+    checkpoint, lineage = Path(reference), []
+    if not checkpoint.is_dir():
+        artifacts = open_artifacts(settings)
+        ref = artifacts.get(reference)
+        checkpoint = directory_of(settings, artifacts, ref)
+        lineage = [str(ref), *(str(parent) for parent in artifacts.lineage(ref))]
+    write = load_entry("ostinato.tasks.conversion.exporting:export_model")
+    with boundary(ConfigError, f"export of {reference}"):
+        facts = write(checkpoint, directory, name=reference, lineage=lineage, dtype=dtype)
+    say(f"{directory}: {facts['family']}, {facts['parameters']:,} parameters, {facts['dtype']}")
+    if facts["draft_layers_left_out"]:
+        say(f"{facts['draft_layers_left_out']} draft layers stay out: other engines know none")
+
+
+def open_artifacts(settings: Settings) -> Artifacts:
+    """Object store and ledger of this installation."""
+    return Artifacts(open_object_store(settings), open_ledger(settings))
+
+
+def directory_of(settings: Settings, artifacts: Artifacts, ref: ArtifactRef) -> Path:
+    """Verified local copy of an artifact, at the place where stages look for it too."""
+    return artifacts.fetch(ref, settings.home / "artifacts" / ref.kind / ref.fingerprint)
+
+
+def _name_of(place: str) -> str:
+    """Last part of a path in the letters of a name, without the endings of files."""
+    stem = re.sub(r"\.(gguf|whl|zip|tar|tgz|gz|xz|bz2)\b", "", Path(place).resolve().name)
+    return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._") or "model"

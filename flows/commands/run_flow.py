@@ -1,0 +1,54 @@
+"""Runs one flow by name in this process: `python -m ostinato.flows.commands.run_flow NAME --recipe nano`. Exit code 1 when a gate
+failed, 2 on a known error, 3 on any other.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+
+from ostinato.flows.reporting.console import print_error
+from ostinato.flows.stages.run_options import RunOptions
+from ostinato.infra.platform.cluster.services import interrupt_on_signals
+from ostinato.infra.platform.errors import OstinatoError
+from ostinato.infra.platform.telemetry import configure_logging
+
+GATE_FAILED = "GateFailed"  # name of the state that a failed gate ends a flow with
+
+
+def main(arguments: list[str]) -> int:
+    """Parses and calls the flow of the same name as its module. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="ostinato.flows.commands.run_flow")
+    parser.add_argument("flow")
+    parser.add_argument("--recipe", default="nano")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--options", type=RunOptions.model_validate_json, default=RunOptions())
+    parser.add_argument("--parameters", type=json.loads, default={}, help="others, as JSON")
+    options = parser.parse_args(arguments)
+    interrupt_on_signals()
+    configure_logging()
+    try:
+        module = importlib.import_module(f"ostinato.flows.{options.flow}")
+        state = getattr(module, options.flow)(
+            recipe=options.recipe,
+            seed=options.seed,
+            options=options.options,
+            return_state=True,
+            **options.parameters,
+        )
+        if state.name == GATE_FAILED:
+            return 1
+        error = state.result(raise_on_failure=False)
+    except OstinatoError as known:
+        print_error(known)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    if not isinstance(error, BaseException):
+        return 0
+    print_error(error)
+    return 2 if isinstance(error, OstinatoError) else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

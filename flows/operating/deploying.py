@@ -1,0 +1,158 @@
+"""Process entry of deploying: `python -m ostinato.flows.operating.deploying --recipe nano`, to the server of `PREFECT_API_URL`.
+
+Work pool, queues with their limits, deployments and automations end as they are written here and in
+prefect.yaml, however often it runs; those that it made before and that are no longer written go.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.events.schemas.events import ResourceSpecification
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.workers.process import ProcessWorker
+
+from ostinato.flows.operating.local_prefect import (
+    AUTO_RESUME,
+    DEPLOYED,
+    PREFECT,
+    REPOSITORY,
+    WORK_POOL,
+    deployments,
+)
+
+QUEUES = {"training": 1, "realtime": 1, "ci": 2}  # runs of each at once: one trainer a device
+AUTOMATION = "ostinato: "  # how the names of our automations begin
+_HEARTBEATS_MISSED = timedelta(seconds=90)  # three of those that prefect.yaml asks for
+
+
+def main() -> None:
+    """Deploys everything for one recipe."""
+    parser = argparse.ArgumentParser(prog="ostinato.flows.operating.deploying")
+    parser.add_argument("--recipe", default="nano")
+    recipe = parser.parse_args().recipe
+    with get_client(sync_client=True) as client:
+        make_pool(client)
+        _deploy_all(recipe)
+        prune_deployments(client)
+        make_automations(client)
+
+
+def make_pool(client: SyncPrefectClient) -> None:
+    """The work pool and its queues. A pool that is there keeps what its owner changed."""
+    try:
+        client.read_work_pool(WORK_POOL)
+    except ObjectNotFound:
+        template = ProcessWorker.get_default_base_job_template()
+        client.create_work_pool(
+            WorkPoolCreate(name=WORK_POOL, type="process", base_job_template=template)
+        )
+    for name, limit in QUEUES.items():
+        try:
+            client.create_work_queue(name, concurrency_limit=limit, work_pool_name=WORK_POOL)
+        except ObjectAlreadyExists:
+            known = client.read_work_queue_by_name(name, work_pool_name=WORK_POOL)
+            client.update_work_queue(known.id, concurrency_limit=limit)
+
+
+def prune_deployments(client: SyncPrefectClient) -> None:
+    """Deletes deployments that an earlier version made and prefect.yaml no longer has."""
+    wanted = {(item["entrypoint"].rpartition(".")[2], item["name"]) for item in deployments()}
+    ours = DeploymentFilter(tags=DeploymentFilterTags(all_=[DEPLOYED]))
+    for found in client.read_deployments(deployment_filter=ours):
+        flow = (found.entrypoint or "").rpartition(".")[2]
+        if (flow, found.name) not in wanted:
+            client.delete_deployment(found.id)
+
+
+def make_automations(client: SyncPrefectClient) -> None:
+    """Creates or updates our automations by name, and deletes those that are no longer written."""
+    known = {
+        automation.name: automation.id
+        for automation in client.read_automations()
+        if automation.name.startswith(AUTOMATION)
+    }
+    for automation in automations():
+        if automation.name in known:
+            client.update_automation(known.pop(automation.name), automation)
+        else:
+            client.create_automation(automation)
+    for stale in known.values():
+        client.delete_automation(stale)
+
+
+def _change(kind: StateType, name: str, message: str) -> Any:
+    return ChangeFlowRunState(state=kind, name=name, message=message, force=False)
+
+
+def automations() -> Iterator[AutomationCore]:
+    """A run that lost its process is marked as crashed; one that may be resumed is, later with each
+    attempt (`ostinato.flows.stages.child_task` counts them).
+    """
+    ours = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{DEPLOYED}"}
+    resumable = {
+        "prefect.resource.role": "tag",
+        "prefect.resource.id": f"prefect.tag.{AUTO_RESUME}",
+    }
+    every_run = {"prefect.resource.id": "prefect.flow-run.*"}
+    yield AutomationCore(
+        name=f"{AUTOMATION}mark lost runs",
+        description="A run whose heartbeat stopped is marked as crashed.",
+        trigger=EventTrigger(
+            posture=Posture.Proactive,
+            match=ResourceSpecification.model_validate(every_run),
+            match_related=ResourceSpecification.model_validate(ours),
+            after={"prefect.flow-run.heartbeat"},
+            expect={"prefect.flow-run.*"},
+            for_each={"prefect.resource.id"},
+            threshold=1,
+            within=_HEARTBEATS_MISSED,
+        ),
+        actions=[_change(StateType.CRASHED, "Crashed", "its heartbeat stopped")],
+    )
+    yield AutomationCore(
+        name=f"{AUTOMATION}resume crashed runs",
+        description=f"A crashed run tagged {AUTO_RESUME} goes on from what it has.",
+        trigger=EventTrigger(
+            posture=Posture.Reactive,
+            match=ResourceSpecification.model_validate(every_run),
+            match_related=ResourceSpecification.model_validate(resumable),
+            expect={"prefect.flow-run.Crashed"},
+            for_each={"prefect.resource.id"},
+            threshold=1,
+            within=timedelta(0),
+        ),
+        actions=[_change(StateType.SCHEDULED, "AwaitingRetry", "resumed after a crash")],
+    )
+
+
+def _deploy_all(recipe: str) -> None:
+    """`prefect deploy --all`, with the recipe in place of the one that prefect.yaml names."""
+    text = (REPOSITORY / "prefect.yaml").read_text()
+    document = yaml.safe_load(text)
+    for item in document["deployments"]:
+        if item["parameters"].get("recipe") == document["definitions"]["chain"]["recipe"]:
+            item["parameters"] = {**item["parameters"], "recipe": recipe}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "prefect.yaml"
+        file.write_text(yaml.safe_dump(document, sort_keys=False))
+        command = [*PREFECT, "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"`{' '.join(command[3:])}` failed: {(done.stderr + done.stdout)[-800:]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Prefect on this machine: a server for one run, or server, worker, deployments and gateway together."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+import ostinato
+from ostinato.infra.platform.cluster.services import (
+    Service,
+    ServiceGroup,
+    answers,
+    find_free_port,
+)
+from ostinato.infra.platform.errors import ClusterError, ConfigError
+from ostinato.infra.platform.settings import Settings
+
+# holds prefect.yaml: the checkout, or `ostinato` in site-packages
+REPOSITORY = Path(__file__).resolve().parents[2]
+IMPORT_ROOT = Path(ostinato.__file__).parents[1]
+WORK_POOL = "ostinato"
+DEPLOYED, AUTO_RESUME = "ostinato", "auto-resume"  # tags in prefect.yaml
+PREFECT = (sys.executable, "-P", "-m", "prefect")
+
+
+def deployments() -> list[dict[str, Any]]:
+    """The deployments of prefect.yaml."""
+    return yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
+
+
+def flow_names() -> list[str]:
+    """The flows that can be run by name: those that prefect.yaml deploys."""
+    return sorted({item["entrypoint"].rpartition(".")[2] for item in deployments()})
+
+
+def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
+    """Environment of every Prefect process. The reasons are in DECISIONS.md under "Prefect settings"."""
+    home = settings.home.resolve() / "prefect"
+    return {
+        "PREFECT_HOME": str(home),
+        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+        # waits 2, 4, ... 512 s: a server that is away for a quarter of an hour is waited for
+        "PREFECT_CLIENT_MAX_RETRIES": "9",
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        "PREFECT_WORKER_QUERY_SECONDS": "5",
+        "PREFECT_LOGGING_LEVEL": "INFO",
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "ostinato",
+        "OSTINATO_HOME": str(settings.home.resolve()),
+        "OSTINATO_REPOSITORY": str(REPOSITORY),
+        # what the user put there stays: plug-ins may be found by it
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, (str(IMPORT_ROOT), os.environ.get("PYTHONPATH", "")))
+        ),
+        "PYTHONSAFEPATH": "1",
+    }
+
+
+def server_service(settings: Settings, port: int, environment: dict[str, str]) -> Service:
+    """The Prefect server of this machine on a port."""
+    return Service(
+        name="prefect-server",
+        command=[*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        log_path=settings.home / "logs" / "prefect-server.log",
+        environment=environment,
+        is_ready=lambda: answers(f"http://127.0.0.1:{port}/api/health"),
+    )
+
+
+@contextlib.contextmanager
+def server(settings: Settings, console: Console) -> Iterator[dict[str, str]]:
+    """A Prefect server for the length of the block. A running `ostinato up` is used instead. Yields the environment."""
+    if answers(f"http://127.0.0.1:{settings.prefect_port}/api/health"):
+        yield prefect_environment(settings, settings.prefect_port)
+        return
+    port = find_free_port()
+    environment = prefect_environment(settings, port)
+    with ServiceGroup() as services:
+        services.start(server_service(settings, port, environment))
+        console.print(f"Prefect UI while this runs: http://127.0.0.1:{port}", highlight=False)
+        yield environment
+
+
+def deploy(environment: Mapping[str, str], recipe: str) -> None:
+    """Deploys everything for a recipe to the server of the environment. ClusterError when that fails."""
+    command = [sys.executable, "-P", "-m", "ostinato.flows.operating.deploying", "--recipe", recipe]
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ClusterError(
+            f"deploying to {environment.get('PREFECT_API_URL')} failed: {done.stderr[-800:]}"
+        )
+
+
+def deploy_elsewhere(settings: Settings, recipe: str) -> str:
+    """Deploys to the server that the user's environment names. Returns its address."""
+    url = os.environ.get("PREFECT_API_URL", "")
+    if not url:
+        raise ConfigError(
+            "PREFECT_API_URL is not set, wanted the address of your Prefect server, for example "
+            "http://prefect.example:4200/api; `ostinato up` starts a server here and deploys to it"
+        )
+    own = prefect_environment(settings, settings.prefect_port)
+    kept = ("OSTINATO_HOME", "OSTINATO_REPOSITORY", "PYTHONPATH", "PYTHONSAFEPATH", "DO_NOT_TRACK")
+    place = {name: os.environ.get(name, own[name]) for name in kept if name != "PYTHONPATH"}
+    deploy({**place, "PYTHONPATH": own["PYTHONPATH"], "PREFECT_API_URL": url}, recipe)
+    return url
+
+
+def worker(settings: Settings, environment: dict[str, str]) -> Service:
+    """The worker that runs deployments on this machine."""
+    return Service(
+        name="prefect-worker",
+        command=[*PREFECT, "worker", "start", "--pool", WORK_POOL],
+        log_path=settings.home / "logs" / "prefect-worker.log",
+        environment=environment,
+    )
+
+
+def gateway(settings: Settings, environment: dict[str, str], recipe: str, line: str) -> Service:
+    """The gateway of a serving line. It waits for the first checkpoint by itself."""
+    module = "ostinato.flows.operating.gateway_process"
+    return Service(
+        name="gateway",
+        command=[sys.executable, "-P", "-m", module, "--recipe", recipe, "--line", line],
+        log_path=settings.home / "logs" / "gateway.log",
+        environment=environment,
+    )

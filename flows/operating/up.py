@@ -1,0 +1,225 @@
+"""Everything of this machine together: Prefect server, deployments, worker and gateway, kept running until Ctrl-C.
+
+What one `ostinato up` starts is told so in its environment, so that the next one, and `ostinato
+down`, find what a killed one left.
+"""
+
+import contextlib
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import psutil
+from pydantic import Field
+from rich.console import Console
+
+from ostinato.flows.operating import local_prefect
+from ostinato.flows.operating.resuming import interrupted_runs, schedule_again
+from ostinato.flows.recipe import load_recipe
+from ostinato.infra.platform.cluster.processes import (
+    is_alive,
+    kill_processes,
+    kill_session,
+    mark_process,
+    processes_with,
+)
+from ostinato.infra.platform.cluster.services import ServiceGroup, answers, require_free_port
+from ostinato.infra.platform.cluster.workspace import (
+    PROCESS,
+    ProcessMark,
+    read_record,
+    replace_text,
+)
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.settings import Settings
+from ostinato.infra.serving.gateway.tenants import FILE_NAME as KEYS
+
+UP_FILE = "up.json"
+UP_VARIABLE = "OSTINATO_UP"  # the home, in the environment of everything that `up` starts
+END_SECONDS = 30.0
+_LOOK_SECONDS = 1.0
+# stages are none of these: they outlive a killed `up`, and the next one watches them again
+_SUPERVISORS = ("-m prefect", "prefect.engine", "ostinato.flows.operating.gateway_process")
+
+
+class ServiceState(Record):
+    """A service of a running `up`."""
+
+    name: str
+    process: ProcessMark | None = Field(description="None: dead, and about to start again")
+    since: float
+    restarts: int = 0
+    cause: str = Field(default="", description="of its last death")
+
+
+class UpState(Record):
+    """A running `up`, as others find it. `up.json` of the home."""
+
+    process: ProcessMark
+    recipe: str
+    since: float
+    services: tuple[ServiceState, ...] = ()
+
+
+def running_up(settings: Settings) -> UpState | None:
+    """The `up` of this home that lives, if one does."""
+    state = read_record(settings.home / UP_FILE, UpState)
+    return state if state is not None and is_alive(state.process) else None
+
+
+def up(settings: Settings, recipe: str, line: str | None, console: Console) -> None:
+    """Starts everything and keeps it running until Ctrl-C. A service that dies starts again."""
+    served = load_recipe(recipe).served_line(line)
+    recipe = str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe
+    before = running_up(settings)
+    if before is not None:
+        _say_already_up(before, recipe, console)
+        return
+    kill_processes(_of_up(settings, _SUPERVISORS))
+    require_free_port(settings.prefect_port, "the Prefect server")
+    require_free_port(settings.gateway_port, "the gateway")
+    began = time.time()
+    environment = {
+        **local_prefect.prefect_environment(settings, settings.prefect_port),
+        UP_VARIABLE: str(settings.home),
+    }
+    with ServiceGroup() as services:
+        try:
+            _write_state(settings, recipe, began, services)
+            services.start(
+                local_prefect.server_service(settings, settings.prefect_port, environment)
+            )
+            _say(console, "Prefect UI", f"http://127.0.0.1:{settings.prefect_port}")
+            local_prefect.deploy(environment, recipe)
+            _say(
+                console, "deployments", f"recipe {recipe}: {', '.join(local_prefect.flow_names())}"
+            )
+            for name in schedule_again(environment["PREFECT_API_URL"]):
+                _say(console, "goes on", name)
+            services.start(local_prefect.worker(settings, environment))
+            if served is None:
+                _say(console, "gateway", f"none: recipe {recipe} has no serving line")
+            else:
+                services.start(local_prefect.gateway(settings, environment, recipe, served))
+                _say_gateway(settings, served, console)
+            console.print(
+                "Ctrl-C ends all of it and says what will go on; so does `ostinato down`."
+            )
+            _write_state(settings, recipe, began, services)
+            _keep_running(settings, recipe, began, services, console)
+        finally:
+            _end(settings, services, environment["PREFECT_API_URL"], console)
+
+
+def down(settings: Settings, console: Console) -> None:
+    """Ends the `up` of this home and whatever one that was killed left."""
+    state = running_up(settings)
+    if state is not None:
+        process = psutil.Process(state.process.pid)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(psutil.TimeoutExpired):
+            process.wait(END_SECONDS)
+    found = _end_stages(settings) + sum(1 for _ in _of_up(settings))
+    kill_processes(_of_up(settings))
+    (settings.home / UP_FILE).unlink(missing_ok=True)
+    if state is None and not found:
+        console.print("nothing of `ostinato up` runs here")
+    else:
+        console.print("ended; `ostinato up` starts it again, and what was under way goes on")
+
+
+def _keep_running(
+    settings: Settings, recipe: str, began: float, services: ServiceGroup, console: Console
+) -> None:
+    while True:
+        for changed in services.mend(time.time()):
+            name = changed.service.name
+            if changed.starts_at is not None:
+                wait = changed.starts_at - time.time()
+                _say(console, name, f"{changed.cause}; starts again in {max(0.0, wait):.0f} s")
+            else:
+                _say(console, name, f"started again, time {changed.restarts}")
+            _write_state(settings, recipe, began, services)
+        time.sleep(_LOOK_SECONDS)
+
+
+def _end(settings: Settings, services: ServiceGroup, url: str, console: Console) -> None:
+    """Ends worker, gateway, engines and stages, then the server. Engines get no chance to report a
+    crash, so their runs are found as they were and go on with the next `up`.
+    """
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
+    try:
+        services.stop({"prefect-worker"}, at_once=True)
+        kill_processes(_of_up(settings, ("prefect.engine",)))
+        services.stop({"gateway"})
+        num_stages = _end_stages(settings)
+        with contextlib.suppress(httpx.HTTPError):
+            for run in interrupted_runs(url):
+                _say(console, "will go on", f"{run.title} with the next `ostinato up`")
+        if num_stages:
+            _say(console, "stages", f"{num_stages} ended; each goes on from its last checkpoint")
+        services.stop()
+        kill_processes(_of_up(settings))
+        (settings.home / UP_FILE).unlink(missing_ok=True)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _end_stages(settings: Settings) -> int:
+    """Ends the stages that runs of `up` started. Returns how many."""
+    ours = set(_of_up(settings))
+    marks = (read_record(path, ProcessMark) for path in settings.home.glob(f"runs/*/*/{PROCESS}"))
+    live = [mark for mark in marks if mark is not None and mark.pid in ours and is_alive(mark)]
+    for mark in live:
+        kill_session(mark)
+    return len(live)
+
+
+def _of_up(settings: Settings, words: Sequence[str] = ()) -> list[int]:
+    """Live processes that an `up` of this home started."""
+    return list(processes_with(UP_VARIABLE, str(settings.home), words))
+
+
+def _write_state(settings: Settings, recipe: str, began: float, services: ServiceGroup) -> None:
+    states = tuple(
+        ServiceState(
+            name=running.service.name,
+            process=None if running.starts_at else mark_process(running.process.pid),
+            since=running.since,
+            restarts=running.restarts,
+            cause=running.cause,
+        )
+        for running in services.running
+        if running.starts_at or running.process.poll() is None
+    )
+    own = mark_process(psutil.Process().pid)
+    state = UpState(process=own, recipe=recipe, since=began, services=states)
+    settings.home.mkdir(parents=True, exist_ok=True)
+    replace_text(settings.home / UP_FILE, state.model_dump_json(indent=1))
+
+
+def _say_already_up(state: UpState, recipe: str, console: Console) -> None:
+    if state.recipe != recipe:
+        raise ConfigError(
+            f"`ostinato up` runs as process {state.process.pid} with recipe {state.recipe!r}, "
+            f"wanted {recipe!r}; `ostinato down` ends it"
+        )
+    _say(console, "already up", f"process {state.process.pid}; `ostinato down` ends it")
+
+
+def _say_gateway(settings: Settings, line: str, console: Console) -> None:
+    url = f"http://127.0.0.1:{settings.gateway_port}"
+    when = "" if answers(f"{url}/healthz") else f", as soon as line {line} has a checkpoint"
+    _say(console, "gateway", f"{url}/v1{when}")
+    _say(console, "key", f"tenant local in {settings.home / KEYS}, made with the first start")
+
+
+def _say(console: Console, what: str, text: str) -> None:
+    console.print(f"{what:<14} {text}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,85 @@
+"""Report of an evaluation: on the console, as artifacts, and as the two files that CI reads."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from ostinato.flows.reporting.console import say
+from ostinato.flows.stages.artifacts import show_markdown, show_table
+from ostinato.infra.platform.record import Record
+from ostinato.tasks.records import GateDecision, Metric, Scorecard
+
+SCORECARD_JSON, SCORECARD_MARKDOWN = "scorecard.json", "scorecard.md"
+
+
+class EvaluationReport(Record):
+    """An evaluation with the gate's word, as CI reads it."""
+
+    checkpoint: str
+    against: str | None = Field(description="None: held against the floor of the gate")
+    suite: str
+    commit: str
+    recipe: str
+    seed: int
+    scorecards: tuple[Scorecard, ...]
+    decision: GateDecision
+
+
+def show_evaluation(report: EvaluationReport, directory: Path | None) -> None:
+    """Scorecards and the gate's word: on the console, as artifacts and, if asked, as two files."""
+    text = evaluation_as_markdown(report)
+    rows = [_row(card) for card in report.scorecards]
+    show_table(rows, key="scorecards", description=report.checkpoint)
+    for card in report.scorecards:
+        say(f"{card.checkpoint}, {card.suite}: solve rate {_interval(card.average)}")
+    say(f"gate {'passed' if report.decision.passed else 'failed'}: {report.decision.reason}")
+    show_markdown(text, key="gate", description=report.checkpoint)
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / SCORECARD_JSON).write_text(report.model_dump_json(indent=1))
+        (directory / SCORECARD_MARKDOWN).write_text(text)
+
+
+def evaluation_as_markdown(report: EvaluationReport) -> str:
+    """An evaluation as a comment on a pull request."""
+    rows = [_row(card) for card in report.scorecards]
+    facts = {
+        "against": report.against or "the floor",
+        "commit": report.commit,
+        "recipe": f"{report.recipe}, seed {report.seed}",
+    }
+    lines = [
+        f"## Gate {'passed' if report.decision.passed else 'failed'}: `{report.checkpoint}`",
+        "",
+        report.decision.reason,
+        "",
+        f"| {' | '.join(rows[0])} |",
+        "| --- |" + " ---: |" * (len(rows[0]) - 1),
+        *(f"| {' | '.join(row.values())} |" for row in rows),
+        "",
+        "; ".join(f"{name} {value}" for name, value in facts.items() if value),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(card: Scorecard) -> dict[str, str]:
+    return {
+        "suite": card.suite,
+        "problems": str(len(card.problems)),
+        "average": _interval(card.average),
+        f"best of {card.attempts_per_problem}": _interval(card.best_of),
+        "tokens": f"{card.generated_tokens.mean:.1f}",
+        "turns": f"{card.turns.mean:.2f}",
+        "tool calls": f"{card.tool_calls.mean:.2f}",
+        "broken calls": f"{card.broken_call_ratio:.1%}",
+        "first edit": _share(card.first_edit_ratio),
+        "limit or repeat": _share(card.cut_ratio),
+    }
+
+
+def _share(ratio: float | None) -> str:
+    return "not measured" if ratio is None else f"{ratio:.1%}"
+
+
+def _interval(metric: Metric) -> str:
+    return f"{metric.mean:.1%} [{metric.low:.1%}, {metric.high:.1%}]"

@@ -1,0 +1,82 @@
+"""The report of a run: a table for the console, an HTML page with plots."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+from jinja2 import Environment, PackageLoader, select_autoescape
+from rich.table import Table
+
+from ostinato.infra.platform.record import Record
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+
+class ReportRow(NamedTuple):
+    """One stage's before and after."""
+
+    stage: str
+    measure: str
+    before: str
+    after: str
+    note: str = ""
+
+
+class Curve(Record):
+    """One plotted series."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: dict[str, tuple[tuple[float, ...], tuple[float, ...]]]
+
+
+def console_table(rows: Sequence[ReportRow], title: str) -> Table:
+    """The rows for a terminal."""
+    table = Table(*ReportRow._fields, title=title)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def plot_png(curve: Curve) -> bytes:
+    """The curve as a PNG."""
+    figure, axes = pyplot.subplots(figsize=(6.4, 3.4), dpi=110)
+    for label, (x_values, y_values) in curve.series.items():
+        axes.plot(x_values, y_values, label=label, linewidth=1.4)
+    axes.set_title(curve.title, fontsize=10)
+    axes.set_xlabel(curve.x_label)
+    axes.set_ylabel(curve.y_label)
+    axes.grid(alpha=0.3)
+    if len(curve.series) > 1:
+        axes.legend(fontsize=8)
+    figure.tight_layout()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    pyplot.close(figure)
+    return buffer.getvalue()
+
+
+def write_html(
+    path: Path,
+    title: str,
+    rows: Sequence[ReportRow],
+    curves: Sequence[Curve],
+    facts: Mapping[str, str],
+) -> Path:
+    """Writes one self-contained page. Returns its path."""
+    templates = Environment(
+        loader=PackageLoader("ostinato.flows.reporting", "templates"),
+        autoescape=select_autoescape(),
+    )
+    images = [base64.b64encode(plot_png(curve)).decode() for curve in curves]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page = templates.get_template("report.html").render(
+        title=title, rows=rows, images=images, facts=facts
+    )
+    path.write_text(page)
+    return path

@@ -1,0 +1,416 @@
+"""What people see of a run: Prefect artifacts at each stage, and the report at its end."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from ostinato.flows.reporting.console import say
+from ostinato.flows.reporting.report import Curve, ReportRow, console_table, write_html
+from ostinato.flows.stages import chain
+from ostinato.flows.stages.artifacts import show_link, show_markdown, show_table
+from ostinato.flows.stages.realtime import CycleReport
+from ostinato.flows.stages.stage import StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.cluster.workspace import METRICS
+from ostinato.infra.platform.telemetry import read_metrics
+from ostinato.tasks.corpus.config import CorpusResult
+from ostinato.tasks.environments.run import EnvironmentsResult
+from ostinato.tasks.evaluation.controls import ControlReport
+from ostinato.tasks.evaluation.locating import ArmComparison
+from ostinato.tasks.mtp.config import MtpResult
+from ostinato.tasks.mtp.speculation_config import SpeculationResult
+from ostinato.tasks.pretraining.config import PretrainingResult
+from ostinato.tasks.problems.config import ProblemsResult
+from ostinato.tasks.records import Metric, Split
+from ostinato.tasks.reinforcement.records import ReinforcementResult
+
+TRANSCRIPTS_PHASE = "transcripts"  # fine-tuning; phases of other names are continued pretraining
+
+
+def show_problems(context: StageContext, problems: ArtifactRef) -> None:
+    """Card of a problem set, in the console and as artifacts."""
+    result = chain.result_of(context, problems, ProblemsResult)
+    rows = [{"split": split, "problems": count} for split, count in result.split_sizes.items()]
+    show_table(
+        rows, key="problem-splits", description=f"yield {result.yield_ratio:.0%}, {problems}"
+    )
+    operators = [{"operator": name, "problems": count} for name, count in result.operators.items()]
+    show_table(operators, key="problem-operators", description=str(problems))
+    show_table(list(result.yield_table), key="problem-yield", description=f"yield of {problems}")
+    for line in describe_problems(result):
+        say(line)
+
+
+def show_environments(context: StageContext, problems: ArtifactRef) -> None:
+    """Problems that each environment of the recipe added."""
+    result = chain.result_of(context, problems, EnvironmentsResult)
+    rows = [{"environment": name, "problems": count} for name, count in result.added.items()]
+    show_table(rows, key="environments", description=str(problems))
+    for name, count in result.added.items():
+        say(f"environment {name}: {count} problems")
+
+
+def describe_problems(result: ProblemsResult) -> list[str]:
+    """Lines of a problem set's card: size, kinds, operators, splits, and what was left out."""
+    lines = [
+        f"problems: {result.num_problems} proven of {result.num_candidates} candidates "
+        f"({result.yield_ratio:.0%}), {len(result.repositories)} repositories",
+        f"  kinds: {_counts(result.kinds)}",
+        f"  operators: {_counts(result.operators)}",
+        f"  splits: {_counts(result.split_sizes)}",
+    ]
+    empty = [split for split, size in result.split_sizes.items() if not size]
+    if empty:
+        lines.append(
+            f"  no problem for {', '.join(empty)}: no repository is of that split, and none is "
+            "dealt out (a source without `split` is)"
+        )
+    lines += [
+        f"  left out {name}: {' '.join(reason.split())[:600]}"
+        for name, reason in sorted(result.left_out.items())
+    ]
+    return lines
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def show_pretraining(context: StageContext, corpus: ArtifactRef, pretrained: ArtifactRef) -> None:
+    """Shards of the corpus and perplexity through the phases."""
+    made = chain.result_of(context, corpus, CorpusResult)
+    shards = [shard.model_dump() for shard in made.shards]
+    show_table(shards, key="corpus-shards", description=str(corpus))
+    overlap = [found.model_dump(mode="json") for found in made.overlap]
+    if overlap:
+        show_table(overlap, key="answers-in-corpus", description=str(corpus))
+    result = chain.result_of(context, pretrained, PretrainingResult)
+    rows = [
+        {"step": item.step, "codebase": round(item.perplexity, 3)}
+        | {name: round(value, 3) for name, value in item.by_source.items()}
+        for item in result.evaluations
+    ]
+    show_table(rows, key="perplexity", description=f"held-out perplexity, {pretrained}")
+
+
+def show_ablation(found: ArmComparison) -> None:
+    """Both arms of the search ablation, and what they differ by."""
+    rows = [
+        {
+            "arm": name,
+            "solved": _interval(arm.solved),
+            "shown": _interval(arm.shown),
+            "located": _interval(arm.located),
+            "solved when located": f"{arm.solved_when_located:.1%}",
+            "turns to locate": f"{arm.turns.mean:.1f}",
+            "tokens to locate": f"{arm.generated_tokens.mean + arm.read_tokens.mean:.0f}",
+        }
+        for name, arm in found.arms.items()
+    ]
+    difference = found.solved_difference
+    show_table(
+        rows,
+        key="search-ablation",
+        description=f"solve rate with minus without: {difference.mean:+.3f} "
+        f"[{difference.low:+.3f}, {difference.high:+.3f}]",
+    )
+
+
+def show_controls(report: ControlReport) -> None:
+    """A trained checkpoint beside what its start does with as many tokens."""
+    rows = []
+    for control in (report.trained, *report.controls):
+        found, calls = control.difference, control.tool_calls
+        rows.append(
+            {
+                "policy": control.name if control.has_equal_tokens else f"{control.name} (fewer)",
+                "solved": f"{control.solved:.1%}",
+                "first edit": _share(control.first_edit_solved),
+                "tokens": f"{control.generated_tokens:.0f}",
+                "tool calls": "not measured" if calls is None else f"{calls:.2f}",
+                "limit or repeat": _share(control.cut_ratio),
+                "trained minus this": ""
+                if found is None
+                else f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]",
+            }
+        )
+    verdict = "is above all controls" if report.gain_counts else "is not above all controls"
+    for row in rows:
+        say(", ".join(f"{name} {value}" for name, value in row.items() if value))
+    say(f"differences in points, 95 % by function: the trained one {verdict}")
+    show_table(rows, key="controls", description=f"95 % by function; the trained one {verdict}")
+
+
+def show_drafting(context: StageContext, drafted: ArtifactRef, speculation: ArtifactRef) -> None:
+    """Draft quality and what it is worth in the engine."""
+    draft = chain.result_of(context, drafted, MtpResult)
+    measured = chain.result_of(context, speculation, SpeculationResult)
+    rows = [
+        {
+            "depth": depth + 1,
+            "kl_nats_before": before,
+            "kl_nats_after": after,
+            "agreement_after": agreement,
+        }
+        for depth, (before, after, agreement) in enumerate(
+            zip(draft.before.kl_nats, draft.after.kl_nats, draft.after.agreement, strict=True)
+        )
+    ]
+    show_table(rows, key="draft-layers", description=str(drafted))
+    show_table([measured.model_dump(mode="json")], key="speculation", description=str(drafted))
+
+
+def show_reinforcement(context: StageContext, reinforced: ArtifactRef) -> None:
+    """The curve of an RL run."""
+    wanted = (
+        "solve_rate",
+        "reward_mean",
+        "generated_tokens_mean",
+        "turns_mean",
+        "staleness_mean",
+        "entropy_nats",
+    )
+    rows = [
+        {"step": row["step"]} | {name: round(float(row[name]), 4) for name in wanted if name in row}
+        for row in _curve(context, reinforced)
+    ]
+    if rows:
+        show_table(rows, key="reinforcement-curve", description=str(reinforced))
+
+
+def _share(ratio: float | None) -> str:
+    return "not measured" if ratio is None else f"{ratio:.1%}"
+
+
+def show_cycle(cycle: CycleReport) -> None:
+    """One cycle as text."""
+    lines = [f"# {cycle.cycle_id}", f"served: {cycle.served}", f"seconds: {cycle.seconds:.0f}"]
+    if cycle.users is not None:
+        lines.append(f"**simulated users, not people**: {cycle.users.counts}")
+    if cycle.training is not None:
+        lines.append(
+            f"{cycle.training.samples} samples, mean reward {cycle.training.mean_reward:.3f}"
+        )
+    if cycle.promotion is not None:
+        lines.append(f"**{cycle.promotion.outcome.value}**: {cycle.promotion.reason}")
+    show_markdown("\n\n".join(lines), key="cycle")
+
+
+def show_run(
+    context: StageContext,
+    problems: ArtifactRef,
+    pretrained: ArtifactRef,
+    drafted: ArtifactRef,
+    reinforced: ArtifactRef,
+    cycle: CycleReport | None,
+) -> Path:
+    """Writes the report of the whole chain, prints its table, and returns its path."""
+    rows = _rows(context, problems, pretrained, drafted, reinforced, cycle)
+    recipe = context.recipe
+    line = recipe.serving.line
+    champion = None if line is None else context.ledger.promotions.current(line)
+    title = f"Ostinato: {recipe.name}, seed {recipe.seed}"
+    place = context.settings.home / "reports" / f"{recipe.name}-seed{recipe.seed}"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "recipe.json").write_text(recipe.model_dump_json(indent=1))
+    facts = {
+        "recipe": recipe.description,
+        "problems": str(problems),
+        "serving line": line or "none: the recipe names no line",
+        "serving checkpoint": "none" if champion is None else champion.checkpoint_id,
+        "python": sys.version.split()[0],
+    }
+    page = write_html(
+        place / "report.html", title, rows, _curves(context, pretrained, reinforced), facts
+    )
+    show_table([row._asdict() for row in rows], key="run-report", description=title)
+    show_link(page.as_uri(), key="run-report-page", description=title)
+    console = Console()
+    console.print(console_table(rows, title))
+    console.print(f"report: {page}", highlight=False, soft_wrap=True)
+    return page
+
+
+def _rows(
+    context: StageContext,
+    problems: ArtifactRef,
+    pretrained: ArtifactRef,
+    drafted: ArtifactRef,
+    reinforced: ArtifactRef,
+    cycle: CycleReport | None,
+) -> list[ReportRow]:
+    built = chain.result_of(context, problems, ProblemsResult)
+    trained = chain.result_of(context, pretrained, PretrainingResult)
+    draft = chain.result_of(context, drafted, MtpResult)
+    corpus = chain.build_corpus(context, problems)
+    speculated = chain.measure_speculation(context, corpus, drafted)
+    speculation = chain.result_of(context, speculated, SpeculationResult)
+    run = chain.result_of(context, reinforced, ReinforcementResult)
+    overlap = {
+        found.split: f"{found.problems_with_answer} of {found.problems} answers in training text"
+        for found in chain.result_of(context, corpus, CorpusResult).overlap
+    }
+    rows = [
+        ReportRow(
+            "problems",
+            "proven by real tests",
+            f"{built.num_candidates} candidates",
+            f"{built.num_problems} problems",
+            f"yield {built.yield_ratio:.0%}",
+        ),
+        _perplexity_row(trained),
+        ReportRow(
+            "MTP",
+            "KL to the main head, by depth",
+            _list(draft.before.kl_nats),
+            _list(draft.after.kl_nats),
+            f"greedy agreement {_list(draft.after.agreement)}",
+        ),
+        ReportRow(
+            "MTP",
+            "decode tokens/s, batch 1, greedy",
+            f"{speculation.plain_tokens_per_second:.0f}",
+            f"{speculation.drafted_tokens_per_second:.0f}",
+            f"{speculation.speed_up:.2f}x, {speculation.tokens_per_forward:.2f} tokens a forward, "
+            f"acceptance {speculation.acceptance:.0%}; with the lookup {speculation.lookup_speed_up:.2f}x",
+        ),
+        _hack_row(run),
+    ]
+    for split, name in (
+        (Split.HELD_OUT, "unseen mutations"),
+        (Split.HELD_OUT_FUNCTION, "unseen functions"),
+    ):
+        before = chain.evaluate(context, problems, drafted, split)
+        after = chain.evaluate(context, problems, reinforced, split)
+        attempts = after.attempts_per_problem
+        rows += [
+            ReportRow(
+                "RL",
+                f"{name}: average solve rate",
+                _interval(before.average),
+                _interval(after.average),
+                f"{run.steps} steps, {len(after.problems)} problems x {attempts}",
+            ),
+            ReportRow(
+                "RL",
+                f"{name}: best of {attempts}",
+                _interval(before.best_of),
+                _interval(after.best_of),
+                overlap.get(split, ""),
+            ),
+        ]
+    return rows + _cycle_rows(cycle)
+
+
+def _perplexity_row(trained: PretrainingResult) -> ReportRow:
+    continued_steps = sum(
+        phase.steps for phase in trained.phases if phase.name != TRANSCRIPTS_PHASE
+    )
+    continued = next(item for item in trained.evaluations if item.step == continued_steps)
+    phases = ", ".join(f"{phase.name} {phase.tokens / 1e6:.1f}M tokens" for phase in trained.phases)
+    return ReportRow(
+        "pretraining",
+        "held-out codebase perplexity",
+        f"{trained.before.perplexity:.2f}",
+        f"{continued.perplexity:.2f}",
+        f"before the transcripts; {phases}",
+    )
+
+
+def _in_words(counts: Mapping[str, int]) -> str:
+    """Counts as a sentence has them: 96 requests, 59 kept."""
+    named = sorted(counts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in named)
+
+
+def _cycle_rows(cycle: CycleReport | None) -> list[ReportRow]:
+    if cycle is None:
+        return []
+    if cycle.champion_scorecard is None:
+        return [_no_samples("no checkpoint passed the gate of the serving line")]
+    if cycle.training is None:
+        return [_no_samples("too few interactions to train on")]
+    if cycle.promotion is None or cycle.candidate_scorecard is None:
+        return [_no_samples(f"nothing to learn from: {cycle.training.skipped} skipped")]
+    users = "" if cycle.users is None else f"simulated users: {_in_words(cycle.users.counts)}"
+    return [
+        ReportRow(
+            "cycle",
+            "unseen mutations: average solve rate",
+            _interval(cycle.champion_scorecard.average),
+            _interval(cycle.candidate_scorecard.average),
+            f"{cycle.promotion.outcome.value}; {cycle.training.samples} samples",
+        ),
+        ReportRow(
+            "cycle",
+            "mean reward distilled from users",
+            "",
+            f"{cycle.training.mean_reward:+.2f}",
+            users,
+        ),
+    ]
+
+
+def _no_samples(note: str) -> ReportRow:
+    return ReportRow("cycle", "samples", "", "0", note)
+
+
+def _curves(context: StageContext, pretrained: ArtifactRef, reinforced: ArtifactRef) -> list[Curve]:
+    trained = chain.result_of(context, pretrained, PretrainingResult)
+    steps = tuple(float(item.step) for item in trained.evaluations)
+    curves = [
+        Curve(
+            title="held-out perplexity",
+            x_label="step",
+            y_label="perplexity",
+            series={
+                name: (steps, tuple(item.by_source[name] for item in trained.evaluations))
+                for name in trained.evaluations[0].by_source
+            },
+        )
+    ]
+    rows = _curve(context, reinforced)
+    done = tuple(float(row["step"]) for row in rows)
+    for title, names in (
+        ("RL: solve rate and reward of sampled attempts", ("solve_rate", "reward_mean")),
+        ("RL: tokens an attempt", ("generated_tokens_mean",)),
+        ("RL: staleness in versions", ("staleness_mean", "staleness_max")),
+        ("RL: entropy, nats a token", ("entropy_nats",)),
+    ):
+        series = {
+            name: (done, tuple(float(row[name]) for row in rows))
+            for name in names
+            if rows and name in rows[0]
+        }
+        if series:
+            curves.append(Curve(title=title, x_label="step", y_label="", series=series))
+    return curves
+
+
+def _curve(context: StageContext, ref: ArtifactRef) -> list[dict]:
+    path = context.run_directory(ref.kind, ref.fingerprint) / METRICS
+    return [row for row in read_metrics(path) if "solve_rate" in row]
+
+
+def _interval(metric: Metric) -> str:
+    return f"{metric.mean:.1%} [{metric.low:.1%}, {metric.high:.1%}]"
+
+
+def _hack_row(run: ReinforcementResult) -> ReportRow:
+    """Report row of the hack monitors over the newest trajectories."""
+    common = sorted(run.hack_rates.items(), key=lambda item: -item[1])[:4]
+    seen = ", ".join(f"{name} {rate:.1%}" for name, rate in common) or "no pattern"
+    alarms = "; ".join(run.alarms) or "no alarm"
+    return ReportRow(
+        "RL",
+        "trajectories with a hack pattern",
+        "",
+        f"{run.hack_any_ratio:.1%}",
+        f"{seen}; {alarms}",
+    )
+
+
+def _list(values: Sequence[float]) -> str:
+    return " / ".join(f"{value:.2f}" for value in values)

@@ -1,0 +1,392 @@
+"""The stages of the chain as functions from a context and parents to artifacts, each built at most once."""
+
+import shutil
+import time
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from ostinato.flows.recipe import Recipe, base_directory
+from ostinato.flows.stages.child_task import run_stage
+from ostinato.flows.stages.stage import StageContext
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.extensions import FULL
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.ledger.rows import ScorecardRow
+from ostinato.infra.platform.objects import checksum_file
+from ostinato.models.rendering.chat_template import PUBLISHED as PUBLISHED_FILES
+from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest, EvaluationResult
+from ostinato.tasks.corpus.config import CorpusRequest, CorpusResult, FunctionLimits
+from ostinato.tasks.environments.run import EnvironmentsRequest, EnvironmentsResult
+from ostinato.tasks.mtp.config import MtpRequest, MtpResult
+from ostinato.tasks.mtp.speculation_config import SpeculationRequest, SpeculationResult
+from ostinato.tasks.pretraining.config import PretrainingRequest, PretrainingResult
+from ostinato.tasks.problems.config import ProblemsRequest, ProblemsResult
+from ostinato.tasks.records import Scorecard, Split
+from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
+from ostinato.tasks.retrieval.config import RetrievalRequest, RetrievalResult
+
+ROWS_FILE = "rows.jsonl"  # of an evaluation: one line per attempt
+SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
+# Models of others know no token of ours: calls are plain text, and texts are longer.
+IMPORTED_HARNESS = HarnessConfig(
+    dialect=FULL,
+    context_tokens=4096,
+    max_generated_tokens=1024,
+    result_limit_characters=4000,
+    read_limit_lines=200,
+)
+IMPORTED_SLOTS = 8  # requests decoded together; each keeps keys and values of a whole context
+Result = TypeVar("Result", bound=BaseModel)
+
+
+def base_identity(recipe: Recipe) -> str:
+    """Checksum of the base checkpoint's weights, wherever it lies. Empty without one."""
+    base = base_directory(recipe.base_checkpoint)
+    if base is None:
+        return ""
+    weights = base / "model.safetensors"
+    if not weights.is_file():
+        raise ConfigError(
+            f"base_checkpoint {recipe.base_checkpoint!r}: no file {weights}, wanted a checkpoint directory"
+        )
+    return checksum_file(weights)
+
+
+def build_problems(context: StageContext) -> ArtifactRef:
+    """Packages -> proven problems, with those of the recipe's environments beside them."""
+    problems = build_proven_problems(context)
+    return _add_environments(context, problems) if context.recipe.environments else problems
+
+
+def _add_environments(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
+    """Problems -> the same with those of the recipe's environments."""
+    recipe = context.recipe
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = EnvironmentsRequest(
+            problems_directory=str(context.directory_of(problems)),
+            environments=recipe.environments,
+            seed=recipe.seed,
+        )
+        entry = "ostinato.tasks.environments.run:main"
+        result = run_stage("environments", entry, request, EnvironmentsResult, directory)
+        return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
+
+    identity = {"environments": recipe.environments, "seed": recipe.seed}
+    return context.ensure("environments", identity, (problems,), build)
+
+
+def build_proven_problems(context: StageContext, *, use_shipped: bool = True) -> ArtifactRef:
+    """Packages and git repositories -> proven problems.
+
+    `use_shipped`: whether a set that ships for this configuration is taken as it is.
+    """
+    request = ProblemsRequest(
+        config=context.recipe.problems,
+        archives_directory=context.settings.cache_directory / "archives",
+        use_shipped=use_shipped,
+    )
+    kind = "problems" if use_shipped else "rebuilt-problems"
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        result = run_stage(
+            "problems", "ostinato.tasks.problems.run:main", request, ProblemsResult, directory
+        )
+        return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
+
+    return context.ensure(kind, request.config, (), build)
+
+
+def train_encoder(context: StageContext) -> ArtifactRef:
+    """The code of the recipe's packages -> the encoder of code search."""
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = RetrievalRequest(config=context.recipe.retrieval)
+        entry = "ostinato.tasks.retrieval.run:main"
+        result = run_stage("retrieval", entry, request, RetrievalResult, directory)
+        return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
+
+    return context.ensure("retrieval", context.recipe.retrieval, (), build)
+
+
+def encoders_of(context: StageContext) -> tuple[ArtifactRef, ...]:
+    """The encoder that answers codebase_search, trained when needed; none where words rank alone."""
+    return (train_encoder(context),) if context.recipe.harness.search == "encoder" else ()
+
+
+def search_directory(context: StageContext) -> str | None:
+    """Files of the encoder that answers codebase_search; None where words rank alone."""
+    return next((str(context.directory_of(encoder)) for encoder in encoders_of(context)), None)
+
+
+def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
+    """Source code and problems -> token shards and demonstrations."""
+    base = base_directory(context.recipe.base_checkpoint)
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = CorpusRequest(
+            config=context.recipe.corpus,
+            limits=FunctionLimits(
+                max_lines=context.recipe.problems.max_function_lines,
+                max_characters=context.recipe.problems.max_function_characters,
+            ),
+            problems_directory=str(context.directory_of(problems)),
+            harness=context.recipe.harness,
+            search_directory=search_directory(context),
+            tokenizer_path=None if base is None else str(base),
+        )
+        result = run_stage(
+            "corpus", "ostinato.tasks.corpus.run:main", request, CorpusResult, directory
+        )
+        published = directory / "published"
+        _link_only(
+            directory,
+            published,
+            (
+                *("tokenizer.json", "statistics.json", "demonstrations.safetensors", "shards"),
+                *((PUBLISHED_FILES,) if is_imported(directory) else ()),
+            ),
+        )
+        return published, {SUMMARY: result.model_dump(mode="json")}
+
+    identity = {
+        "config": context.recipe.corpus,
+        "harness": context.recipe.harness,
+        "base": base_identity(context.recipe),
+    }
+    return context.ensure("corpus", identity, (problems, *encoders_of(context)), build)
+
+
+def pretrain(
+    context: StageContext, corpus: ArtifactRef, start: ArtifactRef | None = None
+) -> ArtifactRef:
+    """Base checkpoint and corpus -> the fine-tuned checkpoint that RL could start from. `start`:
+    trained on in place of the recipe's base.
+    """
+    recipe = context.recipe
+    base = base_directory(recipe.base_checkpoint) if start is None else context.directory_of(start)
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = PretrainingRequest(
+            config=recipe.pretraining,
+            corpus_directory=str(context.directory_of(corpus)),
+            checkpoint_directory=None if base is None else str(base),
+            spec=recipe.model if base is None else None,
+        )
+        result = run_stage(
+            "pretraining",
+            "ostinato.tasks.pretraining.run:main",
+            request,
+            PretrainingResult,
+            directory,
+        )
+        return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
+
+    identity = {"config": recipe.pretraining, "model": recipe.model, "base": base_identity(recipe)}
+    parents = (corpus,) if start is None else (corpus, start)
+    return context.ensure("pretraining", identity, parents, build)
+
+
+def distil_draft_layers(
+    context: StageContext, corpus: ArtifactRef, pretrained: ArtifactRef
+) -> ArtifactRef:
+    """Checkpoint -> the same trunk with draft layers that match its head."""
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = MtpRequest(
+            config=context.recipe.mtp,
+            corpus_directory=str(context.directory_of(corpus)),
+            checkpoint_directory=str(context.directory_of(pretrained)),
+        )
+        result = run_stage("mtp", "ostinato.tasks.mtp.run:main", request, MtpResult, directory)
+        return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
+
+    return context.ensure("mtp", context.recipe.mtp, (corpus, pretrained), build)
+
+
+def measure_speculation(
+    context: StageContext, corpus: ArtifactRef, checkpoint: ArtifactRef
+) -> ArtifactRef:
+    """Checkpoint with draft layers -> acceptance and speed-up in the decode engine, plain and drafted in one run."""
+    config = context.recipe.speculation
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = SpeculationRequest(
+            config=config,
+            decoding=context.recipe.decoding,
+            checkpoint_directory=str(context.directory_of(checkpoint)),
+            corpus_directory=str(context.directory_of(corpus)),
+        )
+        result = run_stage(
+            "speculation",
+            "ostinato.tasks.mtp.speculation:main",
+            request,
+            SpeculationResult,
+            directory,
+        )
+        return one_file(directory, "speculation.json", result.model_dump_json()), {
+            SUMMARY: result.model_dump(mode="json")
+        }
+
+    return context.ensure("speculation", config, (corpus, checkpoint), build)
+
+
+def reinforce(context: StageContext, problems: ArtifactRef, start: ArtifactRef) -> ArtifactRef:
+    """Checkpoint and problems -> the checkpoint after RL."""
+    recipe = context.recipe
+    identity = {
+        "rollout": recipe.rollout,
+        "learning": recipe.learning,
+        "grading": recipe.grading,
+        "harness": recipe.harness,
+        "reinforcement": recipe.reinforcement,
+        "decoding": recipe.decoding,
+    }
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = ReinforcementRequest(
+            run_id=directory.name,
+            checkpoint_directory=str(context.directory_of(start)),
+            problems_directory=str(context.directory_of(problems)),
+            rollout=recipe.rollout,
+            learning=recipe.learning,
+            harness=recipe.harness,
+            grading=recipe.grading,
+            decoding=recipe.decoding,
+            search_directory=search_directory(context),
+            **recipe.reinforcement.model_dump(),
+        )
+        entry = "ostinato.tasks.reinforcement.run:main"
+        result = run_stage("reinforcement", entry, request, ReinforcementResult, directory)
+        return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
+
+    parents = (problems, start, *encoders_of(context))
+    return context.ensure("reinforcement", identity, parents, build)
+
+
+def evaluate(
+    context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split
+) -> Scorecard:
+    """Checkpoint and a split of the problems -> a scorecard."""
+    ref = evaluation(context, problems, checkpoint, split)
+    return Scorecard.model_validate_json(
+        (context.directory_of(ref) / "scorecard.json").read_bytes()
+    )
+
+
+def evaluation(
+    context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split
+) -> ArtifactRef:
+    """The artifact of an evaluation: scorecard, a row per attempt, trajectories."""
+    identity = evaluation_identity(context.recipe, split)
+    identity |= {"harness": harness_of(context, checkpoint)}
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = evaluation_request(context, problems, checkpoint, split)
+        name = f"evaluation of {checkpoint.kind}, {split.value}"
+        result = run_stage(
+            name,
+            "ostinato.tasks.checkpoint_evaluation.run:main",
+            request,
+            EvaluationResult,
+            directory,
+        )
+        card = result.scorecard
+        row = ScorecardRow(
+            scorecard_id=card.scorecard_id,
+            checkpoint_id=str(checkpoint),
+            suite=card.suite,
+            payload=card.model_dump(mode="json"),
+            created_at=time.time(),
+        )
+        context.ledger.scorecards.add(row)
+        published = one_file(directory, "scorecard.json", card.model_dump_json())
+        one_file(directory, ROWS_FILE, "\n".join(row.model_dump_json() for row in result.rows))
+        shutil.copy(result.trajectories_path, published)
+        return published, {SUMMARY: {"wall_seconds": result.wall_seconds}}
+
+    parents = (problems, checkpoint, *encoders_of(context))
+    return context.ensure("evaluation", identity, parents, build)
+
+
+def is_imported(directory: Path) -> bool:
+    """Whether a checkpoint, imported or trained from one, talks by a published chat template."""
+    return (directory / PUBLISHED_FILES).is_dir()
+
+
+def harness_of(context: StageContext, checkpoint: ArtifactRef) -> HarnessConfig:
+    """The recipe's harness, or the one for models that other people trained."""
+    imported = is_imported(context.directory_of(checkpoint))
+    return IMPORTED_HARNESS if imported else context.recipe.harness
+
+
+def evaluation_identity(recipe: Recipe, split: Split) -> dict:
+    """The part of a recipe that decides how attempts of an evaluation go."""
+    return {
+        "evaluation": recipe.evaluation,
+        "harness": recipe.harness,
+        "grading": recipe.grading,
+        "decoding": recipe.decoding,
+        "sandbox": recipe.rollout.sandbox,
+        "split": split.value,
+    }
+
+
+def evaluation_request(
+    context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split
+) -> EvaluationRequest:
+    """An evaluation as the recipe wants it, on this machine's cores."""
+    recipe = context.recipe
+    directory = context.directory_of(checkpoint)
+    slots, harness = recipe.reinforcement.engine_slots, harness_of(context, checkpoint)
+    imported = is_imported(directory)
+    return EvaluationRequest(
+        checkpoint_directory=str(directory),
+        checkpoint_name=str(checkpoint),
+        problems_directory=str(context.directory_of(problems)),
+        split=split,
+        config=recipe.evaluation,
+        harness=harness,
+        sandbox=recipe.rollout.sandbox,
+        grading=recipe.grading,
+        engine_slots=min(slots, IMPORTED_SLOTS) if imported else slots,
+        context_tokens=harness.context_tokens if imported else 0,
+        decoding=recipe.decoding,
+        search_directory=search_directory(context),
+        processes=context.settings.cpu_limit,
+    )
+
+
+def evaluate_both(
+    context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef
+) -> tuple[Scorecard, Scorecard]:
+    """Scorecards on unseen mutations and on unseen functions."""
+    first = evaluate(context, problems, checkpoint, Split.HELD_OUT)
+    return first, evaluate(context, problems, checkpoint, Split.HELD_OUT_FUNCTION)
+
+
+def result_of(context: StageContext, ref: ArtifactRef, kind: type[Result]) -> Result:
+    """What a stage answered when it made the artifact."""
+    return kind.model_validate(context.artifacts.metadata(ref)[SUMMARY])
+
+
+def one_file(directory: Path, name: str, text: str) -> Path:
+    """A directory to publish that holds this one file."""
+    published = directory / "published"
+    published.mkdir(parents=True, exist_ok=True)
+    (published / name).write_text(text)
+    return published
+
+
+def _link_only(source: Path, target: Path, names: tuple[str, ...]) -> None:
+    """A directory with only these files of another, by hard link."""
+    for name in names:
+        paths = list((source / name).rglob("*")) if (source / name).is_dir() else [source / name]
+        for path in paths:
+            place = target / path.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_file() and not place.exists():
+                place.hardlink_to(path)

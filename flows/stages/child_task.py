@@ -1,0 +1,83 @@
+"""The one Prefect task of the project: runs a stage's entry in a supervised child, shows progress.
+
+Prefect keeps no results: a flow run that is retried runs its sub-flows again, which find what is done.
+"""
+
+import functools
+import logging
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+from prefect import get_client, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.runtime import flow_run
+from prefect.tasks import Task, exponential_backoff
+from pydantic import BaseModel
+
+from ostinato.flows.operating.resuming import MAX_ATTEMPTS
+from ostinato.flows.stages.lease import outlive_leases
+from ostinato.flows.stages.naming import as_key
+from ostinato.flows.stages.progress import shown_progress
+from ostinato.infra.platform.cluster.child import run_child
+from ostinato.infra.platform.cluster.workspace import LOG
+from ostinato.infra.platform.errors import ConfigError, is_retryable
+
+Result = TypeVar("Result", bound=BaseModel)
+logger = logging.getLogger(__name__)
+
+# Both before any flow runs: the engine imports a flow, and with it this, first. Prefect gives our
+# loggers its handler, but no level.
+outlive_leases()
+logging.getLogger("ostinato").setLevel(logging.INFO)
+
+
+def _may_retry(_: Task[Any, Any], __: TaskRun, state: State[Any]) -> bool:
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, BaseException) and is_retryable(error)
+
+
+@task(
+    task_run_name="{name}",
+    retries=2,
+    retry_delay_seconds=exponential_backoff(backoff_factor=2),
+    retry_condition_fn=_may_retry,
+    cache_policy=NO_CACHE,
+)
+def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) -> dict[str, Any]:
+    """Runs `entry` on the request in a child process. Returns its result as JSON."""
+    logger.info("stage=%s log=%s", name, directory / LOG)
+    key = as_key(directory.parent.name, name)
+    with shown_progress(name, key, f"{name}: {directory.name}") as show:
+        result = run_child(entry, request, _AnyResult, directory=directory, on_progress=show)
+    return result.model_dump(mode="json")
+
+
+@functools.cache
+def _refuse_endless_resuming() -> None:
+    """The automation that resumes crashed runs counts nothing. Asked once a process."""
+    root = flow_run.root_flow_run_id
+    if root is None:
+        return
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_run(UUID(root))
+    if run.run_count > MAX_ATTEMPTS:
+        raise ConfigError(
+            f"flow run {run.name} ({run.id}) began {run.run_count} times, wanted {MAX_ATTEMPTS} at "
+            "most; see why in the stage's child.log; a new run goes on from what it has"
+        )
+
+
+class _AnyResult(BaseModel, extra="allow"):
+    """The result as the child wrote it. `run_stage` gives it its type."""
+
+
+def run_stage(
+    name: str, entry: str, request: BaseModel, result_type: type[Result], directory: Path
+) -> Result:
+    """Runs a stage as a Prefect task and returns its typed result. A run that crashed too often is
+    refused.
+    """
+    _refuse_endless_resuming()
+    return result_type.model_validate(run_stage_child(name, entry, request, directory))

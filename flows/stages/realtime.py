@@ -1,0 +1,339 @@
+"""One real-time cycle: collect, distil, train, evaluate, ship. A killed one goes on from what it has."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from ostinato.flows.stages import chain
+from ostinato.flows.stages.child_task import run_stage
+from ostinato.flows.stages.events import PROMOTED, tell_checkpoint, tell_gate, tell_skipped
+from ostinato.flows.stages.stage import StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.ledger.rows import CycleRow
+from ostinato.infra.platform.record import Record
+from ostinato.tasks.evaluation.gates import gate_candidate
+from ostinato.tasks.feedback.collect import choose_watermark
+from ostinato.tasks.feedback.interactions import Window
+from ostinato.tasks.feedback.simulated_users import SimulatedUsersReport
+from ostinato.tasks.promotion.serving_line import (
+    PromotionOutcome,
+    PromotionReport,
+    ServingLine,
+)
+from ostinato.tasks.realtime.records import (
+    CycleTrainingRequest,
+    CycleTrainingResult,
+    ServedModel,
+    TrafficRequest,
+)
+from ostinato.tasks.records import GateDecision, Scorecard, Split
+
+logger = logging.getLogger(__name__)
+
+SKIPPED = "skipped"  # outcome of a cycle whose window holds nothing to learn from
+
+
+class CycleReport(Record):
+    """Result of one cycle."""
+
+    cycle_id: str = Field(description="empty: too few interactions, nothing was trained")
+    served: str = Field(description="empty: no checkpoint passed the gate of the line yet")
+    users: SimulatedUsersReport | None
+    champion_scorecard: Scorecard | None = None
+    training: CycleTrainingResult | None = None
+    candidate: str | None = None
+    candidate_scorecard: Scorecard | None = None
+    promotion: PromotionReport | None = None
+    seconds: float = 0.0
+
+
+class _NothingToLearn(Exception):
+    """A window without a sample."""
+
+    def __init__(self, result: CycleTrainingResult) -> None:
+        super().__init__(result)
+        self.result = result
+
+
+def serving_line(context: StageContext, name: str | None = None) -> ServingLine:
+    """The line of that name, else the recipe's. ConfigError when the recipe has none."""
+    line = name or context.recipe.serving.line
+    if line is None:
+        raise ConfigError(
+            f"recipe {context.recipe.name!r} has no serving line, so users never get what it "
+            'trains; wanted `[serving]` with `line = "NAME"` in the recipe itself'
+        )
+    return ServingLine(context.ledger, line, time.time)
+
+
+def champion_of(context: StageContext) -> ArtifactRef | None:
+    """What the recipe's line serves. None without a line, and before its first promotion."""
+    champion = None
+    if context.recipe.serving.line is not None:
+        champion = serving_line(context).champion()
+    return None if champion is None else context.artifacts.get(champion)
+
+
+def judge_against_champion(
+    context: StageContext, problems: ArtifactRef, card: Scorecard
+) -> GateDecision:
+    """The gate's word on a checkpoint: against the line's champion on the same problems, without one
+    by the floor.
+    """
+    served = champion_of(context)
+    if served is None:
+        return gate_candidate(card, None, context.recipe.cycle.gate)
+    against = chain.evaluate(context, problems, served, Split.HELD_OUT)
+    return gate_candidate(card, against, context.recipe.cycle.gate)
+
+
+def offer(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) -> PromotionReport:
+    """Puts a checkpoint before the gate of the recipe's line. The same one again changes nothing."""
+    line = serving_line(context)
+    card = chain.evaluate(context, problems, trained, Split.HELD_OUT)
+    decision = judge_against_champion(context, problems, card)
+    line.publish_candidate(card, decision)
+    return _tell(line.decide(decision), decision)
+
+
+def _tell(report: PromotionReport, decision: GateDecision) -> PromotionReport:
+    """Sends the gate's word and a promotion as events. Returns the report."""
+    tell_gate(report.candidate, decision)
+    if report.outcome is PromotionOutcome.PROMOTED:
+        tell_checkpoint(PROMOTED, report.candidate, line=report.line, reason=report.reason)
+    return report
+
+
+def serving_checkpoint(
+    context: StageContext, problems: ArtifactRef, trained: ArtifactRef
+) -> ArtifactRef | None:
+    """Checkpoint of the recipe's line, or None. A freshly trained one goes before users first,
+    through the same gate as any other.
+    """
+    line = serving_line(context)
+    if not line.was_offered(str(trained)):
+        report = offer(context, problems, trained)
+        logger.info("line=%s %s=%s %s", line.name, report.outcome, trained, report.reason)
+    return champion_ref(context) if line.champion() is not None else None
+
+
+def champion_ref(context: StageContext, name: str | None = None) -> ArtifactRef:
+    """The artifact that a line serves. ConfigError when nothing was promoted yet."""
+    line = serving_line(context, name)
+    champion = line.champion()
+    if champion is None:
+        others = ", ".join(context.ledger.promotions.lines()) or "none"
+        raise ConfigError(
+            f"serving line {line.name!r} has no checkpoint, wanted one that passed its gate; "
+            f"`ostinato demo` trains one. Lines that serve: {others}"
+        )
+    return context.artifacts.get(champion)
+
+
+def served_model(context: StageContext, line: str | None = None) -> ServedModel:
+    """The champion of a line as the gateway wants it, with the repositories of the problems it was
+    trained on.
+    """
+    served = champion_ref(context, line)
+    problems = [ref for ref in context.artifacts.lineage(served) if ref.kind == "problems"]
+    if not problems:
+        raise ConfigError(f"checkpoint {served} has no problem set among its ancestors, wanted one")
+    return _as_served(context, served, problems[0], line)
+
+
+def first_cycle(
+    context: StageContext, trained: ArtifactRef, run_cycle: Callable[[], CycleReport]
+) -> CycleReport:
+    """The cycle that the chain runs once after training. The schedule's cycles are others and run every time."""
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        return chain.one_file(directory, "cycle.json", run_cycle().model_dump_json()), {}
+
+    identity = {"cycle": context.recipe.cycle, "serving": context.recipe.serving}
+    ref = context.ensure("cycle", identity, (trained,), build)
+    report = (context.directory_of(ref) / "cycle.json").read_bytes()
+    return CycleReport.model_validate_json(report)
+
+
+def _as_served(
+    context: StageContext, served: ArtifactRef, problems: ArtifactRef, line: str | None = None
+) -> ServedModel:
+    return ServedModel(
+        line=serving_line(context, line).name,
+        checkpoint_directory=str(context.directory_of(served)),
+        checkpoint_id=str(served),
+        problems_directory=str(context.directory_of(problems)),
+        harness=context.recipe.harness,
+        sandbox=context.recipe.rollout.sandbox,
+        search_directory=chain.search_directory(context),
+        decoding=context.recipe.decoding,
+    )
+
+
+def next_cycle_number(context: StageContext) -> int:
+    """Number of the line's cycle under way: the open one's, else the next."""
+    cycles, line = context.ledger.cycles, serving_line(context).name
+    return len(cycles.history(line)) - (cycles.open_cycle(line) is not None)
+
+
+def serve_simulated_users(
+    context: StageContext, problems: ArtifactRef, served: ArtifactRef
+) -> SimulatedUsersReport | None:
+    """Traffic for machines without people. None when the recipe has no simulated users."""
+    users = context.recipe.cycle.simulated_users
+    if users is None:
+        return None
+    number = next_cycle_number(context)
+    request = TrafficRequest(
+        served=_as_served(context, served, problems),
+        users=users,
+        cycle_number=number,
+    )
+    directory = context.run_directory("traffic", f"{number:06d}-{served.fingerprint}")
+    return run_stage(
+        "simulated users",
+        "ostinato.tasks.realtime.traffic:main",
+        request,
+        SimulatedUsersReport,
+        directory,
+    )
+
+
+def open_cycle(context: StageContext, served: ArtifactRef) -> CycleRow | None:
+    """The cycle a killed run left open, or a new one over what users did since the last. None when that is too little."""
+    cycles, feedback = context.ledger.cycles, context.recipe.cycle.feedback
+    line = serving_line(context).name
+    known = cycles.open_cycle(line)
+    if known is not None:
+        return known
+    start = cycles.last_closed_watermark(line)
+    until = choose_watermark(
+        context.ledger, line, start, settle_seconds=feedback.settle_seconds, now=time.time()
+    )
+    seen = context.ledger.interactions.since(start, until, line=line)
+    if sum(row.checkpoint_id == str(served) for row in seen) < feedback.minimum_interactions:
+        return None
+    return cycles.open(
+        f"{line}-{next_cycle_number(context):06d}-{served.fingerprint}",
+        line=line,
+        served=str(served),
+        from_watermark=start,
+        to_watermark=until,
+        at=time.time(),
+    )
+
+
+def train_candidate(
+    context: StageContext, cycle: CycleRow, served: ArtifactRef
+) -> tuple[CycleTrainingResult, ArtifactRef | None]:
+    """Collect, distil and train on the cycle's window. No candidate when the window has no sample."""
+    recipe = context.recipe.cycle
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = CycleTrainingRequest(
+            cycle_id=cycle.cycle_id,
+            window=_window(context, cycle),
+            checkpoint_directory=str(context.directory_of(served)),
+            feedback=recipe.feedback,
+            learning=recipe.learning,
+        )
+        entry = "ostinato.tasks.realtime.cycle_training:main"
+        result = run_stage("cycle training", entry, request, CycleTrainingResult, directory)
+        if result.checkpoint_directory is None:
+            raise _NothingToLearn(result)
+        return Path(result.checkpoint_directory), {chain.SUMMARY: result.model_dump(mode="json")}
+
+    identity = {"cycle": cycle.cycle_id, "feedback": recipe.feedback, "learning": recipe.learning}
+    try:
+        candidate = context.ensure("candidate", identity, (served,), build)
+    except _NothingToLearn as empty:
+        return empty.result, None
+    return chain.result_of(context, candidate, CycleTrainingResult), candidate
+
+
+def _window(context: StageContext, cycle: CycleRow) -> Window:
+    """What a cycle reads. Feedback that came too late for the cycle before is its own."""
+    before = [
+        other.opened_at
+        for other in context.ledger.cycles.history(cycle.line)
+        if other.opened_at < cycle.opened_at
+    ]
+    return Window(
+        line=cycle.line,
+        served=cycle.served,
+        from_watermark=cycle.from_watermark,
+        to_watermark=cycle.to_watermark,
+        said_after=max(before, default=0.0),
+        said_until=cycle.opened_at,
+    )
+
+
+def ship(
+    context: StageContext, cycle: CycleRow, candidate: Scorecard, champion: Scorecard
+) -> PromotionReport:
+    """The gate, and what it decides. Never skipped, however late the cycle is."""
+    line = ServingLine(context.ledger, cycle.line, time.time)
+    decision = gate_candidate(candidate, champion, context.recipe.cycle.gate)
+    line.publish_candidate(candidate, decision)
+    report = _tell(line.decide(decision), decision)
+    context.ledger.cycles.update(cycle.cycle_id, "promotion", report.model_dump(mode="json"))
+    was_promoted = report.champion == candidate.checkpoint  # maybe by a run that was killed since
+    outcome = PromotionOutcome.PROMOTED if was_promoted else report.outcome
+    context.ledger.cycles.close(cycle.cycle_id, outcome.value, time.time())
+    return report
+
+
+def run_cycle(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) -> CycleReport:
+    """One cycle on the recipe's line. A cycle that a kill left open goes on with the checkpoint it
+    began with, whatever was promoted since, so its window is trained once and promoted once.
+    """
+    started = time.monotonic()
+    served = _begun_with(context) or serving_checkpoint(context, problems, trained)
+    if served is None:
+        return CycleReport(cycle_id="", served="", users=None)
+    users = serve_simulated_users(context, problems, served)
+    champion = chain.evaluate(context, problems, served, Split.HELD_OUT)
+    report = CycleReport(cycle_id="", served=str(served), users=users, champion_scorecard=champion)
+    cycle = open_cycle(context, served)
+    if cycle is not None:
+        report = report.model_copy(
+            update={
+                "cycle_id": cycle.cycle_id,
+                **_learn(context, problems, cycle, served, champion),
+            }
+        )
+    return report.model_copy(update={"seconds": time.monotonic() - started})
+
+
+def _begun_with(context: StageContext) -> ArtifactRef | None:
+    """The checkpoint of the line's open cycle. None when none is open."""
+    cycle = context.ledger.cycles.open_cycle(serving_line(context).name)
+    return None if cycle is None else context.artifacts.get(cycle.served)
+
+
+def _learn(
+    context: StageContext,
+    problems: ArtifactRef,
+    cycle: CycleRow,
+    served: ArtifactRef,
+    champion: Scorecard,
+) -> dict[str, Any]:
+    """Fields of the report that an opened cycle adds. The cycle is closed afterwards."""
+    training, candidate = train_candidate(context, cycle, served)
+    if candidate is None:
+        logger.warning("cycle=%s outcome=%s skipped=%d", cycle.cycle_id, SKIPPED, training.skipped)
+        context.ledger.cycles.close(cycle.cycle_id, SKIPPED, time.time())
+        tell_skipped(cycle.cycle_id, f"{training.skipped} interactions, no sample among them")
+        return {"training": training}
+    card = chain.evaluate(context, problems, candidate, Split.HELD_OUT)
+    return {
+        "training": training,
+        "candidate": str(candidate),
+        "candidate_scorecard": card,
+        "promotion": ship(context, cycle, card, champion),
+    }

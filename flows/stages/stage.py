@@ -1,0 +1,231 @@
+"""Stages by identity: an artifact of the same settings, code and parents is never built twice, and a
+stage under way goes on under the identity it began with.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from ostinato.flows.recipe import Recipe, load_recipe
+from ostinato.flows.stages.events import CREATED, tell_checkpoint
+from ostinato.flows.stages.run_options import STAGES, RunOptions, Stage
+from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, Identity, Manifest
+from ostinato.infra.platform.cluster.workspace import PUBLISHED, read_record, replace_text
+from ostinato.infra.platform.code_identity import changed_files, installed_tree
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.ledger import Ledger, open_ledger
+from ostinato.infra.platform.objects import ObjectStore, open_object_store
+from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.settings import Settings, load_settings
+from ostinato.infra.sandbox.backends import check_kind
+
+logger = logging.getLogger(__name__)
+
+START_FILE = "stage.json"
+CHECKPOINT_KINDS = {"pretrained", "drafted", "reinforced", "candidate"}
+
+
+class StageStart(Record):
+    """Identity that a stage under way began with. `stage.json` of its run directory."""
+
+    identity: Identity
+    fingerprint: str
+    began_at: float
+    changed_files: tuple[str, ...] = Field(default=(), description="code that changed since")
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """A recipe on this machine."""
+
+    recipe: Recipe
+    settings: Settings
+    objects: ObjectStore
+    ledger: Ledger
+    artifacts: Artifacts
+    options: RunOptions
+    may_train: bool = True
+
+    @classmethod
+    def open(
+        cls,
+        recipe: str,
+        seed: int | None = None,
+        options: RunOptions | None = None,
+        *,
+        may_train: bool = True,
+    ) -> "StageContext":
+        """Reads the recipe and opens ledger and object store. Errors name key or url. A recipe whose
+        sandboxes this machine cannot run is refused. `may_train`: whether a stage that trains may be
+        built here, or has to exist.
+        """
+        options = options or RunOptions()
+        loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
+        check_kind(loaded.rollout.sandbox)
+        settings = load_settings()
+        objects, ledger = open_object_store(settings), open_ledger(settings)
+        return cls(
+            loaded, settings, objects, ledger, Artifacts(objects, ledger), options, may_train
+        )
+
+    def directory_of(self, ref: ArtifactRef) -> Path:
+        """Verified local copy of an artifact."""
+        return self.artifacts.fetch(
+            ref, self.settings.home / "artifacts" / ref.kind / ref.fingerprint
+        )
+
+    def run_directory(self, kind: str, identity: str) -> Path:
+        """Directory of a stage's unfinished work, the same for the same identity, so that it
+        resumes.
+        """
+        return self._runs / f"{kind}-{identity}"
+
+    def ensure(
+        self,
+        stage_name: str,
+        settings: BaseModel | dict,
+        parents: Sequence[ArtifactRef],
+        build: Callable[[Path], tuple[Path, dict]],
+    ) -> ArtifactRef:
+        """The artifact of a stage, these settings, the code as it is and these parents, built at
+        most once.
+
+        `build` receives the run directory and returns the directory to publish and its metadata.
+        """
+        stage = STAGES[stage_name]
+        code = installed_tree(self.settings.cache_directory).code_of(
+            stage.entries, plugins=frozenset(_strings_in(settings))
+        )
+        identity = self.artifacts.identify(stage.kind, self.recipe.name, settings, code, parents)
+        known = self.artifacts.made_with(identity)
+        ref = self._reusable(stage, identity, known)
+        if ref is not None:
+            return ref
+        if stage.trains and not self.may_train:
+            raise ConfigError(
+                f"no artifact {stage.kind}/{self.recipe.name} of these settings and this code, wanted "
+                f"one: nothing is trained here; `ostinato demo --recipe {self.recipe.name}` trains "
+                f"it, --keep {stage.name} takes one that other code made"
+            )
+        start = self._under_way(identity, exactly=stage.name in self.options.rebuild)
+        if start is None:
+            _tell_why(stage, identity, known)
+            start = _begin(identity, known)
+        else:
+            _tell_resumed(stage, start)
+        directory = self.run_directory(stage.kind, start.fingerprint)
+        directory.mkdir(parents=True, exist_ok=True)
+        replace_text(directory / START_FILE, start.model_dump_json(indent=1))
+        made, metadata = build(directory)
+        ref = self.artifacts.publish(
+            identity,
+            made,
+            metadata,
+            fingerprint=start.fingerprint,
+            changed_files=start.changed_files,
+        )
+        replace_text(directory / PUBLISHED, str(ref))
+        if ref.kind in CHECKPOINT_KINDS:
+            tell_checkpoint(CREATED, str(ref), fingerprint=ref.fingerprint, recipe=self.recipe.name)
+        return ref
+
+    @property
+    def _runs(self) -> Path:
+        return self.settings.home / "runs" / f"{self.recipe.name}-seed{self.recipe.seed}"
+
+    def _reusable(
+        self, stage: Stage, identity: Identity, known: list[tuple[ArtifactRef, Manifest]]
+    ) -> ArtifactRef | None:
+        if stage.name in self.options.keep:
+            if not known:
+                raise ConfigError(
+                    f"--keep {stage.name}: no artifact {stage.kind}/{self.recipe.name} of these "
+                    "settings is known, wanted one; run once without it"
+                )
+            logger.info("stage=%s artifact=%s kept=as_asked", stage.name, known[0][0])
+            return known[0][0]
+        exact = {identity.fingerprint(number) for number in range(len(known) + 1)}
+        since = self.options.rebuild_since if stage.name in self.options.rebuild else None
+        for ref, manifest in known:
+            is_same = ref.fingerprint in exact or (
+                manifest.code == identity.code and manifest.parents == identity.parents
+            )
+            if is_same and (since is None or manifest.created_at >= since):
+                logger.info(
+                    "stage=%s fingerprint=%s skipped=already_built", stage.name, ref.fingerprint
+                )
+                return ref
+        return None
+
+    def _under_way(self, identity: Identity, *, exactly: bool) -> StageStart | None:
+        """The unfinished start of the same settings and parents that is newest, if there is one.
+        `exactly`: of the same code too.
+        """
+        found = []
+        for path in self._runs.glob(f"{identity.kind}-*/{START_FILE}"):
+            start = read_record(path, StageStart)
+            if start is None or start.identity.parents != identity.parents:
+                continue
+            if start.identity.settings_fingerprint != identity.settings_fingerprint:
+                continue
+            if exactly and start.identity.code != identity.code:
+                continue
+            if self.artifacts.find(identity.kind, identity.name, start.fingerprint) is None:
+                found.append(start)
+        if not found:
+            return None
+        newest = max(found, key=lambda start: start.began_at)
+        changed = {*newest.changed_files, *changed_files(newest.identity.code, identity.code)}
+        return newest.model_copy(update={"changed_files": tuple(sorted(changed))})
+
+
+def _begin(identity: Identity, known: Sequence[tuple[ArtifactRef, Manifest]]) -> StageStart:
+    built = {ref.fingerprint for ref, _ in known}
+    repetition = 0
+    while identity.fingerprint(repetition) in built:
+        repetition += 1
+    return StageStart(
+        identity=identity, fingerprint=identity.fingerprint(repetition), began_at=time.time()
+    )
+
+
+def _tell_why(
+    stage: Stage, identity: Identity, known: Sequence[tuple[ArtifactRef, Manifest]]
+) -> None:
+    if not known:
+        return
+    ref, manifest = known[0]
+    changed = changed_files(manifest.code, identity.code)
+    why = f"changed since {ref}: {', '.join(changed)}" if changed else f"other parents than {ref}"
+    if not changed and manifest.parents == identity.parents:
+        why = f"asked for, beside {ref}"
+    logger.warning("stage %s is built again (%s); --keep %s reuses it", stage.name, why, stage.name)
+
+
+def _tell_resumed(stage: Stage, start: StageStart) -> None:
+    if start.changed_files:
+        logger.warning(
+            "stage %s goes on with what it began as %s; changed meanwhile: %s; --rebuild %s begins anew",
+            stage.name,
+            start.fingerprint,
+            ", ".join(start.changed_files),
+            stage.name,
+        )
+
+
+def _strings_in(value: Any) -> Iterator[str]:
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in (*value.keys(), *value.values()):
+            yield from _strings_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings_in(item)

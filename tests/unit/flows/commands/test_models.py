@@ -1,0 +1,41 @@
+"""Imported models are artifacts that recipes continue from by their reference."""
+
+from pathlib import Path
+
+import pytest
+
+from ostinato.flows.commands.models import export_model, import_model
+from ostinato.flows.recipe import base_directory, load_recipe
+from ostinato.flows.stages.chain import base_identity
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.settings import load_settings
+from tests.fakes.published_model import write_published_model
+
+
+@pytest.mark.timeout(180)
+def test_recipe_continues_from_an_imported_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path / "home"))
+    settings = load_settings()
+    write_published_model(tmp_path / "Some Model")
+    ref = import_model(settings, str(tmp_path / "Some Model"), None)
+    assert str(ref) == "checkpoint/some-model@1"
+    assert import_model(settings, str(tmp_path / "Some Model"), "some-model") == ref
+    recipe = load_recipe("nano", overrides=[f"base_checkpoint={ref}"])
+    assert recipe.model.num_query_groups == 3
+    directory = base_directory(recipe.base_checkpoint)
+    assert directory is not None
+    assert (directory / "published" / "config.json").is_file()
+    assert base_identity(recipe)
+    export_model(settings, str(ref), tmp_path / "out", None)
+    assert f"`{ref}`" in (tmp_path / "out" / "README.md").read_text()
+    with pytest.raises(ConfigError, match="wanted kind/name@version"):
+        load_recipe("nano", overrides=["base_checkpoint=checkpoint/nobody@1"])
+    with pytest.raises(ConfigError, match="wanted small letters"):
+        import_model(settings, str(tmp_path / "Some Model"), "Some Model")
+    (tmp_path / "Some Model" / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"holds no \.safetensors file"):
+        import_model(settings, str(tmp_path / "Some Model"), "broken")
+    assert not list((tmp_path / "home").glob("imports/*"))
+    assert not list((tmp_path / "home").rglob("*broken*"))

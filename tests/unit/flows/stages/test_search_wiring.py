@@ -1,0 +1,54 @@
+"""What an evaluation is asked: the recipe's encoder, and the harness that its checkpoint can use."""
+
+from pathlib import Path
+
+import pytest
+
+from ostinato.flows.stages import chain
+from ostinato.flows.stages.run_options import RunOptions
+from ostinato.flows.stages.stage import StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.models.rendering.chat_template import PUBLISHED
+from ostinato.tasks.records import Split
+
+
+def publish(context: StageContext, stage: str, folder: str = "") -> ArtifactRef:
+    """An artifact without content, as the stage would leave it."""
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        (directory / "made" / folder).mkdir(parents=True)
+        (directory / "made" / folder / "name").write_text(folder)
+        (directory / "made" / "file").write_text(stage)
+        return directory / "made", {chain.SUMMARY: {}}
+
+    return context.ensure(stage, context.recipe.retrieval, (), build)
+
+
+@pytest.mark.parametrize("search", ["words", "encoder"])
+def test_evaluation_gets_the_encoder_that_the_recipe_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: str
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    options = RunOptions(overrides=(f'harness.search = "{search}"',))
+    context = StageContext.open("miniature", None, options)
+    encoder = publish(context, "retrieval")
+    problems, checkpoint = publish(context, "problems"), publish(context, "pretraining")
+
+    request = chain.evaluation_request(context, problems, checkpoint, Split.HELD_OUT)
+    wanted = str(context.directory_of(encoder)) if search == "encoder" else None
+    assert request.search_directory == chain.search_directory(context) == wanted
+    assert chain.encoders_of(context) == ((encoder,) if search == "encoder" else ())
+
+
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_a_checkpoint_with_a_published_template_talks_in_plain_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_imported: bool
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    context = StageContext.open("miniature")
+    problems = publish(context, "problems")
+    checkpoint = publish(context, "pretraining", PUBLISHED if is_imported else "")
+
+    request = chain.evaluation_request(context, problems, checkpoint, Split.HELD_OUT)
+    assert request.harness.dialect == ("full" if is_imported else context.recipe.harness.dialect)
+    assert request.context_tokens == (request.harness.context_tokens if is_imported else 0)

@@ -1,0 +1,249 @@
+"""Stages: what a change of code builds again, what is kept, forced, resumed."""
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+import ostinato
+from ostinato.flows.operating.status_report import collect
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.stages import chain, stage
+from ostinato.flows.stages.run_options import STAGES, RunOptions
+from ostinato.flows.stages.stage import StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts
+from ostinato.infra.platform.code_identity import SourceTree, changed_files, installed_tree
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.settings import Settings
+
+PROJECT = Path(ostinato.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def copied_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tree") / "ostinato"
+    ignored = shutil.ignore_patterns("__pycache__", "*.safetensors", "prefect.yaml")
+    shutil.copytree(PROJECT, root, ignore=ignored)
+    return root
+
+
+def stages_with_changed_code(root: Path, name: str, old: str, new: str) -> set[str]:
+    """Names of the stages whose own code a replaced text changes; the text is put back."""
+    path = root / name
+    text = path.read_text()
+    assert old in text, f"{name} holds no {old!r}"
+    cache = root.with_name("cache.json")
+    tree = SourceTree(root, cache=cache)
+    before = {stage.name: tree.code_of(stage.entries) for stage in STAGES.values()}
+    path.write_text(text.replace(old, new, 1))
+    try:
+        tree = SourceTree(root, cache=cache)
+        after = {stage.name: tree.code_of(stage.entries) for stage in STAGES.values()}
+    finally:
+        path.write_text(text)
+    return {name for name in before if changed_files(before[name], after[name])}
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "changed", "untouched"),
+    [
+        (
+            "tasks/learning/objective.py",
+            "total=-(",
+            "total=+(",
+            {"reinforcement", "candidate", "cycle"},
+            {"problems", "corpus", "pretraining", "mtp", "speculation", "evaluation"},
+        ),
+        (
+            "tasks/corpus/corruptions.py",
+            "2.6",
+            "99.0",
+            {"corpus"},
+            {"problems", "pretraining", "mtp", "reinforcement", "evaluation", "cycle"},
+        ),
+        (
+            "tasks/grading/rewards.py",
+            '"""',
+            'RULE = 2\n"""',
+            {"reinforcement", "evaluation", "cycle"},
+            {"problems", "corpus", "pretraining", "mtp", "speculation", "candidate"},
+        ),
+        (
+            "models/optimizer.py",
+            "UPDATE_SCALE = 0.2",
+            "UPDATE_SCALE = 0.3",
+            {"pretraining", "mtp", "reinforcement"},
+            {"problems", "corpus", "evaluation"},
+        ),
+    ],
+)
+def test_changed_code_changes_the_stages_that_run_it_and_no_other(
+    copied_tree: Path, name: str, old: str, new: str, changed: set[str], untouched: set[str]
+) -> None:
+    found = stages_with_changed_code(copied_tree, name, old, new)
+
+    assert changed <= found
+    assert not untouched & found
+
+
+def test_comments_and_docstrings_change_no_stage(copied_tree: Path) -> None:
+    name = "tasks/learning/objective.py"
+    text = (copied_tree / name).read_text()
+    prose = text.splitlines()[0]
+
+    assert stages_with_changed_code(copied_tree, name, prose, f"{prose}  # prose") == set()
+
+
+class Home:
+    """Stages over a home of their own, with code as told."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.settings = Settings(home=directory)
+        objects = ObjectStore.from_url(f"file://{directory}/objects")
+        self.ledger = Ledger(f"sqlite:///{directory}/ledger.db").migrate()
+        self.artifacts = Artifacts(objects, self.ledger)
+        self.code = {name: {f"{name}.py": "1"} for name in STAGES}
+        self.built: list[str] = []
+        monkeypatch.setattr(stage, "installed_tree", lambda _: self)
+
+    def code_of(self, entries: tuple[str, ...], plugins: frozenset[str]) -> dict[str, str]:
+        (name, *_) = [item.name for item in STAGES.values() if item.entries == entries]
+        return self.code[name]
+
+    def run(self, dies_in: str = "", **options: tuple[str, ...]) -> list[str]:
+        """Names of the stages that were built by one command."""
+        self.built = []
+        context = StageContext(
+            load_recipe("miniature"),
+            self.settings,
+            self.artifacts._objects,
+            self.ledger,
+            self.artifacts,
+            RunOptions(**options),
+        )
+        parents: tuple[ArtifactRef, ...] = ()
+        for name in ("problems", "corpus", "pretraining"):
+
+            def build(directory: Path, name: str = name) -> tuple[Path, dict]:
+                if name == dies_in:
+                    raise KeyboardInterrupt
+                self.built.append(name)
+                (directory / "out").mkdir(exist_ok=True)
+                (directory / "out" / "file").write_text(f"{name} {len(self.built)}")
+                return directory / "out", {}
+
+            parents = (context.ensure(name, {"size": 1}, parents, build),)
+        self.last = parents[0]
+        return self.built
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    return Home(tmp_path, monkeypatch)
+
+
+def test_status_shows_what_was_published_as_finished(home: Home) -> None:
+    home.run()
+    home.code["pretraining"] = {"pretraining.py": "2"}
+    with pytest.raises(KeyboardInterrupt):
+        home.run(dies_in="pretraining")
+    (run,) = (f"{path.name} " for path in (home.settings.home / "runs").iterdir())
+    stages = [row for row in collect(home.settings) if row.part.startswith(run)]
+    states = sorted((row.part.removeprefix(run).partition("-")[0], row.state) for row in stages)
+    assert states == [
+        ("corpus", "finished"),
+        ("pretrained", "finished"),
+        ("pretrained", "not started"),  # its child never began
+        ("problems", "finished"),
+    ]
+
+
+def test_changed_code_rebuilds_from_its_stage_on_and_names_the_file(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert home.run() == ["problems", "corpus", "pretraining"]
+    assert home.run() == []
+    home.code["corpus"] = {"corpus.py": "2"}
+    with caplog.at_level(logging.WARNING):
+        assert home.run() == ["corpus", "pretraining"]
+    assert (
+        "stage corpus is built again (changed since corpus/miniature@1: corpus.py)" in caplog.text
+    )
+    assert "--keep corpus" in caplog.text
+    assert home.run() == []
+
+
+def test_keep_uses_the_newest_artifact_whatever_code_made_it(home: Home) -> None:
+    home.run()
+    home.code["corpus"] = {"corpus.py": "2"}
+
+    assert home.run(keep=("corpus",)) == []
+    with pytest.raises(ConfigError, match=r"--keep problems: no artifact problems/miniature"):
+        Home(home.settings.home / "new", pytest.MonkeyPatch()).run(keep=("problems",))
+
+
+def test_rebuild_forces_a_stage_once_and_what_follows_from_it(home: Home) -> None:
+    home.run()
+
+    assert home.run(rebuild=("corpus",)) == ["corpus", "pretraining"]
+    assert home.run() == []
+    assert home.run(rebuild=("corpus",)) == ["corpus", "pretraining"]
+    assert home.run() == []
+
+
+def test_a_stage_under_way_survives_a_commit_and_lists_what_changed(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        home.run(dies_in="pretraining")
+    (begun,) = (home.settings.home / "runs").glob("*/pretrained-*")
+    home.code["pretraining"] = {"pretraining.py": "2"}
+
+    assert home.run() == ["pretraining"]
+    assert f"pretrained-{home.last.fingerprint}" == begun.name
+    assert home.artifacts.manifest(home.last).changed_files == ("pretraining.py",)
+    assert home.run() == []
+    home.code["pretraining"] = {"pretraining.py": "3"}
+    assert home.run() == ["pretraining"]
+    assert home.artifacts.manifest(home.last).changed_files == ()
+
+
+def test_rebuild_begins_a_stage_under_way_anew_when_its_code_changed(home: Home) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        home.run(dies_in="pretraining")
+    home.code["pretraining"] = {"pretraining.py": "2"}
+    home.run(rebuild=("pretraining",))
+
+    assert home.artifacts.manifest(home.last).changed_files == ()
+
+
+def test_problems_built_anew_are_a_stage_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chain, "run_stage", die)
+    with pytest.raises(KeyboardInterrupt):
+        chain.build_proven_problems(StageContext.open("miniature"), use_shipped=False)
+
+    (begun,) = (tmp_path / "runs").glob("*/*")
+    assert begun.name.startswith("rebuilt-problems-")
+
+
+def test_options_name_the_stages_there_are() -> None:
+    with pytest.raises(
+        ValueError, match="no stage 'pretrain', wanted one of problems, rebuilt-problems"
+    ):
+        RunOptions(keep=("pretrain",))
+
+
+def test_every_stage_of_the_project_has_code() -> None:
+    tree = installed_tree()
+
+    assert all(len(tree.code_of(stage.entries)) > 5 for stage in STAGES.values())
