@@ -194,6 +194,11 @@ class LearningConfig(Record):
     keep_checkpoints: int = Field(
         default=2, ge=1, description="newest step checkpoints that stay on disk"
     )
+    keep_for_replay: bool = Field(
+        default=False,
+        description="all step checkpoints stay, so that `ostinato replay` can compute any step again; each takes about "
+        "16 bytes per parameter",
+    )
 
 
 class TrainerRequest(Record):

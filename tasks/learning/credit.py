@@ -8,14 +8,26 @@ turn-level credit (Zeng et al. 2025, arXiv:2505.11821) and step-level groups (Gi
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
 from ostinato.infra.agent.transcript import CallStatus, Segment, Transcript
-from ostinato.tasks.learning.advantages import center_rewards
+from ostinato.tasks.learning.advantages import center_rewards, make_samples
+from ostinato.tasks.learning.config import ObjectiveConfig
 from ostinato.tasks.records import Group, Sample
+
+
+def samples_of_step(groups: Iterable[Group], objective: ObjectiveConfig) -> list[Sample]:
+    """Samples of a step's groups, in the order of the groups' names: a sum of floats depends on it."""
+    samples: list[Sample] = []
+    for group in sorted(groups, key=lambda group: group.group_id):
+        if objective.credit == "edit":
+            samples += make_edit_samples(group, objective.edit_discount)
+        else:
+            samples += make_samples(group, objective)
+    return samples
 
 
 def make_edit_samples(group: Group, discount: float) -> tuple[Sample, ...]:

@@ -65,7 +65,10 @@ class TrainerRank:
             self.reference = build_trainer_model(self.spec, config.world_size)
             self.reference.import_weights(start.weights)
         self.checkpoints = StepCheckpoints(
-            Path(request.work_directory), self.spec, start.tokenizer_path, config.keep_checkpoints
+            Path(request.work_directory),
+            self.spec,
+            start.tokenizer_path,
+            None if config.keep_for_replay else config.keep_checkpoints,
         )
         self._restore()
 

@@ -4,6 +4,7 @@ The folders `step-{step:08d}` and `kl-reference-{step:08d}` of a work directory.
 whole or not at all; older ones are deleted after a newer one is complete.
 """
 
+import platform
 import re
 import shutil
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from pydantic import Field
 from torch import Tensor
 
 from ostinato.infra.platform.errors import StorageError, boundary
@@ -28,6 +31,7 @@ class StepState(Record):
     step: int
     weight_version: int
     reference_step: int | None  # step whose weights are the KL reference; None: where RL began
+    computed_on: str = Field(default="", description="processor and torch that took the step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +48,14 @@ class StepCheckpoints:
     """The checkpoints of one work directory."""
 
     def __init__(
-        self, directory: Path, spec: ModelSpec, tokenizer_path: Path | None, keep: int
+        self, directory: Path, spec: ModelSpec, tokenizer_path: Path | None, keep: int | None
     ) -> None:
+        """`keep`: newest checkpoints that stay; None: all."""
         self.directory = directory
         self._spec = spec
         self._tokenizer_path = tokenizer_path
         self._keep = keep
+        self._machine = describe_machine()
 
     def save(
         self,
@@ -65,12 +71,12 @@ class StepCheckpoints:
                 if not reference.exists():
                     save_checkpoint(reference, self._spec, reference_weights)
             saved = save_checkpoint(
-                self.directory / f"step-{state.step:08d}",
+                step_directory(self.directory, state.step),
                 self._spec,
                 weights,
                 tokenizer_path=self._tokenizer_path,
                 optimizer_state=optimizer_state,
-                metadata=state.model_dump(),
+                metadata=state.model_dump() | {"computed_on": self._machine},
             )
             self._prune()
         return saved
@@ -80,7 +86,7 @@ class StepCheckpoints:
         steps = self._numbers(_STEP)
         if not steps:
             return None
-        directory = self.directory / f"step-{steps[-1]:08d}"
+        directory = step_directory(self.directory, steps[-1])
         with boundary(
             StorageError, f"reading step checkpoint {directory}; delete it to go on from an older"
         ):
@@ -100,10 +106,12 @@ class StepCheckpoints:
         return self.directory / f"kl-reference-{step:08d}"
 
     def _prune(self) -> None:
+        if self._keep is None:
+            return
         kept = self._numbers(_STEP)[-self._keep :]
         for step in self._numbers(_STEP):
             if step not in kept:
-                shutil.rmtree(self.directory / f"step-{step:08d}")
+                shutil.rmtree(step_directory(self.directory, step))
         # a checkpoint uses the newest reference before it: the next refresh comes with the next step
         references = self._numbers(_REFERENCE)
         used = {max((r for r in references if r < step), default=None) for step in kept}
@@ -116,3 +124,26 @@ class StepCheckpoints:
             return []
         found = (pattern.fullmatch(path.name) for path in self.directory.iterdir())
         return sorted(int(match.group(1)) for match in found if match)
+
+
+def step_directory(directory: Path, step: int) -> Path:
+    """The checkpoint of a step in a work directory."""
+    return directory / f"step-{step:08d}"
+
+
+def link_step(source: Path, step: int, target: Path) -> None:
+    """Makes `target` a work directory whose newest checkpoint is the `step` of `source`, whatever
+    else that holds.
+    """
+    target.mkdir(parents=True)
+    saved = step_directory(source, step)
+    (target / saved.name).symlink_to(saved.absolute(), target_is_directory=True)
+    for reference in source.glob("kl-reference-*"):
+        (target / reference.name).symlink_to(reference.absolute(), target_is_directory=True)
+
+
+def describe_machine() -> str:
+    """What decides the bits of a step besides its inputs: processor, instruction set, torch."""
+    names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    processor = names[0] if names else platform.machine()
+    return f"{processor}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"

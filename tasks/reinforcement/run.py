@@ -27,10 +27,8 @@ from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.telemetry import configure_logging, fields, read_metrics
 from ostinato.tasks.learning.actor import TrainedStep
-from ostinato.tasks.learning.advantages import make_samples
-from ostinato.tasks.learning.credit import make_edit_samples
+from ostinato.tasks.learning.credit import samples_of_step
 from ostinato.tasks.problem_sets import load_problems
-from ostinato.tasks.records import Group, Sample
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 from ostinato.tasks.reinforcement.reporting import RunReporter
 from ostinato.tasks.reinforcement.services import (
@@ -207,18 +205,12 @@ class TrainingLoop:
             alarms=tuple(watch.alarms()),
         )
 
-    def _credit(self, group: Group) -> tuple[Sample, ...]:
-        objective = self._request.learning.objective
-        if objective.credit == "edit":
-            return make_edit_samples(group, objective.edit_discount)
-        return make_samples(group, objective)
-
     async def _train(self, step: StepRequest) -> int:
         """One step. The journal is marked first: a crash before the checkpoint is complete restores
         the step before.
         """
         started_at = time.monotonic()
-        samples = [sample for group in step.groups for sample in self._credit(group)]
+        samples = samples_of_step(step.groups, self._request.learning.objective)
         self._journal.mark_trained([group.group_id for group in step.groups], step.step)
         trained: TrainedStep = await ask(
             self._services.trainer.advance.remote(samples), f"step {step.step}", STEP_SECONDS

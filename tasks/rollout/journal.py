@@ -87,6 +87,12 @@ class RolloutJournal:
             for group_id, key in keys.items()
         ]
 
+    def trained(self, step: int) -> list[Group]:
+        """Groups that a step used."""
+        rows = [row for row in self._rows.rows(self._run_id) if row.trained_step == step]
+        keys = sorted({row.object_key for row in rows if row.object_key is not None})
+        return [group_from_bytes(self._objects.get_bytes(key)) for key in keys]
+
     def release(self) -> None:
         """Forgets attempts that were cancelled at the end of a run."""
         self._rows.release_reserved(self._run_id)

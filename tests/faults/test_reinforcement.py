@@ -23,6 +23,7 @@ from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.learning.config import LearningConfig
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
+from ostinato.tasks.reinforcement.replay import ReplayReport, ReplayRequest
 from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig
 from tests.fakes.miniature import make_checkpoint, make_problem_set
 from tests.fakes.processes import command_line
@@ -43,7 +44,7 @@ def request_in(directory: Path, world_size: int = 1) -> ReinforcementRequest:
             least_spread=0.0,
             curriculum=CurriculumConfig(revisit_groups=1),
         ),
-        learning=LearningConfig(world_size=world_size),
+        learning=LearningConfig(world_size=world_size, keep_for_replay=True),
         harness=HarnessConfig(max_turns=2, max_generated_tokens=48, context_tokens=128),
         max_steps=STEPS,
         engine_slots=4,
@@ -122,3 +123,12 @@ def test_run_killed_between_steps_ends_as_if_it_had_not_been(
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == list(range(1, STEPS + 1))
     kept = groups_by_step(before)
     assert trained[1] == kept[1]
+    steps = tuple(range(1, STEPS + 1))
+    replayed = run_child(
+        "ostinato.tasks.reinforcement.replay:main",
+        ReplayRequest(run=request, run_directory=str(run), steps=steps),
+        ReplayReport,
+        directory=tmp_path / "replay",
+        settings=settings,
+    )
+    assert [found.step for found in replayed.steps if found.is_equal] == list(steps)

@@ -1,0 +1,189 @@
+"""Child entries of `ostinato replay` and `ostinato bisect`: steps of a finished run, computed again.
+
+A step is computed from the checkpoint before it and the groups that the journal gives it, by the
+code and the settings of today, and must lead to the recorded weights bit for bit. On another
+processor or torch the bits differ for no fault of anyone: that is refused.
+"""
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from pydantic import Field
+
+from ostinato.infra.platform.cluster.workspace import METRICS, Workspace
+from ostinato.infra.platform.errors import ConfigError, StorageError
+from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.objects import ObjectStore, open_object_store
+from ostinato.infra.platform.telemetry import read_metrics
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.tasks.learning.config import TrainerRequest
+from ostinato.tasks.learning.credit import samples_of_step
+from ostinato.tasks.learning.step_checkpoints import (
+    StepState,
+    describe_machine,
+    link_step,
+    step_directory,
+)
+from ostinato.tasks.learning.trainer import RLTrainer
+from ostinato.tasks.records import Record
+from ostinato.tasks.reinforcement.records import ReinforcementRequest
+from ostinato.tasks.reinforcement.services import trainer_config
+from ostinato.tasks.rollout.journal import RolloutJournal
+
+WEIGHTS = "weights"  # as a metric: the bits of all of them
+
+
+class ReplayRequest(Record):
+    """Steps to compute again."""
+
+    run: ReinforcementRequest
+    run_directory: str = Field(description="workspace of the run")
+    steps: tuple[int, ...] = Field(description="ascending")
+    metric: str = Field(default=WEIGHTS, description="weights, or a name in metrics.jsonl")
+
+
+class ReplayedStep(Record):
+    """A recorded step beside the same step computed again."""
+
+    step: int
+    is_equal: bool = Field(description="in the metric that was asked for")
+    tensors: int
+    different_tensors: int
+    largest_difference: float = Field(description="of any weight")
+    different_metrics: dict[str, tuple[float, float]] = Field(description="recorded, replayed")
+
+
+class ReplayReport(Record):
+    """Replayed steps, in the order they were computed."""
+
+    steps: tuple[ReplayedStep, ...]
+
+    @property
+    def first_different(self) -> int | None:
+        """The earliest of these steps that differs."""
+        return min((found.step for found in self.steps if not found.is_equal), default=None)
+
+
+def main(request: ReplayRequest, workspace: Workspace) -> ReplayReport:
+    """Computes every step that was asked for."""
+    replay = Replay(request, workspace)
+    found = []
+    for count, step in enumerate(request.steps):
+        workspace.progress.update(count, len(request.steps), f"step {step}")
+        found.append(replay.step(step))
+    return ReplayReport(steps=tuple(found))
+
+
+def bisect(request: ReplayRequest, workspace: Workspace) -> ReplayReport:
+    """Halves the steps until the first that differs is known, as if all after it differed too."""
+    replay = Replay(request, workspace)
+    found: dict[int, ReplayedStep] = {}
+    low, high = 0, len(request.steps)
+    while low < high:
+        middle = (low + high) // 2
+        step = request.steps[middle]
+        workspace.progress.update(len(found), len(request.steps).bit_length(), f"step {step}")
+        found[step] = replay.step(step)
+        low, high = (middle + 1, high) if found[step].is_equal else (low, middle)
+    return ReplayReport(steps=tuple(found.values()))
+
+
+class Replay:
+    """Access to the recorded steps of one run."""
+
+    def __init__(self, request: ReplayRequest, workspace: Workspace) -> None:
+        settings = workspace.settings
+        self._run, self._metric = request.run, request.metric
+        self._steps_directory = Path(request.run_directory) / "steps"
+        self._recorded = {
+            int(row["step"]): row for row in read_metrics(Path(request.run_directory) / METRICS)
+        }
+        journal = open_ledger(settings).journal
+        self._journal = RolloutJournal(journal, open_object_store(settings), request.run.run_id)
+
+    def step(self, step: int) -> ReplayedStep:
+        """Computes a step from the one before and compares."""
+        recorded = self._recorded_weights(step)
+        groups = self._journal.trained(step)
+        if not groups:
+            raise StorageError(f"{self._run.run_id}: the journal has no group of step {step}")
+        learning = self._run.learning
+        with tempfile.TemporaryDirectory(prefix="ostinato-replay-") as scratch:
+            work = Path(scratch) / "steps"
+            if step > 1:
+                self._require(step - 1)
+                link_step(self._steps_directory, step - 1, work)
+            trainer = RLTrainer(
+                TrainerRequest(
+                    config=trainer_config(learning, self._run.decoding),
+                    checkpoint_directory=self._run.checkpoint_directory,
+                    work_directory=str(work),
+                    chain_id="replay",
+                ),
+                ObjectStore.from_url(f"file://{scratch}/objects"),
+            )
+            try:
+                report = trainer.train_step(samples_of_step(groups, learning.objective))
+                weights = trainer.export_weights()
+            finally:
+                trainer.close()
+        different = {
+            name: float((recorded[name].double() - tensor.double()).abs().max())
+            for name, tensor in weights.items()
+            if not torch.equal(recorded[name], tensor)
+        }
+        metrics = self._different_metrics(step, report.metrics())
+        return ReplayedStep(
+            step=step,
+            is_equal=not different if self._metric == WEIGHTS else self._metric not in metrics,
+            tensors=len(weights),
+            different_tensors=len(different),
+            largest_difference=max(different.values(), default=0.0),
+            different_metrics=metrics,
+        )
+
+    def _recorded_weights(self, step: int) -> dict[str, torch.Tensor]:
+        self._require(step)
+        checkpoint = load_checkpoint(step_directory(self._steps_directory, step))
+        state = StepState.model_validate(checkpoint.metadata)
+        if state.computed_on != describe_machine():
+            raise ConfigError(
+                f"{self._run.run_id} step {step}: not comparable, it was computed on "
+                f"{state.computed_on!r} and this is {describe_machine()!r}"
+            )
+        return checkpoint.weights
+
+    def _require(self, step: int) -> None:
+        directory = step_directory(self._steps_directory, step)
+        if not directory.is_dir():
+            raise StorageError(
+                f"{self._run.run_id}: the checkpoint of step {step}, {directory}, is not there; runs with "
+                "`--set learning.keep_for_replay=true` keep all"
+            )
+
+    def _different_metrics(
+        self, step: int, replayed: dict[str, float]
+    ) -> dict[str, tuple[float, float]]:
+        recorded = self._recorded.get(step, {})
+        if self._metric not in (WEIGHTS, *_comparable(replayed)) or (
+            self._metric != WEIGHTS and self._metric not in recorded
+        ):
+            wanted = ", ".join(name for name in _comparable(replayed) if name in recorded)
+            raise ConfigError(
+                f"no metric {self._metric!r} at step {step}, wanted {WEIGHTS}, {wanted}"
+            )
+        return {
+            name: (float(recorded[name]), float(replayed[name]))
+            for name in _comparable(replayed)
+            if name in recorded and float(recorded[name]) != float(replayed[name])
+        }
+
+
+def _comparable(names: Iterable[str]) -> list[str]:
+    """Metrics that the inputs of a step decide: no times, and nothing that needs the weights of
+    earlier versions or numbers them, as parity and staleness do.
+    """
+    left_out = ("parity", "staleness", "wall", "tokens_per_second", "weight_version", "step")
+    return sorted(name for name in names if not name.startswith(left_out))

@@ -1,0 +1,173 @@
+"""Replay: recorded steps come out bit for bit, and the first step that was computed otherwise is found."""
+
+from pathlib import Path
+
+import pytest
+
+from ostinato.infra.platform.cluster.workspace import METRICS, Workspace
+from ostinato.infra.platform.errors import ConfigError, StorageError
+from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.objects import ObjectStore, open_object_store
+from ostinato.infra.platform.settings import Settings
+from ostinato.infra.platform.telemetry import MetricsLog
+from ostinato.models.build import build_trainer_model
+from ostinato.models.checkpoint import save_checkpoint
+from ostinato.tasks.learning.config import (
+    LearningConfig,
+    ObjectiveConfig,
+    PackingConfig,
+    PolicyOptimizerConfig,
+    TrainerRequest,
+)
+from ostinato.tasks.learning.credit import samples_of_step
+from ostinato.tasks.learning.trainer import RLTrainer
+from ostinato.tasks.records import Group
+from ostinato.tasks.reinforcement import replay
+from ostinato.tasks.reinforcement.records import ReinforcementRequest
+from ostinato.tasks.reinforcement.replay import ReplayRequest, bisect, main
+from ostinato.tasks.rollout.journal import RolloutJournal
+from ostinato.tasks.rollout.records import AttemptRequest
+from tests.fakes.rollouts import make_problem, make_trajectory
+from tests.unit.tasks.learning.samples import TINY
+
+STEPS = 6
+BAD_FROM = 4
+LEARNING = LearningConfig(
+    optimizer=PolicyOptimizerConfig(kind="adamw", learning_rate=1e-2),
+    objective=ObjectiveConfig(
+        loss_divisor_tokens=16, kl_coefficient=0.01, kl_refresh_steps=2, skip_zero_advantage=False
+    ),
+    packing=PackingConfig(bucket_tokens=(16,), microbatch_tokens=64),
+    keep_for_replay=True,
+)
+
+
+def make_group(run_id: str, number: int) -> Group:
+    """Two attempts, of which the first solved."""
+    problem = make_problem(f"p{number}")
+    requests = [
+        AttemptRequest(
+            f"{run_id}.g{number}.{index}",
+            f"{run_id}.g{number}",
+            problem,
+            index,
+            retry=0,
+            seed=index,
+        )
+        for index in range(2)
+    ]
+    return Group(
+        group_id=requests[0].group_id,
+        problem_id=problem.problem_id,
+        trajectories=tuple(
+            make_trajectory(request, versions=[0] * (2 + number % 3 + 2 * index), solved=not index)
+            for index, request in enumerate(requests)
+        ),
+    )
+
+
+def record(run_id: str, directory: Path, settings: Settings, bad_from: int) -> ReplayRequest:
+    """Trains two groups per step; from `bad_from` on with the sign of the advantages turned."""
+    start = save_checkpoint(
+        directory / "start", TINY, build_trainer_model(TINY, seed=3).export_weights()
+    )
+    run = ReinforcementRequest(
+        run_id=run_id, checkpoint_directory=str(start), problems_directory="", learning=LEARNING
+    )
+    trainer = RLTrainer(
+        TrainerRequest(
+            config=LEARNING,
+            checkpoint_directory=str(start),
+            work_directory=str(directory / "steps"),
+            chain_id=f"chain-{run_id}",
+        ),
+        ObjectStore.from_url(f"file://{directory}/chain"),
+    )
+    rows = open_ledger(settings).journal
+    journal = RolloutJournal(rows, open_object_store(settings), run_id)
+    metrics = MetricsLog(directory / METRICS)
+    for step in range(1, STEPS + 1):
+        groups = [make_group(run_id, 2 * step), make_group(run_id, 2 * step + 1)]
+        for group in groups:
+            members = group.trajectories
+            problem = make_problem(group.problem_id)
+            journal.reserve(
+                [
+                    AttemptRequest(member.trajectory_id, group.group_id, problem, 0, 0, 0)
+                    for member in members
+                ],
+                0,
+            )
+            journal.commit(group)
+        journal.mark_trained([group.group_id for group in groups], step)
+        samples = samples_of_step(reversed(groups), LEARNING.objective)
+        if step >= bad_from:
+            samples = [
+                sample.model_copy(update={"advantage": -sample.advantage}) for sample in samples
+            ]
+        metrics.append(step, trainer.train_step(samples).metrics())
+        trainer.save()
+    trainer.close()
+    return ReplayRequest(run=run, run_directory=str(directory), steps=tuple(range(1, STEPS + 1)))
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return Settings(home=tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory, settings: Settings) -> ReplayRequest:
+    return record("sound", tmp_path_factory.mktemp("sound"), settings, STEPS + 1)
+
+
+@pytest.fixture(scope="module")
+def turned(tmp_path_factory: pytest.TempPathFactory, settings: Settings) -> ReplayRequest:
+    return record("turned", tmp_path_factory.mktemp("turned"), settings, BAD_FROM)
+
+
+def test_every_step_of_a_sound_run_leads_to_the_recorded_bits(
+    sound: ReplayRequest, settings: Settings, tmp_path: Path
+) -> None:
+    report = main(sound, Workspace.open(tmp_path, settings))
+    assert [found.step for found in report.steps] == list(sound.steps)
+    assert [(found.different_tensors, found.different_metrics) for found in report.steps] == (
+        [(0, {})] * STEPS
+    )
+    assert report.first_different is None
+    assert bisect(sound, Workspace.open(tmp_path, settings)).first_different is None
+
+
+@pytest.mark.parametrize("metric", ["weights", "loss"])
+def test_bisect_finds_the_first_step_with_the_wrong_sign(
+    turned: ReplayRequest, settings: Settings, tmp_path: Path, metric: str
+) -> None:
+    asked = turned.model_copy(update={"metric": metric})
+    report = bisect(asked, Workspace.open(tmp_path, settings))
+    assert report.first_different == BAD_FROM
+    assert len(report.steps) <= 3
+    assert all(found.is_equal == (found.step < BAD_FROM) for found in report.steps)
+
+
+def test_a_step_that_was_not_kept_names_the_setting(
+    sound: ReplayRequest, settings: Settings, tmp_path: Path
+) -> None:
+    asked = sound.model_copy(update={"steps": (STEPS + 1,)})
+    with pytest.raises(StorageError, match=r"learning\.keep_for_replay=true"):
+        main(asked, Workspace.open(tmp_path, settings))
+
+
+def test_an_unknown_metric_names_those_there_are(
+    sound: ReplayRequest, settings: Settings, tmp_path: Path
+) -> None:
+    asked = sound.model_copy(update={"metric": "lost"})
+    with pytest.raises(ConfigError, match=r"'lost' at step 1, wanted weights, .*loss"):
+        main(asked, Workspace.open(tmp_path, settings))
+
+
+def test_steps_of_another_processor_are_refused(
+    sound: ReplayRequest, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "describe_machine", lambda: "another processor")
+    with pytest.raises(ConfigError, match="not comparable, it was computed on"):
+        main(sound, Workspace.open(tmp_path, settings))
