@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.flows.commands import garbage, models
+from ostinato.flows.commands import garbage, models, replaying
 from ostinato.flows.commands.cycle_commands import cycles
 from ostinato.flows.operating import local_prefect, status_report
 from ostinato.flows.operating import up as machine
@@ -27,6 +27,7 @@ from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.cluster.services import interrupt_on_signals, run_foreground
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
 from ostinato.infra.platform.settings import load_settings
+from ostinato.tasks.reinforcement.records import WEIGHTS, ReplayReport
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 CHAT = "ostinato.flows.chat.command"
@@ -277,6 +278,42 @@ def gc(
     console.print(
         f"{'would free ' if dry_run else ''}{len(found)} things, {size} bytes", highlight=False
     )
+
+
+@app.command()
+def replay(
+    run: Annotated[str, typer.Option(help="an RL run: nano-seed0, the id of one, or its folder")],
+    step: Annotated[
+        int | None, typer.Option(help="this step alone; all when absent", min=1)
+    ] = None,
+) -> None:
+    """Computes steps of an RL run again from what was kept; exit code 1 when a bit of the weights differs."""
+    settings = load_settings()
+    directory = replaying.find_run(settings, run)
+    report = replaying.ask(settings, directory, step, WEIGHTS, replaying.REPLAY)
+    replaying.show(report)
+    _conclude(report, WEIGHTS)
+
+
+@app.command()
+def bisect(
+    run: Annotated[str, typer.Option(help="an RL run: nano-seed0, the id of one, or its folder")],
+    metric: Annotated[
+        str, typer.Option(help="weights, or a name in the run's metrics.jsonl, as loss")
+    ] = WEIGHTS,
+) -> None:
+    """Finds the first step of an RL run that today's code computes otherwise; exit code 1 when there is one."""
+    settings = load_settings()
+    directory = replaying.find_run(settings, run)
+    report = replaying.ask(settings, directory, None, metric, replaying.BISECT)
+    replaying.show(report)
+    _conclude(report, metric)
+
+
+def _conclude(report: ReplayReport, metric: str) -> None:
+    say(replaying.conclude(report, metric))
+    if report.first_different is not None:
+        raise typer.Exit(1)
 
 
 def _options(

@@ -10,6 +10,8 @@ from ostinato.tasks.learning.config import LearningConfig
 from ostinato.tasks.records import Split
 from ostinato.tasks.rollout.config import RolloutConfig
 
+WEIGHTS = "weights"  # as a metric: the bits of all of them
+
 
 class ReinforcementConfig(Record):
     """Length and size of the RL run. How it learns and samples stands in `learning` and `rollout`."""
@@ -68,3 +70,34 @@ class ReinforcementResult(Record):
     alarms: tuple[str, ...] = Field(
         default=(), description="hack alarms that stood at the end of the last process"
     )
+
+
+class ReplayRequest(Record):
+    """Steps to compute again."""
+
+    run: ReinforcementRequest
+    run_directory: str = Field(description="workspace of the run")
+    steps: tuple[int, ...] = Field(description="ascending")
+    metric: str = Field(default=WEIGHTS, description="weights, or a name in metrics.jsonl")
+
+
+class ReplayedStep(Record):
+    """A recorded step beside the same step computed again."""
+
+    step: int
+    is_equal: bool = Field(description="in the metric that was asked for")
+    tensors: int
+    different_tensors: int
+    largest_difference: float = Field(description="of any weight")
+    different_metrics: dict[str, tuple[float, float]] = Field(description="recorded, replayed")
+
+
+class ReplayReport(Record):
+    """Replayed steps, in the order they were computed."""
+
+    steps: tuple[ReplayedStep, ...]
+
+    @property
+    def first_different(self) -> int | None:
+        """The earliest of these steps that differs."""
+        return min((found.step for found in self.steps if not found.is_equal), default=None)

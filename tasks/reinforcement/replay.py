@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from pydantic import Field
 
 from ostinato.infra.platform.cluster.workspace import METRICS, Workspace
 from ostinato.infra.platform.errors import ConfigError, StorageError
@@ -27,43 +26,14 @@ from ostinato.tasks.learning.step_checkpoints import (
     step_directory,
 )
 from ostinato.tasks.learning.trainer import RLTrainer
-from ostinato.tasks.records import Record
-from ostinato.tasks.reinforcement.records import ReinforcementRequest
+from ostinato.tasks.reinforcement.records import (
+    WEIGHTS,
+    ReplayedStep,
+    ReplayReport,
+    ReplayRequest,
+)
 from ostinato.tasks.reinforcement.services import trainer_config
 from ostinato.tasks.rollout.journal import RolloutJournal
-
-WEIGHTS = "weights"  # as a metric: the bits of all of them
-
-
-class ReplayRequest(Record):
-    """Steps to compute again."""
-
-    run: ReinforcementRequest
-    run_directory: str = Field(description="workspace of the run")
-    steps: tuple[int, ...] = Field(description="ascending")
-    metric: str = Field(default=WEIGHTS, description="weights, or a name in metrics.jsonl")
-
-
-class ReplayedStep(Record):
-    """A recorded step beside the same step computed again."""
-
-    step: int
-    is_equal: bool = Field(description="in the metric that was asked for")
-    tensors: int
-    different_tensors: int
-    largest_difference: float = Field(description="of any weight")
-    different_metrics: dict[str, tuple[float, float]] = Field(description="recorded, replayed")
-
-
-class ReplayReport(Record):
-    """Replayed steps, in the order they were computed."""
-
-    steps: tuple[ReplayedStep, ...]
-
-    @property
-    def first_different(self) -> int | None:
-        """The earliest of these steps that differs."""
-        return min((found.step for found in self.steps if not found.is_equal), default=None)
 
 
 def main(request: ReplayRequest, workspace: Workspace) -> ReplayReport:

@@ -4,6 +4,8 @@ twice.
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -23,12 +25,12 @@ from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.learning.config import LearningConfig
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
-from ostinato.tasks.reinforcement.replay import ReplayReport, ReplayRequest
 from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig
 from tests.fakes.miniature import make_checkpoint, make_problem_set
 from tests.fakes.processes import command_line
 
 STEPS = 6
+CLI = (sys.executable, "-c", "from ostinato.flows.cli import main; main()")
 GROUPS_PER_STEP = 2
 
 
@@ -123,12 +125,12 @@ def test_run_killed_between_steps_ends_as_if_it_had_not_been(
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == list(range(1, STEPS + 1))
     kept = groups_by_step(before)
     assert trained[1] == kept[1]
-    steps = tuple(range(1, STEPS + 1))
-    replayed = run_child(
-        "ostinato.tasks.reinforcement.replay:main",
-        ReplayRequest(run=request, run_directory=str(run), steps=steps),
-        ReplayReport,
-        directory=tmp_path / "replay",
-        settings=settings,
+    replayed = subprocess.run(
+        [*CLI, "replay", "--run", str(run)],
+        env=os.environ | {"OSTINATO_HOME": str(settings.home)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert [found.step for found in replayed.steps if found.is_equal] == list(steps)
+    assert f"{STEPS} steps, all equal in weights" in replayed.stderr, replayed.stderr
+    assert replayed.returncode == 0

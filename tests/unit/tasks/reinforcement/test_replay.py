@@ -23,8 +23,8 @@ from ostinato.tasks.learning.credit import samples_of_step
 from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Group
 from ostinato.tasks.reinforcement import replay
-from ostinato.tasks.reinforcement.records import ReinforcementRequest
-from ostinato.tasks.reinforcement.replay import ReplayRequest, bisect, main
+from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReplayRequest
+from ostinato.tasks.reinforcement.replay import bisect, main
 from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory

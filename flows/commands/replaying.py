@@ -1,0 +1,106 @@
+"""`ostinato replay` and `ostinato bisect`: steps of an RL run computed again by the code of today."""
+
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ostinato.flows.stages.run_options import STAGES
+from ostinato.infra.platform.cluster.child import run_child
+from ostinato.infra.platform.cluster.workspace import METRICS, REQUEST, RequestEnvelope, read_record
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.settings import Settings
+from ostinato.infra.platform.telemetry import read_metrics
+from ostinato.tasks.reinforcement.records import (
+    ReinforcementRequest,
+    ReplayReport,
+    ReplayRequest,
+)
+
+REPLAY = "ostinato.tasks.reinforcement.replay:main"
+BISECT = "ostinato.tasks.reinforcement.replay:bisect"
+
+
+def find_run(settings: Settings, name: str) -> Path:
+    """Workspace of an RL run: its path, its id, or the newest of a recipe's run, as nano-seed0."""
+    kind = STAGES["reinforcement"].kind
+    if Path(name).is_dir():
+        found = [Path(name)]
+    else:
+        runs = settings.home / "runs"
+        found = [*runs.glob(f"{name}/{kind}-*"), *runs.glob(f"*/{name}")]
+    found = [path for path in found if (path / METRICS).exists()]
+    if not found:
+        known = sorted(
+            f"{path.parent.parent.name} ({path.parent.name})"
+            for path in (settings.home / "runs").glob(f"*/{kind}-*/{METRICS}")
+        )
+        raise ConfigError(
+            f"--run {name}: no RL run with a finished step, wanted one of {', '.join(known) or 'none'}"
+        )
+    return max(found, key=lambda path: (path / METRICS).stat().st_mtime)
+
+
+def ask(settings: Settings, run: Path, step: int | None, metric: str, entry: str) -> ReplayReport:
+    """The report of the child. `step`: this one alone; None: all that the run has taken."""
+    envelope = read_record(run / REQUEST, RequestEnvelope)
+    if envelope is None:
+        raise ConfigError(f"{run}: no {REQUEST}, wanted the workspace of an RL run")
+    taken = sorted({int(row["step"]) for row in read_metrics(run / METRICS)})
+    if step is not None and step not in taken:
+        raise ConfigError(f"--step {step}: the run took steps {taken[0]} to {taken[-1]}")
+    recorded = ReinforcementRequest.model_validate(envelope.request)
+    if step is None and not recorded.learning.keep_for_replay:
+        kept = recorded.learning.keep_checkpoints
+        raise ConfigError(
+            f"{run}: learning.keep_for_replay is false, wanted true: {kept} of {len(taken)} step checkpoints were "
+            f"kept; --step {taken[-1]} can be computed again"
+        )
+    request = ReplayRequest(
+        run=recorded,
+        run_directory=str(run),
+        steps=tuple(taken) if step is None else (step,),
+        metric=metric,
+    )
+    console = Console(stderr=True)
+    with (
+        # a fresh folder each time: the code may have changed since the last answer
+        tempfile.TemporaryDirectory(prefix="ostinato-replay-") as directory,
+        console.status("opening the run") as status,
+    ):
+        return run_child(
+            entry,
+            request,
+            ReplayReport,
+            directory=Path(directory),
+            on_progress=lambda progress: status.update(f"{progress.message} of {taken[-1]}"),
+            settings=settings,
+        )
+
+
+def show(report: ReplayReport) -> None:
+    """A row per step."""
+    table = Table(title="steps computed again")
+    for column in ("step", "weights", "largest difference", "metrics that differ"):
+        table.add_column(column)
+    for found in sorted(report.steps, key=lambda found: found.step):
+        weights = (
+            "the same bits"
+            if not found.different_tensors
+            else f"{found.different_tensors} of {found.tensors} tensors differ"
+        )
+        metrics = ", ".join(
+            f"{name} {recorded:.6g} -> {replayed:.6g}"
+            for name, (recorded, replayed) in found.different_metrics.items()
+        )
+        table.add_row(str(found.step), weights, f"{found.largest_difference:.3g}", metrics)
+    Console().print(table)
+
+
+def conclude(report: ReplayReport, metric: str) -> str:
+    """The result in a sentence."""
+    first = report.first_different
+    if first is None:
+        return f"{len(report.steps)} steps, all equal in {metric}"
+    return f"first step that differs in {metric}: {first}"
