@@ -23,14 +23,29 @@ from tests.reached.report import measure, print_report
 WANTED_SHARE = 0.85
 OSTINATO = (sys.executable, "-P", "-c", "from ostinato.flows.cli import main; main()")
 GATEWAY_SECONDS = 300.0
+RUN = "miniature-seed0"
+CHECKPOINT = "candidate/miniature@1"
+EXPORTED = "exported"  # folders inside the one that this run keeps
+KEPT_STEPS = ("--set", "learning.keep_for_replay=true")
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("doctor", "--deep"),
     ("recipe", "list"),
     ("recipe", "show", "miniature"),
-    ("demo", "--recipe", "miniature", "--set", "rollout.boxes=fleet"),
-    ("demo", "--recipe", "miniature"),
+    ("demo", "--recipe", "miniature", *KEPT_STEPS, "--set", "rollout.boxes=fleet"),
+    ("demo", "--recipe", "miniature", *KEPT_STEPS),
+    ("replay", "--run", RUN),
+    ("bisect", "--run", RUN, "--metric", "loss"),
+    ("run", "controls", "--recipe", "miniature", *KEPT_STEPS),
+    ("run", "problem-verification", "--recipe", "miniature"),
     ("run", "search-training", "--recipe", "miniature"),
+    ("run", "search-ablation", "--recipe", "miniature"),
+    ("run", "realtime-cycle", "--recipe", "miniature"),
     ("evaluate", "--recipe", "miniature"),
+    ("evaluate", "--recipe", "miniature", "--checkpoint", CHECKPOINT, "--json"),
+    ("export", CHECKPOINT, EXPORTED),
+    ("import", EXPORTED, "--as", "again"),
+    ("cycle", "show", "--recipe", "miniature", "--line", "tests"),
+    ("gc", "--dry-run"),
     ("status",),
 )
 
@@ -39,7 +54,7 @@ def run(arguments: Sequence[str], environment: dict[str, str]) -> int:
     """Runs one command to its end; its output goes to this process's."""
     print(f"--- ostinato {' '.join(arguments)}", flush=True)
     return subprocess.run(
-        [*OSTINATO, *arguments], env=environment, cwd=ROOT, check=False
+        [*OSTINATO, *arguments], env=environment, cwd=environment["OSTINATO_HOME"], check=False
     ).returncode
 
 
@@ -83,10 +98,9 @@ def run_services(environment: dict[str, str], home: Path) -> None:
         talk_to_gateway(address, keys["local"])
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "shop.py").write_text("def total(a, b):\n    return a - b\n")
-            run(
-                ("chat", "--repo", folder, "--gateway", address, "--message", "fix total"),
-                environment,
-            )
+            chat = ("chat", "--repo", folder, "--message", "fix total")
+            run((*chat, "--gateway", address), environment)
+            run((*chat, "--checkpoint", CHECKPOINT), environment)
             run(("status",), environment)
     finally:
         services.send_signal(signal.SIGINT)
@@ -105,6 +119,7 @@ def main() -> None:
         folder = Path(options.keep or temporary)
         traces, home = folder / "traces", folder / "home"
         traces.mkdir(parents=True, exist_ok=True)
+        home.mkdir(exist_ok=True)
         path = [str(ROOT / "tests/reached/hook"), str(ROOT), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
