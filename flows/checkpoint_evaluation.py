@@ -42,8 +42,9 @@ def checkpoint_evaluation(
         options: overridden settings, stages to keep or to build again.
     """
     context = StageContext.open(recipe, seed, options, may_train=False)
-    scored = checkpoint_named(context, checkpoint)
-    other = checkpoint_named(context, against) if against else realtime.champion_of(context)
+    known = (context.recipe, context.ledger, context.artifacts)
+    scored = checkpoint_named(*known, checkpoint)
+    other = checkpoint_named(*known, against) if against else realtime.champion_of(context)
     problems = problem_building(recipe, seed, options=context.options)
     cards = [chain.evaluate(context, problems, scored, split) for split in suite.splits]
     held_against = None

@@ -22,6 +22,7 @@ from ostinato.flows.operating import local_prefect, status_report
 from ostinato.flows.operating import up as machine
 from ostinato.flows.recipe import describe_recipe, load_recipe, recipe_names
 from ostinato.flows.reporting.console import print_error, say
+from ostinato.flows.stages.checkpoints import refuse_unknown
 from ostinato.flows.stages.run_options import RunOptions, Suite
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.cluster.services import interrupt_on_signals, run_foreground
@@ -129,6 +130,9 @@ def evaluate(
             "report_directory": str(place),
         }
         options = _options(settings, keep, None)
+        named = [checkpoint, against] if against else [checkpoint]
+        loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
+        refuse_unknown(load_settings(), loaded, named)
         try:
             _run_flow("checkpoint_evaluation", recipe, seed, options, parameters)
         finally:
@@ -360,7 +364,7 @@ def main() -> None:
     """Console entry: a known error is one line and exit code 2, never a traceback."""
     interrupt_on_signals()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    for noisy in ("httpx", "httpcore"):
+    for noisy in ("httpx", "httpcore", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
         app()

@@ -1,24 +1,31 @@
-"""Checkpoints by the names that people type: champion, newest, kind/name@version."""
+"""Checkpoints by the names that people type: champion, newest, kind/name@version.
 
-from ostinato.flows.stages import realtime
-from ostinato.flows.stages.stage import StageContext
-from ostinato.infra.platform.artifacts import ArtifactRef
+Imports nothing of Prefect, so that the command line refuses a wrong name before it starts anything.
+"""
+
+from ostinato.flows.recipe import Recipe
+from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.ledger import Ledger, open_ledger
+from ostinato.infra.platform.objects import open_object_store
+from ostinato.infra.platform.settings import Settings
 
 CHAMPION, NEWEST = "champion", "newest"
 KINDS = ("pretrained", "drafted", "reinforced", "candidate", "checkpoint")  # what has weights
 _TRAINED = "reinforced"  # what the chain of a recipe ends with
 
 
-def checkpoint_named(context: StageContext, reference: str) -> ArtifactRef:
+def checkpoint_named(
+    recipe: Recipe, ledger: Ledger, artifacts: Artifacts, reference: str
+) -> ArtifactRef:
     """The checkpoint of a reference: `champion` of the recipe's serving line, the recipe's `newest`,
     or kind/name@version. ConfigError says how to get one; nothing is trained.
     """
     if reference == CHAMPION:
-        return realtime.champion_ref(context)
+        return artifacts.get(champion_id(ledger, line_of(recipe)))
     if reference == NEWEST:
-        return _newest(context)
-    ref = context.artifacts.get(reference)
+        return artifacts.get(_newest(recipe.name, ledger))
+    ref = artifacts.get(reference)
     if ref.kind not in KINDS:
         raise ConfigError(
             f"artifact {reference!r} has no weights, wanted one of the kinds {', '.join(KINDS)}"
@@ -26,18 +33,47 @@ def checkpoint_named(context: StageContext, reference: str) -> ArtifactRef:
     return ref
 
 
-def _newest(context: StageContext) -> ArtifactRef:
-    name = context.recipe.name
-    rows = context.ledger.artifacts.list(_TRAINED, name)
+def refuse_unknown(settings: Settings, recipe: Recipe, references: list[str]) -> None:
+    """ConfigError when one of the checkpoints does not exist."""
+    ledger = open_ledger(settings)
+    artifacts = Artifacts(open_object_store(settings), ledger)
+    for reference in references:
+        checkpoint_named(recipe, ledger, artifacts, reference)
+
+
+def line_of(recipe: Recipe) -> str:
+    """Serving line of a recipe. ConfigError when it has none."""
+    if recipe.serving.line is None:
+        raise ConfigError(
+            f"recipe {recipe.name!r} has no serving line, so users never get what it "
+            'trains; wanted `[serving]` with `line = "NAME"` in the recipe itself'
+        )
+    return recipe.serving.line
+
+
+def champion_id(ledger: Ledger, line: str) -> str:
+    """Reference of what a line serves. ConfigError when nothing was promoted yet."""
+    champion = ledger.promotions.current(line)
+    if champion is None:
+        others = ", ".join(ledger.promotions.lines()) or "none"
+        raise ConfigError(
+            f"serving line {line!r} has no checkpoint, wanted one that passed its gate; "
+            f"`ostinato demo` trains one. Lines that serve: {others}"
+        )
+    return champion.checkpoint_id
+
+
+def _newest(name: str, ledger: Ledger) -> str:
+    rows = ledger.artifacts.list(_TRAINED, name)
     if not rows:
         known = sorted(
             f"{row.kind}/{row.name}@{row.version}"
             for kind in KINDS
-            for row in context.ledger.artifacts.list(kind)
+            for row in ledger.artifacts.list(kind)
         )
         raise ConfigError(
             f"recipe {name!r} has no trained checkpoint, wanted {_TRAINED}/{name}@VERSION; "
             f"`ostinato run reinforcement --recipe {name}` trains one, and --checkpoint names "
             f"another; known: {', '.join(known) or 'none'}"
         )
-    return context.artifacts.get(f"{_TRAINED}/{name}@{rows[-1].version}")
+    return f"{_TRAINED}/{name}@{rows[-1].version}"

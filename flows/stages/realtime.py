@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.checkpoints import champion_id, line_of
 from ostinato.flows.stages.child_task import run_stage
 from ostinato.flows.stages.events import PROMOTED, tell_checkpoint, tell_gate, tell_skipped
 from ostinato.flows.stages.stage import StageContext
@@ -62,12 +63,7 @@ class _NothingToLearn(Exception):
 
 def serving_line(context: StageContext, name: str | None = None) -> ServingLine:
     """The line of that name, else the recipe's. ConfigError when the recipe has none."""
-    line = name or context.recipe.serving.line
-    if line is None:
-        raise ConfigError(
-            f"recipe {context.recipe.name!r} has no serving line, so users never get what it "
-            'trains; wanted `[serving]` with `line = "NAME"` in the recipe itself'
-        )
+    line = name or line_of(context.recipe)
     return ServingLine(context.ledger, line, time.time)
 
 
@@ -124,15 +120,7 @@ def serving_checkpoint(
 
 def champion_ref(context: StageContext, name: str | None = None) -> ArtifactRef:
     """The artifact that a line serves. ConfigError when nothing was promoted yet."""
-    line = serving_line(context, name)
-    champion = line.champion()
-    if champion is None:
-        others = ", ".join(context.ledger.promotions.lines()) or "none"
-        raise ConfigError(
-            f"serving line {line.name!r} has no checkpoint, wanted one that passed its gate; "
-            f"`ostinato demo` trains one. Lines that serve: {others}"
-        )
-    return context.artifacts.get(champion)
+    return context.artifacts.get(champion_id(context.ledger, name or line_of(context.recipe)))
 
 
 def served_model(context: StageContext, line: str | None = None) -> ServedModel:

@@ -1,0 +1,26 @@
+"""Command line: a wrong name is refused before a server or a stage is started."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ostinato.flows.cli import app
+from ostinato.infra.platform.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["demo", "--recipe", "nope"], "recipe 'nope' not found"),
+        (["demo", "--set", "learning.nope=1"], "learning.nope: unknown key"),
+        (["evaluate", "--checkpoint", "candidate/nano@99"], "'candidate/nano@99' is not in"),
+        (["evaluate", "--checkpoint", "champion"], "'nano' has no checkpoint"),
+        (["evaluate"], "recipe 'nano' has no trained checkpoint"),
+        (["replay", "--run", "nano-seed9"], "no RL run with a finished step"),
+    ],
+)
+def test_wrong_name_starts_nothing(arguments: list[str], says: str, home: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert not (home / "prefect").exists()
