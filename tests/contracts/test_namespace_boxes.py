@@ -8,7 +8,7 @@ import psutil
 
 from ostinato.infra.sandbox.backends import open_backend
 from tests.contracts.sandbox_backends import running_bench
-from tests.fakes.processes import command_line
+from tests.fakes.processes import command_line, is_running, wait_for_end
 
 
 def test_host_files_and_installed_packages_are_absent_and_pytest_runs():
@@ -31,9 +31,9 @@ def test_killed_host_takes_its_boxes_along(tmp_path):
         "async def hold():\n"
         "    async with open_box(open_repository(WORDKIT)) as box:\n"
         "        start = 'setsid sh -c \\'touch up; exec sleep 987654\\' &'\n"
-        "        await box.exec(start + ' while [ ! -e up ]; do :; done', 50)\n"
+        "        await box.exec(start + ' while [ ! -e up ]; do :; done', 200)\n"
         "        print('ready', flush=True)\n"
-        "        time.sleep(100)\n"
+        "        time.sleep(600)\n"
         "asyncio.run(hold())\n"
     )
     (tmp_path / "hold.py").write_text(script)
@@ -48,7 +48,7 @@ def test_killed_host_takes_its_boxes_along(tmp_path):
     assert any("987654" in command_line(process) for process in inside)
     host.kill()
     host.communicate()
-    assert psutil.wait_procs(inside, timeout=20)[1] == []
+    wait_for_end(lambda: [process for process in inside if is_running(process)])
 
 
 def test_kernel_without_user_namespaces_gives_the_fix(tmp_path):
@@ -68,7 +68,7 @@ def test_kernel_without_user_namespaces_gives_the_fix(tmp_path):
         capture_output=True,
         text=True,
         env={"PYTHONPATH": str(Path(__file__).parents[2])},
-        timeout=50,
+        timeout=200,
     )
     assert "ostinato.infra.platform.errors.SandboxError: box" in done.stderr
     assert "sysctl -w user.max_user_namespaces" in done.stderr
@@ -86,7 +86,7 @@ def test_missing_compiler_gives_the_fix(tmp_path):
         capture_output=True,
         text=True,
         env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": str(tmp_path)},
-        timeout=50,
+        timeout=200,
     )
     assert "SandboxError: no C compiler" in done.stderr
     assert "apt install gcc libc6-dev" in done.stderr

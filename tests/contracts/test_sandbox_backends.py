@@ -61,7 +61,7 @@ def test_exec_cuts_output_in_the_middle(bench, shared):
 
 
 def test_exec_over_its_time_keeps_what_it_printed(bench, shared):
-    result = bench.run(shared.exec("trap '' TERM; echo before; while :; do :; done", 2.0))
+    result = bench.run(shared.exec("trap '' TERM; echo before; while :; do :; done", 4.0))
     assert (result.timed_out, result.output) == (True, b"before\n")
     assert result.exit_code < 0
 
@@ -250,7 +250,7 @@ def test_snapshot_while_a_command_writes_is_whole_and_the_command_goes_on(bench,
     write = "echo 0 > a; echo 0 > b; n=0; while :; do n=$((n+1)); echo $n > a; echo $n > b; done"
 
     async def use():
-        writing = asyncio.create_task(fresh.exec(write, COMMAND_SECONDS))
+        writing = asyncio.create_task(fresh.exec(write, 10 * COMMAND_SECONDS))
         while not {"a", "b"} <= set(await fresh.list(".")):
             await asyncio.sleep(0.01)
         snapshot = await fresh.snapshot()

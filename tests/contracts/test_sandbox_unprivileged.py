@@ -40,14 +40,13 @@ def _run(kind: str) -> dict:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=220,
         **options,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["overlays", "copies"])
 def test_layers_work_without_rights(kind):
     told = _run(kind)

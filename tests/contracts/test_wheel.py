@@ -44,7 +44,6 @@ def test_one_name_and_every_file(wheel: Path) -> None:
     assert names == product | {"ostinato/__init__.py", "ostinato/prefect.yaml"}
 
 
-@pytest.mark.timeout(120)
 def test_it_runs_from_a_folder_that_is_no_checkout(wheel: Path, tmp_path: Path) -> None:
     installed, elsewhere = tmp_path / "installed", tmp_path / "elsewhere"
     elsewhere.mkdir()

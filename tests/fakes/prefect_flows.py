@@ -18,11 +18,13 @@ def made_before() -> ArtifactRef:
 
 
 @flow(name="counting")
-def counting(directory: str, steps: int, seconds_per_step: float = 0.0) -> int:
-    """Counts in a supervised child; a run again goes on where it was."""
+def counting(
+    directory: str, steps: int, seconds_per_step: float = 0.0, release_file: str = ""
+) -> int:
+    """Counts in a supervised child, which then waits for the release file; a run again goes on where it was."""
     found = made_before()
     assert str(found) == "problems/x@1"
-    request = CountRequest(steps=steps, seconds_a_step=seconds_per_step)
+    request = CountRequest(steps=steps, seconds_a_step=seconds_per_step, release_file=release_file)
     return run_stage("counting", COUNT, request, CountResult, Path(directory)).counted
 
 

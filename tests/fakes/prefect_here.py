@@ -20,6 +20,23 @@ from ostinato.flows.operating import local_prefect
 from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
 from ostinato.infra.platform.settings import Settings
 
+_BUSY = httpx.codes.SERVICE_UNAVAILABLE
+
+
+class _PatientTransport(httpx.HTTPTransport):
+    """Asks again for as long as the server says that its SQLite file is busy."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        while (answer := super().handle_request(request)).status_code == _BUSY:
+            answer.close()
+            time.sleep(0.5)
+        return answer
+
+
+def open_api(url: str) -> httpx.Client:
+    """A client of the server's API."""
+    return httpx.Client(base_url=url, timeout=120, transport=_PatientTransport())
+
 
 @dataclass
 class PrefectHere:
@@ -43,13 +60,7 @@ class PrefectHere:
     def start(self, deployment_id: str, **parameters: Any) -> str:
         """A new run of a deployment, by hand."""
         body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
-
-        def create() -> httpx.Response | None:
-            answer = self.api.post(f"deployments/{deployment_id}/create_flow_run", json=body)
-            # SQLite is busy: Prefect asks to try again
-            return None if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE else answer
-
-        answer: httpx.Response = wait_until("a run by hand", create, 60)
+        answer = self.api.post(f"deployments/{deployment_id}/create_flow_run", json=body)
         return answer.raise_for_status().json()["id"]
 
     def state(self, run_id: str) -> dict[str, Any]:
@@ -81,7 +92,9 @@ class PrefectHere:
             for item in psutil.net_connections("tcp")
             if item.status == psutil.CONN_LISTEN and item.laddr[1:2] == (self.port,)
         ]
-        os.killpg(os.getpgid(found[0] or 0), signal.SIGKILL)
+        assert found, f"nothing listens on port {self.port}"
+        assert found[0], f"who listens on port {self.port} is another user's"
+        os.killpg(os.getpgid(found[0]), signal.SIGKILL)
         yield
         self.services.start(
             local_prefect.server_service(self.settings, self.port, self.environment)
@@ -105,7 +118,7 @@ def prefect_here(home: Path, **environment: str) -> Iterator[PrefectHere]:
     told = {**local_prefect.prefect_environment(settings, port), **environment}
     with (
         ServiceGroup() as services,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}/api/", timeout=30) as api,
+        open_api(f"http://127.0.0.1:{port}/api/") as api,
     ):
         services.start(local_prefect.server_service(settings, port, told))
         local_prefect.deploy(told, "nano")
@@ -120,7 +133,7 @@ def run_python(environment: Mapping[str, str], program: str) -> str:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr

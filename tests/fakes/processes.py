@@ -1,5 +1,9 @@
 """Processes that may end while a test looks at them."""
 
+import time
+from collections.abc import Callable
+from pathlib import Path
+
 import psutil
 
 
@@ -9,3 +13,32 @@ def command_line(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
+
+
+def is_running(process: psutil.Process | int) -> bool:
+    """Whether it has not ended. A zombie has: who reaps orphans, and when, is the machine's affair."""
+    try:
+        found = psutil.Process(process) if isinstance(process, int) else process
+        return found.is_running() and found.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_for_end(find: Callable[[], list[psutil.Process]], limit_seconds: float = 200.0) -> None:
+    """Returns when there is none any more; AssertionError with the commands of those that stay."""
+    deadline = time.monotonic() + limit_seconds
+    while left := find():
+        assert time.monotonic() < deadline, [command_line(process) for process in left]
+        time.sleep(0.1)
+
+
+def of_home(home: Path) -> list[psutil.Process]:
+    """Every live process that was told of this home."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("OSTINATO_HOME") == str(home) and is_running(process):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found

@@ -1,6 +1,8 @@
 """A real S3 protocol server and a real PostgreSQL server, for as long as a block runs."""
 
 import logging
+import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -49,8 +51,15 @@ def s3_server(bucket: str = BUCKET) -> Iterator[S3Options]:
 @contextmanager
 def postgres_server(directory: Path) -> Iterator[str]:
     """The folder of a running server's socket."""
-    server = get_server(directory)
+    server = get_server(directory, start=False)
+    is_started = False
+    while not is_started:
+        # pg_ctl is given ten seconds; on a busy machine the server that it began is there later
+        with suppress(subprocess.TimeoutExpired):
+            server.start()
+            is_started = True
     folder = server.get_uri().partition("host=")[2]
+    _wait_for_answer(folder)
     # nothing here must survive a power cut
     execute(folder, "ALTER SYSTEM SET fsync = off")
     execute(folder, "SELECT pg_reload_conf()")
@@ -58,6 +67,32 @@ def postgres_server(directory: Path) -> Iterator[str]:
         yield folder
     finally:
         server.cleanup()
+
+
+@contextmanager
+def remote_storage(directory: Path, name: str) -> Iterator[dict[str, str]]:
+    """Settings, as environment variables, that name an S3 server and a PostgreSQL server of this machine."""
+    with s3_server() as options, postgres_server(directory) as folder:
+        assert options.secret_access_key is not None
+        values = {
+            "OBJECT_STORE_URL": f"s3://{BUCKET}/{name}",
+            "S3_ENDPOINT_URL": options.endpoint_url,
+            "S3_REGION": options.region,
+            "S3_ACCESS_KEY_ID": options.access_key_id,
+            "S3_SECRET_ACCESS_KEY": options.secret_access_key.get_secret_value(),
+            "LEDGER_URL": create_schema(folder, "flows"),
+        }
+        told = {f"OSTINATO_{field}": str(value) for field, value in values.items()}
+        # nothing may be reached by the AWS client's own chain of credentials
+        yield told | {"AWS_EC2_METADATA_DISABLED": "true"}
+
+
+def _wait_for_answer(socket_folder: str) -> None:
+    while True:
+        with suppress(psycopg.OperationalError):  # it is starting up
+            execute(socket_folder, "SELECT 1")
+            return
+        time.sleep(0.1)
 
 
 def execute(socket_folder: str, statement: str) -> None:

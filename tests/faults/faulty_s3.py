@@ -67,7 +67,7 @@ def forward(
     request: BaseHTTPRequestHandler, host: str, port: int, body: bytes
 ) -> tuple[int, list[tuple[str, str]], bytes]:
     """What the server behind answers: status, headers, body."""
-    connection = http.client.HTTPConnection(host, port, timeout=20)
+    connection = http.client.HTTPConnection(host, port, timeout=120)
     headers = {n: v for n, v in request.headers.items() if n.lower() not in _HOP_HEADERS}
     headers.pop("Expect", None)
     connection.request(request.command, request.path, body=body, headers=headers)

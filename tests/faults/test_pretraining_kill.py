@@ -1,10 +1,8 @@
 """A pretraining child killed without warning ends, once started again, with the same weights."""
 
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,13 +10,10 @@ import torch
 
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import (
-    PROGRESS,
     REQUEST,
-    Progress,
     ProgressWriter,
     Workspace,
     make_envelope,
-    read_record,
     replace_text,
 )
 from ostinato.infra.platform.settings import Settings
@@ -34,7 +29,22 @@ from tests.fakes.small_spec import SMALL_SPEC
 
 ENTRY = "ostinato.tasks.pretraining.run:main"
 KILL_AT_STEP = 12
-LONGEST_WAIT_SECONDS = 50
+DYING_CHILD = """
+import os, signal, sys
+from pathlib import Path
+from ostinato.infra.platform.cluster import child_main
+from ostinato.infra.platform.cluster.workspace import ProgressWriter
+
+report = ProgressWriter.update
+
+def report_and_die(writer, done, *others, **metrics):
+    report(writer, done, *others, **metrics)
+    if done >= int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+ProgressWriter.update = report_and_die
+child_main.main(sys.argv[1], Path(sys.argv[2]))
+"""
 
 
 def make_request(corpus: Path) -> PretrainingRequest:
@@ -47,41 +57,24 @@ def make_request(corpus: Path) -> PretrainingRequest:
         "global_batch_tokens": 256,
     }
     config = PretrainingConfig.model_validate(
-        {"phases": [phase], "evaluation_row_tokens": 32, "checkpoint_every_seconds": 0.1}
+        {"phases": [phase], "evaluation_row_tokens": 32, "checkpoint_every_seconds": 0.02}
     )
     return PretrainingRequest(config=config, corpus_directory=str(corpus), spec=SMALL_SPEC)
 
 
-def kill_at_step(request: PretrainingRequest, directory: Path, step: int) -> None:
-    """Starts a child of its own and kills it once it has reported `step`."""
+def die_at_step(request: PretrainingRequest, directory: Path) -> None:
+    """A child that is killed when it has reported its step."""
     directory.mkdir()
     replace_text(directory / REQUEST, make_envelope(ENTRY, request).model_dump_json())
-    command = [
-        sys.executable,
-        "-m",
-        "ostinato.infra.platform.cluster.child_main",
-        ENTRY,
-        str(directory),
-    ]
-    with (directory / "first.log").open("w") as log:
-        child = subprocess.Popen(command, stdout=log, stderr=log)
-    deadline = time.monotonic() + LONGEST_WAIT_SECONDS
-    try:
-        while time.monotonic() < deadline:
-            progress = read_record(directory / PROGRESS, Progress)
-            if progress is not None and progress.done >= step:
-                break
-            assert child.poll() is None, (directory / "first.log").read_text()[-2000:]
-            time.sleep(0.01)
-    finally:
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
+    command = [sys.executable, "-c", DYING_CHILD, ENTRY, str(directory), str(KILL_AT_STEP)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
 
 
-@pytest.mark.timeout(180)  # three starts of a trainer
+@pytest.mark.timeout(400)  # three starts of a trainer
 def test_pretraining_killed_and_started_again_ends_with_the_same_weights(tmp_path: Path) -> None:
     request = make_request(write_corpus(tmp_path / "corpus"))
-    kill_at_step(request, tmp_path / "killed", KILL_AT_STEP)
+    die_at_step(request, tmp_path / "killed")
     result = run_child(ENTRY, request, PretrainingResult, directory=tmp_path / "killed")
     assert result.times_resumed == 1
     (tmp_path / "plain").mkdir()

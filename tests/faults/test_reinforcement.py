@@ -86,7 +86,7 @@ def groups_by_step(rows: list[JournalRow]) -> dict[int, set[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("world_size", "kill"),
     [(1, kill_after_step), (2, kill_after_step), (2, kill_trainer_rank_after_step)],

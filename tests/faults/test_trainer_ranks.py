@@ -34,7 +34,7 @@ from tests.faults.weight_chain_programs import TroubledStore
 from tests.unit.infra.serving.weights.strategies import same_bits
 from tests.unit.tasks.learning.samples import TINY, random_samples
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CHAIN = "run"
 PATIENCE_SECONDS = 20.0

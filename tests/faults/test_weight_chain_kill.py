@@ -24,8 +24,6 @@ from tests.fakes.tiny_model import TINY, random_weights
 from tests.faults.weight_chain_programs import TroubledStore, deadly_store, open_store, weights_of
 from tests.unit.infra.serving.weights.strategies import same_bits
 
-pytestmark = pytest.mark.timeout(120)
-
 LAST = 5
 
 

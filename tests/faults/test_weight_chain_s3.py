@@ -20,8 +20,6 @@ from tests.faults.faulty_s3 import Fault, FaultyS3, faulty_s3
 from tests.faults.weight_chain_programs import weights_of
 from tests.unit.infra.serving.weights.strategies import same_bits
 
-pytestmark = pytest.mark.timeout(180)
-
 BUCKET = "chains"
 
 

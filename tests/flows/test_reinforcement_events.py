@@ -25,7 +25,7 @@ BELOW_ROUNDING_K3 = 1e-30  # engine and trainer round differently: their k3 is s
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("boxes", ["worker", "fleet"])
 def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(
     tmp_path: Path, boxes: Literal["worker", "fleet"]

@@ -42,7 +42,7 @@ def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "OSTINATO_HOME": str(folder.parent / "home")},
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=500,
         check=False,
     )
 
@@ -52,7 +52,7 @@ def what_ran(folder: Path) -> str:
     return mark.read_text() if mark.exists() else ""
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_chat_in_a_strange_folder_runs_none_of_its_code(folder: Path) -> None:
     done = run_in(
         folder, "chat", "--repo", ".", "--gateway", "http://127.0.0.1:9", "--message", "a"
@@ -62,7 +62,7 @@ def test_chat_in_a_strange_folder_runs_none_of_its_code(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_flow_in_a_strange_folder_runs_none_of_its_code(folder: Path) -> None:
     """Server, flow process and one stage, which fails since its base checkpoint does not exist."""
     recipe = folder / "mine.toml"

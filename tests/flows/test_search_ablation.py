@@ -85,7 +85,7 @@ global_batch_tokens = 6144
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_search_ablation_compares_both_arms_and_repeats_nothing(
     prefect_server: None, home: Path, tmp_path: Path
 ) -> None:

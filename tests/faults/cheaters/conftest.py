@@ -125,7 +125,7 @@ def attempt(
             renderer=renderer,
             harness=harness,
             sandboxes=sandboxes,
-            grade=make_grader(config or GradingConfig(time_limit_seconds=4.0)),
+            grade=make_grader(config or GradingConfig(time_limit_seconds=8.0)),
             clock=time.monotonic,
         )
         what = problem.model_copy(update=change)

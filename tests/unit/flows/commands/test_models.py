@@ -12,7 +12,6 @@ from ostinato.infra.platform.settings import load_settings
 from tests.fakes.published_model import write_published_model
 
 
-@pytest.mark.timeout(180)
 def test_recipe_continues_from_an_imported_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

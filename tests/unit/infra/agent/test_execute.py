@@ -145,7 +145,7 @@ def test_independent_calls_run_at_the_same_time(environment) -> None:
             return await super().read(path)
 
     both = AgentEnvironment(Meeting({"a.py": b"x\n"}), ask_user=meet)
-    config = HarnessConfig(call_time_limit_seconds=2)
+    config = HarnessConfig(call_time_limit_seconds=60)
     answer = "<ask_user>?</ask_user><read_file>a.py</read_file>"
     assert texts(both, answer, config) == ["met", "<L1>x"]
 

@@ -7,6 +7,7 @@ import pytest
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.dialects.full.calls import parse_calls, write_call
+from ostinato.infra.agent.dialects.full.terminal import JOBS_DIRECTORY
 from ostinato.infra.agent.dialects.full.tools import FULL_TOOLS
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.execute import CallResult, execute_calls
@@ -15,8 +16,10 @@ from ostinato.infra.agent.transcript import CallStatus
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.repository import PreparedRepository
 
-CONFIG = HarnessConfig(dialect="full", result_limit_characters=8000, call_time_limit_seconds=20)
+CONFIG = HarnessConfig(dialect="full", result_limit_characters=8000, call_time_limit_seconds=120)
 SOURCE = "import os\n\n\ndef double(value):\n    return value * 2\n"
+# the first has said its word, the second has ended
+BOTH_ARE_SO_FAR = f"[ -e /tmp/up ] && [ -s {JOBS_DIRECTORY}/2.exit ]"
 TEST = "from pkg.core import double\n\n\ndef test_double():\n    assert double(2) == 4\n"
 
 
@@ -41,14 +44,14 @@ TURNS: list[str] = [
     + call("codebase_search", query="double a value", directories="pkg"),
     call("write_file", path="notes/a.md", text="hello\n")
     + call("delete_file", path="tests/test_core.py"),
-    call("run_terminal", command="echo started; sleep 60", background="true")
+    call("run_terminal", command="echo started; touch /tmp/up; sleep 600", background="true")
     + call("run_terminal", command="exit 3", background="true")
-    + call("run_terminal", command="sleep 0.5")
+    + call("run_terminal", command=f"until {BOTH_ARE_SO_FAR}; do sleep 0.01; done")
     + call("run_terminal", job="job-1")
     + call("run_terminal", job="job-2")
     + call("run_terminal", job="job-1", stop="true")
     + call("run_terminal", job="job-9"),
-    call("run_terminal", command="echo before; sleep 30", timeout_seconds="1"),
+    call("run_terminal", command="echo before; sleep 600", timeout_seconds="3"),
     call("read_file", path="/etc/passwd") + call("read_file", path="link"),
 ]
 
@@ -142,7 +145,7 @@ def test_background_jobs_are_started_asked_and_stopped(outcome) -> None:
 def test_a_command_over_its_time_is_ended_and_shows_what_it_printed(outcome) -> None:
     (result,) = outcome[0][7]
     assert result.record.status is CallStatus.TIMEOUT
-    assert "longer than 1 seconds" in result.text
+    assert "longer than 3 seconds" in result.text
     assert result.text.endswith("before")
 
 

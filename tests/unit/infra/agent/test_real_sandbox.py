@@ -35,7 +35,7 @@ ANSWERS = [LOOK, SEARCH, WORK, REPAIR, "Fixed."]
 async def attempt(directory: Path, renderer):
     repository = PreparedRepository.from_directory("pkg", directory, ("pkg",), ("tests",))
     place = RepositoryEnvironment.create(repository, boxes=1)
-    run_tests = make_test_runner(place.test_server, ["tests/test_core.py::test_double"], 10.0)
+    run_tests = make_test_runner(place.test_server, ["tests/test_core.py::test_double"], 120.0)
     broken = GOOD.replace("value * 2", "valu * 2").encode()
     try:
         async with place.leased({"pkg/core.py": broken}) as sandbox:

@@ -32,5 +32,5 @@ def test_git_applies_the_patch(tmp_path_factory, context: int, before: str, afte
     (folder / "m").write_bytes(before.encode())
     patch = unified_diff("m", before.encode(), after.encode(), context_lines=context)
     command = ["git", "apply", "-"]
-    subprocess.run(command, input=patch.encode(), cwd=folder, check=True, timeout=20)
+    subprocess.run(command, input=patch.encode(), cwd=folder, check=True, timeout=200)
     assert (folder / "m").read_bytes() == after.encode()

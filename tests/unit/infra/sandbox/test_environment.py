@@ -104,7 +104,7 @@ def test_tests_run_on_what_the_box_holds(runner, wordkit):
             text = wordkit.files[COUNTING]
             box = await environment.lease({COUNTING: text.replace(b"total += 1", b"total += 2")})
             before = await environment.test_server.run(await box.diff(), tests)
-            await box.exec("sed -i 's/total += 2/total += 1/' wordkit/counting.py", 5)
+            await box.exec("sed -i 's/total += 2/total += 1/' wordkit/counting.py", 60)
             after = await environment.test_server.run(await box.diff(), tests)
             return before, after
         finally:

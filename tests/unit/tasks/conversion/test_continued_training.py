@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import transformers
 
 from ostinato.infra.platform.cluster.workspace import ProgressWriter, Workspace
@@ -31,7 +30,6 @@ def place(directory: Path) -> Workspace:
     return Workspace(directory, Settings(home=directory), ProgressWriter(directory))
 
 
-@pytest.mark.timeout(180)
 def test_imported_model_is_trained_on_and_exported(tmp_path: Path) -> None:
     write_published_model(tmp_path / "in")
     base = tmp_path / "base"

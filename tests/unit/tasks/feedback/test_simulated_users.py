@@ -217,7 +217,9 @@ async def test_with_real_boxes_and_tests_users_keep_what_really_passes(
     toy = make_toy()
     repository = toy_repository(tmp_path / "repository")
     server = TestServer(repository)
-    workplaces = RepositoryWorkplaces([repository], boxes_per_repository=2, test_limit_seconds=10.0)
+    workplaces = RepositoryWorkplaces(
+        [repository], boxes_per_repository=2, test_limit_seconds=120.0
+    )
     liar = AnsweringModel(toy.context.renderer, lambda conversation: "Fixed.", weight_version=5)
     control = toy.context.arms.control
     arms = ArmTable(control, Arm("candidate", "nano@2", 5, liar), share=0.5)

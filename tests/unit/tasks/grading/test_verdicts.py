@@ -33,7 +33,7 @@ SNEAK_REPORT = (
 
 
 def judge_files(runner, problem, server, files):
-    return runner.run(judge(problem, files, server, time_limit_seconds=20))
+    return runner.run(judge(problem, files, server, time_limit_seconds=120))
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_what_only_the_tests_cannot_tell_the_oracle_does(runner, problem_with_or
 
     def judged(files, asks_oracle):
         coroutine = judge(
-            problem_with_oracle, files, server, time_limit_seconds=20, asks_oracle=asks_oracle
+            problem_with_oracle, files, server, time_limit_seconds=120, asks_oracle=asks_oracle
         )
         return runner.run(coroutine)
 

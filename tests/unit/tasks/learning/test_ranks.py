@@ -32,7 +32,7 @@ from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Sample
 from tests.unit.tasks.learning.samples import TINY, random_samples
 
-pytestmark = pytest.mark.timeout(180)  # each rank is a process that imports torch and Megatron
+pytestmark = pytest.mark.timeout(600)  # each rank is a process that imports torch and Megatron
 
 CHAIN = "run"
 # Draft layers get no gradient here: weight decay must pass them over on every number of ranks.

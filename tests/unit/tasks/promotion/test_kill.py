@@ -46,7 +46,7 @@ def test_sigkill_leaves_all_of_a_promotion_or_nothing(
     line = ServingLine(ledger, "nano", clock=lambda: 1.0)
     line.decide(decision("a"))
     script = [sys.executable, "-c", KILLED, ledger.url, moment]
-    killed = subprocess.run(script, capture_output=True, text=True, timeout=50, check=False)
+    killed = subprocess.run(script, capture_output=True, text=True, timeout=200, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert line.champion() == champion
     assert line.decide(decision("b")).outcome is outcome

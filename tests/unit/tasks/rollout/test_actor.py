@@ -16,20 +16,23 @@ from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 pytest_plugins = ["tests.fakes.ray_here"]
-pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio, pytest.mark.usefixtures("ray_here")]
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("ray_here")]
 
 
 class ScriptedWorker:
     """Solves at once; a problem called `broken` raises, one called `slow` never ends."""
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         (directory / f"{os.getpid()}.pid").touch()
 
     async def attempt(self, ticket: AttemptRequest) -> Trajectory:
         name = ticket.problem.problem_id
         if name == "broken":
             raise ProblemError("problem broken: no such repository")
-        await asyncio.sleep(3600.0 if name == "slow" else 0.0)
+        if name == "slow":
+            (self._directory / "slow").touch()
+            await asyncio.sleep(3600.0)
         return make_trajectory(ticket, versions=(1, 2))
 
     async def close(self) -> None:
@@ -52,7 +55,8 @@ async def test_workers_answer_raise_and_survive_the_death_of_a_process(tmp_path:
         await fleet.attempt(ticket("broken", 0))
 
     slow = asyncio.create_task(fleet.attempt(ticket("slow", 0)))
-    await asyncio.sleep(0.2)
+    while not (tmp_path / "slow").exists():
+        await asyncio.sleep(0.01)
     (first,) = (int(path.stem) for path in tmp_path.glob("*.pid"))
     os.kill(first, signal.SIGKILL)
     lost = await slow

@@ -13,9 +13,7 @@ from ostinato.infra.platform.cluster.actors import (
 )
 from ostinato.infra.platform.errors import ClusterError, EngineError
 
-# Ray starts within 5 s on two idle cores; a busy machine needs more
 pytest_plugins = ["tests.fakes.ray_here"]
-pytestmark = pytest.mark.timeout(240)
 
 
 class Counter:

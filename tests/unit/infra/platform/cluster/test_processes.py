@@ -8,6 +8,7 @@ import psutil
 
 from ostinato.infra.platform.cluster.processes import is_alive, kill_session, mark_process
 from ostinato.infra.platform.cluster.workspace import ProcessMark
+from tests.fakes.processes import is_running
 
 # starts a child that refuses to end, says its id, then waits
 _FAMILY = """
@@ -28,16 +29,12 @@ def _start_family() -> tuple[subprocess.Popen[str], int]:
     return leader, int(leader.stdout.readline())
 
 
-def _is_running(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
 def test_kill_session_ends_members_that_ignore_terminate() -> None:
     leader, member = _start_family()
 
     assert kill_session(mark_process(leader.pid), grace_seconds=0.3) == 2
     leader.wait()
-    assert not _is_running(member)
+    assert not is_running(member)
 
 
 def test_kill_session_ends_orphans_of_a_dead_leader() -> None:
@@ -47,9 +44,9 @@ def test_kill_session_ends_orphans_of_a_dead_leader() -> None:
     leader.wait()
 
     assert not is_alive(mark)
-    assert _is_running(member)
+    assert is_running(member)
     assert kill_session(mark, grace_seconds=0.3) == 1
-    assert not _is_running(member)
+    assert not is_running(member)
 
 
 def test_a_later_process_with_the_same_id_is_left_alone() -> None:
@@ -60,7 +57,7 @@ def test_a_later_process_with_the_same_id_is_left_alone() -> None:
     assert not is_alive(earlier)
     assert kill_session(earlier) == 0
     assert is_alive(mark)
-    assert _is_running(member)
+    assert is_running(member)
     kill_session(mark, grace_seconds=0.0)
     leader.wait()
 

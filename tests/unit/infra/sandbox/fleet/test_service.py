@@ -95,7 +95,7 @@ async def test_granted_box_works_and_the_next_one_is_new(make_fleet, wordkit):
     await fleet.add("node", wordkit)
     await fleet.service.start()
     first = await fleet.acquire("first")
-    result = await first.exec("echo dirt > dirt && echo ok", 20)
+    result = await first.exec("echo dirt > dirt && echo ok", 120)
     dirt = await first.diff()
     await first.close()
     second = await fleet.acquire("second")

@@ -51,9 +51,9 @@ async def sample(
 
 
 async def keep_the_loop_busy() -> None:
-    """Slows the engine's steps, which run in this loop, and leaves threads their time."""
+    """Slows the engine's steps, which run in this loop, so that a thread's work ends before an answer does."""
     while True:
-        time.sleep(0.002)
+        time.sleep(0.05)
         await asyncio.sleep(0)
 
 
