@@ -81,7 +81,7 @@ def test_branch_goes_on_in_both_and_shares_nothing_after(runner, backend, source
         await source.write("left", b"")
         await branch.write("right", b"")
         names = await source.list(), await branch.list()
-        counted = [(await item.read("count")).split()[:3] for item in (source, branch)]
+        counted = [(await item.read("count")).split()[:2] for item in (source, branch)]
         host_name = (await branch.exec("hostname", SECONDS)).output
         await branch.close()
         return names, counted, host_name, branch.sandbox_id
@@ -305,8 +305,9 @@ def test_hung_boot_is_ended_and_tried_again(runner, tmp_path):
     (tmp_path / image.key).symlink_to(image.kernel.parent)
     limits = BootLimits(idle_seconds=3.0, attempts=2)
 
+    known = machines()
+
     async def stop_first() -> int:
-        known = machines()
         while not (started := [process for process in machines() if process not in known]):
             await asyncio.sleep(0.1)
         started[0].suspend()

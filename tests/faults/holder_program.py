@@ -10,9 +10,9 @@ from ostinato.infra.sandbox.fleet.client import FleetClient
 
 
 async def hold(fleet_name: str, num_boxes: int) -> None:
-    client = FleetClient(fleet_name, lease_seconds=6.0)
+    client = FleetClient(fleet_name, lease_seconds=10.0)
     boxes = [await client.acquire("wordkit") for _ in range(num_boxes)]
-    results = [await box.exec("sleep 600 & echo held", 20) for box in boxes]
+    results = [await box.exec("sleep 600 & echo held", 120) for box in boxes]
     print(*(result.output.decode().strip() for result in results), flush=True)  # noqa: T201
     await asyncio.sleep(600)
 

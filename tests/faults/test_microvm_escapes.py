@@ -164,7 +164,7 @@ def test_links_swapped_while_a_tool_reads_lead_nowhere(bench, fresh):
 
 
 def test_output_floods_cost_bounded_memory(bench, shared):
-    flood = "timeout -s KILL 1 yes | head -c 20000000"
+    flood = "yes | head -c 4000000"
     result = bench.run(shared.exec(flood, SECONDS, output_cap_bytes=2000))
     assert result.truncated
     assert len(result.output) < 2200

@@ -21,7 +21,7 @@ from tests.fakes.repositories import WORDKIT, open_repository
 
 # Ray starts within 5 s on two idle cores; a busy machine needs more
 pytest_plugins = ["tests.fakes.ray_here"]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
@@ -29,7 +29,7 @@ TEMPLATE = Template(
     name="wordkit", declared=Resources(cpus=0.1, memory_bytes=GIB // 4, disk_bytes=GIB // 4)
 )
 POLICY = FleetPolicy(
-    node_silence_seconds=4.0,
+    node_silence_seconds=10.0,
     start_seconds=60.0,
     heartbeat_seconds=0.5,
     uses_observations=False,  # what else runs on this machine must not decide
@@ -80,7 +80,7 @@ def test_killed_holder_gives_its_boxes_back(ray_here):
 def test_killed_node_ends_its_leases_and_leaves_the_others(ray_here):
     async def kill_and_wait() -> tuple[list[bool], list[bool], int]:
         fleet = await _start("killed-node", "left", "right")
-        client = FleetClient("killed-node", lease_seconds=2.0)
+        client = FleetClient("killed-node", lease_seconds=60.0)
         boxes = [await client.acquire("wordkit") for _ in range(6)]
         is_doomed = [box.node_id == boxes[0].node_id for box in boxes]
         node = find_actor(f"killed-node-{boxes[0].node_id}")
@@ -93,11 +93,11 @@ def test_killed_node_ends_its_leases_and_leaves_the_others(ray_here):
         answered = []
         for box in boxes:
             try:
-                answered.append((await box.exec("echo works", 20)).output == b"works\n")
+                answered.append((await box.exec("echo works", 120)).output == b"works\n")
             except SandboxLost:
                 answered.append(False)
         again = await client.acquire("wordkit")
-        assert (await again.exec("echo works", 20)).exit_code == 0
+        assert (await again.exec("echo works", 120)).exit_code == 0
         await client.close()
         return is_doomed, answered, len({box.node_id for box in boxes})
 
