@@ -265,6 +265,15 @@ def test_killed_supervisor_keeps_no_child_alive(tmp_path: Path) -> None:
     assert not is_running(child_pid)
 
 
+def test_supervisor_that_cannot_say_it_waits_leaves_no_child(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "owners").write_text("a file where a folder is wanted")
+    with pytest.raises(FileExistsError):
+        _count(work, CountRequest(steps=1, release_file=str(tmp_path / "never")))
+    assert not is_running(_pid(work))
+
+
 def test_stopped_child_is_ended_and_goes_on_when_called_again(tmp_path: Path) -> None:
     work, release = tmp_path / "work", tmp_path / "release"
     settings = Settings(home=tmp_path, heartbeat_limit_seconds=4.0)
