@@ -195,8 +195,13 @@ def _attach_or_start(
 ) -> _Child:
     with _start_lock(directory):
         child = _attached_or_started(directory, envelope, environment)
-        owner.parent.mkdir(exist_ok=True)
-        replace_text(owner, mark_process(os.getpid()).model_dump_json())
+        try:
+            owner.parent.mkdir(exist_ok=True)
+            replace_text(owner, mark_process(os.getpid()).model_dump_json())
+        except BaseException:
+            if child.process is not None:  # nobody else can wait for it yet
+                child.kill()
+            raise
         return child
 
 
