@@ -23,6 +23,7 @@ USED_BY_NAME = {
 AWAITED = {"transformer-engine": "training on NVIDIA GPUs in FP8"}
 # imported, and brought by a package that is declared
 BROUGHT_BY = {
+    "h11": "uvicorn",
     "llvmlite": "numba",
     "pydantic-core": "pydantic",
     "starlette": "fastapi",

@@ -44,6 +44,7 @@ class MemoryWorkplaces:
 
     def __init__(self) -> None:
         self.leases: list[tuple[str, ...] | None] = []
+        self.failure: Exception | None = None  # raised by every lease
 
     def names(self) -> tuple[str, ...]:
         return ("toy",)
@@ -56,6 +57,8 @@ class MemoryWorkplaces:
         self, repository: str, files: Files, test_ids: tuple[str, ...] | None
     ) -> AsyncIterator[AgentEnvironment]:
         self.leases.append(test_ids)
+        if self.failure is not None:
+            raise self.failure
         sandbox = MemorySandbox(PRISTINE)
         await sandbox.write_files(files)
         yield AgentEnvironment(sandbox=sandbox, run_tests=run_tests)

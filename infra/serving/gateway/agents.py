@@ -5,6 +5,7 @@ context in a follow-up's record, not trained again.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -43,6 +44,8 @@ from ostinato.infra.serving.gateway.workplaces import Workplaces, changed_files,
 from ostinato.models.decode.protocol import ModelClient, Priority
 from ostinato.models.rendering import Renderer
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class AgentSession:
@@ -80,7 +83,6 @@ class AgentService:
         self.sessions: TTLCache[str, AgentSession] = TTLCache(
             MAX_SESSIONS, SESSION_IDLE_SECONDS, clock
         )
-        self.num_active = 0
 
     async def open(
         self,
@@ -146,6 +148,10 @@ class AgentService:
         self._find(session_id, tenant)
         del self.sessions[session_id]
 
+    def count_sessions(self, tenant: TenantConfig) -> int:
+        """Number of a tenant's open sessions."""
+        return sum(session.tenant == tenant.name for session in self.sessions.values())
+
     async def _work(
         self, session: AgentSession, interaction_id: str, message: str, seed: int | None
     ) -> AgentAnswer:
@@ -153,11 +159,7 @@ class AgentService:
         started = self._clock()
         arm = self._arms.choose(session.session_id)
         agent_request = self._request(session, interaction_id, message, seed)
-        self.num_active += 1
-        try:
-            transcript, files = await self._run(session, arm.model, agent_request)
-        finally:
-            self.num_active -= 1
+        transcript, files = await self._run(session, arm.model, agent_request)
         latency = self._clock() - started
         pristine = self._workplaces.pristine(session.repository)
         if files is not None:
@@ -199,11 +201,15 @@ class AgentService:
                 return transcript, dict(await environment.sandbox.diff())
         except CapacityExhausted as error:
             raise ApiError(
-                503, str(error), code="capacity_exhausted", retry_after_seconds=5.0
+                503,
+                f"all sandboxes of {session.repository} are in use",
+                code="capacity_exhausted",
+                retry_after_seconds=5.0,
             ) from error
         except SandboxError as error:
+            logger.error("session=%s sandbox_failed=%s", session.session_id, error)
             raise ApiError(
-                502, f"sandbox of {session.repository}: {error}", code="sandbox_failed"
+                502, f"the sandbox of {session.repository} failed", code="sandbox_failed"
             ) from error
 
     def _request(
@@ -245,7 +251,7 @@ class AgentService:
             session_id=session.session_id,
             interaction_id=interaction.interaction_id,
             status=transcript.end_reason.value,
-            detail=transcript.detail,
+            detail=_told_detail(transcript),
             final_message=transcript.final_message,
             diff=describe_changes(pristine, session.files_at_start, changed),
             changed_files={
@@ -273,6 +279,13 @@ class AgentService:
         return session
 
 
+def _told_detail(transcript: Transcript) -> str:
+    """Why an attempt ended. Of a box nothing but that it failed."""
+    if transcript.end_reason in (EndReason.SANDBOX_FAILED, EndReason.BOX_RUINED):
+        return "the sandbox failed"
+    return transcript.detail
+
+
 def read_uploads(files: Mapping[str, str]) -> dict[str, bytes | None]:
     """A user's files by path, within the limits."""
     contents: dict[str, bytes | None] = {path: text.encode() for path, text in files.items()}
@@ -286,7 +299,13 @@ def read_uploads(files: Mapping[str, str]) -> dict[str, bytes | None]:
         )
     for path in files:
         pure = PurePosixPath(path)
-        if not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path:
+        if (
+            not path
+            or "\0" in path
+            or pure.is_absolute()
+            or ".." in pure.parts
+            or str(pure) != path
+        ):
             message = f"path is {path!r}, wanted one inside the repository"
             raise ApiError(400, message, param="files")
     return contents

@@ -30,6 +30,7 @@ from ostinato.infra.serving.gateway.arms import ArmTable
 from ostinato.infra.serving.gateway.completions import Answering, ChatService, Finished
 from ostinato.infra.serving.gateway.config import GatewayConfig, TenantConfig
 from ostinato.infra.serving.gateway.failures import ApiError, error_body
+from ostinato.infra.serving.gateway.limits import RequestLimits
 from ostinato.infra.serving.gateway.recorder import PRIVATE_PREFIX, Recorder
 from ostinato.infra.serving.gateway.schemas import (
     AgentAnswer,
@@ -87,7 +88,7 @@ class Gateway:
             )
         wait_seconds = self.tenants.admit(tenant, self.context.clock())
         if wait_seconds:
-            self.recorder.counters["rate_limited"] += 1
+            self.recorder.counters[tenant.name]["rate_limited"] += 1
             raise ApiError(
                 429,
                 f"tenant {tenant.name} asks faster than {tenant.rate_limit.requests_per_minute:g} "
@@ -97,28 +98,13 @@ class Gateway:
             )
         return tenant
 
-    def status(self) -> dict[str, Any]:
-        """Numbers for a status page."""
-        answered = self.recorder.counters
+    def status(self, tenant: TenantConfig) -> dict[str, Any]:
+        """One tenant's own numbers. Nothing of other tenants, arms or checkpoints."""
         return {
             "uptime_seconds": self.context.clock() - self.started,
-            "arms": [
-                {
-                    "name": arm.name,
-                    "checkpoint_id": arm.checkpoint_id,
-                    "weight_version": arm.weight_version,
-                    "interactions": answered[f"interactions.{arm.name}"],
-                    "mean_latency_seconds": self.recorder.seconds[arm.name]
-                    / max(1, answered[f"interactions.{arm.name}"]),
-                }
-                for arm in self.context.arms.all
-            ],
-            "canary_share": self.context.arms.share,
-            "active_agents": self.agents.num_active,
-            "open_sessions": len(self.agents.sessions),
-            "open_conversations": len(self.chat.conversations),
+            "open_sessions": self.agents.count_sessions(tenant),
             "repositories": list(self.context.workplaces.names()),
-            "counters": dict(sorted(answered.items())),
+            "counters": dict(sorted(self.recorder.counters[tenant.name].items())),
         }
 
 
@@ -132,6 +118,7 @@ def build_app(context: GatewayContext) -> FastAPI:
         return gateway.authenticate(authorization)
 
     _answer_errors(app)
+    app.add_middleware(RequestLimits)
     _add_openai_routes(app, gateway, tenant_of)
     _add_own_routes(app, gateway, tenant_of)
     return app
@@ -158,9 +145,9 @@ def _add_openai_routes(
     async def complete_chat(
         request: ChatRequest,
         tenant: Annotated[TenantConfig, Depends(tenant_of)],
-        x_ostinato_session: Annotated[str | None, Header()] = None,
+        x_ostinato_session: Annotated[str | None, Header(max_length=200)] = None,
     ) -> Response:
-        answering = gateway.chat.begin(request, tenant, x_ostinato_session)
+        answering = await gateway.chat.begin(request, tenant, x_ostinato_session)
         headers = {"x-ostinato-interaction": answering.interaction_id}
         if request.stream:
             events = _stream_events(gateway, answering)
@@ -213,7 +200,8 @@ def _add_own_routes(app: FastAPI, gateway: Gateway, tenant_of: Callable[..., Ten
                 param="signal",
             )
         if request.interaction_id.startswith(PRIVATE_PREFIX):
-            gateway.recorder.counters[f"feedback.without_consent.{request.signal.value}"] += 1
+            counters = gateway.recorder.counters[tenant.name]
+            counters[f"feedback.without_consent.{request.signal.value}"] += 1
             return FeedbackAnswer(stored=False, feedback_id="")
         kept = await gateway.recorder.keep_feedback(
             request.interaction_id, tenant.name, request.signal, request.value, request.feedback_id
@@ -234,7 +222,7 @@ def _add_own_routes(app: FastAPI, gateway: Gateway, tenant_of: Callable[..., Ten
 
     @app.get("/v1/status")
     async def status(tenant: Annotated[TenantConfig, Depends(tenant_of)]) -> dict[str, Any]:
-        return gateway.status()
+        return gateway.status(tenant)
 
 
 async def _stream_events(gateway: Gateway, answering: Answering) -> AsyncIterator[str]:
@@ -260,7 +248,7 @@ async def _stream_events(gateway: Gateway, answering: Answering) -> AsyncIterato
                 yield _event({**envelope, "choices": [], "usage": piece.usage.model_dump()})
     except OstinatoError as error:
         logger.error("interaction=%s stream_failed=%s", answering.interaction_id, error)
-        yield _event(error_body(str(error), code=_code_of(error)))
+        yield _event(_body_of(error))
     yield "data: [DONE]\n\n"
 
 
@@ -298,6 +286,17 @@ def _code_of(error: OstinatoError) -> str:
     return next(code for kind, _, code in _STATUS_OF if isinstance(error, kind))
 
 
+def _body_of(error: OstinatoError) -> dict[str, object]:
+    """What a client is told. A fault of the server is named by its code alone: its text may hold paths
+    and addresses of this machine.
+    """
+    code = _code_of(error)
+    said = (
+        str(error) if code == "invalid_value" else f"{code}: a fault of this server, not of yours"
+    )
+    return error_body(said, code=code)
+
+
 def _answer_errors(app: FastAPI) -> None:
     """Every failure leaves in OpenAI's error format."""
 
@@ -322,4 +321,12 @@ def _answer_errors(app: FastAPI) -> None:
     async def failed(request: Request, error: OstinatoError) -> JSONResponse:
         status = next(status for kind, status, _ in _STATUS_OF if isinstance(error, kind))
         logger.error("path=%s failed=%s", request.url.path, error)
-        return JSONResponse(error_body(str(error), code=_code_of(error)), status_code=status)
+        return JSONResponse(_body_of(error), status_code=status)
+
+    @app.exception_handler(Exception)
+    async def broken(request: Request, error: Exception) -> JSONResponse:
+        logger.error("path=%s broken=%r", request.url.path, error)
+        return JSONResponse(
+            error_body("a fault of this server; its log names it", code="internal_error"),
+            status_code=500,
+        )

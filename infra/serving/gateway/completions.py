@@ -30,6 +30,7 @@ from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.gateway.answer_text import AnswerText
 from ostinato.infra.serving.gateway.arms import Arm, ArmTable
 from ostinato.infra.serving.gateway.config import (
+    MAX_CHARACTERS_PER_TOKEN,
     MAX_MESSAGE_CHARACTERS,
     MAX_SESSIONS,
     SESSION_IDLE_SECONDS,
@@ -75,7 +76,7 @@ class Answering:
 
     request: ChatRequest
     tenant: TenantConfig
-    owner: str
+    owner: tuple[str, str]  # tenant, session id of the client
     interaction_id: str
     session_id: str
     arm: Arm
@@ -128,21 +129,23 @@ class ChatService:
         )
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def begin(
+    async def begin(
         self, request: ChatRequest, tenant: TenantConfig, client_session: str | None
     ) -> Answering:
         """Checks a request and lays out its tokens. ApiError comes before any generation."""
         _check(request, self._config)
-        owner = f"{tenant.name}/{client_session or ''}"
+        owner = (tenant.name, client_session or "")
         consent = tenant.consents(request.store)
         interaction_id = new_interaction_id(consent=consent, tenant=tenant.name)
         earlier, new_messages = self._continued(owner, request.messages)
         if earlier is not None:
             session_id = earlier.session_id
-            tokens = render_messages(self._renderer, new_messages, earlier.token_ids)
+            tokens = await asyncio.to_thread(
+                render_messages, self._renderer, new_messages, earlier.token_ids
+            )
         else:
             session_id = f"chat-{interaction_id}"
-            tokens = render_messages(self._renderer, request.messages)
+            tokens = await asyncio.to_thread(render_messages, self._renderer, request.messages)
         left = self._config.harness.context_tokens - len(tokens)
         if left < 1:
             raise ApiError(
@@ -342,7 +345,7 @@ class ChatService:
         await self._recorder.keep(interaction, transcript)
 
     def _continued(
-        self, owner: str, messages: list[ChatMessage]
+        self, owner: tuple[str, str], messages: list[ChatMessage]
     ) -> tuple[Conversation | None, list[ChatMessage]]:
         """The conversation that the last assistant message ended, and what came since."""
         last = max(
@@ -381,11 +384,11 @@ def _check(request: ChatRequest, config: GatewayConfig) -> None:
             param="model",
         )
     for name, allowed in UNSUPPORTED.items():
-        value: Any = request.model_dump()[name]
+        value: Any = getattr(request, name)
         if value not in allowed:
             raise ApiError(
                 400,
-                f"{name} is {value!r}, which this server does not support; leave it out",
+                f"{name} is {repr(value)[:200]}, which this server does not support; leave it out",
                 code="unsupported_parameter",
                 param=name,
             )
@@ -408,3 +411,13 @@ def _check(request: ChatRequest, config: GatewayConfig) -> None:
             )
     for message in request.messages:
         check_length(message.text, MAX_MESSAGE_CHARACTERS, "messages")
+    num_characters = sum(len(message.text) for message in request.messages)
+    most = MAX_CHARACTERS_PER_TOKEN * config.harness.context_tokens
+    if num_characters > most:
+        raise ApiError(
+            400,
+            f"messages hold {num_characters} characters, wanted at most {most}, which would be "
+            f"{config.harness.context_tokens} of the longest tokens",
+            code="context_length_exceeded",
+            param="messages",
+        )

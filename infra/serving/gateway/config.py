@@ -13,6 +13,9 @@ SESSION_IDLE_SECONDS = 3_600.0  # after which a conversation is forgotten
 MAX_UPLOAD_FILES = 64  # of one request
 MAX_UPLOAD_BYTES = 1 << 20  # all files of a request together
 MAX_MESSAGE_CHARACTERS = 20_000
+MAX_MESSAGES = 512  # of one chat
+MAX_CHARACTERS_PER_TOKEN = 32  # more text than this cannot fit, so it is not even tokenised
+MAX_FEEDBACK = 32  # signals about one interaction
 
 
 class RateLimitConfig(Record):

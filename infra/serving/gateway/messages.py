@@ -33,7 +33,7 @@ class Conversation:
     token_ids: tuple[int, ...]
 
 
-def history_key(owner: str, messages: Sequence[ChatMessage]) -> str:
+def history_key(owner: tuple[str, str], messages: Sequence[ChatMessage]) -> str:
     """A hash of who said what. The same for the same history of the same owner."""
     said = [
         [

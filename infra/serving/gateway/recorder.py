@@ -19,6 +19,8 @@ from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.rows import FeedbackRow, NewInteraction
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.gateway.arms import Arm
+from ostinato.infra.serving.gateway.config import MAX_FEEDBACK
+from ostinato.infra.serving.gateway.failures import ApiError
 from ostinato.infra.serving.gateway.signals import Signal
 
 logger = logging.getLogger(__name__)
@@ -66,26 +68,24 @@ class Recorder:
     ) -> None:
         self._line = line
         self._ledger, self._objects, self._clock = ledger, objects, clock
-        self.counters: Counter[str] = Counter()  # the only trace of what has no consent
-        self.seconds: defaultdict[str, float] = defaultdict(float)
+        # by tenant: the only trace of what has no consent
+        self.counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     async def keep(self, interaction: Interaction, transcript: Transcript) -> None:
         """Stores an interaction and the latency its user saw. A repeated id changes nothing.
 
         A store out of reach costs the record, never the user's answer: it is logged and counted.
         """
-        arm = interaction.arm
-        self.counters["interactions"] += 1
-        self.counters[f"interactions.{arm.name}"] += 1
-        self.counters[f"ended.{transcript.end_reason.value}"] += 1
-        self.seconds[arm.name] += interaction.latency_seconds
+        counters = self.counters[interaction.tenant]
+        counters["interactions"] += 1
+        counters[f"ended.{transcript.end_reason.value}"] += 1
         if not interaction.consent:
-            self.counters["interactions.without_consent"] += 1
+            counters["interactions.without_consent"] += 1
             return
         try:
             await asyncio.to_thread(self._store, interaction, transcript)
         except StorageError as error:
-            self.counters["interactions.not_stored"] += 1
+            counters["interactions.not_stored"] += 1
             logger.error("interaction=%s not_stored=%s", interaction.interaction_id, error)
 
     async def keep_feedback(
@@ -97,14 +97,22 @@ class Recorder:
         feedback_id: str | None,
     ) -> str | None:
         """Id of the stored signal. None for another tenant's or an unstored interaction."""
-        feedback_id = feedback_id or f"feedback-{uuid.uuid4().hex}"
+        feedback_id = feedback_id or signal.value
         row = await asyncio.to_thread(self._ledger.interactions.get, interaction_id)
         if row is None or row.tenant != tenant:
             return None
+        said = {event.feedback_id for event in row.feedback}
+        if len(said) >= MAX_FEEDBACK and f"{interaction_id}/{feedback_id}" not in said:
+            raise ApiError(
+                400,
+                f"interaction {interaction_id} has {len(said)} signals, wanted fewer than "
+                f"{MAX_FEEDBACK}",
+                param="interaction_id",
+            )
         await asyncio.to_thread(
             self._signal, interaction_id, feedback_id, signal, value, self._clock()
         )
-        self.counters[f"feedback.{signal.value}"] += 1
+        self.counters[tenant][f"feedback.{signal.value}"] += 1
         return feedback_id
 
     def _store(self, interaction: Interaction, transcript: Transcript) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from ostinato.infra.serving.gateway.config import MAX_MESSAGES
 from ostinato.infra.serving.gateway.signals import Signal
 
 
@@ -83,7 +84,7 @@ class ChatRequest(OpenAIWire):
     """POST /v1/chat/completions."""
 
     model: str
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: float = Field(default=1.0, ge=0, le=2)
@@ -91,7 +92,7 @@ class ChatRequest(OpenAIWire):
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = None
-    tools: list[ToolDefinition] | None = None
+    tools: list[ToolDefinition] | None = Field(default=None, max_length=128)
     tool_choice: Any = None
     n: int | None = None
     stop: list[str] | None = Field(default=None, description="one string may come bare")
@@ -168,11 +169,11 @@ class FeedbackRequest(Wire):
 
     interaction_id: str
     signal: Signal
-    value: float = Field(default=1.0, allow_inf_nan=False)
+    value: float = Field(default=1.0, ge=0, le=1, description="a share, or 1 for yes")
     feedback_id: str | None = Field(
         default=None,
         max_length=200,
-        description="a repeated id changes nothing; None: every post counts",
+        description="a repeated id changes nothing; None: a signal counts once per interaction",
     )
 
 

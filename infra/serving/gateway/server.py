@@ -9,10 +9,16 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ostinato.infra.platform.errors import ConfigError
+
+HEAD_SECONDS = (
+    10.0  # from a connection's first byte, or its opening, to the end of a request's head
+)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -33,11 +39,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def running_server(app: ASGIApp, host: str, port: int) -> AsyncIterator[str]:
+async def running_server(
+    app: ASGIApp, host: str, port: int, head_seconds: float = HEAD_SECONDS
+) -> AsyncIterator[str]:
     """Serves for the length of the block. Gives the base url once requests are answered."""
     listener = bind(host, port)
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
-    server = _QuietServer(config)
+    server = _QuietServer(_configure(app, head_seconds))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         while not server.started:
@@ -57,11 +64,53 @@ async def running_server(app: ASGIApp, host: str, port: int) -> AsyncIterator[st
 async def serve(app: ASGIApp, host: str, port: int) -> None:
     """Serves until cancelled or interrupted."""
     listener = bind(host, port)
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
     try:
-        await uvicorn.Server(config).serve(sockets=[listener])
+        await uvicorn.Server(_configure(app, HEAD_SECONDS)).serve(sockets=[listener])
     finally:
         listener.close()
+
+
+def _configure(app: ASGIApp, head_seconds: float) -> uvicorn.Config:
+    protocol = type("Timed", (_TimedProtocol,), {"head_seconds": head_seconds})
+    return uvicorn.Config(
+        app, log_level="warning", timeout_graceful_shutdown=5, http=protocol, ws="none"
+    )
+
+
+class _TimedProtocol(H11Protocol):
+    """HTTP/1.1 connection that is closed when the head of a request does not come in time."""
+
+    head_seconds = HEAD_SECONDS
+    _head_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._time_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._time_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timing()
+
+    def _time_head(self) -> None:
+        """Counts from the first byte, however slowly others follow."""
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_timing()
+        elif self._head_due is None:
+            self._head_due = self.loop.call_later(self.head_seconds, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        self._head_due = None
+        if self.conn.their_state is h11.IDLE:
+            self.transport.close()
+
+    def _stop_timing(self) -> None:
+        if self._head_due is not None:
+            self._head_due.cancel()
+            self._head_due = None
 
 
 class _QuietServer(uvicorn.Server):

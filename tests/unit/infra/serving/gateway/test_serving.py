@@ -175,17 +175,16 @@ async def test_canary_and_promotion_reach_a_running_gateway(
     async with served(tmp_path, plans[0]) as (gateway, client):
         following = asyncio.create_task(follow_plan(gateway, lambda: plans[-1], poll_seconds=0.01))
 
-        async def arms() -> list[tuple[str, str]]:
-            found = (await client.get("/v1/status")).json()["arms"]
-            return [(arm["name"], arm["checkpoint_id"]) for arm in found]
+        def arms() -> list[tuple[str, str]]:
+            return [(arm.name, arm.checkpoint_id) for arm in gateway.context.arms.all]
 
-        assert await arms() == [("control", "nano@1")]
+        assert arms() == [("control", "nano@1")]
         plans.append(ServingPlan(old, new, 0.5))
-        while len(await arms()) < 2:
+        while len(arms()) < 2:
             await asyncio.sleep(0.01)
-        assert await arms() == [("control", "nano@1"), ("candidate", "nano@2")]
+        assert arms() == [("control", "nano@1"), ("candidate", "nano@2")]
         plans.append(ServingPlan(new))
-        while await arms() != [("control", "nano@2")]:
+        while arms() != [("control", "nano@2")]:
             await asyncio.sleep(0.01)
         assert (await client.post("/v1/agent/sessions", json=SESSION)).status_code == 200
         assert gateway.context.ledger.interactions.since(0)[0].weight_version == 2
