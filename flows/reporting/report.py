@@ -33,6 +33,7 @@ class Curve(Record):
     x_label: str
     y_label: str
     series: dict[str, tuple[tuple[float, ...], tuple[float, ...]]]
+    intervals: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {}  # of a series: low, high
 
 
 def console_table(rows: Sequence[ReportRow], title: str) -> Table:
@@ -48,6 +49,8 @@ def plot_png(curve: Curve) -> bytes:
     figure, axes = pyplot.subplots(figsize=(6.4, 3.4), dpi=110)
     for label, (x_values, y_values) in curve.series.items():
         axes.plot(x_values, y_values, label=label, linewidth=1.4)
+        if label in curve.intervals:
+            axes.fill_between(x_values, *curve.intervals[label], alpha=0.2)
     axes.set_title(curve.title, fontsize=10)
     axes.set_xlabel(curve.x_label)
     axes.set_ylabel(curve.y_label)

@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.console import Console
 
 from ostinato.flows.reporting.console import say
-from ostinato.flows.reporting.report import Curve, ReportRow, console_table, write_html
+from ostinato.flows.reporting.report import Curve, ReportRow, console_table, plot_png, write_html
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.artifacts import show_link, show_markdown, show_table
+from ostinato.flows.stages.artifacts import show_image, show_link, show_markdown, show_table
 from ostinato.flows.stages.realtime import CycleReport
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
@@ -24,7 +24,7 @@ from ostinato.tasks.mtp.speculation_config import SpeculationResult
 from ostinato.tasks.pretraining.config import PretrainingResult
 from ostinato.tasks.problems.config import ProblemsResult
 from ostinato.tasks.records import Metric, Split
-from ostinato.tasks.reinforcement.records import ReinforcementResult
+from ostinato.tasks.reinforcement.records import EvaluationPoint, ReinforcementResult
 
 TRANSCRIPTS_PHASE = "transcripts"  # fine-tuning; phases of other names are continued pretraining
 
@@ -178,6 +178,42 @@ def show_reinforcement(context: StageContext, reinforced: ArtifactRef) -> None:
     ]
     if rows:
         show_table(rows, key="reinforcement-curve", description=str(reinforced))
+    result = chain.result_of(context, reinforced, ReinforcementResult)
+    for curve in evaluation_curves(result.evaluations):
+        show_image(plot_png(curve), key="reinforcement-evaluation", description=str(reinforced))
+
+
+def evaluation_curves(points: Sequence[EvaluationPoint]) -> list[Curve]:
+    """Solve rates measured beside training, with intervals. None where nothing was measured."""
+    measured = [
+        (point.step, point.attempts_per_problem, point.average, point.best_of)
+        for point in points
+        if point.average is not None and point.best_of is not None
+    ]
+    if not measured:
+        return []
+    steps = tuple(float(step) for step, _, _, _ in measured)
+    by_name = {
+        "average": [average for _, _, average, _ in measured],
+        f"best of {measured[0][1]}": [best for _, _, _, best in measured],
+    }
+    average = measured[0][2]
+    return [
+        Curve(
+            title=f"RL: solve rate of each weight version, {average.count} problems, "
+            f"{average.confidence:.0%} intervals",
+            x_label="step",
+            y_label="",
+            series={
+                name: (steps, tuple(found.mean for found in metrics))
+                for name, metrics in by_name.items()
+            },
+            intervals={
+                name: (tuple(found.low for found in metrics), tuple(found.high for found in metrics))
+                for name, metrics in by_name.items()
+            },
+        )
+    ]
 
 
 def _share(ratio: float | None) -> str:
@@ -386,7 +422,8 @@ def _curves(context: StageContext, pretrained: ArtifactRef, reinforced: Artifact
         }
         if series:
             curves.append(Curve(title=title, x_label="step", y_label="", series=series))
-    return curves
+    result = chain.result_of(context, reinforced, ReinforcementResult)
+    return curves + evaluation_curves(result.evaluations)
 
 
 def _curve(context: StageContext, ref: ArtifactRef) -> list[dict]:

@@ -1,5 +1,6 @@
-"""What a run shows in Prefect: tables, texts and links. None of it can end the run."""
+"""What a run shows in Prefect: tables, texts, links and pictures. None of it can end the run."""
 
+import base64
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,3 +37,10 @@ def show_markdown(text: str, key: str, description: str | None = None) -> None:
 def show_link(url: str, key: str, description: str) -> None:
     with optional(key):
         artifacts.create_link_artifact(url, key=artifact_key(key), description=description)
+
+
+def show_image(png: bytes, key: str, description: str) -> None:
+    """The picture travels inside its own address: the server needs no file of the run."""
+    url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    with optional(key):
+        artifacts.create_image_artifact(url, key=artifact_key(key), description=description)

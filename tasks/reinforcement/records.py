@@ -5,12 +5,25 @@ from pydantic import Field
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.record import Record
 from ostinato.models.decode.config import DecodingConfig
+from ostinato.tasks.evaluation.config import EvaluationConfig
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.learning.config import LearningConfig
-from ostinato.tasks.records import Split
+from ostinato.tasks.records import Metric, Split
 from ostinato.tasks.rollout.config import RolloutConfig
 
 WEIGHTS = "weights"  # as a metric: the bits of all of them
+
+
+class EvaluationBesideConfig(EvaluationConfig):
+    """Evaluation of the policy while it trains, on an engine replica of its own."""
+
+    every_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="the start, and the weights after every so many steps, are evaluated; what falls due during an "
+        "evaluation is not measured; None: never",
+    )
+    split: Split = Field(default=Split.HELD_OUT, description="where the problems come from")
 
 
 class ReinforcementConfig(Record):
@@ -27,6 +40,7 @@ class ReinforcementConfig(Record):
         default=64, ge=1, description="requests that one engine decodes together"
     )
     rollout_workers: int = Field(default=1, ge=1, description="processes that drive the harness")
+    evaluation: EvaluationBesideConfig = EvaluationBesideConfig()
 
 
 class ReinforcementRequest(ReinforcementConfig):
@@ -46,6 +60,17 @@ class ReinforcementRequest(ReinforcementConfig):
     search_directory: str | None = Field(
         default=None, description="encoder of code search; None: words alone"
     )
+
+
+class EvaluationPoint(Record):
+    """Solve rates of one weight version, measured while the run went on."""
+
+    step: int = Field(description="optimiser steps that the version has seen")
+    weight_version: int
+    attempts_per_problem: int
+    average: Metric | None = Field(description="of single attempts; None: not measured")
+    best_of: Metric | None = Field(description="of all attempts at a problem; None: not measured")
+    reason: str = Field(default="", description="why it was not measured")
 
 
 class ReinforcementResult(Record):
@@ -69,6 +94,9 @@ class ReinforcementResult(Record):
     )
     alarms: tuple[str, ...] = Field(
         default=(), description="hack alarms that stood at the end of the last process"
+    )
+    evaluations: tuple[EvaluationPoint, ...] = Field(
+        default=(), description="by step; empty unless the recipe asks for them"
     )
 
 

@@ -58,8 +58,9 @@ class RunReporter:
         step: StepRequest,
         trained: TrainedStep,
         train_seconds: float,
+        evaluation: Mapping[str, float],
     ) -> None:
-        """Writes the metrics of a finished step."""
+        """Writes the metrics of a finished step, with those of the newest evaluation beside it."""
         loop_now = asyncio.get_running_loop().time()
         now = time.monotonic()
         used = orchestrator.used_seconds(loop_now)
@@ -73,6 +74,7 @@ class RunReporter:
             **step.metrics,
             **self.watch.hacks.metrics(),
             **self._engine_totals.since_last_step(),
+            **evaluation,
             "version": trained.publication.version,
             "delta_density": trained.publication.density_ratio,
             "published_bytes": trained.publication.stored_bytes,

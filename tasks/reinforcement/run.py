@@ -29,6 +29,7 @@ from ostinato.infra.platform.telemetry import configure_logging, fields, read_me
 from ostinato.tasks.learning.actor import TrainedStep
 from ostinato.tasks.learning.credit import samples_of_step
 from ostinato.tasks.problem_sets import load_problems
+from ostinato.tasks.reinforcement.evaluation import EvaluationBeside, open_evaluation
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 from ostinato.tasks.reinforcement.reporting import RunReporter
 from ostinato.tasks.reinforcement.services import (
@@ -68,9 +69,12 @@ async def run(request: ReinforcementRequest, workspace: Workspace) -> Reinforcem
     reporter = RunReporter(request, workspace, ledger)
     journal = RolloutJournal(ledger.journal, objects, request.run_id)
     reporter.start()
-    async with open_services(request, workspace, objects) as services:
+    async with (
+        open_services(request, workspace, objects) as services,
+        open_evaluation(request, workspace.directory, services.evaluation, objects) as evaluation,
+    ):
         versions = await services.engines.follow(objects, chain_id_of(request))
-        loop = TrainingLoop(request, workspace, services, journal, reporter)
+        loop = TrainingLoop(request, workspace, services, journal, reporter, evaluation)
         orchestrator = loop.make_orchestrator(min(v for v in versions if v is not None))
         await services.workers.open()
         beside = [
@@ -98,12 +102,14 @@ class TrainingLoop:
         services: RunServices,
         journal: RolloutJournal,
         reporter: RunReporter,
+        evaluation: EvaluationBeside | None,
     ) -> None:
         self._request = request
         self._workspace = workspace
         self._services = services
         self._journal = journal
         self._reporter = reporter
+        self._evaluation = evaluation
         self._wanted_version = -1
         self._version_changed = asyncio.Event()
 
@@ -144,6 +150,8 @@ class TrainingLoop:
         for item in owed:
             orchestrator.table.restore(item.group, item.birth_version)
         orchestrator.on_group = history.append
+        if self._evaluation is not None:
+            self._evaluation.offer(status.step, status.weight_version)
         logger.info(
             "run begins %s",
             fields(
@@ -191,6 +199,7 @@ class TrainingLoop:
             float(row["solve_rate"]) for row in read_metrics(self._workspace.directory / METRICS)
         ]
         watch = self._reporter.watch
+        evaluations = () if self._evaluation is None else await self._evaluation.finish()
         return ReinforcementResult(
             checkpoint_directory=str(final),
             steps=progress.steps_done,
@@ -203,6 +212,7 @@ class TrainingLoop:
             hack_rates={name.value: rate for name, rate in watch.hacks.rates().items() if rate},
             hack_any_ratio=watch.hacks.metrics()["hack_any_ratio"],
             alarms=tuple(watch.alarms()),
+            evaluations=evaluations,
         )
 
     async def _train(self, step: StepRequest) -> int:
@@ -219,7 +229,11 @@ class TrainingLoop:
         self._wanted_version = version
         self._version_changed.set()
         seconds = time.monotonic() - started_at
-        self._reporter.report_step(self._orchestrator, step, trained, seconds)
+        measured: dict[str, float] = {}
+        if self._evaluation is not None:
+            self._evaluation.offer(step.step, version)
+            measured = self._evaluation.newest_metrics()
+        self._reporter.report_step(self._orchestrator, step, trained, seconds, measured)
         return version
 
 

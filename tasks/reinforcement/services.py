@@ -1,14 +1,17 @@
-"""Actors of a reinforcement run: trainer, engine replicas, sandbox fleet and rollout workers."""
+"""Actors of a reinforcement run: trainer, engine replicas, sandbox fleet, rollout and evaluation workers."""
 
 import asyncio
 import functools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ray.actor import ActorHandle
+
+from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.cluster.actors import end_actor, get_or_create_actor, wait_for
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError
@@ -29,6 +32,14 @@ START_SECONDS = 180.0  # times the trainer's ranks
 
 
 @dataclass(frozen=True)
+class EvaluationServices:
+    """A replica and a worker that no rollout uses."""
+
+    engines: EngineFleet
+    workers: RolloutFleet
+
+
+@dataclass(frozen=True)
 class RunServices:
     """Handles of a run's actors."""
 
@@ -36,6 +47,7 @@ class RunServices:
     trainer_status: TrainerStatus
     engines: EngineFleet
     workers: RolloutFleet
+    evaluation: EvaluationServices | None  # where the recipe asks for evaluation beside training
 
 
 def chain_id_of(request: ReinforcementRequest) -> str:
@@ -79,15 +91,19 @@ async def open_services(
         ),
         time.time,
     )
+    evaluators = _start_evaluation_replica(request)
+    evaluation = _evaluation_services(request, evaluators)
     try:
         limit = START_SECONDS * request.learning.world_size
         status = await ask(trainer.status.remote(), "trainer start", limit)
-        yield RunServices(trainer, status, EngineFleet(replicas), workers)
+        yield RunServices(trainer, status, EngineFleet(replicas), workers, evaluation)
     finally:
         await workers.close()
+        if evaluation is not None:
+            await evaluation.workers.close()
         if boxes is not None:
             await boxes.close()
-        for actor in (trainer, *replicas.values()):
+        for actor in (trainer, *replicas.values(), *evaluators.values()):
             end_actor(actor)
 
 
@@ -133,17 +149,48 @@ async def _start_boxes(
     )
 
 
+def _start_evaluation_replica(request: ReinforcementRequest) -> dict[str, ActorHandle]:
+    """Without a chain: one that Ray starts again serves nothing until a version is pinned on it."""
+    if request.evaluation.every_steps is None:
+        return {}
+    return start_replicas(
+        load_spec(Path(request.checkpoint_directory)),
+        configure_engine(request.decoding, slots=request.engine_slots),
+        [f"{request.run_id}.evaluation-engine"],
+        num_cpus=0.0,
+    )
+
+
+def _evaluation_services(
+    request: ReinforcementRequest, replicas: Mapping[str, ActorHandle]
+) -> EvaluationServices | None:
+    if not replicas:
+        return None
+    setup = _setup(request, request.harness, request.engine_slots)
+    build = functools.partial(build_fleet_worker, setup, tuple(replicas))
+    workers = start_workers([f"{request.run_id}.evaluation-worker"], build)
+    return EvaluationServices(EngineFleet(replicas), RolloutFleet(workers, time.time))
+
+
 def _worker_setup(request: ReinforcementRequest) -> WorkerSetup:
     max_turns = request.rollout.max_turns or request.harness.max_turns
+    return _setup(
+        request,
+        request.harness.model_copy(update={"max_turns": max_turns}),
+        -(-request.rollout.concurrent_trajectories // request.rollout_workers),
+    )
+
+
+def _setup(
+    request: ReinforcementRequest, harness: HarnessConfig, concurrent_trajectories: int
+) -> WorkerSetup:
     return WorkerSetup(
         tokenizer_directory=request.checkpoint_directory,
         problems_directory=request.problems_directory,
-        harness=request.harness.model_copy(update={"max_turns": max_turns}),
+        harness=harness,
         grading=request.grading,
         search_directory=request.search_directory,
-        concurrent_trajectories=-(
-            -request.rollout.concurrent_trajectories // request.rollout_workers
-        ),
+        concurrent_trajectories=concurrent_trajectories,
         sandbox=request.rollout.sandbox,
         fleet_name=_boxes_name(request),
     )

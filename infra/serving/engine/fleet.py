@@ -175,10 +175,13 @@ class EngineFleet:
         for mailbox in self._mailboxes.values():
             await mailbox.close()
 
-    async def follow(self, objects: ObjectStore, chain_id: str) -> list[int | None]:
-        """Binds every replica to a chain. Returns the version each applied."""
+    async def follow(
+        self, objects: ObjectStore, chain_id: str, version: int | None = None
+    ) -> list[int | None]:
+        """Binds every replica to a chain at a version; None: the newest. Returns what each applied."""
         calls = {
-            name: actor.follow.remote(objects, chain_id) for name, actor in self._replicas.items()
+            name: actor.follow.remote(objects, chain_id, version)
+            for name, actor in self._replicas.items()
         }
         return await self._change_all(calls, f"follow chain {chain_id}")
 

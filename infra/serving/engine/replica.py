@@ -57,15 +57,18 @@ class EngineReplica:
         self._last_swap: SwapReport | None = None
         self._last_fetch_seconds = 0.0
 
-    async def follow(self, objects: ObjectStore, chain_id: str) -> int | None:
-        """Binds the replica to a chain and applies its newest version, which it returns."""
+    async def follow(
+        self, objects: ObjectStore, chain_id: str, version: int | None = None
+    ) -> int | None:
+        """Binds the replica to a chain and applies a version, which it returns. None: the newest."""
         async with self._update_lock:
             if self._subscriber is None or self._subscriber.chain_id != chain_id:
                 self._subscriber = ChainSubscriber(objects, chain_id, reader_id=self.replica_id)
-        latest = await asyncio.to_thread(self._subscriber.latest_version)
-        if latest is not None:
-            await self.update_to(latest)
-        return latest
+        if version is None:
+            version = await asyncio.to_thread(self._subscriber.latest_version)
+        if version is not None:
+            await self.update_to(version)
+        return version
 
     async def load_checkpoint(self, directory: str, version: int) -> SwapReport:
         """Serves a verified checkpoint directory as `version`. Failure means STALE."""

@@ -1,0 +1,224 @@
+"""Evaluation of a run's weight versions while it trains, one version at a time.
+
+The version is pinned on an engine replica that no rollout uses. An attempt with a token, or a key
+in its cache, of any other version is made again and never scored.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from ostinato.infra.platform.errors import OstinatoError, ProblemError
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.telemetry import MetricsLog, fields, read_lines
+from ostinato.tasks.evaluation.attempts import (
+    AttemptFunction,
+    draw_problems,
+    plan_attempts,
+    run_attempts,
+)
+from ostinato.tasks.evaluation.statistics import scorecard_from
+from ostinato.tasks.problem_sets import load_problems
+from ostinato.tasks.records import Outcome, Problem, Scorecard, Trajectory
+from ostinato.tasks.reinforcement.records import (
+    EvaluationBesideConfig,
+    EvaluationPoint,
+    ReinforcementRequest,
+)
+from ostinato.tasks.reinforcement.services import EvaluationServices, chain_id_of
+from ostinato.tasks.rollout.records import AttemptRequest
+
+logger = logging.getLogger(__name__)
+
+POINTS_FILE = "evaluations.jsonl"
+DIRECTORY = "evaluation"  # of the run's workspace
+
+PinFunction = Callable[[int], Awaitable[object]]
+
+
+class EvaluationBeside:
+    """Evaluations of one run. What is due while one goes on is noted as not measured."""
+
+    def __init__(
+        self,
+        config: EvaluationBesideConfig,
+        problems: Sequence[Problem],
+        *,
+        attempt: AttemptFunction,
+        pin: PinFunction,
+        directory: Path,
+        concurrent_attempts: int,
+    ) -> None:
+        """`pin` makes the replica serve a version; attempts and points are kept in `directory`."""
+        self._config = config
+        self._problems = draw_problems(problems, count=config.problems, seed=config.seed)
+        self._attempt = attempt
+        self._pin = pin
+        self._directory = directory
+        self._concurrent_attempts = concurrent_attempts
+        self._log = MetricsLog(directory / POINTS_FILE)
+        self._points = {point.step: point for point in read_points(directory)}
+        self._running: asyncio.Task[None] | None = None
+        self._running_step = 0
+
+    @property
+    def points(self) -> tuple[EvaluationPoint, ...]:
+        """All so far, by step."""
+        return tuple(self._points[step] for step in sorted(self._points))
+
+    def offer(self, step: int, version: int) -> None:
+        """Begins to evaluate the version after a step if that is due and not known."""
+        every = self._config.every_steps
+        known = self._points.get(step)
+        if every is None or step % every or (known is not None and known.average is not None):
+            return
+        if self._running is not None and not self._running.done():
+            self._note(step, version, reason=f"step {self._running_step} was still evaluated")
+            return
+        self._raise_failure()
+        self._running_step = step
+        self._running = asyncio.create_task(self._evaluate(step, version))
+
+    async def finish(self) -> tuple[EvaluationPoint, ...]:
+        """Waits for the evaluation under way. All points by step."""
+        if self._running is not None:
+            await self._running
+        return self.points
+
+    async def close(self) -> None:
+        """Ends the evaluation under way; its finished attempts are kept."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        self._log.close()
+
+    def newest_metrics(self) -> dict[str, float]:
+        """Numbers of the newest measured point, for a row of a step."""
+        for point in reversed(self.points):
+            if point.average is not None and point.best_of is not None:
+                return {
+                    "evaluation_step": point.step,
+                    "evaluation_average": point.average.mean,
+                    "evaluation_average_low": point.average.low,
+                    "evaluation_average_high": point.average.high,
+                    "evaluation_best_of": point.best_of.mean,
+                }
+        return {}
+
+    async def _evaluate(self, step: int, version: int) -> None:
+        config = self._config
+        plan = plan_attempts(
+            self._problems,
+            attempts_per_problem=config.attempts_per_problem,
+            seed=config.seed,
+            temperature=config.temperature,
+        )
+        try:
+            await self._pin(version)
+            rows = await run_attempts(
+                plan,
+                self._of_version(version),
+                rows_path=self._directory / f"version{version:06d}" / "rows.jsonl",
+                concurrent_attempts=self._concurrent_attempts,
+            )
+        except OstinatoError as error:  # the run goes on without this point
+            logger.warning("not evaluated %s", fields(step=step, version=version, error=error))
+            self._note(step, version, reason=str(error))
+            return
+        card = scorecard_from(
+            rows,
+            suite=config.split.value,
+            checkpoint=f"version {version}",
+            temperature=config.temperature,
+            confidence=config.confidence,
+        )
+        self._note(step, version, card)
+        logger.info(
+            "evaluated %s",
+            fields(step=step, version=version, average=card.average.mean, best=card.best_of.mean),
+        )
+
+    def _of_version(self, version: int) -> AttemptFunction:
+        """Attempts whose tokens are all of this version; others end as failures of the engine."""
+
+        async def attempt(request: AttemptRequest) -> Trajectory:
+            trajectory = await self._attempt(request)
+            others = versions_of(trajectory) - {version}
+            if not others and trajectory.outcome is not Outcome.ENGINE_FAILED:
+                return trajectory
+            await self._pin(version)  # a replica that began anew serves nothing or another version
+            reason = f"tokens or cache of versions {sorted(others)}, wanted {version}"
+            seen = {"outcome": Outcome.ENGINE_FAILED, "reason": reason}
+            return trajectory.model_copy(update=seen if others else {})
+
+        return attempt
+
+    def _note(
+        self, step: int, version: int, card: Scorecard | None = None, *, reason: str = ""
+    ) -> None:
+        point = EvaluationPoint(
+            step=step,
+            weight_version=version,
+            attempts_per_problem=self._config.attempts_per_problem,
+            average=None if card is None else card.average,
+            best_of=None if card is None else card.best_of,
+            reason=reason,
+        )
+        self._points[step] = point
+        self._log.append(step, point.model_dump(mode="json", exclude={"step"}))
+
+    def _raise_failure(self) -> None:
+        if self._running is not None:
+            self._running.result()
+
+
+@asynccontextmanager
+async def open_evaluation(
+    request: ReinforcementRequest,
+    run_directory: Path,
+    services: EvaluationServices | None,
+    objects: ObjectStore,
+) -> AsyncIterator[EvaluationBeside | None]:
+    """Evaluation beside a run, where its recipe asks for one."""
+    if services is None:
+        yield None
+        return
+    config = request.evaluation
+    problems = load_problems(Path(request.problems_directory), config.split)
+    if not problems:
+        raise ProblemError(
+            f"{request.problems_directory} holds 0 problems of split {config.split}, wanted at least 1 "
+            "for [reinforcement.evaluation]"
+        )
+    await services.workers.open()
+    chain_id = chain_id_of(request)
+    evaluation = EvaluationBeside(
+        config,
+        problems,
+        attempt=services.workers.attempt,
+        pin=lambda version: services.engines.follow(objects, chain_id, version),
+        directory=run_directory / DIRECTORY,
+        concurrent_attempts=request.engine_slots,
+    )
+    try:
+        yield evaluation
+    finally:
+        await evaluation.close()
+        await services.engines.close()
+
+
+def versions_of(trajectory: Trajectory) -> set[int]:
+    """Weight versions that made a token or a key in the cache it was sampled from."""
+    found: set[int] = set()
+    for segment in trajectory.transcript.segments:
+        found |= set(segment.weight_versions_T[segment.loss_mask_T].tolist())
+        found |= set(segment.cache_versions_T[segment.loss_mask_T].tolist())
+    return found
+
+
+def read_points(directory: Path) -> list[EvaluationPoint]:
+    """Points of a run, those noted again once, as they were noted last."""
+    points = map(EvaluationPoint.model_validate, read_lines(directory / POINTS_FILE))
+    return list({point.step: point for point in points}.values())
