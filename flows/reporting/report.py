@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import matplotlib
 from jinja2 import Environment, PackageLoader, select_autoescape
+from pydantic import Field
 from rich.table import Table
 
 from ostinato.infra.platform.record import Record
@@ -33,7 +34,9 @@ class Curve(Record):
     x_label: str
     y_label: str
     series: dict[str, tuple[tuple[float, ...], tuple[float, ...]]]
-    intervals: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {}  # of a series: low, high
+    intervals: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = Field(
+        default={}, description="low and high of a series, drawn as a band"
+    )
 
 
 def console_table(rows: Sequence[ReportRow], title: str) -> Table:

@@ -209,7 +209,10 @@ def evaluation_curves(points: Sequence[EvaluationPoint]) -> list[Curve]:
                 for name, metrics in by_name.items()
             },
             intervals={
-                name: (tuple(found.low for found in metrics), tuple(found.high for found in metrics))
+                name: (
+                    tuple(found.low for found in metrics),
+                    tuple(found.high for found in metrics),
+                )
                 for name, metrics in by_name.items()
             },
         )

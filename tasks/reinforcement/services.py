@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ray.actor import ActorHandle
-
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.cluster.actors import end_actor, get_or_create_actor, wait_for
 from ostinato.infra.platform.cluster.workspace import Workspace
@@ -149,7 +147,7 @@ async def _start_boxes(
     )
 
 
-def _start_evaluation_replica(request: ReinforcementRequest) -> dict[str, ActorHandle]:
+def _start_evaluation_replica(request: ReinforcementRequest) -> dict[str, Any]:
     """Without a chain: one that Ray starts again serves nothing until a version is pinned on it."""
     if request.evaluation.every_steps is None:
         return {}
@@ -162,7 +160,7 @@ def _start_evaluation_replica(request: ReinforcementRequest) -> dict[str, ActorH
 
 
 def _evaluation_services(
-    request: ReinforcementRequest, replicas: Mapping[str, ActorHandle]
+    request: ReinforcementRequest, replicas: Mapping[str, Any]
 ) -> EvaluationServices | None:
     if not replicas:
         return None

@@ -16,7 +16,12 @@ from ostinato.tasks.learning.config import (
     ParityConfig,
     RouterReplayConfig,
 )
-from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
+from ostinato.tasks.records import Split
+from ostinato.tasks.reinforcement.records import (
+    EvaluationBesideConfig,
+    ReinforcementRequest,
+    ReinforcementResult,
+)
 from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig
 from tests.fakes.miniature import make_checkpoint, make_problem_set
 
@@ -52,6 +57,9 @@ def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(
         harness=HarnessConfig(max_turns=2, max_generated_tokens=48, context_tokens=128),
         max_steps=STEPS,
         engine_slots=4,
+        evaluation=EvaluationBesideConfig(
+            every_steps=1, problems=2, attempts_per_problem=1, split=Split.TRAIN
+        ),
     )
     result = run_child(
         "ostinato.tasks.reinforcement.run:main",
@@ -61,6 +69,11 @@ def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(
         settings=settings,
     )
     assert set(result.outcomes) <= {"finished", "truncated", "broken"}
+    start, *later = result.evaluations
+    assert (start.step, start.weight_version, start.reason) == (0, 0, "")
+    assert [point.step for point in later] == [1, 2]
+    for point in later:  # as long as one evaluation takes, others are not begun
+        assert (point.average is None) == point.reason.endswith("was still evaluated")
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     alarming = {
         row["step"]: row

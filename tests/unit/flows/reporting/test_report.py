@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-from ostinato.flows.reporting.report import Curve, ReportRow, write_html
+from ostinato.flows.reporting.report import Curve, ReportRow, plot_png, write_html
+from ostinato.flows.reporting.showing import evaluation_curves
+from ostinato.tasks.records import Metric
+from ostinato.tasks.reinforcement.records import EvaluationPoint
 
 ROW = ReportRow(
     stage="RL", measure="solve rate <b>", before="41.9%", after="49.6%", note="33 steps"
@@ -15,3 +18,20 @@ def test_write_html_holds_rows_plots_and_facts_escaped(tmp_path: Path) -> None:
     assert "41.9%" in page
     assert "solve rate &lt;b&gt;" in page
     assert page.count("data:image/png;base64,") == 1
+
+
+def test_evaluation_curve_holds_what_was_measured_with_its_interval() -> None:
+    rate = Metric(mean=0.4, low=0.3, high=0.5, count=8)
+    best = Metric(mean=0.6, low=0.5, high=0.7, count=8)
+
+    def point(step: int, average: Metric | None, best_of: Metric | None) -> EvaluationPoint:
+        return EvaluationPoint(
+            step=step, weight_version=step, attempts_per_problem=4, average=average, best_of=best_of
+        )
+
+    [curve] = evaluation_curves([point(0, rate, best), point(2, None, None), point(4, best, best)])
+    assert curve.series["average"] == ((0.0, 4.0), (0.4, 0.6))
+    assert curve.intervals["average"] == ((0.3, 0.5), (0.5, 0.7))
+    assert curve.series["best of 4"][1] == (0.6, 0.6)
+    assert plot_png(curve) != plot_png(curve.model_copy(update={"intervals": {}}))
+    assert evaluation_curves([point(0, None, None)]) == []
