@@ -256,6 +256,14 @@ class Group(Record):
     trajectories: tuple[Trajectory, ...]
 
 
+class Hint(Record):
+    """Context of one turn as the same policy reads it after a hint."""
+
+    turn_start: int = Field(description="first token of the turn in the sample's segment")
+    turn_end: int = Field(description="after its last token")
+    context_tokens: tuple[int, ...] = Field(description="all before the turn, the hint in it")
+
+
 class Sample(Record):
     """One trainable sequence with its advantage."""
 
@@ -267,6 +275,7 @@ class Sample(Record):
     segment: Segment
     advantage: float
     reward: float
+    hint: Hint | None = Field(default=None, description="where the objective distils one")
 
 
 class CheckpointRef(Record):

@@ -95,6 +95,24 @@ class ObjectiveConfig(Record):
         description="an attempt's advantage is divided by its sampled tokens over the group's mean number, so that "
         "attempts weigh alike, as in GRPO; false: tokens weigh alike, as in Dr. GRPO (arXiv:2503.20783)",
     )
+    hint_coefficient: float = Field(
+        default=0.0,
+        ge=0,
+        description="times KL(policy || the same policy after a hint), summed over the first edit's turn of attempts "
+        "that it did not solve, and divided like the rest; the hint names the wrong line. Self-distillation as in SDPO "
+        "(arXiv:2601.20802) and Composer 2.5; 0: off. For rollouts, not for a cycle",
+    )
+    entropy_floor_nats: float | None = Field(
+        default=None,
+        gt=0,
+        description="steps whose sampled tokens have a mean surprise below this get an entropy bonus, as the adaptive "
+        "control of Skywork-OR1 (arXiv:2505.22312); None: never",
+    )
+    entropy_coefficient: float = Field(
+        default=0.01,
+        gt=0,
+        description="with a floor, times the gradient of the entropy at each sampled token",
+    )
     skip_zero_advantage: bool = Field(
         default=True,
         description="do not compute samples whose advantage is exactly 0; the gradient is the same",

@@ -25,6 +25,14 @@ class PolicyLoss:
     is_clipped_N: Tensor
 
 
+def entropy_bonus(logprobs_N: Tensor, entropy_N: Tensor, coefficient: float) -> Tensor:
+    """Addition to the advantages whose mean gradient is that of coefficient * entropy at each position.
+
+    grad H = E[(-log p(a) - H) grad log p(a)] over actions a of the policy; H is a baseline here.
+    """
+    return coefficient * (-logprobs_N - entropy_N).detach()
+
+
 def policy_loss(
     logprobs_N: Tensor, rollout_logprobs_N: Tensor, advantages_N: Tensor, config: ObjectiveConfig
 ) -> PolicyLoss:

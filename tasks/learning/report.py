@@ -99,6 +99,13 @@ class StepReport(Record):
     replaced_routes_ratio: float = Field(
         description="share of replayed routes the plausibility filter replaced"
     )
+    hinted_samples: int = Field(default=0, description="whose turn was distilled from a hint")
+    hint_kl_nats: float | None = Field(
+        default=None, description="to the hinted policy, mean over tokens; None: no hint"
+    )
+    entropy_coefficient: float = Field(
+        default=0.0, description="of the entropy bonus; 0: above the floor, or none"
+    )
     reference_k1_nats: float = Field(
         description="mean over trajectories, to the KL reference; 0 when off"
     )

@@ -17,7 +17,8 @@ from ostinato.infra.serving.weights.codec import tensor_bits
 from ostinato.models.build import TrainerModel
 from ostinato.models.data_parallel import UsedGradients
 from ostinato.tasks.learning.config import LearningConfig, RouterReplayConfig
-from ostinato.tasks.learning.objective import policy_loss
+from ostinato.tasks.learning.hints import HintedRows, hint_divergence
+from ostinato.tasks.learning.objective import entropy_bonus, policy_loss
 from ostinato.tasks.learning.packing import Microbatch
 from ostinato.tasks.learning.report import TokenScores
 
@@ -27,7 +28,9 @@ class StepShare:
     """One rank's part of a step."""
 
     microbatches: tuple[Microbatch, ...]
-    is_updated: bool  # false: no sample has both an advantage and a sampled token
+    is_updated: bool  # false: no sample has both an advantage and a sampled token, none a hint
+    hinted: tuple[HintedRows, ...] = ()
+    entropy_coefficient: float = 0.0  # 0: the step's entropy is above its floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class ShareResult:
         float  # of the sum over all ranks, before clipping; not finite: the step was refused
     )
     weights_checksum: str  # after the step; empty where there is one rank
+    hint_kl_nats: tuple[float, ...] = ()  # sum over tokens, parallel to the hinted rows
 
 
 class ShareWork:
@@ -61,7 +65,8 @@ class ShareWork:
         self._optimizer.zero_grad(set_to_none=True)
         if self._gradients is not None:
             self._gradients.clear()
-        parts = [self._accumulate(batch) for batch in share.microbatches]
+        parts = [self._accumulate(batch, share.entropy_coefficient) for batch in share.microbatches]
+        hint_kl_nats = tuple(self._distil(rows) for rows in share.hinted)
         gradient_norm = self._apply() if share.is_updated else 0.0
         num_replayed, num_replaced = self._model.take_replay_counts()
         return ShareResult(
@@ -71,20 +76,31 @@ class ShareWork:
             num_replaced=num_replaced,
             gradient_norm=gradient_norm,
             weights_checksum="" if self._gradients is None else checksum_weights(self._model),
+            hint_kl_nats=hint_kl_nats,
         )
 
-    def _accumulate(self, batch: Microbatch) -> tuple[float, TokenScores]:
+    def _distil(self, rows: HintedRows) -> float:
+        """Adds the gradient of the divergence from the hinted policy. Returns its sum in nats."""
+        objective = self._config.objective
+        kl_nats = hint_divergence(self._model, rows, self._config.router_replay).sum()
+        (objective.hint_coefficient * kl_nats / objective.loss_divisor_tokens).backward()
+        return float(kl_nats.detach())
+
+    def _accumulate(
+        self, batch: Microbatch, entropy_coefficient: float
+    ) -> tuple[float, TokenScores]:
         """Adds the gradient of a microbatch. Returns its loss and the scores of its sampled tokens."""
         mask_BT = torch.from_numpy(batch.loss_mask_BT)
         logprobs_BT, entropy_BT = score_batch(self._model, batch, self._config.router_replay)
         logprobs_N = logprobs_BT[mask_BT]
         rollout_logprobs_N = batch.rollout_logprobs_BT[batch.loss_mask_BT]
         advantages_BT = np.broadcast_to(batch.advantages_B[:, None], batch.tokens_BT.shape)
+        advantages_N = torch.from_numpy(advantages_BT[batch.loss_mask_BT])
+        if entropy_coefficient:
+            bonus_N = entropy_bonus(logprobs_N, entropy_BT[mask_BT], entropy_coefficient)
+            advantages_N = advantages_N + bonus_N
         objective = policy_loss(
-            logprobs_N,
-            torch.from_numpy(rollout_logprobs_N),
-            torch.from_numpy(advantages_BT[batch.loss_mask_BT]),
-            self._config.objective,
+            logprobs_N, torch.from_numpy(rollout_logprobs_N), advantages_N, self._config.objective
         )
         objective.total.backward()
         scores = TokenScores(

@@ -7,6 +7,7 @@ Shapes: B rows, T tokens, N sampled tokens of a microbatch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -14,7 +15,8 @@ import torch
 
 from ostinato.infra.platform.errors import ClusterError, TrainingError
 from ostinato.models.build import TrainerModel
-from ostinato.tasks.learning.config import LearningConfig
+from ostinato.tasks.learning.config import LearningConfig, ObjectiveConfig
+from ostinato.tasks.learning.hints import HintedRows, pack_hinted
 from ostinato.tasks.learning.packing import Microbatch, deal, pack
 from ostinato.tasks.learning.parity import StepParity
 from ostinato.tasks.learning.report import (
@@ -75,7 +77,10 @@ class PolicyUpdate:
         )
         has_tokens = [sample.segment.sampled_tokens > 0 for sample in samples]
         is_live = [bool(a) and t for a, t in zip(advantages, has_tokens, strict=True)]
-        is_computed = is_live if self._config.objective.skip_zero_advantage else has_tokens
+        objective = self._config.objective
+        entropy_coefficient = _entropy_coefficient(samples, objective)
+        is_skipping = objective.skip_zero_advantage and not entropy_coefficient
+        is_computed = is_live if is_skipping else has_tokens
         chosen = [index for index, wanted in enumerate(is_computed) if wanted]
         microbatches = pack(
             [samples[index] for index in chosen],
@@ -85,7 +90,10 @@ class PolicyUpdate:
         without_replay = self._mismatch_without_replay(microbatches, weight_version)
         parity = StepParity(self._config, step, weight_version)
         parity.score_earlier(self._model, samples, earlier_weights or {})  # before weights move
-        results, loss, scores = self._compute(microbatches, step=step, is_updated=any(is_live))
+        hinted = pack_hinted(samples, self._config.packing) if objective.hint_coefficient else []
+        is_updated = any(is_live) or bool(hinted) or bool(entropy_coefficient)
+        plan = StepShare(tuple(microbatches), is_updated, tuple(hinted), entropy_coefficient)
+        results, loss, scores = self._compute(plan, step)
         places = sum(batch.tokens_BT.size for batch in microbatches)
         computed_tokens = sum(batch.real_tokens for batch in microbatches)
         weights_N = scores.importance_weights_N
@@ -93,7 +101,7 @@ class PolicyUpdate:
         return StepReport(
             step=step,
             weight_version=weight_version,
-            is_updated=any(is_live),
+            is_updated=is_updated,
             samples=len(samples),
             samples_zero_advantage=sum(not advantage for advantage in advantages),
             samples_without_tokens=has_tokens.count(False),
@@ -117,20 +125,26 @@ class PolicyUpdate:
             importance_weight_mean=_mean(weights_N),
             replaced_routes_ratio=sum(result.num_replaced for result in results)
             / max(1, sum(result.num_replayed for result in results)),
+            hinted_samples=sum(len(rows.student.tokens_BT) for rows in hinted),
+            hint_kl_nats=_hint_kl(results, hinted),
+            entropy_coefficient=entropy_coefficient,
             reference_k1_nats=reference_k1_nats,
             wall_seconds=wall_seconds,
             tokens_per_second=computed_tokens / wall_seconds if wall_seconds > 0 else 0.0,
         )
 
-    def _compute(
-        self, microbatches: Sequence[Microbatch], *, step: int, is_updated: bool
-    ) -> tuple[list[ShareResult], float, TokenScores]:
+    def _compute(self, plan: StepShare, step: int) -> tuple[list[ShareResult], float, TokenScores]:
         """Lets the ranks compute. Returns their results, the loss and the scores of all sampled tokens."""
-        places = deal(microbatches, self._config.world_size)
+        places = deal(plan.microbatches, self._config.world_size)
+        hinted = deal([rows.student for rows in plan.hinted], self._config.world_size)
         results = self._run_shares(
             [
-                StepShare(tuple(microbatches[index] for index in place), is_updated)
-                for place in places
+                replace(
+                    plan,
+                    microbatches=tuple(plan.microbatches[index] for index in place),
+                    hinted=tuple(plan.hinted[index] for index in hinted_place),
+                )
+                for place, hinted_place in zip(places, hinted, strict=True)
             ]
         )
         norm = results[0].gradient_norm
@@ -208,6 +222,25 @@ def in_order(places: Sequence[Sequence[int]], parts: Sequence[Sequence[Part]]) -
         for pair in zip(place, part, strict=True)
     ]
     return [part for _, part in sorted(pairs, key=lambda pair: pair[0])]
+
+
+def _entropy_coefficient(samples: Sequence[Sample], objective: ObjectiveConfig) -> float:
+    """Weight of the entropy bonus. The surprise of sampled tokens estimates the entropy before any
+    forward pass.
+    """
+    if objective.entropy_floor_nats is None:
+        return 0.0
+    logprobs = [sample.segment.logprobs_T[sample.segment.loss_mask_T] for sample in samples]
+    surprise_N = -np.concatenate(logprobs)
+    is_below = len(surprise_N) > 0 and float(surprise_N.mean()) < objective.entropy_floor_nats
+    return objective.entropy_coefficient if is_below else 0.0
+
+
+def _hint_kl(results: Sequence[ShareResult], hinted: Sequence[HintedRows]) -> float | None:
+    tokens = sum(int(rows.student.loss_mask_BT.sum()) for rows in hinted)
+    if not tokens:
+        return None
+    return sum(nats for result in results for nats in result.hint_kl_nats) / tokens
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> float:

@@ -18,7 +18,6 @@ from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.tasks.learning.config import TrainerRequest
-from ostinato.tasks.learning.credit import samples_of_step
 from ostinato.tasks.learning.step_checkpoints import (
     StepState,
     describe_machine,
@@ -33,6 +32,7 @@ from ostinato.tasks.reinforcement.records import (
     ReplayRequest,
 )
 from ostinato.tasks.reinforcement.services import trainer_config
+from ostinato.tasks.reinforcement.step_samples import StepSamples
 from ostinato.tasks.rollout.journal import RolloutJournal
 
 
@@ -71,6 +71,7 @@ class Replay:
             int(row["step"]): row for row in read_metrics(Path(request.run_directory) / METRICS)
         }
         journal = open_ledger(settings).journal
+        self._samples = StepSamples(request.run)
         self._journal = RolloutJournal(journal, open_object_store(settings), request.run.run_id)
 
     def step(self, step: int) -> ReplayedStep:
@@ -95,7 +96,7 @@ class Replay:
                 ObjectStore.from_url(f"file://{scratch}/objects"),
             )
             try:
-                report = trainer.train_step(samples_of_step(groups, learning.objective))
+                report = trainer.train_step(self._samples.of(groups))
                 weights = trainer.export_weights()
             finally:
                 trainer.close()

@@ -27,7 +27,6 @@ from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.telemetry import configure_logging, fields, read_metrics
 from ostinato.tasks.learning.actor import TrainedStep
-from ostinato.tasks.learning.credit import samples_of_step
 from ostinato.tasks.problem_sets import load_problems
 from ostinato.tasks.reinforcement.evaluation import EvaluationBeside, open_evaluation
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
@@ -39,6 +38,7 @@ from ostinato.tasks.reinforcement.services import (
     chain_id_of,
     open_services,
 )
+from ostinato.tasks.reinforcement.step_samples import StepSamples
 from ostinato.tasks.rollout.curriculum import Curriculum
 from ostinato.tasks.rollout.history import GroupHistory
 from ostinato.tasks.rollout.journal import RolloutJournal
@@ -110,6 +110,7 @@ class TrainingLoop:
         self._journal = journal
         self._reporter = reporter
         self._evaluation = evaluation
+        self._samples = StepSamples(request)
         self._wanted_version = -1
         self._version_changed = asyncio.Event()
 
@@ -220,7 +221,7 @@ class TrainingLoop:
         the step before.
         """
         started_at = time.monotonic()
-        samples = samples_of_step(step.groups, self._request.learning.objective)
+        samples = self._samples.of(step.groups)
         self._journal.mark_trained([group.group_id for group in step.groups], step.step)
         trained: TrainedStep = await ask(
             self._services.trainer.advance.remote(samples), f"step {step.step}", STEP_SECONDS

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ostinato.tasks.learning.config import ClipBand, ObjectiveConfig
-from ostinato.tasks.learning.objective import policy_loss
+from ostinato.tasks.learning.objective import entropy_bonus, policy_loss
 
 ROLLOUT = torch.tensor([-1.0, -1.0, -1.0, -1.0])
 TRAINER = torch.tensor([-1.0, -0.5, -1.5, -0.5])
@@ -39,3 +39,15 @@ def test_policy_loss_extreme_ratio_stays_finite() -> None:
     config = ObjectiveConfig(importance_cap=5.0)
     loss = policy_loss(logprobs, torch.tensor([-1e4]), torch.tensor([1.0]), config)
     assert loss.importance_weights_N.tolist() == [5.0]
+
+
+def test_entropy_bonus_is_the_gradient_of_the_entropy_on_average() -> None:
+    logits_V = torch.tensor([1.5, 0.2, -0.7, 0.0], requires_grad=True)
+    logprobs_V = torch.log_softmax(logits_V, -1)
+    entropy = -(logprobs_V.exp() * logprobs_V).sum()
+    [wanted_V] = torch.autograd.grad(entropy, logits_V, retain_graph=True)
+    # each token as often as the policy draws it
+    bonus_V = entropy_bonus(logprobs_V, entropy.detach().expand(4), coefficient=0.5)
+    weights_V = bonus_V * logprobs_V.exp().detach()
+    [seen_V] = torch.autograd.grad((weights_V * logprobs_V).sum(), logits_V)
+    assert torch.allclose(seen_V, 0.5 * wanted_V, atol=1e-6)

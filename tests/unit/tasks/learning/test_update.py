@@ -272,3 +272,29 @@ def test_replay_of_foreign_routes_shows_in_the_mismatch_without_it() -> None:
     assert report.mismatch_without_replay is not None
     assert report.parity.one_cache.k3_nats < 1e-9
     assert report.mismatch_without_replay.k3_nats > 1e-6
+
+
+def test_entropy_floor_holds_a_bandit_open() -> None:
+    def last_entropy(floor_nats: float | None) -> tuple[float, float]:
+        model = build_trainer_model(TINY, seed=3)
+        objective = ObjectiveConfig(
+            loss_divisor_tokens=64, entropy_floor_nats=floor_nats, entropy_coefficient=1.0
+        )
+        config = make_config(objective=objective)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+        update = PolicyUpdate(model, optimizer, config, time.perf_counter)
+        reports = [
+            update.step(
+                sample_answers(model, 48, seed=step, wanted=7)[0], step=step, weight_version=step
+            )
+            for step in range(16)
+        ]
+        assert reports[0].entropy_coefficient == 0  # nearly uniform: above any floor here
+        used = sum(report.entropy_coefficient > 0 for report in reports)
+        assert (used > 0) == (floor_nats is not None)
+        return float(np.mean([report.entropy_nats for report in reports[-3:]])), used
+
+    closed, _ = last_entropy(None)
+    held, used = last_entropy(1.0)
+    assert closed < 0.4 < 0.8 < held
+    assert used < 16

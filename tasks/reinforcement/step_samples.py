@@ -1,0 +1,121 @@
+"""Samples of a step, with hints from the problems where the objective distils them.
+
+A train problem says which line is wrong: the label is free. An attempt whose first edit did not
+solve it is shown that line, as one more tool result before the turn of that edit.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
+from ostinato.infra.agent.transcript import CallStatus, Transcript, TurnRecord
+from ostinato.infra.platform.errors import TrainingError
+from ostinato.models.rendering import Renderer, load_renderer
+from ostinato.tasks.learning.credit import samples_of_step
+from ostinato.tasks.problem_sets import load_problems
+from ostinato.tasks.records import Group, Hint, LineEdit, Problem, Sample, Trajectory
+from ostinato.tasks.reinforcement.records import ReinforcementRequest
+
+
+class StepSamples:
+    """Samples of one run's groups."""
+
+    def __init__(self, request: ReinforcementRequest) -> None:
+        self._objective = request.learning.objective
+        self._renderer: Renderer | None = None
+        self._edits: dict[str, LineEdit] = {}
+        if self._objective.hint_coefficient:
+            self._renderer = load_renderer(Path(request.checkpoint_directory))
+            problems = load_problems(Path(request.problems_directory), request.split)
+            self._edits = {
+                problem.problem_id: edit for problem in problems for edit in _only(problem)
+            }
+
+    def of(self, groups: Iterable[Group]) -> list[Sample]:
+        """All samples of a step, in the order that credit gives them."""
+        groups = tuple(groups)
+        samples = samples_of_step(groups, self._objective)
+        if self._renderer is None:
+            return samples
+        hints: dict[str, tuple[int, Hint]] = {}
+        for group in groups:
+            edit = self._edits.get(group.problem_id)
+            if edit is None:
+                continue
+            for member in group.trajectories:
+                found = find_hint(member, edit, self._renderer)
+                if found is not None:
+                    hints[member.trajectory_id] = found
+        return list(_with_hints(samples, hints))
+
+
+def find_hint(
+    trajectory: Trajectory, edit: LineEdit, renderer: Renderer
+) -> tuple[int, Hint] | None:
+    """Number of the segment and the hint before its first edit. None without an edit, and where
+    that edit solved the problem.
+    """
+    transcript = trajectory.transcript
+    edits = sum(map(_is_edit, transcript.turns))
+    is_solved = trajectory.verdict is not None and trajectory.verdict.passed
+    if not edits or (is_solved and edits == 1):
+        return None
+    number, start, end = _first_edit(transcript)
+    tokens = transcript.segments[number].token_ids_T[:start].tolist()
+    header = renderer.append_results([])
+    if tokens[-len(header) :] != header:
+        raise TrainingError(
+            f"{trajectory.trajectory_id}: tokens before its first edit end in {tokens[-len(header) :]}, "
+            f"wanted the answer's header {header}"
+        )
+    told = renderer.append_results([describe_place(transcript.turns, edit)])
+    context = (*tokens[: -len(header)], *told)
+    return number, Hint(turn_start=start, turn_end=end, context_tokens=context)
+
+
+def describe_place(turns: Sequence[TurnRecord], edit: LineEdit) -> str:
+    """The wrong line, by its tag where the attempt was shown it before its first edit."""
+    shown = re.compile(rf"^(<L\d+>){re.escape(edit.broken_text)}$", re.MULTILINE)
+    place = f"line {edit.line_number} of {edit.path}"
+    for turn in turns:
+        if _is_edit(turn):
+            break
+        for result in turn.results:
+            if tagged := shown.search(result):
+                place = tagged[1]
+    return f"the mistake is at {place}"
+
+
+def _only(problem: Problem) -> tuple[LineEdit, ...]:
+    """The one wrong line of a problem; nothing where more is wrong."""
+    return problem.edits if len(problem.edits) == 1 and not problem.blocks else ()
+
+
+def _is_edit(turn: TurnRecord) -> bool:
+    return any(call.tool in EDIT_TOOLS and call.status is CallStatus.OK for call in turn.calls)
+
+
+def _first_edit(transcript: Transcript) -> tuple[int, int, int]:
+    """Segment and token range of the first turn that edits."""
+    turns = iter([turn for turn in transcript.turns if turn.generated_tokens])
+    for number, segment in enumerate(transcript.segments):
+        mask_T = np.asarray(segment.loss_mask_T).astype(np.int8)
+        edges = np.flatnonzero(np.diff(mask_T, prepend=0, append=0))
+        for start, end in edges.reshape(-1, 2).tolist():
+            if _is_edit(next(turns)):
+                return number, start, end
+    raise TrainingError("no range of sampled tokens belongs to the first edit, wanted one per turn")
+
+
+def _with_hints(samples: Sequence[Sample], hints: dict[str, tuple[int, Hint]]) -> Iterator[Sample]:
+    """Each hint on the first sample of its segment that trains its turn."""
+    for sample in samples:
+        number, hint = hints.get(sample.trajectory_id, (-1, None))
+        part = sample.sample_id.rpartition("/")[2].partition(".")[0]
+        if hint is None or int(part) != number or not sample.segment.loss_mask_T[hint.turn_start]:
+            yield sample
+            continue
+        yield sample.model_copy(update={"hint": hint})
