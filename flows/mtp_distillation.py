@@ -19,7 +19,8 @@ def mtp_distillation(
     pretrained: ArtifactRef | None = None,
     options: RunOptions | None = None,
 ) -> ArtifactRef:
-    """Distils draft layers and measures them. Returns the checkpoint with both.
+    """Distils draft layers and measures them. Returns the checkpoint with both; the trunk alone
+    where the recipe wants no draft layers.
 
     Args:
         recipe: name of a shipped recipe or path of a TOML file.
@@ -33,6 +34,8 @@ def mtp_distillation(
     pretrained = pretrained or continued_pretraining(
         recipe, seed, problems, options=context.options
     )
+    if not context.recipe.mtp.depth:
+        return pretrained
     corpus = chain.build_corpus(context, problems)
     drafted = chain.distil_draft_layers(context, corpus, pretrained)
     speculation = chain.measure_speculation(context, corpus, drafted)

@@ -31,7 +31,7 @@ from ostinato.tasks.learning.config import LearningConfig, ObjectiveConfig
 from ostinato.tasks.mtp.config import MtpConfig
 from ostinato.tasks.mtp.speculation_config import SpeculationConfig
 from ostinato.tasks.pretraining.config import PretrainingConfig
-from ostinato.tasks.problems.config import ProblemsConfig
+from ostinato.tasks.problems.config import ProblemsConfig, ProblemSelection
 from ostinato.tasks.promotion.config import TEST_LINE
 from ostinato.tasks.reinforcement.records import ReinforcementConfig
 from ostinato.tasks.retrieval.config import RetrievalConfig
@@ -91,6 +91,7 @@ class Recipe(Record):
     )
     model: ModelSpec
     problems: ProblemsConfig = ProblemsConfig()
+    selection: ProblemSelection = ProblemSelection()
     environments: dict[str, EnvironmentConfig] = Field(
         default={},
         description="problems drawn from environments of installed packages, by their names",
@@ -171,19 +172,35 @@ def load_recipe(
         raise ConfigError(_explain(path, error)) from None
 
 
+def is_reference(base_checkpoint: str) -> bool:
+    """Whether a base checkpoint is named as an artifact, not as a directory."""
+    return _REFERENCE.fullmatch(base_checkpoint) is not None
+
+
 def base_directory(base_checkpoint: str) -> Path | None:
     """Directory of a base checkpoint as a recipe names it. None: random weights."""
-    if _REFERENCE.fullmatch(base_checkpoint):
+    if is_reference(base_checkpoint):
         settings = load_settings()
         artifacts = open_artifacts(settings)
-        return directory_of(settings, artifacts, artifacts.get(base_checkpoint))
+        try:
+            ref = artifacts.get(base_checkpoint)
+        except ConfigError as error:
+            raise ConfigError(
+                f"base_checkpoint: {error}; `ostinato import` brings a model in"
+            ) from None
+        return directory_of(settings, artifacts, ref)
     return (RECIPES.parents[1] / base_checkpoint).resolve() if base_checkpoint else None
 
 
 def _take_model_of_base(values: dict[str, Any], path: Path) -> None:
     """The shape of the base checkpoint is the recipe's; a `[model]` that says another is refused."""
     name = values.get("base_checkpoint", "")
-    directory = base_directory(name) if isinstance(name, str) else None
+    try:
+        directory = base_directory(name) if isinstance(name, str) else None
+    except ConfigError:
+        if values.get("model"):  # the recipe states the shape itself: the run asks for the weights
+            return
+        raise
     if directory is None:
         return
     file = directory / BASE_SPEC

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from torch import Tensor
 
-BUCKET_TOKENS = (128, 192, 256, 384, 512, 768)
+SHORTEST_BUCKETS = (128, 192)  # and each doubled, again and again
 PAD_TOKEN = 0
 ROWS_A_BATCH = 8  # of held-out shards
 
@@ -83,7 +83,8 @@ class RowSource:
 class TranscriptSource:
     """Microbatches of whole transcripts with a loss mask, every transcript once an epoch.
 
-    Transcripts longer than the longest bucket are left out and counted in `num_too_long`.
+    A microbatch holds at least one, so transcripts longer than it are left out and counted in
+    `num_too_long`.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class TranscriptSource:
         path: Path,
         microbatch_tokens: int,
         seed: int,
-        bucket_tokens: Sequence[int] = BUCKET_TOKENS,
+        bucket_tokens: Sequence[int] | None = None,
     ) -> None:
         if not path.exists():
             raise ValueError(
@@ -106,12 +107,7 @@ class TranscriptSource:
         )
         self.microbatch_tokens = microbatch_tokens
         self.seed = seed
-        self.bucket_tokens = np.array([b for b in bucket_tokens if b <= microbatch_tokens])
-        if len(self.bucket_tokens) == 0:
-            raise ValueError(
-                f"microbatch_tokens={microbatch_tokens}, "
-                f"wanted at least {min(bucket_tokens)} for transcripts"
-            )
+        self.bucket_tokens = np.array(bucket_tokens or transcript_buckets(microbatch_tokens))
         bucket_of = np.searchsorted(self.bucket_tokens, np.diff(self.offsets))
         self.fitting = np.nonzero(bucket_of < len(self.bucket_tokens))[0]
         self.num_too_long = len(bucket_of) - len(self.fitting)
@@ -162,6 +158,17 @@ class TranscriptSource:
             torch.from_numpy(loss_mask_BT),
             torch.from_numpy(padding_BT),
         )
+
+
+def transcript_buckets(longest: int) -> list[int]:
+    """Row lengths of transcripts, ascending, up to the longest."""
+    lengths = {
+        bucket << doublings
+        for bucket in SHORTEST_BUCKETS
+        for doublings in range(longest.bit_length())
+        if bucket << doublings < longest
+    }
+    return sorted({*lengths, longest})
 
 
 def stack_rows(rows: Sequence[NDArray[np.int64]]) -> TokenBatch:

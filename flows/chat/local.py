@@ -21,9 +21,8 @@ async def load_local(reference: str, recipe: str) -> AsyncIterator[ServedModel]:
         ref = realtime.champion_ref(context) if promoted else context.artifacts.get(reference)
         directory, name = context.directory_of(ref), str(ref)
     load_engine = load_entry("ostinato.infra.serving.engine.local:load_local_engine")
-    is_imported = chain.is_imported(directory)
-    harness = chain.IMPORTED_HARNESS if is_imported else context.recipe.harness
-    sizes = {"max_context_tokens": harness.context_tokens} if is_imported else {}
+    harness = chain.harness_for(context.recipe, directory)
+    sizes = {"max_context_tokens": harness.context_tokens} if chain.is_imported(directory) else {}
     engine = load_engine(
         directory, name, context.recipe.decoding, slots=4, lookup_entries=0, **sizes
     )

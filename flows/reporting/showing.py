@@ -282,10 +282,7 @@ def _rows(
 ) -> list[ReportRow]:
     built = chain.result_of(context, problems, ProblemsResult)
     trained = chain.result_of(context, pretrained, PretrainingResult)
-    draft = chain.result_of(context, drafted, MtpResult)
     corpus = chain.build_corpus(context, problems)
-    speculated = chain.measure_speculation(context, corpus, drafted)
-    speculation = chain.result_of(context, speculated, SpeculationResult)
     run = chain.result_of(context, reinforced, ReinforcementResult)
     overlap = {
         found.split: f"{found.problems_with_answer} of {found.problems} answers in training text"
@@ -300,27 +297,14 @@ def _rows(
             f"yield {built.yield_ratio:.0%}",
         ),
         _perplexity_row(trained),
-        ReportRow(
-            "MTP",
-            "KL to the main head, by depth",
-            _list(draft.before.kl_nats),
-            _list(draft.after.kl_nats),
-            f"greedy agreement {_list(draft.after.agreement)}",
-        ),
-        ReportRow(
-            "MTP",
-            "decode tokens/s, batch 1, greedy",
-            f"{speculation.plain_tokens_per_second:.0f}",
-            f"{speculation.drafted_tokens_per_second:.0f}",
-            f"{speculation.speed_up:.2f}x, {speculation.tokens_per_forward:.2f} tokens a forward, "
-            f"acceptance {speculation.acceptance:.0%}; with the lookup {speculation.lookup_speed_up:.2f}x",
-        ),
+        *_draft_rows(context, corpus, drafted),
         _hack_row(run),
     ]
     for split, name in (
         (Split.HELD_OUT, "unseen mutations"),
         (Split.HELD_OUT_FUNCTION, "unseen functions"),
     ):
+        rows += _base_row(context, problems, drafted, split, name)
         before = chain.evaluate(context, problems, drafted, split)
         after = chain.evaluate(context, problems, reinforced, split)
         attempts = after.attempts_per_problem
@@ -341,6 +325,48 @@ def _rows(
             ),
         ]
     return rows + _cycle_rows(cycle)
+
+
+def _draft_rows(
+    context: StageContext, corpus: ArtifactRef, drafted: ArtifactRef
+) -> list[ReportRow]:
+    """Quality and worth of the draft layers, where the recipe wants some."""
+    if not context.recipe.mtp.depth:
+        return []
+    draft = chain.result_of(context, drafted, MtpResult)
+    speculated = chain.measure_speculation(context, corpus, drafted)
+    speculation = chain.result_of(context, speculated, SpeculationResult)
+    return [
+        ReportRow(
+            "MTP",
+            "KL to the main head, by depth",
+            _list(draft.before.kl_nats),
+            _list(draft.after.kl_nats),
+            f"greedy agreement {_list(draft.after.agreement)}",
+        ),
+        ReportRow(
+            "MTP",
+            "decode tokens/s, batch 1, greedy",
+            f"{speculation.plain_tokens_per_second:.0f}",
+            f"{speculation.drafted_tokens_per_second:.0f}",
+            f"{speculation.speed_up:.2f}x, {speculation.tokens_per_forward:.2f} tokens a forward, "
+            f"acceptance {speculation.acceptance:.0%}; with the lookup {speculation.lookup_speed_up:.2f}x",
+        ),
+    ]
+
+
+def _base_row(
+    context: StageContext, problems: ArtifactRef, tuned: ArtifactRef, split: Split, name: str
+) -> list[ReportRow]:
+    """The model as it was imported beside the fine-tuned one."""
+    base = chain.imported_base(context)
+    if base is None:
+        return []
+    before = chain.evaluate(context, problems, base, split)
+    after = chain.evaluate(context, problems, tuned, split)
+    note = f"as imported, then fine-tuned; {len(after.problems)} problems x {after.attempts_per_problem}"
+    measure = f"{name}: average solve rate"
+    return [ReportRow("SFT", measure, _interval(before.average), _interval(after.average), note)]
 
 
 def _perplexity_row(trained: PretrainingResult) -> ReportRow:

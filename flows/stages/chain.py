@@ -7,11 +7,11 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from ostinato.flows.recipe import Recipe, base_directory
+from ostinato.flows.recipe import Recipe, base_directory, is_reference
 from ostinato.flows.stages.child_task import run_stage
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.infra.agent.extensions import FULL
+from ostinato.infra.agent.extensions import COMPACT, FULL
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger.rows import ScorecardRow
@@ -23,7 +23,7 @@ from ostinato.tasks.environments.run import EnvironmentsRequest, EnvironmentsRes
 from ostinato.tasks.mtp.config import MtpRequest, MtpResult
 from ostinato.tasks.mtp.speculation_config import SpeculationRequest, SpeculationResult
 from ostinato.tasks.pretraining.config import PretrainingRequest, PretrainingResult
-from ostinato.tasks.problems.config import ProblemsRequest, ProblemsResult
+from ostinato.tasks.problems.config import ProblemSelection, ProblemsRequest, ProblemsResult
 from ostinato.tasks.records import Scorecard, Split
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 from ostinato.tasks.retrieval.config import RetrievalRequest, RetrievalResult
@@ -84,8 +84,11 @@ def build_proven_problems(context: StageContext, *, use_shipped: bool = True) ->
 
     `use_shipped`: whether a set that ships for this configuration is taken as it is.
     """
+    recipe = context.recipe
+    selection = recipe.selection if use_shipped else ProblemSelection()
     request = ProblemsRequest(
-        config=context.recipe.problems,
+        config=recipe.problems,
+        selection=selection,
         archives_directory=context.settings.cache_directory / "archives",
         use_shipped=use_shipped,
     )
@@ -97,7 +100,9 @@ def build_proven_problems(context: StageContext, *, use_shipped: bool = True) ->
         )
         return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
 
-    return context.ensure(kind, request.config, (), build)
+    is_whole = selection == ProblemSelection()
+    identity = recipe.problems if is_whole else {"config": recipe.problems, "selection": selection}
+    return context.ensure(kind, identity, (), build)
 
 
 def train_encoder(context: StageContext) -> ArtifactRef:
@@ -282,7 +287,8 @@ def evaluation(
 ) -> ArtifactRef:
     """The artifact of an evaluation: scorecard, a row per attempt, trajectories."""
     identity = evaluation_identity(context.recipe, split)
-    identity |= {"harness": harness_of(context, checkpoint)}
+    harness = harness_for(context.recipe, context.directory_of(checkpoint))
+    identity |= {"harness": harness}
 
     def build(directory: Path) -> tuple[Path, dict]:
         request = evaluation_request(context, problems, checkpoint, split)
@@ -312,15 +318,21 @@ def evaluation(
     return context.ensure("evaluation", identity, parents, build)
 
 
+def imported_base(context: StageContext) -> ArtifactRef | None:
+    """The model of others that the recipe begins with. None: it begins with one of our own."""
+    name = context.recipe.base_checkpoint
+    return context.artifacts.get(name) if is_reference(name) else None
+
+
 def is_imported(directory: Path) -> bool:
     """Whether a checkpoint, imported or trained from one, talks by a published chat template."""
     return (directory / PUBLISHED_FILES).is_dir()
 
 
-def harness_of(context: StageContext, checkpoint: ArtifactRef) -> HarnessConfig:
-    """The recipe's harness, or the one for models that other people trained."""
-    imported = is_imported(context.directory_of(checkpoint))
-    return IMPORTED_HARNESS if imported else context.recipe.harness
+def harness_for(recipe: Recipe, directory: Path) -> HarnessConfig:
+    """The recipe's harness; for models that other people trained, unless it is of nano's dialect."""
+    is_known = recipe.harness.dialect != COMPACT or not is_imported(directory)
+    return recipe.harness if is_known else IMPORTED_HARNESS
 
 
 def evaluation_identity(recipe: Recipe, split: Split) -> dict:
@@ -341,8 +353,7 @@ def evaluation_request(
     """An evaluation as the recipe wants it, on this machine's cores."""
     recipe = context.recipe
     directory = context.directory_of(checkpoint)
-    slots, harness = recipe.reinforcement.engine_slots, harness_of(context, checkpoint)
-    imported = is_imported(directory)
+    slots, harness = recipe.reinforcement.engine_slots, harness_for(recipe, directory)
     return EvaluationRequest(
         checkpoint_directory=str(directory),
         checkpoint_name=str(checkpoint),
@@ -352,8 +363,8 @@ def evaluation_request(
         harness=harness,
         sandbox=recipe.rollout.sandbox,
         grading=recipe.grading,
-        engine_slots=min(slots, IMPORTED_SLOTS) if imported else slots,
-        context_tokens=harness.context_tokens if imported else 0,
+        engine_slots=min(slots, IMPORTED_SLOTS) if harness is IMPORTED_HARNESS else slots,
+        context_tokens=harness.context_tokens if is_imported(directory) else 0,
         decoding=recipe.decoding,
         search_directory=search_directory(context),
         processes=context.settings.cpu_limit,

@@ -91,6 +91,17 @@ class HarnessConfig(Record):
     summary_limit_tokens: int | None = Field(
         default=None, ge=1, description="longest summary; None: what the budgets leave"
     )
+    system_prompt: str | None = Field(
+        default=None,
+        description="in place of the text that explains tools and calls, for a model that was "
+        "fine-tuned on them; None: the explanation",
+    )
+    shown_lines: int = Field(
+        default=0,
+        ge=0,
+        description="lines, at most, of a problem's broken function that stand above its prompt as "
+        "a file that the user has open; 0: none. Not in the compact dialect",
+    )
     announce_turns: int = Field(
         default=0, ge=0, description="with so few turns left the model is told; 0: never"
     )
@@ -119,6 +130,11 @@ class HarnessConfig(Record):
         TOOLS.refuse_unknown(outside)
         if self.place_tags and not is_compact:
             raise ValueError("place_tags is true, wanted false: only the compact dialect has tags")
+        if is_compact and (self.shown_lines or self.system_prompt is not None):
+            raise ValueError(
+                "shown_lines or system_prompt is set, wanted neither in the compact dialect: its "
+                "prompts are the request alone"
+            )
         shortest = SHORTEST_RESULT_CHARACTERS * self.max_calls_per_turn
         if self.turn_limit_characters is not None and self.turn_limit_characters < shortest:
             raise ValueError(

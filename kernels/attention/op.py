@@ -5,7 +5,8 @@ It holds no parameters and knows no padding: rows end where they end.
 At nano (head width 32, 256 tokens) torch's fused kernel spends most of its time in many tiny
 products: forward and backward of one layer took 36 ms, this 16 ms. Queries that share a key head
 are one matrix; a block of queries meets only the keys up to its end; probabilities are kept for the
-backward.
+backward, which takes memory by the square of the row's length. So long rows go to torch's kernel,
+which keeps none.
 
 Shapes: C batch x key/value heads, R query heads a key/value head, T tokens, H head width, Q queries
 of a block, S keys so far.
@@ -15,9 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 QUERY_BLOCK_TOKENS = 128
 HEADS_A_PASS = 16
+LONGEST_KEPT_TOKENS = 1024  # 4 MB of probabilities a head
 
 
 class _CausalAttention(torch.autograd.Function):
@@ -82,5 +85,10 @@ def _blocks(heads: int, num_tokens: int) -> list[tuple[slice, int, int]]:
 
 def causal_attention(query_CRTH: Tensor, key_CTH: Tensor, value_CTH: Tensor) -> Tensor:
     """Attends each token to itself and those before it. Scores are scaled by H**-0.5."""
+    if query_CRTH.shape[2] > LONGEST_KEPT_TOKENS:
+        keys_CRTH, values_CRTH = (
+            part[:, None].expand_as(query_CRTH) for part in (key_CTH, value_CTH)
+        )
+        return scaled_dot_product_attention(query_CRTH, keys_CRTH, values_CRTH, is_causal=True)
     scaled_CRTH = query_CRTH * query_CRTH.shape[-1] ** -0.5
     return _CausalAttention.apply(scaled_CRTH, key_CTH, value_CTH)  # type: ignore[no-any-return]

@@ -9,6 +9,8 @@ from ostinato.infra.platform.record import Record
 from ostinato.tasks.corpus.locating import Locating
 from ostinato.tasks.records import Split
 
+DEMONSTRATED = (Split.DEMONSTRATION, Split.TRAIN)  # all others are for evaluation or users
+
 
 class CodeSource(Record):
     """One place where general source code comes from."""
@@ -58,6 +60,11 @@ class DemonstrationConfig(Record):
     give_up_share: float = Field(
         default=0.15, ge=0, le=1, description="a wrong edit, failed tests, then giving up"
     )
+    splits: tuple[Split, ...] = Field(
+        default=(Split.DEMONSTRATION,),
+        min_length=1,
+        description="whose problems are repaired: demonstration, also train, never others",
+    )
     concurrency: int = Field(default=8, ge=1, description="attempts at the same time")
     boxes_per_repository: int = Field(default=4, ge=1)
     test_time_limit_seconds: float = Field(default=10.0, gt=0)
@@ -67,6 +74,10 @@ class DemonstrationConfig(Record):
 
     @model_validator(mode="after")
     def _shares(self) -> "DemonstrationConfig":
+        outside = [split.value for split in self.splits if split not in DEMONSTRATED]
+        if outside:
+            wanted = ", ".join(DEMONSTRATED)
+            raise ValueError(f"splits holds {outside[0]!r}, wanted only {wanted}")
         total = self.wrong_first_share + self.give_up_share
         if total > 1:
             raise ValueError(f"wrong_first_share + give_up_share is {total}, wanted at most 1")

@@ -9,21 +9,29 @@ from dataclasses import dataclass, field, replace
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.dialects.compact.regions import Region, open_region
+from ostinato.infra.agent.extensions import COMPACT
 from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.agent.workplace import make_workplace
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
+from ostinato.infra.sandbox.protocol import Sandbox
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.models.rendering import Renderer
 from ostinato.models.rendering.vocabulary import SPECIAL_IDS, line_tag
 from ostinato.tasks.corpus.config import DemonstrationConfig
 from ostinato.tasks.corpus.corruptions import corrupt_function
 from ostinato.tasks.corpus.decontamination import Guard
-from ostinato.tasks.corpus.demonstrator import Demonstrator
+from ostinato.tasks.corpus.demonstrator import (
+    Conversation,
+    Demonstrator,
+    locate_and_repair,
+    repair,
+)
 from ostinato.tasks.corpus.functions import CodeFunction
 from ostinato.tasks.corpus.locating import LocatingCalls, locate
+from ostinato.tasks.corpus.plain_repairs import repair_plainly, write_repair
 from ostinato.tasks.corpus.reports import FailureReports
 from ostinato.tasks.corpus.transcripts import (
     FIXED,
@@ -32,12 +40,15 @@ from ostinato.tasks.corpus.transcripts import (
     Document,
     draw_plan,
     edit_call,
+    place_of,
 )
 from ostinato.tasks.descriptions import read_description
+from ostinato.tasks.problem_prompts import facts_of
 from ostinato.tasks.records import Problem
 
 OPEN_EDIT = SPECIAL_IDS["<edit_file>"]
 CLOSE_EDIT = SPECIAL_IDS["</edit_file>"]
+PLAIN = "plain"  # course of a repair in plain text
 
 
 @dataclass(slots=True)
@@ -122,6 +133,8 @@ async def _demonstrate(
     index: int,
 ) -> _Attempt:
     """One attempt. No document when it did not end as planned (a wrong edit may pass)."""
+    if settings.harness.dialect != COMPACT:
+        return await _demonstrate_plainly(problem, place, settings, index)
     rng = random.Random(f"{settings.seed}/{index}/{problem.problem_id}")
     plan = draw_plan(settings.config, rng)
     broken = problem.break_files(place.repository.files)
@@ -132,28 +145,15 @@ async def _demonstrate(
         wrong = _draw_wrong_edit(problem, region, settings.guard, rng)
         if not wrong:
             plan = replace(plan, course=Course.RIGHT)
-    model = Demonstrator(
-        settings.renderer,
-        plan,
-        path=problem.path,
-        symbol=problem.symbol,
-        right=_right_edit(problem, region),
-        wrong=wrong,
-        locating=_locating(problem, settings.config),
-    )
-    request = AgentRequest(prompt=problem.prompt, session_id=f"{problem.problem_id}/{index}")
-    test_ids = (*problem.fail_to_pass, *problem.pass_to_pass)
+    right = _right_edit(problem, region)
+    locating = _locating(problem, settings.config)
+    if locating is None:
+        named = place_of(problem.path, problem.symbol)
+        conversation = repair(plan, named, right=right, wrong=wrong)
+    else:
+        conversation = locate_and_repair(locating, plan, right=right, wrong=wrong)
     async with place.leased(broken) as sandbox:
-        environment = make_workplace(
-            sandbox,
-            place.test_server,
-            test_ids=test_ids,
-            test_limit_seconds=settings.config.test_time_limit_seconds,
-            search=settings.search,
-        )
-        transcript = await run_agent(
-            model, settings.renderer, environment, request, settings.harness
-        )
+        transcript = await _play(conversation, problem, place, settings, sandbox, broken, index)
     wanted = GAVE_UP if plan.course is Course.GIVE_UP else FIXED
     if transcript.end_reason is not EndReason.FINISHED or transcript.final_message != wanted:
         return _Attempt(problem, f"dropped_{transcript.end_reason}", None, "")
@@ -162,6 +162,57 @@ async def _demonstrate(
     if plan.course is not Course.RIGHT:
         _mask_first_edit(document)
     return _Attempt(problem, plan.name, document, _first_report(transcript))
+
+
+async def _demonstrate_plainly(
+    problem: Problem,
+    place: RepositoryEnvironment,
+    settings: DemonstrationSettings,
+    index: int,
+) -> _Attempt:
+    """One repair in plain text. No document unless it leaves the proven code, byte for byte."""
+    pristine = place.repository.files
+    broken = problem.break_files(pristine)
+    calls = write_repair(problem, broken, settings.harness)
+    if calls is None:
+        return _Attempt(problem, "dropped_not_shown", None, "")
+    async with place.leased(broken) as sandbox:
+        conversation = repair_plainly(calls)
+        transcript = await _play(conversation, problem, place, settings, sandbox, broken, index)
+        left = await sandbox.diff()
+    edited = {edit.path for edit in problem.edits}  # hidden tests stay cut out
+    is_whole = all(left.get(path, pristine[path]) == pristine[path] for path in edited)
+    if transcript.final_message != FIXED or not is_whole:
+        return _Attempt(problem, f"dropped_{transcript.end_reason}", None, "")
+    (segment,) = transcript.segments
+    document = Document(segment.token_ids_T.tolist(), segment.loss_mask_T.tolist())
+    return _Attempt(problem, PLAIN, document, "")
+
+
+async def _play(
+    conversation: Conversation,
+    problem: Problem,
+    place: RepositoryEnvironment,
+    settings: DemonstrationSettings,
+    sandbox: Sandbox,
+    broken: Mapping[str, bytes],
+    index: int,
+) -> Transcript:
+    """The transcript of a demonstrator in the agents' loop. `broken`: the files it finds changed."""
+    request = AgentRequest(
+        prompt=problem.prompt,
+        session_id=f"{problem.problem_id}/{index}",
+        facts=facts_of(problem, broken, settings.harness),
+    )
+    environment = make_workplace(
+        sandbox,
+        place.test_server,
+        test_ids=(*problem.fail_to_pass, *problem.pass_to_pass),
+        test_limit_seconds=settings.config.test_time_limit_seconds,
+        search=settings.search,
+    )
+    model = Demonstrator(settings.renderer, conversation)
+    return await run_agent(model, settings.renderer, environment, request, settings.harness)
 
 
 def _locating(problem: Problem, config: DemonstrationConfig) -> LocatingCalls | None:

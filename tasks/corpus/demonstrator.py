@@ -17,7 +17,6 @@ from ostinato.tasks.corpus.transcripts import (
     Plan,
     edit_turns,
     look_turns,
-    place_of,
 )
 
 Conversation = Generator[str, str, None]
@@ -26,22 +25,10 @@ Conversation = Generator[str, str, None]
 class Demonstrator:
     """Answers one attempt at one problem."""
 
-    def __init__(
-        self,
-        renderer: Renderer,
-        plan: Plan,
-        *,
-        path: str,
-        symbol: str,
-        right: str,
-        wrong: str,
-        locating: LocatingCalls | None = None,
-    ) -> None:
+    def __init__(self, renderer: Renderer, conversation: Conversation) -> None:
+        """`conversation` yields answers and is sent the last result of each."""
         self._renderer = renderer
-        if locating is None:
-            self._conversation = _converse(plan, place_of(path, symbol), right, wrong)
-        else:
-            self._conversation = _locate_first(locating, plan, right, wrong)
+        self._conversation = conversation
         self._has_started = False
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -74,15 +61,19 @@ def _last_result(renderer: Renderer, token_ids: tuple[int, ...]) -> str:
     return text.removesuffix("<|end|><|assistant|>")
 
 
-def _locate_first(locating: LocatingCalls, plan: Plan, right: str, wrong: str) -> Conversation:
+def locate_and_repair(
+    locating: LocatingCalls, plan: Plan, *, right: str, wrong: str
+) -> Conversation:
+    """A repair of a function that is only described."""
     place = yield from locating
     if place is None:
         yield NOT_FOUND
     else:
-        yield from _converse(plan, place, right, wrong)
+        yield from repair(plan, place, right=right, wrong=wrong)
 
 
-def _converse(plan: Plan, place: str, right: str, wrong: str) -> Conversation:
+def repair(plan: Plan, place: str, *, right: str, wrong: str) -> Conversation:
+    """A repair in the compact dialect of the function at a place, with the plan's course."""
     for calls in look_turns(plan, place):
         yield "".join(calls)
     if plan.course is not Course.RIGHT:

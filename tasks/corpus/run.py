@@ -32,7 +32,6 @@ from ostinato.tasks.corpus.problem_sources import ProblemSource, read_problem_so
 from ostinato.tasks.corpus.shards import write_demonstrations, write_shard
 from ostinato.tasks.corpus.sources import SourceFile, read_source
 from ostinato.tasks.corpus.transcripts import Document, DocumentWriter
-from ostinato.tasks.records import Split
 
 SHARDS_DIRECTORY = "shards"
 STATISTICS_FILE = "statistics.json"
@@ -150,7 +149,7 @@ def _demonstrate(
     search: SearchService,
 ) -> Demonstrations:
     config = request.config
-    problems = [item for item in source.problems if item.split is Split.DEMONSTRATION]
+    problems = [item for item in source.problems if item.split in config.demonstrations.splits]
     settings = DemonstrationSettings(
         config.demonstrations, request.harness, renderer, guard, config.seed, search
     )

@@ -150,7 +150,7 @@ class PackingConfig(Record):
 
     bucket_tokens: tuple[int, ...] = Field(
         default=tuple(range(96, 513, 32)),
-        description="row lengths, ascending; a longer sample is an error",
+        description="row lengths, ascending; a longer sample has a multiple of the longest",
     )
     microbatch_tokens: int = Field(
         default=1536, ge=1, description="rows times row length; a microbatch has at least one row"

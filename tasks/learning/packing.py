@@ -45,10 +45,8 @@ def pack(
 ) -> list[Microbatch]:
     """Longest samples first, so that rows of a microbatch are alike and memory peaks at once.
 
-    A microbatch takes the bucket of its longest row and as many rows as fit its token budget. A sample that fits no
-    bucket is an error: cutting it would train on a sequence that nobody sampled.
+    A microbatch takes the bucket of its longest row and as many rows as fit its token budget.
     """
-    largest = config.bucket_tokens[-1]
     lengths = [trainable_length(sample.segment) for sample in samples]
     for sample, length in zip(samples, lengths, strict=True):
         if length and sample.segment.loss_mask_T[0]:
@@ -60,15 +58,11 @@ def pack(
                 f"sample {sample.sample_id} was drawn at {sample.segment.sampling}, wanted the whole "
                 "vocabulary: temperature above 0, top_p 1, top_k 0"
             )
-        if length > largest:
-            raise TrainingError(
-                f"sample {sample.sample_id} has {length} tokens, wanted at most {largest}, the largest bucket"
-            )
     order = sorted(range(len(samples)), key=lambda index: (-lengths[index], index))
     microbatches: list[Microbatch] = []
     start = 0
     while start < len(order):
-        bucket = next(size for size in config.bucket_tokens if size >= lengths[order[start]])
+        bucket = row_tokens(lengths[order[start]], config.bucket_tokens)
         rows = order[start : start + max(1, config.microbatch_tokens // bucket)]
         microbatches.append(
             _stack(
@@ -80,6 +74,14 @@ def pack(
         )
         start += len(rows)
     return sorted(microbatches, key=lambda batch: -cost(batch.tokens_BT.shape))
+
+
+def row_tokens(length: int, buckets: Sequence[int]) -> int:
+    """The shortest bucket that holds a sample; above them all, a multiple of the longest."""
+    longest = buckets[-1]
+    if length > longest:
+        return -(-length // longest) * longest
+    return next(size for size in buckets if size >= length)
 
 
 def deal(microbatches: Sequence[Microbatch], num_ranks: int) -> list[list[int]]:

@@ -12,7 +12,9 @@ class MtpConfig(LoopConfig):
     """Settings of MTP distillation."""
 
     depth: int = Field(
-        default=2, ge=1, description="draft layers; more than the checkpoint has are drawn anew"
+        default=2,
+        ge=0,
+        description="draft layers; more than the checkpoint has are drawn anew; 0: the stage is left out",
     )
     hidden_size: int = Field(default=256, ge=1, description="inner width of a draft layer")
     is_joint: bool = Field(

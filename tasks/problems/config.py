@@ -207,10 +207,20 @@ class ProblemsConfig(Record):
         return self.prompt_shares.get(PromptLevel.DESCRIBED, 0.0) > 0
 
 
+class ProblemSelection(Record):
+    """Problems of a set that a recipe uses. The set itself stays what it is."""
+
+    kinds: tuple[Kind, ...] = Field(default=(), description="these only; empty: all")
+    max_lines: int | None = Field(
+        default=None, ge=1, description="longest function, by its whole lines; None: any"
+    )
+
+
 class ProblemsRequest(Record):
     """Request of the problem stage."""
 
     config: ProblemsConfig
+    selection: ProblemSelection = ProblemSelection()
     archives_directory: Path
     use_shipped: bool = Field(
         default=True, description="take the set that ships for this configuration, if one does"

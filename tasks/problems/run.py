@@ -21,6 +21,7 @@ from ostinato.infra.platform.telemetry import fields
 from ostinato.tasks.descriptions import describe_functions
 from ostinato.tasks.problem_sets import PROBLEMS_FILE, REPOSITORIES_FOLDER
 from ostinato.tasks.problems.building import Part, build_parts
+from ostinato.tasks.problems.choosing import choose_problems
 from ostinato.tasks.problems.commits import mine_commits
 from ostinato.tasks.problems.config import (
     GitSource,
@@ -42,7 +43,12 @@ STATISTICS_FILE = "statistics.json"
 
 
 def main(request: ProblemsRequest, workspace: Workspace) -> ProblemsResult:
-    """Build the problems of a recipe."""
+    """Build the problems of a recipe, and keep those that it uses."""
+    return choose_problems(build_set(request, workspace), request.selection)
+
+
+def build_set(request: ProblemsRequest, workspace: Workspace) -> ProblemsResult:
+    """The whole set of a configuration."""
     started = time.monotonic()
     target = workspace.directory / "problems"
     parts, left_out = prepare_parts(request, target / REPOSITORIES_FOLDER, workspace)

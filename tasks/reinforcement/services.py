@@ -74,9 +74,14 @@ async def open_services(
         objects,
         num_cpus=trainer_cores(request.learning.world_size, workspace.settings.cpu_limit),
     )
+    spec = load_spec(Path(request.checkpoint_directory))
     replicas = start_replicas(
-        load_spec(Path(request.checkpoint_directory)),
-        configure_engine(request.decoding, slots=request.engine_slots),
+        spec,
+        configure_engine(
+            request.decoding,
+            slots=request.engine_slots,
+            max_context_tokens=min(spec.max_sequence_tokens, request.harness.context_tokens),
+        ),
         [f"{request.run_id}.engine{index}" for index in range(request.engine_replicas)],
         num_cpus=0.0,
         chain=(objects, chain_id_of(request)),

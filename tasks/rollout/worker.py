@@ -19,6 +19,7 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.models.decode.protocol import ModelClient
 from ostinato.models.rendering import Renderer
+from ostinato.tasks.problem_prompts import facts_of
 from ostinato.tasks.records import Outcome, Problem, RewardReport, Trajectory, Verdict
 from ostinato.tasks.rollout.records import UNGRADED, AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes
@@ -102,6 +103,7 @@ class RolloutWorker:
                     seed=request.seed,
                     temperature=request.temperature,
                     priority=request.priority,
+                    facts=facts_of(problem, broken, self._harness),
                 ),
                 self._harness,
                 clock=self._clock,

@@ -20,7 +20,9 @@ SUMMARY_INSTRUCTION = (
 def write_system_prompt(
     tools: Iterable[Tool], config: HarnessConfig, policy: ToolPolicy, facts: PromptFacts
 ) -> str:
-    """The system message of a dialect that is explained."""
+    """The system message of a dialect that is explained: the config's own, or the explanation."""
+    if config.system_prompt is not None:
+        return config.system_prompt
     parts = [
         "You are a coding agent. You work on a repository with tools until the user's request is "
         "done, then answer with a short final message and no tool call.",

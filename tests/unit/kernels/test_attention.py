@@ -3,11 +3,13 @@
 import pytest
 import torch
 
-from ostinato.kernels.attention.op import causal_attention
+from ostinato.kernels.attention.op import LONGEST_KEPT_TOKENS, causal_attention
 from ostinato.kernels.attention.reference import causal_attention_reference
 
+SHAPES = [(3, 2, 7), (17, 1, 130), (2, 3, 300), (1, 3, LONGEST_KEPT_TOKENS + 5)]
 
-@pytest.mark.parametrize(("heads", "repeats", "num_tokens"), [(3, 2, 7), (17, 1, 130), (2, 3, 300)])
+
+@pytest.mark.parametrize(("heads", "repeats", "num_tokens"), SHAPES)
 def test_causal_attention_equals_reference(heads: int, repeats: int, num_tokens: int) -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = ((heads, repeats, num_tokens, 4), (heads, num_tokens, 4), (heads, num_tokens, 4))
@@ -29,3 +31,18 @@ def test_causal_attention_later_tokens_do_not_change_earlier_outputs() -> None:
     whole = causal_attention(query, key[:, 0], value[:, 0])
     part = causal_attention(query[:, :, :5], key[:, 0, :5], value[:, 0, :5])
     torch.testing.assert_close(whole[:, :, :5], part)
+
+
+def test_causal_attention_keeps_memory_linear_in_a_long_row() -> None:
+    kept = []
+    for num_tokens in (2048, 4096):
+        leaves = [torch.randn(1, 1, num_tokens, 8, requires_grad=True)]
+        leaves += [torch.randn(1, num_tokens, 8, requires_grad=True) for _ in range(2)]
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, sizes=sizes: sizes.append(tensor.numel()) or tensor,
+            lambda tensor: tensor,
+        ):
+            causal_attention(*leaves)
+        kept.append(sum(sizes))
+    assert kept[1] <= 2.1 * kept[0]

@@ -80,7 +80,13 @@ def test_held_out_sources_are_found_by_name(tmp_path: Path) -> None:
     assert held_out_sources(write_corpus(tmp_path)) == ["code", "library"]
 
 
-def test_transcripts_in_a_microbatch_smaller_than_any_bucket_are_refused(tmp_path: Path) -> None:
-    write_transcripts(tmp_path / "t.safetensors", [([5] * 4, [1] * 4)])
-    with pytest.raises(ValueError, match="microbatch_tokens=64, wanted at least 128"):
-        TranscriptSource(tmp_path / "t.safetensors", microbatch_tokens=64, seed=0)
+@pytest.mark.parametrize("longest", [64, 128, 300, 4096])
+def test_a_transcript_as_long_as_a_microbatch_fits(tmp_path: Path, longest: int) -> None:
+    lengths = [2, longest // 2 + 1, longest, longest + 1]
+    transcripts = [([5] * length, [1] * length) for length in lengths]
+    write_transcripts(tmp_path / "t.safetensors", transcripts)
+    source = TranscriptSource(tmp_path / "t.safetensors", microbatch_tokens=longest, seed=0)
+    assert source.num_too_long == 1
+    batches = [source.microbatch(index) for index in range(len(source.cuts))]
+    assert max(int((~batch.padding_BT).sum(1).max()) for batch in batches) == longest
+    assert all(batch.tokens_BT.numel() <= longest for batch in batches)

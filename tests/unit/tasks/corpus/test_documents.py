@@ -18,13 +18,13 @@ from ostinato.tasks.corpus.config import CodeSource, CorpusConfig, Demonstration
 from ostinato.tasks.corpus.corruptions import corrupt_function
 from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.deduplication import Deduplicator, Novelty
-from ostinato.tasks.corpus.demonstrator import Demonstrator
+from ostinato.tasks.corpus.demonstrator import Demonstrator, repair
 from ostinato.tasks.corpus.documents import RepairMaker, draw_from
 from ostinato.tasks.corpus.functions import read_function
 from ostinato.tasks.corpus.problem_sources import ProblemSource, read_problem_source
 from ostinato.tasks.corpus.reports import FailureReports
 from ostinato.tasks.corpus.sources import package_licence, read_source
-from ostinato.tasks.corpus.transcripts import Course, DocumentWriter, Plan, edit_call
+from ostinato.tasks.corpus.transcripts import Course, DocumentWriter, Plan, edit_call, place_of
 from tests.fakes.memory_sandbox import MemorySandbox
 from tests.unit.tasks.corpus.conftest import MODULE, make_problem
 
@@ -55,7 +55,7 @@ def test_a_repair_document_is_what_the_harness_records(is_parallel: bool) -> Non
         return TestReport(outcomes=outcomes, first_failure=failure, route="hot", seconds=0)
 
     right = edit_call(corruption.number, corruption.gold)
-    model = Demonstrator(RENDERER, plan, path=PATH, symbol=SYMBOL, right=right, wrong="")
+    model = Demonstrator(RENDERER, repair(plan, place_of(PATH, SYMBOL), right=right, wrong=""))
     environment = AgentEnvironment(MemorySandbox({PATH: broken.encode()}), run_tests)
     request = AgentRequest(prompt=f"Fix {SYMBOL} in {PATH}", session_id="s")
     config = HarnessConfig(context_tokens=2000, max_generated_tokens=2000)

@@ -58,9 +58,9 @@ def test_pack_shapes_are_buckets_within_budget_costliest_first(lengths: list[int
     assert sum(rows * tokens < 64 for rows, tokens in shapes) <= 1
 
 
-def test_pack_sample_beyond_the_largest_bucket_is_an_error() -> None:
-    with pytest.raises(TrainingError, match=r"s0 has 33 tokens, wanted at most 32"):
-        pack(samples_of([33]), [0.0], CONFIG)
+def test_pack_sample_beyond_the_largest_bucket_has_a_multiple_of_it() -> None:
+    batches = pack(samples_of([33, 97, 30]), [0.0] * 3, CONFIG)
+    assert [batch.tokens_BT.shape for batch in batches] == [(1, 128), (1, 64), (1, 32)]
 
 
 def test_pack_sample_that_begins_sampled_is_an_error() -> None:
