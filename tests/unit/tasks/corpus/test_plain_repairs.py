@@ -38,7 +38,7 @@ HARNESS = HarnessConfig(
     context_tokens=2000,
 )
 PATH = "pkg/core.py"
-WHOLE = "def first():\n    return 1\n\n\ndef second(n):\n    if n:\n        return 2\n    return 1\n"
+WHOLE = "def first():\n    return 1\n\n\ndef second(n):\n    if n:\n        return 2\n    n += 1\n    return 1\n"
 
 
 def problem_with(**edits: str) -> Problem:
@@ -52,7 +52,7 @@ def problem_with(**edits: str) -> Problem:
         path=PATH,
         symbol="second",
         first_line=5,
-        last_line=8,
+        last_line=9,
         prompt="Fix second",
         edits=tuple(
             LineEdit(path=PATH, line_number=number, gold_text=lines[number - 1], broken_text=text)
@@ -63,7 +63,7 @@ def problem_with(**edits: str) -> Problem:
 
 
 @pytest.mark.parametrize(
-    "edits", [{"L7": "    return 1"}, {"L8": ""}, {"L6": "    if not n:", "L8": "    return 1.5"}]
+    "edits", [{"L7": "    return 1"}, {"L8": ""}, {"L6": "    if not n:", "L8": "    n += 2"}]
 )
 def test_the_calls_of_a_repair_are_exact_and_give_the_whole_file(edits: dict[str, str]) -> None:
     problem = problem_with(**edits)
@@ -75,13 +75,13 @@ def test_the_calls_of_a_repair_are_exact_and_give_the_whole_file(edits: dict[str
     assert len(parsed.calls) == len(edits)
     for call in parsed.calls:
         assert call.values["path"] == PATH
-        old, new = call.values["old"], call.values["new"]
+        old, new = str(call.values["old"]), str(call.values["new"])
         text = replace_text(text, old, new, all_of_them=False, exact=True).text
     assert text == WHOLE
 
 
 def test_a_wrong_line_that_the_prompt_does_not_show_is_no_demonstration() -> None:
-    problem = problem_with(L8="    return 3")
+    problem = problem_with(L8="    n += 3")
     broken = problem.break_files({PATH: WHOLE.encode()})
     assert write_repair(problem, broken, HARNESS.model_copy(update={"shown_lines": 4}))
     assert write_repair(problem, broken, HARNESS.model_copy(update={"shown_lines": 3})) is None
