@@ -146,15 +146,7 @@ def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
         result = run_stage(
             "corpus", "ostinato.tasks.corpus.run:main", request, CorpusResult, directory
         )
-        published = directory / "published"
-        _link_only(
-            directory,
-            published,
-            (
-                *("tokenizer.json", "statistics.json", "demonstrations.safetensors", "shards"),
-                *((PUBLISHED_FILES,) if is_imported(directory) else ()),
-            ),
-        )
+        published = corpus_files(directory)
         return published, {SUMMARY: result.model_dump(mode="json")}
 
     identity = {
@@ -163,6 +155,16 @@ def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
         "base": base_identity(context.recipe),
     }
     return context.ensure("corpus", identity, (problems, *encoders_of(context)), build)
+
+
+def corpus_files(directory: Path) -> Path:
+    """A directory to publish with the corpus that was written beside it."""
+    # Not "published": an imported model's template lies in a folder of that name.
+    target = directory / "corpus"
+    names = ("tokenizer.json", "statistics.json", "demonstrations.safetensors", "shards")
+    template = (PUBLISHED_FILES,) if is_imported(directory) else ()
+    _link_only(directory, target, (*names, *template))
+    return target
 
 
 def pretrain(

@@ -106,10 +106,11 @@ class ServedModels:
     def _start(self, served: ServedCheckpoint) -> LocalEngine:
         with boundary(StorageError, f"checkpoint {served.checkpoint_id} in {served.directory}"):
             checkpoint = load_checkpoint(served.directory)
-        name = served.checkpoint_id
-        engine = LocalEngine(
-            checkpoint.spec, checkpoint.weights, served.weight_version, self._engine_config, name
-        )
+        name, spec = served.checkpoint_id, checkpoint.spec
+        # Memory is taken for whole contexts, and nobody may fill more than the harness's.
+        longest = min(spec.max_sequence_tokens, self._context_tokens)
+        config = self._engine_config.model_copy(update={"max_context_tokens": longest})
+        engine = LocalEngine(spec, checkpoint.weights, served.weight_version, config, name)
         if engine.max_context_tokens < self._context_tokens:
             engine.close()
             raise ConfigError(

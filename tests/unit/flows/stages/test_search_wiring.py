@@ -52,3 +52,16 @@ def test_a_checkpoint_with_a_published_template_talks_in_plain_text(
     request = chain.evaluation_request(context, problems, checkpoint, Split.HELD_OUT)
     assert request.harness.dialect == ("full" if is_imported else context.recipe.harness.dialect)
     assert request.context_tokens == (request.harness.context_tokens if is_imported else 0)
+
+
+def test_a_corpus_keeps_the_template_of_an_imported_model_apart(tmp_path: Path) -> None:
+    stage = tmp_path / "stage"
+    corpus = ("tokenizer.json", "statistics.json", "demonstrations.safetensors", "shards/code.bin")
+    for name in (*corpus, f"{PUBLISHED}/chat_template.jinja"):
+        (stage / name).parent.mkdir(parents=True, exist_ok=True)
+        (stage / name).write_text(name)
+    for _ in range(2):  # again, as after a kill
+        published = chain.corpus_files(stage)
+    found = {str(path.relative_to(published)) for path in published.rglob("*") if path.is_file()}
+    assert found == {*corpus, f"{PUBLISHED}/chat_template.jinja"}
+    assert [path.name for path in (stage / PUBLISHED).iterdir()] == ["chat_template.jinja"]
