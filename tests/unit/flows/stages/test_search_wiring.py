@@ -54,6 +54,18 @@ def test_a_checkpoint_with_a_published_template_talks_in_plain_text(
     assert request.context_tokens == (request.harness.context_tokens if is_imported else 0)
 
 
+def test_an_imported_checkpoint_gets_the_harness_of_a_recipe_in_plain_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    overrides = ('harness.dialect = "full"', "harness.context_tokens = 700")
+    context = StageContext.open("miniature", None, RunOptions(overrides=overrides))
+    checkpoint = publish(context, "pretraining", PUBLISHED)
+    harness = chain.harness_for(context.recipe, context.directory_of(checkpoint))
+    assert harness == context.recipe.harness
+    assert harness.context_tokens == 700
+
+
 def test_a_corpus_keeps_the_template_of_an_imported_model_apart(tmp_path: Path) -> None:
     stage = tmp_path / "stage"
     corpus = ("tokenizer.json", "statistics.json", "demonstrations.safetensors", "shards/code.bin")
