@@ -17,7 +17,8 @@ from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.sandbox.fleet.repositories import RepositoryFleet
 from ostinato.infra.serving.engine.fleet import EngineFleet, start_replicas
 from ostinato.models.checkpoint import load_spec
-from ostinato.models.decode.config import DecodingConfig, configure_engine
+from ostinato.models.decode.config import DecodingConfig, EngineConfig, configure_engine
+from ostinato.models.spec import ModelSpec
 from ostinato.tasks.graded_worker import WorkerSetup, build_fleet_worker
 from ostinato.tasks.learning.actor import TrainerActor, TrainerStatus
 from ostinato.tasks.learning.config import PARITY_ALARM_K3, LearningConfig, TrainerRequest
@@ -77,11 +78,7 @@ async def open_services(
     spec = load_spec(Path(request.checkpoint_directory))
     replicas = start_replicas(
         spec,
-        configure_engine(
-            request.decoding,
-            slots=request.engine_slots,
-            max_context_tokens=min(spec.max_sequence_tokens, request.harness.context_tokens),
-        ),
+        _engine_config(request, spec),
         [f"{request.run_id}.engine{index}" for index in range(request.engine_replicas)],
         num_cpus=0.0,
         chain=(objects, chain_id_of(request)),
@@ -156,11 +153,20 @@ def _start_evaluation_replica(request: ReinforcementRequest) -> dict[str, Any]:
     """Without a chain: one that Ray starts again serves nothing until a version is pinned on it."""
     if request.evaluation.every_steps is None:
         return {}
+    spec = load_spec(Path(request.checkpoint_directory))
     return start_replicas(
-        load_spec(Path(request.checkpoint_directory)),
-        configure_engine(request.decoding, slots=request.engine_slots),
+        spec,
+        _engine_config(request, spec),
         [f"{request.run_id}.evaluation-engine"],
         num_cpus=0.0,
+    )
+
+
+def _engine_config(request: ReinforcementRequest, spec: ModelSpec) -> EngineConfig:
+    """Room for what the harness allows: an imported model could often hold much more."""
+    longest = min(spec.max_sequence_tokens, request.harness.context_tokens)
+    return configure_engine(
+        request.decoding, slots=request.engine_slots, max_context_tokens=longest
     )
 
 
