@@ -56,6 +56,14 @@ def test_code_holds_sources_beside_a_module_that_names_their_folder(root: Path) 
     assert "tasks/other.py" not in code_of(root)
 
 
+def test_what_a_run_compiles_beside_its_code_is_no_code(root: Path) -> None:
+    before = code_of(root)
+    compiled = root / "tasks" / "native" / "__pycache__" / "kernels.walk-1.py311.nbi"
+    compiled.parent.mkdir()
+    compiled.write_bytes(b"compiled on first use")
+    assert code_of(root) == before
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
