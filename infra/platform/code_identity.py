@@ -323,7 +323,8 @@ def _canonical(value: object) -> bytes:
 
 def _files_of(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
-        if path.is_file() and path.suffix not in _PROSE_SUFFIXES:
+        is_compiled = "__pycache__" in path.parts  # numba keeps its files there too
+        if path.is_file() and path.suffix not in _PROSE_SUFFIXES and not is_compiled:
             yield path
 
 
