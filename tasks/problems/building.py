@@ -187,7 +187,7 @@ async def build_parts(
     parallel_runs: int,
     on_judged: OnJudged = lambda name, finding: None,
 ) -> tuple[list[BuiltPart], dict[str, str]]:
-    """Built parts, and the reason of every repository that gave none."""
+    """Built parts, and what was left out with its reason: repositories, and test files of others."""
     left_out: dict[str, str] = {}
     at_once = asyncio.Semaphore(_AT_ONCE)
 
@@ -195,13 +195,16 @@ async def build_parts(
         async with at_once, AsyncExitStack() as stack:
             provers: list[RepositoryProver] = []
             for part in group:
+                name = part.repository.name
                 prover = RepositoryProver(part, config, work, parallel_runs, on_judged)
                 stack.push_async_callback(prover.close)
                 try:
                     await prover.measure()
                 except ProblemError as error:
-                    left_out[part.repository.name] = str(error)
+                    left_out[name] = str(error)
                     continue
+                failed = prover.built.baseline.left_out
+                left_out.update({f"{name}/{file}": told for file, told in failed.items()})
                 provers.append(prover)
             return await _build_group(provers, config)
 

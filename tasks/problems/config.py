@@ -241,7 +241,9 @@ class ProblemsResult(Record):
     kinds: dict[str, int]
     operators: dict[str, int] = Field(description="published problems by operator")
     repositories: dict[str, str] = Field(description="name -> fingerprint")
-    left_out: dict[str, str] = Field(description="source that gave nothing -> why")
+    left_out: dict[str, str] = Field(
+        description="source, or NAME/FILE for a test file of one, that gave nothing -> why"
+    )
     yield_table: tuple[dict[str, str | int | float], ...] = Field(
         description="one row per repository and kind"
     )
