@@ -164,7 +164,7 @@ def peer_process(
         env=environment,
     )
     try:
-        if _next_line(process.stdout) != "ready":
+        if next_line(process.stdout) != "ready":
             raise RuntimeError(f"{kind} did not start, see {directory}/{kind}.log")
         yield process
     finally:
@@ -178,7 +178,7 @@ def peer_process(
         log.close()
 
 
-def _next_line(stream: IO[str] | None) -> str:
+def next_line(stream: IO[str] | None) -> str:
     """What the peer says next; its libraries' own output is passed over."""
     assert stream is not None
     for line in stream:
@@ -192,7 +192,7 @@ def time_peer(process: subprocess.Popen[str], batch: int) -> float:
     assert process.stdin is not None
     process.stdin.write(f"{batch}\n")
     process.stdin.flush()
-    return float(json.loads(_next_line(process.stdout))["seconds"])
+    return float(json.loads(next_line(process.stdout))["seconds"])
 
 
 def compare_with_peers(
