@@ -60,6 +60,11 @@ class HarnessConfig(Record):
     max_calls_per_turn: int = Field(default=16, ge=1)
     call_time_limit_seconds: float = Field(default=20.0, gt=0)
     attempt_time_limit_seconds: float = Field(default=300.0, gt=0)
+    visible_tests: Literal["fresh", "hot"] = Field(
+        default="fresh",
+        description="where an agent's tests run: in a box that never held the original code, or, three "
+        "times as fast, where it was loaded before; there a change could print it from memory",
+    )
     result_limit_characters: int = Field(
         default=1200, ge=80, description="longer tool results are cut in the middle"
     )

@@ -17,12 +17,18 @@ def make_workplace(
     test_limit_seconds: float,
     search: SearchService,
     baseline: Mapping[str, bytes] | None = None,
+    keeps_secrets: bool = True,
 ) -> AgentEnvironment:
-    """The environment of an attempt in a sandbox of the server's repository."""
+    """The environment of an attempt in a sandbox of the server's repository. `baseline`: all files
+    as the agent was given them, where the repository holds others. `keeps_secrets`: its tests then
+    run where no others ever were.
+    """
     repository = server.repository
+    given = baseline if keeps_secrets else None
+    run_tests = make_test_runner(server, test_ids, test_limit_seconds, given)
     return AgentEnvironment(
         sandbox,
-        run_tests=make_test_runner(server, test_ids, test_limit_seconds) if test_ids else None,
+        run_tests=run_tests if test_ids else None,
         code_search=LocalSearch(search, repository.fingerprint, repository.files),
         baseline=baseline,
     )

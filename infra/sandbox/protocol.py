@@ -118,7 +118,7 @@ class TestReport(Record):
     tampering: str = Field(
         default="", description="what in the run shows an attack on the runner; empty: nothing"
     )
-    route: str = Field(description="hot, cold or full: how the changed files were applied")
+    route: str = Field(description="hot, cold or fresh: how the changed files were applied")
     seconds: float = Field(description="wall time inside the box, fork to last result")
     cpu_seconds: float = Field(
         default=0.0, description="CPU time of the run, the fork's own included"

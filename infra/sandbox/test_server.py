@@ -7,12 +7,12 @@ configuration and of anything but Python files are left out. It gives outcomes, 
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ostinato.infra.platform.errors import ProblemError, SandboxError, SandboxLost
 from ostinato.infra.platform.record import Record
+from ostinato.infra.sandbox.fresh_runs import QUEUE_SECONDS, FreshRuns, blank_mounts
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess
 from ostinato.infra.sandbox.host.channel import BoxChannel
 from ostinato.infra.sandbox.protocol import (
@@ -25,9 +25,6 @@ from ostinato.infra.sandbox.protocol import (
 from ostinato.infra.sandbox.repository import PreparedRepository, fingerprint_files
 
 ReportKey = tuple[str, str, tuple[str, ...]]  # repository, changed files, tests
-
-_QUEUE_SECONDS = 600.0
-_BLANK_FILE = "blank.py"
 
 
 class TestProbe(Record):
@@ -87,6 +84,9 @@ class TestServer:
         self.cache = cache or VerdictCache()
         self._limits = limits or SandboxLimits(memory_bytes=2 << 30)
         self._parallel_runs = parallel_runs
+        self._fresh = FreshRuns(repository, self._limits, parallel_runs)
+        # a box of its own: what a verdict's run leaves behind must not be there
+        self._visible = FreshRuns(repository, self._limits, parallel_runs)
         self.collection_errors: tuple[str, ...] = ()
         self._channel: BoxChannel | None = None
         self._running: dict[ReportKey, asyncio.Task[TestReport]] = {}
@@ -112,6 +112,22 @@ class TestServer:
         """
         changed = self.repository.keep_editable(files)
         key = (self.repository.fingerprint, fingerprint_files(changed), tuple(test_ids))
+
+        async def judge() -> dict[str, Any]:
+            # A conftest.py may hold objects of the package, so a fresh import needs a fresh process.
+            mode = {"hot_only": True} if self._has_conftest else {}
+            reply = await self._request(changed, test_ids, time_limit_seconds, **mode)
+            if reply["route"] != "refused":
+                return reply
+            whole = _lay_over(self.repository.files, changed)
+            return await self._fresh.run(whole, test_ids, time_limit_seconds)
+
+        return await self._share(key, judge)
+
+    async def _share(
+        self, key: ReportKey, ask: Callable[[], Awaitable[dict[str, Any]]]
+    ) -> TestReport:
+        """The report under a key, asked for once."""
         cached = self.cache.get(key)
         if cached is not None:
             return cached
@@ -119,29 +135,44 @@ class TestServer:
         if running is None:
             # A task of its own: attempts that make the same edit share it, and one that is cancelled
             # does not take it from the others.
-            running = asyncio.create_task(
-                self._run_uncached(key, changed, test_ids, time_limit_seconds)
-            )
+            running = asyncio.create_task(self._ask(key, ask))
             self._running[key] = running
             running.add_done_callback(lambda _: self._running.pop(key))
         return await asyncio.shield(running)
 
-    async def _run_uncached(
-        self,
-        key: ReportKey,
-        changed: Mapping[str, bytes | None],
-        test_ids: Sequence[str],
-        time_limit_seconds: float,
+    async def _ask(
+        self, key: ReportKey, ask: Callable[[], Awaitable[dict[str, Any]]]
     ) -> TestReport:
-        # A conftest.py may hold objects of the package, so a fresh import needs a fresh process.
-        mode = {"hot_only": True} if self._has_conftest else {}
-        reply = await self._request(changed, test_ids, time_limit_seconds, **mode)
-        if reply["route"] == "refused":
-            reply = await self._run_full(changed, test_ids, time_limit_seconds)
+        reply = await ask()
         report = _read_report(reply)
         if reply["finished"]:
             self.cache.put(key, report)
         return report
+
+    async def run_visible(
+        self,
+        files: Mapping[str, bytes | None],
+        others: Mapping[str, bytes],
+        test_ids: Sequence[str],
+        time_limit_seconds: float = 10.0,
+    ) -> TestReport:
+        """As `run`, in a box that never had anything but `files` over product code, and `others`,
+        which are tests and the rest as an agent sees them. What the run prints is no secret.
+        """
+        is_editable = self.repository.is_editable
+        kept = {path: text for path, text in self.repository.files.items() if is_editable(path)}
+        kept |= {path: text for path, text in others.items() if not is_editable(path)}
+        changed = self.repository.keep_editable(files)
+        seen = _lay_over(kept, changed)
+        key = ("visible", fingerprint_files(seen), tuple(test_ids))
+
+        async def look() -> dict[str, Any]:
+            reply = await self._visible.run(seen, test_ids, time_limit_seconds)
+            # a test inherited from a hidden one is hidden with it
+            found = {test: said for test, said in reply["outcomes"].items() if said != "missing"}
+            return {**reply, "outcomes": found} if reply["finished"] and found else reply
+
+        return await self._share(key, look)
 
     async def run_again(
         self,
@@ -177,7 +208,9 @@ class TestServer:
         }
 
     async def close(self) -> None:
-        """End the box."""
+        """End the boxes."""
+        await self._fresh.close()
+        await self._visible.close()
         if self._channel is not None:
             await self._channel.close()
             self._channel = None
@@ -203,7 +236,7 @@ class TestServer:
             channel = await self._open_channel()
             try:
                 reply, _ = await channel.request(
-                    "run", _QUEUE_SECONDS + time_limit_seconds, blobs=tuple(kept.values()), **fields
+                    "run", QUEUE_SECONDS + time_limit_seconds, blobs=tuple(kept.values()), **fields
                 )
                 return reply
             except SandboxLost:
@@ -218,7 +251,7 @@ class TestServer:
             if self._channel is not None:
                 await self._channel.close()
                 self._channel = None
-            self._channel, opened = await self._start_box({})
+            self._channel, opened = await self._start_box()
             if not opened["tests"]:
                 errors = [*filter(None, [opened["load_error"]]), *opened["collection_errors"]]
                 raise ProblemError(
@@ -229,39 +262,13 @@ class TestServer:
             self.collection_errors = tuple(opened["collection_errors"])
             return self._channel
 
-    async def _run_full(
-        self,
-        changed: Mapping[str, bytes | None],
-        test_ids: Sequence[str],
-        time_limit_seconds: float,
-    ) -> dict[str, Any]:
-        """Run in a box of its own in which everything was imported with the changes in place."""
-        channel, opened = await self._start_box(changed)
-        try:
-            if opened["load_error"] is not None:
-                return _fail_everywhere(test_ids, opened["load_error"])
-            reply, _ = await channel.request(
-                "run",
-                time_limit_seconds + self._limits.start_seconds,
-                tests=list(test_ids),
-                paths=[],
-                removed=[],
-                time_limit_seconds=time_limit_seconds,
-            )
-        finally:
-            await channel.close()
-        return {**reply, "route": "full"}
-
-    async def _start_box(
-        self, changed: Mapping[str, bytes | None]
-    ) -> tuple[BoxChannel, dict[str, Any]]:
-        merged = {**self.repository.files, **changed}
-        sources = {
-            path: text for path, text in merged.items() if text is not None and path.endswith(".py")
-        }
+    async def _start_box(self) -> tuple[BoxChannel, dict[str, Any]]:
+        files = self.repository.files
+        sources = {path: text for path, text in files.items() if path.endswith(".py")}
         # proofs look at a second order of sets; the box's own seed is 0
         variables = {"PYTHONHASHSEED": str(self._hash_seed)}
-        box = BoxProcess(self._limits, self._mounts(), server="fork_server", environment=variables)
+        mounts = blank_mounts(self.repository)
+        box = BoxProcess(self._limits, mounts, server="fork_server", environment=variables)
         channel = BoxChannel(box)
         try:
             reply, _ = await channel.request(
@@ -278,27 +285,10 @@ class TestServer:
             raise
         return channel, reply
 
-    def _mounts(self) -> tuple[str, ...]:
-        """The pristine repository, read-only, with product code blanked out."""
-        blank = str(Path(__file__).parent / "inside" / _BLANK_FILE)
-        mounts = ["--ro-bind", str(self.repository.directory.resolve()), REPOSITORY_PATH]
-        for path in self.repository.files:
-            if self.repository.is_editable(path):
-                mounts += ["--ro-bind", blank, f"{REPOSITORY_PATH}/{path}"]
-        return tuple(mounts)
 
-
-def _fail_everywhere(test_ids: Sequence[str], error: Mapping[str, str]) -> dict[str, Any]:
-    """The reply of a box whose conftest.py could not import the changes: no test came to run."""
-    return {
-        "outcomes": dict.fromkeys(test_ids, TestOutcome.ERROR),
-        "failure": {"test_id": next(iter(test_ids), ""), "frames": [], **error},
-        "violations": [],
-        "route": "full",
-        "seconds": 0.0,
-        "cpu_seconds": 0.0,
-        "finished": True,
-    }
+def _lay_over(files: Mapping[str, bytes], changed: Mapping[str, bytes | None]) -> dict[str, bytes]:
+    merged = {**files, **changed}
+    return {path: content for path, content in merged.items() if content is not None}
 
 
 def as_text(said: str) -> str:

@@ -92,6 +92,7 @@ class RolloutWorker:
                 test_limit_seconds=self._harness.call_time_limit_seconds,
                 search=self._search,
                 baseline={**boxes.repository.files, **broken},
+                keeps_secrets=self._harness.visible_tests == "fresh",
             )
             transcript = await run_agent(
                 self._model,

@@ -1,6 +1,6 @@
 """Tests as an agent meets them: `pytest` as a command, the test server behind it, the report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ostinato.infra.agent.dialects.compact.regions import Region
 from ostinato.infra.agent.environment import RunTests
@@ -20,12 +20,22 @@ def is_pytest(command: str) -> bool:
 
 
 def make_test_runner(
-    server: TestServer, test_ids: Sequence[str], time_limit_seconds: float
+    server: TestServer,
+    test_ids: Sequence[str],
+    time_limit_seconds: float,
+    given: Mapping[str, bytes] | None = None,
 ) -> RunTests:
-    """A function that runs named tests on a sandbox's changed files, for AgentEnvironment."""
+    """A function that runs named tests on a sandbox's changed files, for AgentEnvironment.
+
+    `given`: the files as the agent was given them, where the repository itself holds what it must
+    not see. Then tests run in a box that has no others.
+    """
 
     async def run_tests(sandbox: Sandbox) -> TestReport:
-        return await server.run(await sandbox.diff(), test_ids, time_limit_seconds)
+        changed = await sandbox.diff()
+        if given is None:
+            return await server.run(changed, test_ids, time_limit_seconds)
+        return await server.run_visible(changed, given, test_ids, time_limit_seconds)
 
     return run_tests
 

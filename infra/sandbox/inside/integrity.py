@@ -50,6 +50,10 @@ class Snapshot:
         self.manager = manager
         self.hooks = _list_hooks(manager)
 
+    def renew_hooks(self) -> None:
+        """Take the hooks as they are now: plugins and conftest.py files bring some."""
+        self.hooks = _list_hooks(self.manager)
+
 
 def take_snapshot(manager: pytest.PytestPluginManager) -> Snapshot:
     """Every function of the watched modules and of their classes with its code. Every hook."""

@@ -31,6 +31,7 @@ from ostinato.infra.sandbox.inside.process import read_waited_seconds
 from ostinato.infra.sandbox.inside.sources import MemoryFinder
 from ostinato.infra.sandbox.inside.wire import encode_frame
 
+CANARY = os.path.join(os.path.dirname(__file__), "canary.py")
 _MESSAGE_CHARACTERS = 400
 _MAX_FRAMES = 40
 
@@ -149,6 +150,12 @@ class Shared:
     limits: dict
 
 
+def split_canaries(session: pytest.Session) -> tuple[list[pytest.Item], dict[str, pytest.Item]]:
+    """The collected canaries, and all other tests by id."""
+    canaries = [item for item in session.items if str(item.path) == CANARY]
+    return canaries, {item.nodeid: item for item in session.items if str(item.path) != CANARY}
+
+
 class Sender:
     """Writes frames to the parent, each with the key that only this run has."""
 
@@ -170,7 +177,7 @@ def run_child(
     _limit_memory(shared.limits)
     recorder = shared.recorder
     items = [shared.items[test] for test in request["tests"] if test in shared.items]
-    route = "hot"
+    route = request.get("route", "hot")
     if changed:
         route = "cold" if request.get("cold") else _apply_hot(shared, changed, recorder)
         if route == "cold" and request.get("hot_only"):
@@ -181,7 +188,7 @@ def run_child(
             try:
                 items = _apply_cold(shared, request["tests"], changed)
             except BaseException as error:  # noqa: BLE001 - code under test raises anything
-                _report_import_failure(send, request["tests"], error, recorder)
+                report_import_failure(send, request["tests"], error, recorder)
                 items = []
     shared.index.clear()
     profile = request.get("profile", False)
@@ -242,9 +249,10 @@ def _apply_cold(
     return [found[test] for test in known if test in found]
 
 
-def _report_import_failure(
+def report_import_failure(
     send: Sender, tests: list[str], error: BaseException, recorder: Recorder
 ) -> None:
+    """Tell that each test ended in the same error before it began."""
     failure = {
         "error_type": type(error).__name__,
         "message": _text_of(error),

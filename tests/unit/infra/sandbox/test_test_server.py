@@ -262,12 +262,12 @@ def test_conftest_repository_runs_in_a_box_of_its_own(runner, confkit):
             hot = await server.run(
                 {COUNTING: text.replace(b"total += 1", b"total += 2")}, server.tests
             )
-            full = await server.run({COUNTING: text + b"LIMIT = 3\n"}, server.tests)
-            return hot.route, hot.passed, full.route, full.passed
+            fresh = await server.run({COUNTING: text + b"LIMIT = 3\n"}, server.tests)
+            return hot.route, hot.passed, fresh.route, fresh.passed
         finally:
             await server.close()
 
-    assert runner.run(run_all()) == ("hot", False, "full", True)
+    assert runner.run(run_all()) == ("hot", False, "fresh", True)
 
 
 @pytest.mark.parametrize(
