@@ -32,7 +32,7 @@ from ostinato.tasks.mtp.config import MtpConfig
 from ostinato.tasks.mtp.speculation_config import SpeculationConfig
 from ostinato.tasks.pretraining.config import PretrainingConfig
 from ostinato.tasks.problems.config import ProblemsConfig, ProblemSelection
-from ostinato.tasks.promotion.config import TEST_LINE
+from ostinato.tasks.promotion.config import TEST_LINE, CanaryConfig
 from ostinato.tasks.reinforcement.records import ReinforcementConfig
 from ostinato.tasks.retrieval.config import RetrievalConfig
 from ostinato.tasks.rollout.config import RolloutConfig
@@ -49,6 +49,13 @@ class CycleConfig(Record):
     feedback: FeedbackConfig = FeedbackConfig()
     gate: GateConfig = GateConfig()
     learning: LearningConfig = LearningConfig()
+    canary: CanaryConfig | None = Field(
+        default=None,
+        description=(
+            "a candidate that passed the gate answers a share of the sessions first and is promoted "
+            "or withdrawn by what those users do; None: the gate promotes"
+        ),
+    )
     simulated_users: SimulatedUsersConfig | None = Field(
         default=None,
         description="a seeded program that stands in for people; None: real traffic only",

@@ -15,6 +15,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.infra.platform.settings import Settings, load_settings
+from ostinato.tasks.promotion.serving_line import ServingLine
 
 cycles = typer.Typer(no_args_is_help=True, help="Real-time cycles of a serving line.")
 LineOption = Annotated[
@@ -57,6 +58,24 @@ def skip(recipe: RecipeOption = "nano", line: LineOption = None) -> None:
 def close(recipe: RecipeOption = "nano", line: LineOption = None) -> None:
     """Ends the open cycle with the outcome it came to: promoted, refused, or skipped when nothing was decided."""
     _end(_line(recipe, line), None)
+
+
+@cycles.command("roll-back")
+def roll_back(
+    reason: Annotated[str, typer.Option(help="kept in the line's history")],
+    recipe: RecipeOption = "nano",
+    line: LineOption = None,
+) -> None:
+    """Takes the champion from users: the one before it serves again, within seconds."""
+    name = _line(recipe, line)
+    with _ledger(load_settings()) as ledger:
+        serving = ServingLine(ledger, name, time.time)
+        champion = serving.champion()
+        if champion is None:
+            raise ConfigError(f"serving line {name!r} has no champion, wanted one")
+        after = serving.roll_back(champion, reason)
+    text = f"{name}: {champion} taken back, {after.checkpoint_id} serves"
+    Console().print(text, highlight=False, soft_wrap=True)
 
 
 def _end(line: str, outcome: str | None) -> None:

@@ -29,6 +29,7 @@ from ostinato.tasks.promotion.serving_line import (
 from ostinato.tasks.realtime.records import (
     CycleTrainingRequest,
     CycleTrainingResult,
+    ServedCandidate,
     ServedModel,
     TrafficRequest,
 )
@@ -125,13 +126,28 @@ def champion_ref(context: StageContext, name: str | None = None) -> ArtifactRef:
 
 def served_model(context: StageContext, line: str | None = None) -> ServedModel:
     """The champion of a line as the gateway wants it, with the repositories of the problems it was
-    trained on.
+    trained on, and the line's canary. Asked again and again, it is also what ends a canary.
     """
+    candidate = _watch_canary(context, line)
     served = champion_ref(context, line)
     problems = [ref for ref in context.artifacts.lineage(served) if ref.kind == "problems"]
     if not problems:
         raise ConfigError(f"checkpoint {served} has no problem set among its ancestors, wanted one")
-    return _as_served(context, served, problems[0], line)
+    model = _as_served(context, served, problems[0], line)
+    return model.model_copy(update={"candidate": candidate})
+
+
+def _watch_canary(context: StageContext, line: str | None) -> ServedCandidate | None:
+    config = context.recipe.cycle.canary
+    if config is None:
+        return None
+    canary = serving_line(context, line).watch_canary(config.guard)
+    if canary is None:
+        return None
+    directory = context.directory_of(context.artifacts.get(canary.checkpoint_id))
+    return ServedCandidate(
+        checkpoint_directory=str(directory), checkpoint_id=canary.checkpoint_id, share=canary.share
+    )
 
 
 def first_cycle(
@@ -264,11 +280,17 @@ def _window(context: StageContext, cycle: CycleRow) -> Window:
 def ship(
     context: StageContext, cycle: CycleRow, candidate: Scorecard, champion: Scorecard
 ) -> PromotionReport:
-    """The gate, and what it decides. Never skipped, however late the cycle is."""
+    """The gate, and what it decides: promoted, refused, or a canary where the recipe has one. Never
+    skipped, however late the cycle is.
+    """
     line = ServingLine(context.ledger, cycle.line, time.time)
     decision = gate_candidate(candidate, champion, context.recipe.cycle.gate)
     line.publish_candidate(candidate, decision)
-    report = _tell(line.decide(decision), decision)
+    canary = context.recipe.cycle.canary
+    if canary is not None and decision.passed:
+        report = _tell(line.start_canary(decision, canary.share), decision)
+    else:
+        report = _tell(line.decide(decision), decision)
     context.ledger.cycles.update(cycle.cycle_id, "promotion", report.model_dump(mode="json"))
     was_promoted = report.champion == candidate.checkpoint  # maybe by a run that was killed since
     outcome = PromotionOutcome.PROMOTED if was_promoted else report.outcome

@@ -8,21 +8,48 @@ TEST_LINE = "tests"  # users never get it unless they ask for it by name
 
 
 class GuardConfig(Record):
-    """Conditions on which the online guard withdraws a candidate."""
+    """Conditions on which the online guard withdraws or promotes a candidate."""
 
     minimum_interactions: int = Field(
         default=20,
         ge=1,
-        description="interactions each arm needs before the guard says anything but wait",
+        description="interactions that each arm needs before the first look at it",
+    )
+    looks: int = Field(
+        default=5,
+        ge=1,
+        le=12,
+        description=(
+            "the arms are compared at minimum_interactions and at each doubling of it; a candidate "
+            "that is not worse at the last look is promoted"
+        ),
+    )
+    minimum_seconds: float = Field(
+        default=3_600.0, ge=0, description="no promotion before a canary is as old as this"
+    )
+    settle_seconds: float = Field(
+        default=600.0,
+        ge=0,
+        description="an interaction counts after this time, with what was said about it until then",
     )
     significance: float = Field(
         default=0.05,
         gt=0,
         lt=0.5,
         description=(
-            "chance of rolling back a candidate that is as good, over all measures together (Holm)"
+            "chance of withdrawing a candidate that is as good, over all looks and measures together "
+            "(an equal part to each look, Holm within one)"
         ),
     )
     latency_growth: float = Field(
         default=1.25, ge=1, description="a rise of the median below this factor never counts"
     )
+
+
+class CanaryConfig(Record):
+    """A/B between gate and promotion."""
+
+    share: float = Field(
+        default=0.2, gt=0, le=0.5, description="of the sessions that the candidate answers"
+    )
+    guard: GuardConfig = GuardConfig()

@@ -1,8 +1,8 @@
 """The online guard: are users of the candidate arm worse off?
 
-`observe` (interaction rows to one observation each) and `compare_arms` (one-sided tests of edits
-kept, dissatisfied follow-ups and latency, with Holm's correction). It moves no pointer: champion.py
-does.
+`observe` (interaction rows to one observation each), `compare_arms` (one-sided tests of edits kept,
+dissatisfied follow-ups and latency, with Holm's correction) and `judge_canary` (the sequence of such
+tests over a canary). It moves no pointer: serving_line.py does.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,14 @@ from ostinato.tasks.promotion.config import GuardConfig
 from ostinato.tasks.records import Record
 
 CONTROL, CANDIDATE = "control", "candidate"
+_MISMATCH_P = 1e-4  # sessions dealt out otherwise than asked: no comparison of arms means anything
 
 
 class Observation(Record):
     """Evidence of one interaction about its arm."""
 
     arm: str
+    session_id: str
     kept: bool | None = Field(description="None: neither kept nor reverted")
     dissatisfied: bool
     latency_seconds: float | None
@@ -35,6 +37,7 @@ class Advice(StrEnum):
 
     WAIT = "wait"  # too few interactions
     FINE = "fine"  # no measure is significantly worse
+    PROMOTE = "promote"  # fine at every look, the last included
     ROLL_BACK = "roll_back"  # users of the candidate are worse off
 
 
@@ -75,12 +78,82 @@ def observe(rows: Sequence[InteractionRow]) -> list[Observation]:
         observations.append(
             Observation(
                 arm=row.arm,
+                session_id=row.session_id,
                 kept=outcome,
                 dissatisfied=Signal.DISSATISFIED_FOLLOW_UP in said or Signal.ABANDONED in said,
                 latency_seconds=latency.value if latency is not None else None,
             )
         )
     return observations
+
+
+def settled(
+    rows: Sequence[InteractionRow], config: GuardConfig, now: float
+) -> list[InteractionRow]:
+    """Interactions in order up to the first that is too young, each with what was said in time.
+
+    What was settled once stays as it is, so a look repeated later sees the same.
+    """
+    found = []
+    for row in rows:
+        until = row.created_at + config.settle_seconds
+        if until > now:
+            break
+        said = tuple(event for event in row.feedback if event.created_at <= until)
+        found.append(row.model_copy(update={"feedback": said}))
+    return found
+
+
+def judge_canary(
+    observations: Sequence[Observation], config: GuardConfig, share: float, age_seconds: float
+) -> GuardReport:
+    """Advice on an open canary from its observations in order. It may be asked at any time.
+
+    The arms are compared at sizes fixed beforehand, each with an equal part of the significance, so
+    asking often adds no chance of a false alarm.
+    """
+    part = config.significance / config.looks
+    for look in range(config.looks):
+        count = config.minimum_interactions << look
+        wanted = {"significance": part, "minimum_interactions": count}
+        seen = _first_of_both(observations, count)
+        report = compare_arms(seen, config.model_copy(update=wanted))
+        if report.advice is Advice.WAIT:
+            return report
+        mismatch = _find_mismatch(seen, share)
+        if mismatch:
+            return GuardReport(advice=Advice.ROLL_BACK, reason=mismatch, measures=report.measures)
+        if report.advice is Advice.ROLL_BACK or look == config.looks - 1:
+            break
+    if report.advice is Advice.ROLL_BACK:
+        return report
+    is_old = age_seconds >= config.minimum_seconds
+    return report.model_copy(update={"advice": Advice.PROMOTE if is_old else Advice.WAIT})
+
+
+def _first_of_both(observations: Sequence[Observation], count: int) -> list[Observation]:
+    """The observations up to the one with which both arms have `count`."""
+    found: list[Observation] = []
+    num_seen = {CONTROL: 0, CANDIDATE: 0}
+    for seen in observations:
+        if min(num_seen.values()) >= count:
+            break
+        found.append(seen)
+        num_seen[seen.arm] += 1
+    return found
+
+
+def _find_mismatch(observations: Sequence[Observation], share: float) -> str:
+    """What shows that sessions were not dealt out by the share. Empty: nothing."""
+    sessions = {(seen.arm, seen.session_id) for seen in observations}
+    of_candidate = sum(arm == CANDIDATE for arm, _ in sessions)
+    p_value = stats.binomtest(of_candidate, len(sessions), share).pvalue
+    if p_value >= _MISMATCH_P:
+        return ""
+    return (
+        f"sample ratio mismatch: the candidate has {of_candidate} of {len(sessions)} sessions, "
+        f"wanted a share of {share:g} (p={p_value:.2g})"
+    )
 
 
 def compare_arms(observations: Sequence[Observation], config: GuardConfig) -> GuardReport:

@@ -12,7 +12,8 @@ from pydantic import Field
 
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.rows import PromotionRow, ScorecardRow
-from ostinato.tasks.promotion.guard import Advice, GuardReport
+from ostinato.tasks.promotion.config import GuardConfig
+from ostinato.tasks.promotion.guard import Advice, judge_canary, observe, settled
 from ostinato.tasks.records import GateDecision, Record, Scorecard
 
 CANARY_STARTED, CANARY_STOPPED = "canary_started", "canary_stopped"
@@ -23,6 +24,7 @@ class PromotionOutcome(StrEnum):
 
     PROMOTED = "promoted"
     REFUSED = "refused"
+    CANARY = "canary"  # answers a share of the sessions until the guard decides
     UNCHANGED = "unchanged"  # decided before: nothing was done now
 
 
@@ -39,9 +41,14 @@ class PromotionReport(Record):
 class Canary(Record):
     """A candidate that serves a share of the sessions beside the champion."""
 
-    checkpoint_id: str
+    decision: GateDecision
     share: float
     from_watermark: int = Field(description="interactions up to here are older than the canary")
+    started_at: float = Field(description="seconds since the epoch")
+
+    @property
+    def checkpoint_id(self) -> str:
+        return self.decision.candidate
 
 
 class ServingLine:
@@ -105,20 +112,23 @@ class ServingLine:
             self._note("rolled_back", {"candidate": checkpoint_id, "reason": reason})
         return after
 
-    def start_canary(self, checkpoint_id: str, share: float) -> Canary:
-        """Opens an A/B. The same candidate with the same share continues the one that is open."""
-        now = self.canary()
-        if now is not None and (now.checkpoint_id, now.share) == (checkpoint_id, share):
-            return now
-        if now is not None:
-            self.stop_canary(f"replaced by {checkpoint_id}")
-        canary = Canary(
-            checkpoint_id=checkpoint_id,
-            share=share,
-            from_watermark=self._ledger.interactions.latest_watermark(),
-        )
-        self._note(CANARY_STARTED, canary.model_dump(mode="json"))
-        return canary
+    def start_canary(self, decision: GateDecision, share: float) -> PromotionReport:
+        """Opens an A/B of a candidate whose gate passed. The same decision opens one only once."""
+        known = self._ledger.events.recent(self._source, limit_rows=1_000)
+        if not any(
+            event.name == CANARY_STARTED
+            and event.payload["decision"]["gate_id"] == decision.gate_id
+            for event in known
+        ):
+            self.stop_canary(f"replaced by {decision.candidate}")
+            canary = Canary(
+                decision=decision,
+                share=share,
+                from_watermark=self._ledger.interactions.latest_watermark(),
+                started_at=self._clock(),
+            )
+            self._note(CANARY_STARTED, canary.model_dump(mode="json"))
+        return self._report(PromotionOutcome.CANARY, decision.candidate, decision.reason)
 
     def stop_canary(self, reason: str) -> None:
         """Ends the A/B, if one is open."""
@@ -135,14 +145,22 @@ class ServingLine:
                 return Canary.model_validate(event.payload)
         return None
 
-    def obey(self, report: GuardReport, checkpoint_id: str) -> bool:
-        """Does what the guard advises about a candidate. True when it was taken from users."""
-        if report.advice is not Advice.ROLL_BACK:
-            return False
+    def watch_canary(self, config: GuardConfig) -> Canary | None:
+        """The open A/B after the guard's word on it: promoted or withdrawn, it is open no longer."""
+        canary = self.canary()
+        if canary is None:
+            return None
+        now = self._clock()
+        rows = self._ledger.interactions.since(canary.from_watermark, line=self.name)
+        report = judge_canary(
+            observe(settled(rows, config, now)), config, canary.share, now - canary.started_at
+        )
+        if report.advice is Advice.PROMOTE:
+            self.decide(canary.decision)
+        if report.advice not in (Advice.PROMOTE, Advice.ROLL_BACK):
+            return canary
         self.stop_canary(report.reason)
-        if self.champion() == checkpoint_id:
-            self.roll_back(checkpoint_id, report.reason)
-        return True
+        return None
 
     def _was_promoted(self, decision: GateDecision) -> bool:
         return any(

@@ -11,6 +11,14 @@ from ostinato.tasks.feedback.interactions import Window
 from ostinato.tasks.learning.config import LearningConfig
 
 
+class ServedCandidate(Record):
+    """A canary: the checkpoint that answers a share of the sessions."""
+
+    checkpoint_directory: str
+    checkpoint_id: str
+    share: float
+
+
 class ServedModel(Record):
     """A checkpoint as the gateway serves it, with the repositories agents work in."""
 
@@ -20,6 +28,7 @@ class ServedModel(Record):
         description="name in the ledger's promotions and in recorded interactions"
     )
     weight_version: int = 0
+    candidate: ServedCandidate | None = Field(default=None, description="None: no canary is open")
     problems_directory: str = Field(description="its repositories are the ones that users may name")
     harness: HarnessConfig
     engine_slots: int = Field(default=16, ge=1)

@@ -29,12 +29,15 @@ PEOPLE_TENANT = "local"
 
 
 def plan_of(served: ServedModel) -> ServingPlan:
-    """This checkpoint alone."""
-    return ServingPlan(
-        ServedCheckpoint(
-            served.checkpoint_id, Path(served.checkpoint_directory), served.weight_version
-        )
+    """The champion, and the candidate of an open canary."""
+    control = ServedCheckpoint(
+        served.checkpoint_id, Path(served.checkpoint_directory), served.weight_version
     )
+    if served.candidate is None:
+        return ServingPlan(control)
+    directory = Path(served.candidate.checkpoint_directory)
+    candidate = ServedCheckpoint(served.candidate.checkpoint_id, directory, served.weight_version)
+    return ServingPlan(control, candidate, served.candidate.share)
 
 
 @asynccontextmanager

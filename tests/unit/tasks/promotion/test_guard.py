@@ -11,7 +11,9 @@ from ostinato.tasks.promotion.guard import (
     Advice,
     Observation,
     compare_arms,
+    judge_canary,
     observe,
+    settled,
 )
 
 CONFIG = GuardConfig()
@@ -29,11 +31,12 @@ def seen(
     return [
         Observation(
             arm=arm,
+            session_id=f"{arm}-{index}",
             kept=bool(rng.random() < kept),
             dissatisfied=bool(rng.random() < dissatisfied),
             latency_seconds=float(latency * rng.lognormal(0, 0.4)),
         )
-        for _ in range(count)
+        for index in range(count)
     ]
 
 
@@ -116,3 +119,69 @@ def test_revert_after_keep_counts_as_revert() -> None:
     assert (both.kept, kept.kept, silent.kept) == (False, True, None)
     assert silent.latency_seconds == 3.0
     assert observe([row(("abandoned", 1))])[0].dissatisfied
+
+
+def mixed(rng: np.random.Generator, count: int, **worse: float) -> list[Observation]:
+    """Both arms in turn, half and half; `worse` is of the candidate."""
+    arms = zip(seen(CONTROL, count, rng), seen(CANDIDATE, count, rng, **worse), strict=True)
+    return [observation for pair in arms for observation in pair]
+
+
+QUICK = GuardConfig(looks=3, minimum_seconds=100.0)  # looks at 20, 40 and 80
+
+
+def test_canary_waits_then_is_promoted_once_it_is_old_enough() -> None:
+    told = mixed(np.random.default_rng(5), 100)
+    early, young, old = (
+        judge_canary(told[:count], QUICK, 0.5, age).advice
+        for count, age in ((159, 1e9), (160, 99.0), (160, 100.0))
+    )
+    assert (early, young, old) == (Advice.WAIT, Advice.WAIT, Advice.PROMOTE)
+
+
+def test_bad_canary_is_withdrawn_at_the_first_look_that_shows_it() -> None:
+    told = mixed(np.random.default_rng(6), 20, kept=0.05)
+    assert judge_canary(told[:-2], QUICK, 0.5, 0.0).advice is Advice.WAIT
+    assert judge_canary(told, QUICK, 0.5, 0.0).advice is Advice.ROLL_BACK
+
+
+def test_advice_of_a_look_stays_whatever_comes_after_it() -> None:
+    rng = np.random.default_rng(7)
+    bad = mixed(rng, 20, kept=0.05)
+    assert judge_canary([*bad, *mixed(rng, 500)], QUICK, 0.5, 1e9).advice is Advice.ROLL_BACK
+
+
+def test_sessions_dealt_out_otherwise_than_asked_end_a_canary() -> None:
+    rng = np.random.default_rng(8)
+    report = judge_canary(mixed(rng, 100), QUICK, 0.1, 1e9)
+    assert report.advice is Advice.ROLL_BACK
+    assert report.reason.startswith("sample ratio mismatch: the candidate has 20 of 40 sessions")
+
+
+def test_interaction_counts_once_it_is_settled_with_what_was_said_until_then() -> None:
+    def row(sequence: int, created_at: float, *said_at: float) -> InteractionRow:
+        feedback = tuple(
+            FeedbackRow(
+                feedback_id=str(at), interaction_id="i", signal="edit_kept", value=1, created_at=at
+            )
+            for at in said_at
+        )
+        return InteractionRow(
+            sequence=sequence,
+            interaction_id=str(sequence),
+            line="nano",
+            tenant="t",
+            session_id="s",
+            arm=CONTROL,
+            checkpoint_id="c",
+            weight_version=1,
+            problem_kind="k",
+            consent=True,
+            object_key="o",
+            created_at=created_at,
+            feedback=feedback,
+        )
+
+    rows = [row(1, 0.0, 5.0, 700.0), row(2, 500.0), row(3, 0.0)]
+    (only,) = settled(rows, CONFIG, now=1_000.0)
+    assert [event.created_at for event in only.feedback] == [5.0]

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.tasks.promotion.guard import Advice, GuardReport
+from ostinato.infra.platform.ledger.rows import FeedbackRow, NewInteraction
+from ostinato.tasks.promotion.config import GuardConfig
 from ostinato.tasks.promotion.serving_line import PromotionOutcome, ServingLine
 from ostinato.tasks.records import GateDecision, Metric, Scorecard
 
@@ -100,28 +101,59 @@ def test_roll_back_names_the_one_that_must_go(line: ServingLine, ledger: Ledger)
     ]
 
 
-def test_canary_opens_once_and_closes(line: ServingLine, ledger: Ledger) -> None:
+def test_canary_opens_once_per_decision_and_closes(line: ServingLine, ledger: Ledger) -> None:
     assert line.canary() is None
-    first = line.start_canary("b", 0.2)
-    assert line.start_canary("b", 0.2) == first == line.canary()
-    replaced = line.start_canary("c", 0.2)
-    assert line.canary() == replaced
+    assert line.start_canary(decision("b"), 0.2).outcome is PromotionOutcome.CANARY
+    first = line.canary()
+    line.start_canary(decision("b"), 0.2)
+    assert first == line.canary()
+    line.start_canary(decision("c"), 0.2)
+    assert line.canary() != first
     line.stop_canary("decided")
-    line.stop_canary("decided")
+    line.start_canary(decision("c"), 0.2)  # the cycle's stage again, after a kill
     assert line.canary() is None
     assert len(ledger.events.recent("promotion/nano")) == 4
 
 
-def test_guard_takes_a_worse_champion_away_and_leaves_a_fine_one(
-    line: ServingLine, ledger: Ledger
+@pytest.mark.parametrize(("kept_by_candidate", "serves"), [(True, "b"), (False, "a")])
+def test_canary_is_promoted_or_withdrawn_by_what_its_users_do(
+    ledger: Ledger, kept_by_candidate: bool, serves: str
 ) -> None:
+    now = [0.0]
+    line = ServingLine(ledger, "nano", clock=lambda: now[0])
+    guard = GuardConfig(minimum_interactions=20, looks=1, minimum_seconds=50.0, settle_seconds=10.0)
     line.decide(decision("a"))
-    line.start_canary("b", 0.5)
-    line.decide(decision("b"))
-    fine = GuardReport(advice=Advice.FINE, reason="not worse", measures=())
-    worse = GuardReport(advice=Advice.ROLL_BACK, reason="worse: edit_kept 0.6 -> 0.2", measures=())
-    assert not line.obey(fine, "b")
-    assert champion(ledger) == "b"
-    assert line.obey(worse, "b")
-    assert (champion(ledger), line.canary()) == ("a", None)
-    assert ledger.promotions.history("nano")[-1].reason == worse.reason
+    line.start_canary(decision("b"), 0.5)
+    for index in range(40):
+        arm, checkpoint = (("control", "a"), ("candidate", "b"))[index % 2]
+        kept = kept_by_candidate or arm == "control"
+        ledger.interactions.record(
+            NewInteraction(
+                interaction_id=f"i{index}",
+                line="nano",
+                tenant="t",
+                session_id=f"s{index}",
+                arm=arm,
+                checkpoint_id=checkpoint,
+                weight_version=1,
+                problem_kind="k",
+                consent=True,
+                object_key="o",
+                created_at=1.0,
+            )
+        )
+        ledger.interactions.add_feedback(
+            FeedbackRow(
+                feedback_id=f"f{index}",
+                interaction_id=f"i{index}",
+                signal="edit_kept" if kept else "edit_reverted",
+                value=1.0,
+                created_at=2.0,
+            )
+        )
+    now[0] = 5.0
+    assert line.watch_canary(guard) == line.canary()  # nothing is settled
+    now[0] = 60.0
+    assert line.watch_canary(guard) is None
+    assert line.canary() is None
+    assert (champion(ledger), line.watch_canary(guard)) == (serves, None)
