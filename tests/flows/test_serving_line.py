@@ -13,6 +13,7 @@ from tests.fakes.finished_stages import (
     add_checkpoint,
     add_problems,
     add_scorecard,
+    make_scorecard,
     open_context,
 )
 
@@ -104,3 +105,27 @@ def test_gateway_serves_the_line_of_tests_only_when_asked_by_name(
         quick.recipe.served_line(None)
     assert quick.recipe.served_line("tests") == "tests"
     assert open_context(tmp_path, "mine", MINE).recipe.served_line(None) == "mine"
+
+
+def test_candidate_of_a_cycle_with_a_canary_serves_beside_the_champion(
+    tmp_path: Path, home: Path
+) -> None:
+    context = open_context(tmp_path, "mine", MINE + "\n[cycle.canary]\nshare = 0.5\n")
+    problems = add_problems(context, "a")
+    champion = add_checkpoint(context, problems, "champion")
+    add_scorecard(context, problems, champion, 0.5)
+    assert realtime.serving_checkpoint(context, problems, champion) == champion
+    candidate = add_checkpoint(context, problems, "candidate")
+    cycle = context.ledger.cycles.open(
+        "mine-0", line="mine", served=str(champion), from_watermark=0, to_watermark=0, at=0.0
+    )
+    cards = [
+        make_scorecard(str(checkpoint), problems.fingerprint, rate)
+        for checkpoint, rate in ((candidate, 0.6), (champion, 0.5))
+    ]
+    report = realtime.ship(context, cycle, *cards)
+    assert (report.outcome, report.champion) == (PromotionOutcome.CANARY, str(champion))
+    model = realtime.served_model(context)
+    assert model.checkpoint_id == str(champion)
+    assert model.candidate is not None
+    assert (model.candidate.checkpoint_id, model.candidate.share) == (str(candidate), 0.5)

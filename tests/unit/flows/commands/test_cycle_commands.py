@@ -51,3 +51,14 @@ def test_cycle_that_a_run_works_on_is_left_alone(home: Path) -> None:
     (owners / "one").write_text(mark_process(os.getpid()).model_dump_json())
     with pytest.raises(ConfigError, match=f"process {os.getpid()} works in .*cancel it first"):
         run("cycle", "skip")
+
+
+def test_champion_is_taken_back_by_hand(home: Path) -> None:
+    with pytest.raises(ConfigError, match="serving line 'mine' has no champion"):
+        run("cycle", "roll-back", "--reason", "slow")
+    with contextlib.closing(open_ledger(Settings(home=home))) as ledger:
+        for checkpoint in ("a", "b"):
+            ledger.promotions.promote("mine", checkpoint, "card", "passed", 1.0)
+    assert run("cycle", "roll-back", "--reason", "slow") == "mine: b taken back, a serves\n"
+    with contextlib.closing(open_ledger(Settings(home=home))) as ledger:
+        assert ledger.promotions.history("mine")[-1].reason == "slow"
