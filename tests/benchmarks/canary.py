@@ -20,7 +20,7 @@ from ostinato.tasks.promotion.guard import CANDIDATE, CONTROL, Advice, Observati
 
 _SEED = 0
 _KEPT, _SAID, _DISSATISFIED, _SPREAD = 0.6, 0.7, 0.2, 0.4
-_EFFECTS = (0.02, 0.0, -0.05, -0.1, -0.2, -0.4)  # on the share of edits kept
+_EFFECTS = (0.0, 0.02, -0.1, -0.2, -0.4)  # on the share of edits kept
 _MOST_FALSE = 0.05
 
 
@@ -33,12 +33,10 @@ def simulate(effect: float, config: GuardConfig, chance: np.random.Generator) ->
             _observe(CONTROL, index, _KEPT, chance),
             _observe(CANDIDATE, index, _KEPT + effect, chance),
         ]
-    for look in range(config.looks):
-        count = config.minimum_interactions << look
-        report = judge_canary(told[: 2 * count], config, 0.5, config.minimum_seconds)
-        if report.advice is Advice.ROLL_BACK:
-            return count
-    return None
+    report = judge_canary(told, config, 0.5, config.minimum_seconds)
+    if report.advice is Advice.PROMOTE:
+        return None
+    return max(measure.candidate_count for measure in report.measures)
 
 
 def _observe(arm: str, index: int, kept: float, chance: np.random.Generator) -> Observation:
