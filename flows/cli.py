@@ -186,9 +186,12 @@ def export_command(
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16; as stored when absent")
     ] = None,
+    gguf: Annotated[
+        bool, typer.Option("--gguf", help="beside it model.gguf, which llama.cpp loads")
+    ] = False,
 ) -> None:
     """Writes a checkpoint as a directory that transformers and vLLM load."""
-    models.export_model(load_settings(), reference, directory, dtype)
+    models.export_model(load_settings(), reference, directory, dtype, with_gguf=gguf)
 
 
 @app.command()

@@ -46,8 +46,12 @@ def import_model(settings: Settings, place: str, name: str | None) -> ArtifactRe
     return ref
 
 
-def export_model(settings: Settings, reference: str, directory: Path, dtype: str | None) -> None:
-    """Writes what transformers and vLLM load. `reference`: an artifact, or a checkpoint directory."""
+def export_model(
+    settings: Settings, reference: str, directory: Path, dtype: str | None, *, with_gguf: bool
+) -> None:
+    """Writes what transformers and vLLM load. `reference`: an artifact, or a checkpoint directory.
+    `with_gguf`: and a file that llama.cpp loads.
+    """
     checkpoint, lineage = Path(reference), []
     if not checkpoint.is_dir():
         artifacts = open_artifacts(settings)
@@ -56,7 +60,9 @@ def export_model(settings: Settings, reference: str, directory: Path, dtype: str
         lineage = [str(ref), *(str(parent) for parent in artifacts.lineage(ref))]
     write = load_entry("ostinato.tasks.conversion.exporting:export_model")
     with boundary(ConfigError, f"export of {reference}"):
-        facts = write(checkpoint, directory, name=reference, lineage=lineage, dtype=dtype)
+        facts = write(
+            checkpoint, directory, name=reference, lineage=lineage, dtype=dtype, with_gguf=with_gguf
+        )
     say(f"{directory}: {facts['family']}, {facts['parameters']:,} parameters, {facts['dtype']}")
     if facts["draft_layers_left_out"]:
         say(f"{facts['draft_layers_left_out']} draft layers stay out: other engines know none")

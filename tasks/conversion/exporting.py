@@ -17,13 +17,20 @@ from ostinato.models.checkpoint.store import PUBLISHED, TOKENIZER, WEIGHTS, read
 from ostinato.models.checkpoint.streaming import TensorFiles
 from ostinato.models.families.family import EMBEDDING
 from ostinato.models.rendering.vocabulary import END, END_OF_TEXT, SPECIAL_IDS
+from ostinato.tasks.conversion.sources import load_gguf_module
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CARD = "README.md"
 
 
 def export_model(
-    checkpoint: Path, directory: Path, *, name: str, lineage: Sequence[str], dtype: str | None
+    checkpoint: Path,
+    directory: Path,
+    *,
+    name: str,
+    lineage: Sequence[str],
+    dtype: str | None,
+    with_gguf: bool = False,
 ) -> dict[str, Any]:
     """Fills `directory`, which must be new or empty, and returns facts. `dtype` None: as stored."""
     if directory.exists() and any(directory.iterdir()):
@@ -49,6 +56,8 @@ def export_model(
         "draft_layers_left_out": spec.mtp_depth,
     }
     (directory / CARD).write_text(_card(name, lineage, facts, marker["metadata"]))
+    if with_gguf:
+        load_gguf_module("ostinato.tasks.conversion.gguf_writing").write_gguf(directory)
     return facts
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import transformers
-from gguf import GGUFReader
+from gguf import GGUFReader, Keys
 from tokenizers import Tokenizer, pre_tokenizers
 from torch import Tensor
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -21,6 +21,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from ostinato.infra.platform.errors import ConfigError, boundary
 
 PRETOKENIZER = "tokenizer.ggml.pre"
+KEY_LENGTH = Keys.Attention.KEY_LENGTH  # a pattern with the architecture's name
 MAGIC = b"GGUF"
 
 
@@ -44,6 +45,9 @@ def read_gguf(path: Path) -> GgufModel:
         reader = GGUFReader(path)
         pretokenizer = reader.get_field(PRETOKENIZER)
         config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        width = reader.get_field(KEY_LENGTH.format(arch=config.model_type))
+        if width is not None:  # transformers reads it for some families only
+            config.head_dim = int(width.contents())
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config)
         read = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)

@@ -80,7 +80,7 @@ def open_source(place: str, cache: Path, scratch: Path) -> Iterator[PublishedMod
 
 def _open(path: Path, place: str) -> PublishedModel:
     if path.suffix == ".gguf":
-        read = _load_gguf_reader()(path)
+        read = load_gguf_module("ostinato.tasks.conversion.gguf_file").read_gguf(path)
         headers = {
             name: TensorHeader(tuple(tensor.shape), torch.float32, path)
             for name, tensor in read.tensors.items()
@@ -99,13 +99,13 @@ def _open(path: Path, place: str) -> PublishedModel:
     return PublishedModel(place, config, tensors.headers, tensors.fetch, files)
 
 
-def _load_gguf_reader() -> Callable[[Path], Any]:
+def load_gguf_module(name: str) -> Any:
+    """A module beside this one that needs the extra `models`. ConfigError says how to install it."""
     try:
-        return importlib.import_module("ostinato.tasks.conversion.gguf_file").read_gguf
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"reading GGUF files needs {error.name}, which is not installed; "
-            "pip install 'ostinato[models]'"
+            f"GGUF files need {error.name}, which is not installed; pip install 'ostinato[models]'"
         ) from error
 
 

@@ -1,0 +1,190 @@
+"""An exported model directory as one GGUF file beside it, for llama.cpp.
+
+Names of tensors and fields are those of gguf (extra `models`); row orders as in llama.cpp's
+convert_hf_to_gguf.py. One tensor is in memory at a time.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import (
+    MODEL_ARCH,
+    MODEL_ARCH_NAMES,
+    GGMLQuantizationType,
+    GGUFWriter,
+    LlamaFileType,
+    RopeScalingType,
+    TokenType,
+    get_tensor_name_map,
+)
+from gguf.quants import quantize
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.serving.published_models import CONFIG
+from ostinato.models.checkpoint.streaming import TensorFiles
+from ostinato.models.rendering.chat_template import find_template
+
+GGUF_FILE = "model.gguf"
+ARCHITECTURES = {"llama": MODEL_ARCH.LLAMA, "qwen2": MODEL_ARCH.QWEN2, "qwen3": MODEL_ARCH.QWEN3}
+TYPES = {
+    torch.float32: (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
+    torch.float16: (GGMLQuantizationType.F16, LlamaFileType.MOSTLY_F16),
+    torch.bfloat16: (GGMLQuantizationType.BF16, LlamaFileType.MOSTLY_BF16),
+}
+_SUFFIXES = (".weight", ".bias")
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# llama.cpp's names of how a text is split before byte pairs are merged
+_SPLITS = {_WORDS + r"\p{N}" + _REST: "qwen2", _WORDS + r"\p{N}{1,3}" + _REST: "llama-bpe"}
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """A tensor under its name in GGUF, in the order of its rows there."""
+
+    name: str
+    rows: np.ndarray
+    kind: GGMLQuantizationType
+
+
+def write_gguf(directory: Path) -> Path:
+    """Writes `model.gguf` into an exported directory. ConfigError for a model without such a form."""
+    config = json.loads((directory / CONFIG).read_bytes())
+    architecture = ARCHITECTURES.get(config["model_type"])
+    if architecture is None:
+        raise ConfigError(
+            f"a {config['model_type']} has no GGUF form here, wanted one of "
+            f"{', '.join(ARCHITECTURES)}; without --gguf the directory is written"
+        )
+    path = directory / GGUF_FILE
+    writer = GGUFWriter(path, MODEL_ARCH_NAMES[architecture])
+    _add_shape(writer, config)
+    _add_tokens(writer, directory, config)
+    files = TensorFiles.of(sorted(directory.glob("*.safetensors")))
+    kind, file_type = TYPES[files.headers["model.embed_tokens.weight"].dtype]
+    writer.add_file_type(file_type)
+    for tensor in _tensors(files, config, architecture, kind):
+        shape, nbytes = tensor.rows.shape, tensor.rows.nbytes
+        writer.add_tensor_info(tensor.name, shape, tensor.rows.dtype, nbytes, tensor.kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in _tensors(files, config, architecture, kind):
+        writer.write_tensor_data(tensor.rows)
+    writer.close()
+    return path
+
+
+def _tensors(
+    files: TensorFiles,
+    config: dict[str, Any],
+    architecture: MODEL_ARCH,
+    kind: GGMLQuantizationType,
+) -> Iterator[GgufTensor]:
+    names = get_tensor_name_map(architecture, config["num_hidden_layers"])
+    for source in sorted(files.headers):
+        name = names.get_name(source, try_suffixes=_SUFFIXES)
+        if name is None:
+            raise ConfigError(f"tensor {source} has no name in a GGUF file of {architecture.name}")
+        tensor = files.fetch(source)
+        if architecture is MODEL_ARCH.LLAMA:
+            tensor = _pair_rows(source, tensor, config)
+        kept = GGMLQuantizationType.F32 if tensor.ndim == 1 else kind
+        yield GgufTensor(name, quantize(tensor.float().numpy(), kept), kept)
+
+
+def _pair_rows(source: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
+    """llama.cpp rotates neighbouring rows of a head, Hugging Face those of its two halves."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    field = heads.get(source.split(".")[-2])
+    if field is None:
+        return tensor
+    split = tensor.reshape(config[field], 2, -1, *tensor.shape[1:])
+    return split.swapaxes(1, 2).reshape(tensor.shape).contiguous()
+
+
+def _add_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    rope = config["rope_parameters"]
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    elif rope["rope_type"] != "default":
+        raise ConfigError(
+            f"rope_type {rope['rope_type']!r} is not written as GGUF, wanted default or linear"
+        )
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+
+
+def _add_tokens(writer: GGUFWriter, directory: Path, config: dict[str, Any]) -> None:
+    """Byte-level BPE alone. Ids of the model that the tokenizer does not use are marked as such."""
+    file = directory / "tokenizer.json"
+    described = json.loads(file.read_bytes())
+    model = described["model"]
+    if model["type"] != "BPE" or model.get("byte_fallback"):
+        raise ConfigError(f"{file.name} is a {model['type']}, wanted byte-level BPE for GGUF")
+    tokens = [f"[PAD{index}]" for index in range(config["vocab_size"])]
+    types = [TokenType.UNUSED] * len(tokens)
+    for text, index in model["vocab"].items():
+        tokens[index], types[index] = text, TokenType.NORMAL
+    for added in described["added_tokens"]:
+        tokens[added["id"]] = added["content"]
+        types[added["id"]] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(_split_name(described["pre_tokenizer"]))
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    writer.add_token_merges(merges)
+    begin, end = (_first(config.get(name)) for name in ("bos_token_id", "eos_token_id"))
+    if begin is not None:
+        writer.add_bos_token_id(begin)
+    if end is not None:
+        writer.add_eos_token_id(end)
+    writer.add_add_bos_token(Tokenizer.from_file(str(file)).encode("a").ids[0] == begin)
+    template = find_template({path.name: path.read_bytes() for path in _small_files(directory)})
+    if template is not None:
+        writer.add_chat_template(template)
+
+
+def _small_files(directory: Path) -> list[Path]:
+    return [*directory.glob("chat_template.*"), *directory.glob("tokenizer_config.json")]
+
+
+def _first(ids: int | list[int] | None) -> int | None:
+    return ids[0] if isinstance(ids, list) else ids
+
+
+def _split_name(described: dict[str, Any]) -> str:
+    """The splitting of a tokenizer by llama.cpp's name. ConfigError for one it has no name for."""
+    parts = described.get("pretokenizers", [described])
+    kinds = [part["type"] for part in parts]
+    if kinds == ["ByteLevel"]:
+        return "gpt-2"
+    if kinds == ["Digits", "ByteLevel"] and parts[0]["individual_digits"]:
+        return "smollm"
+    if kinds == ["Split", "ByteLevel"]:
+        name = _SPLITS.get(parts[0]["pattern"].get("Regex", ""))
+        if name is not None:
+            return name
+    raise ConfigError(
+        f"the tokenizer splits texts by {' and '.join(kinds)} in a way that llama.cpp may not know, wanted "
+        f"that of gpt-2, smollm, {', '.join(_SPLITS.values())}"
+    )

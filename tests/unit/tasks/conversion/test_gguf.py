@@ -1,0 +1,87 @@
+"""GGUF out: transformers reads from the file what the directory beside it holds."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.tasks.conversion.exporting import export_model
+from ostinato.tasks.conversion.gguf_writing import GGUF_FILE, write_gguf
+from ostinato.tasks.conversion.importing import import_model
+from tests.fakes.published_model import TEMPLATE, small_tokenizer, write_published_model
+
+QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEXT = "def add(a, b):\n    return a + b  # 12 and 3 <|im_end|>\n"
+
+
+def write_qwen3(directory: Path) -> None:
+    """Heads wider than hidden size over heads, norms of queries and keys, an untied head; texts split
+    as Qwen's are.
+    """
+    write_published_model(directory)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+    torch.manual_seed(1)
+    config = transformers.Qwen3Config(
+        vocab_size=small_tokenizer().get_vocab_size() + 3,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    transformers.Qwen3ForCausalLM._from_config(config).save_pretrained(directory)
+
+
+@pytest.mark.parametrize("write", [write_published_model, write_qwen3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_file_holds_what_the_directory_holds(write, dtype, tmp_path: Path) -> None:
+    published, out = tmp_path / "published", tmp_path / "out"
+    published.mkdir()
+    write(published)
+    import_model(str(published), tmp_path / "checkpoint", tmp_path / "cache")
+    export_model(tmp_path / "checkpoint", out, name="x", lineage=[], dtype=dtype, with_gguf=True)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (out / GGUF_FILE).rename(alone / GGUF_FILE)
+    tokenizers = [
+        transformers.AutoTokenizer.from_pretrained(out),
+        transformers.AutoTokenizer.from_pretrained(alone, gguf_file=GGUF_FILE),
+    ]
+    ids = [tokenizer(TEXT)["input_ids"] for tokenizer in tokenizers]
+    assert ids[0] == ids[1]
+    assert tokenizers[1].chat_template == TEMPLATE
+    # transformers undoes llama.cpp's order of rows
+    import_model(str(alone / GGUF_FILE), tmp_path / "again", tmp_path / "cache")
+    first, again = (load_checkpoint(tmp_path / name) for name in ("checkpoint", "again"))
+    assert again.spec.norm_epsilon == pytest.approx(first.spec.norm_epsilon)  # fp32 in the file
+    shapes = [loaded.spec.model_copy(update={"norm_epsilon": 0.0}) for loaded in (first, again)]
+    assert shapes[0] == shapes[1]
+    assert again.weights.keys() == first.weights.keys()
+    for name, tensor in first.weights.items():
+        assert torch.equal(tensor.to(getattr(torch, dtype)).float(), again.weights[name]), name
+
+
+def test_model_without_a_gguf_form_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "glm4_moe"}')
+    with pytest.raises(ConfigError, match="a glm4_moe has no GGUF form here, wanted one of llama"):
+        write_gguf(tmp_path)
+    assert not (tmp_path / GGUF_FILE).exists()
