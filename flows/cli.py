@@ -73,9 +73,19 @@ def run(
     settings: SetOption = None,
     keep: KeepOption = None,
     rebuild: RebuildOption = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="for sft: .jsonl or .parquet of conversations", dir_okay=False, exists=True
+        ),
+    ] = None,
 ) -> None:
     """Runs one flow of the chain and what it needs."""
-    _run_flow(flow.replace("-", "_"), recipe, seed, _options(settings, keep, rebuild))
+    name = flow.replace("-", "_")
+    if (data is None) == (name == "sft"):
+        raise typer.BadParameter("--data FILE goes with sft, and sft with --data FILE")
+    parameters = None if data is None else {"data": str(data.resolve())}
+    _run_flow(name, recipe, seed, _options(settings, keep, rebuild), parameters)
 
 
 def _add_command(name: str, flow: str, description: str) -> None:

@@ -11,17 +11,19 @@ from rich.console import Console
 
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.cluster.child import live_owners
+from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.infra.platform.settings import Settings, load_settings
-from ostinato.tasks.promotion.serving_line import ServingLine
 
 cycles = typer.Typer(no_args_is_help=True, help="Real-time cycles of a serving line.")
 LineOption = Annotated[
     str | None, typer.Option(help="serving line; that of the recipe when absent")
 ]
 RecipeOption = Annotated[str, typer.Option(help="a recipe whose line is meant")]
+# loads scipy, a second that the other commands need not wait
+SERVING_LINE = "ostinato.tasks.promotion.serving_line:ServingLine"
 _STAGES = ("candidate-*", "traffic-*")
 
 
@@ -69,7 +71,7 @@ def roll_back(
     """Takes the champion from users: the one before it serves again, within seconds."""
     name = _line(recipe, line)
     with _ledger(load_settings()) as ledger:
-        serving = ServingLine(ledger, name, time.time)
+        serving = load_entry(SERVING_LINE)(ledger, name, time.time)
         champion = serving.champion()
         if champion is None:
             raise ConfigError(f"serving line {name!r} has no champion, wanted one")

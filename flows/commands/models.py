@@ -47,7 +47,12 @@ def import_model(settings: Settings, place: str, name: str | None) -> ArtifactRe
 
 
 def export_model(
-    settings: Settings, reference: str, directory: Path, dtype: str | None, *, with_gguf: bool
+    settings: Settings,
+    reference: str,
+    directory: Path,
+    dtype: str | None,
+    *,
+    with_gguf: bool = False,
 ) -> None:
     """Writes what transformers and vLLM load. `reference`: an artifact, or a checkpoint directory.
     `with_gguf`: and a file that llama.cpp loads.

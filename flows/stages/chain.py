@@ -18,7 +18,14 @@ from ostinato.infra.platform.ledger.rows import ScorecardRow
 from ostinato.infra.platform.objects import checksum_file
 from ostinato.models.rendering.chat_template import PUBLISHED as PUBLISHED_FILES
 from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest, EvaluationResult
-from ostinato.tasks.corpus.config import CorpusRequest, CorpusResult, FunctionLimits
+from ostinato.tasks.corpus.config import (
+    CorpusConfig,
+    CorpusRequest,
+    CorpusResult,
+    DemonstrationConfig,
+    FunctionLimits,
+    TokenBudgets,
+)
 from ostinato.tasks.environments.run import EnvironmentsRequest, EnvironmentsResult
 from ostinato.tasks.mtp.config import MtpRequest, MtpResult
 from ostinato.tasks.mtp.speculation_config import SpeculationRequest, SpeculationResult
@@ -155,6 +162,34 @@ def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
         "base": base_identity(context.recipe),
     }
     return context.ensure("corpus", identity, (problems, *encoders_of(context)), build)
+
+
+def build_conversations(context: StageContext, data: Path) -> ArtifactRef:
+    """A user's own conversations -> a corpus of nothing else."""
+    base = base_directory(context.recipe.base_checkpoint)
+    if base is None:
+        raise ConfigError(
+            f"recipe {context.recipe.name!r} has no base_checkpoint, wanted one to fine-tune"
+        )
+    config = CorpusConfig(
+        sources=(),
+        budgets=TokenBudgets(code=0, library=0, repair=0, repair_general=0),
+        demonstrations=DemonstrationConfig(count=0),
+        conversations=str(data),
+        held_out_share=context.recipe.corpus.held_out_share,
+        seed=context.recipe.corpus.seed,
+    )
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = CorpusRequest(config=config, problems_directory="", tokenizer_path=str(base))
+        result = run_stage(
+            "corpus", "ostinato.tasks.corpus.run:main", request, CorpusResult, directory
+        )
+        return corpus_files(directory), {SUMMARY: result.model_dump(mode="json")}
+
+    content = config.model_copy(update={"conversations": checksum_file(data)})
+    identity = {"config": content, "base": base_identity(context.recipe)}
+    return context.ensure("corpus", identity, (), build)
 
 
 def corpus_files(directory: Path) -> Path:

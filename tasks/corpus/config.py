@@ -9,6 +9,7 @@ from ostinato.infra.platform.record import Record
 from ostinato.tasks.corpus.locating import Locating
 from ostinato.tasks.records import Split
 
+CONVERSATIONS = "conversations"  # held-out shard of a user's own
 DEMONSTRATED = (Split.DEMONSTRATION, Split.TRAIN)  # all others are for evaluation or users
 
 
@@ -106,6 +107,11 @@ class CorpusConfig(Record):
         default=0.8, gt=0, le=1, description="share of common shingles that makes two files one"
     )
     demonstrations: DemonstrationConfig = DemonstrationConfig()
+    conversations: str = Field(
+        default="",
+        description=".jsonl or .parquet file of conversations to fine-tune on, beside the demonstrations; "
+        "`ostinato run sft --data FILE` sets it",
+    )
     seed: int = 0
 
 

@@ -1,6 +1,7 @@
 """Child entry of the corpus stage: sources and problems in, token shards and demonstrations out."""
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,8 +9,16 @@ from pathlib import Path
 
 from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.platform.cluster.workspace import Workspace, replace_text
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.rendering import Renderer, load_renderer, train_tokenizer
-from ostinato.tasks.corpus.config import CorpusConfig, CorpusRequest, CorpusResult, ShardStatistics
+from ostinato.tasks.corpus.config import (
+    CONVERSATIONS,
+    CorpusConfig,
+    CorpusRequest,
+    CorpusResult,
+    ShardStatistics,
+)
+from ostinato.tasks.corpus.conversations import make_documents, read_conversations
 from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.deduplication import Deduplicator, Novelty
 from ostinato.tasks.corpus.demonstrations import (
@@ -69,7 +78,9 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     demonstrations = _demonstrate(request, source, renderer, guard, workspace, search)
     progress.update(3, 5, "documents that locate")
     located = _locate(request, files, renderer, search)
-    write_demonstrations(workspace.directory, [*demonstrations.documents, *located])
+    told = _read_conversations(config, renderer)
+    learned = [*demonstrations.documents, *located, *told.train]
+    write_demonstrations(workspace.directory, learned)
     writer = DocumentWriter(renderer, source.prompt_templates())
 
     def maker(name: str) -> RepairMaker:
@@ -81,6 +92,7 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
         "library": make_library(guard.allowed(functions), others, writer, config),
         "repair": make_repairs(functions, maker("repair")),
         "repair_general": make_general_repairs(files, maker("repair_general"), request.limits),
+        CONVERSATIONS: Shard(held_out=[document.token_ids for document in told.held_out]),
     }
     progress.update(4, 5, "shards")
     trained = [document for shard in shards.values() for document in shard.train]
@@ -158,6 +170,30 @@ def _demonstrate(
         workspace.progress.update(2 + done / total, 5, f"demonstration {done} of {total}")
 
     return asyncio.run(make_demonstrations(problems, source.repositories or {}, settings, tell))
+
+
+@dataclass(frozen=True)
+class _Told:
+    """Conversations of a user's own, to train on and held out."""
+
+    train: Sequence[Document] = ()
+    held_out: Sequence[Document] = ()
+
+
+def _read_conversations(config: CorpusConfig, renderer: Renderer) -> _Told:
+    """Every so many, by `held_out_share` and at least one, are held out."""
+    if not config.conversations:
+        return _Told()
+    conversations = read_conversations(Path(config.conversations))
+    if len(conversations) < 2:
+        raise ConfigError(
+            f"{config.conversations} holds {len(conversations)} conversation, wanted at least 2: one is "
+            "held out to measure perplexity"
+        )
+    order = random.Random(config.seed).sample(conversations, len(conversations))
+    documents = make_documents(order, renderer)
+    count = max(1, round(len(documents) * config.held_out_share))
+    return _Told(documents[count:], documents[:count])
 
 
 def _locate(

@@ -1,0 +1,62 @@
+"""Fine-tuning on a user's own conversations, from the command line to a checkpoint."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ostinato.flows.cli import app
+from ostinato.flows.sft import sft
+from ostinato.flows.stages import chain
+from ostinato.flows.stages.stage import StageContext
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.tasks.pretraining.config import PretrainingResult
+
+
+def write_conversations(path: Path, num: int) -> Path:
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Say the word for {number % 4}."},
+                {"role": "assistant", "content": ("zero", "one", "two", "three")[number % 4]},
+            ]
+        }
+        for number in range(num)
+    ]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_conversations_are_learned_and_the_same_file_is_learned_once(
+    prefect_server: None, home: Path, tmp_path: Path
+) -> None:
+    data = write_conversations(tmp_path / "told.jsonl", 60)
+    tuned = sft("miniature", data=str(data))
+    context = StageContext.open("miniature")
+    result = chain.result_of(context, tuned, PretrainingResult)
+    assert str(tuned) == "pretrained/miniature-sft@1"
+    assert result.after.by_source.keys() == {"conversations"}
+    assert result.after.perplexity < 0.8 * result.before.perplexity
+    assert load_checkpoint(context.directory_of(tuned)).spec == context.recipe.model
+
+    assert sft("miniature", data=str(data)) == tuned
+    data.write_text(data.read_text().replace("zero", "nought"))
+    assert str(sft("miniature", data=str(data))) == "pretrained/miniature-sft@2"
+
+
+def test_data_goes_with_sft_alone(tmp_path: Path, home: Path) -> None:
+    data = write_conversations(tmp_path / "told.jsonl", 2)
+    for arguments in (["sft"], ["reinforcement", "--data", str(data)]):
+        found = CliRunner().invoke(app, ["run", *arguments, "--recipe", "miniature"])
+        assert found.exit_code == 2
+        assert "goes with sft" in found.output
+    assert not (home / "prefect").exists()
+
+
+def test_file_that_is_none_is_refused(home: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is no file, wanted a \.jsonl"):
+        sft.fn("miniature", data="nowhere.jsonl")
