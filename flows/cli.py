@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.flows.commands import garbage, models, replaying
+from ostinato.flows.commands import garbage, models, planning, replaying
 from ostinato.flows.commands.cycle_commands import cycles
 from ostinato.flows.operating import local_prefect, status_report
 from ostinato.flows.operating import up as machine
@@ -28,6 +28,7 @@ from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.cluster.services import interrupt_on_signals, run_foreground
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
 from ostinato.infra.platform.settings import load_settings
+from ostinato.tasks.planning.inputs import load_inputs
 from ostinato.tasks.reinforcement.records import WEIGHTS, ReplayReport
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -175,6 +176,23 @@ def show_recipe(
     """Every setting of a recipe with its value and its description."""
     loaded = load_recipe(recipe, seed=seed, overrides=settings or ())
     Console().print(describe_recipe(loaded), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def plan(
+    gpus: Annotated[int, typer.Option(help="of the trainer; rollouts take more", min=1)],
+    chip: Annotated[str, typer.Option(help="h100, h200 or b300")],
+    recipe: RecipeOption = "qwen3_30b_a3b",
+    settings: SetOption = None,
+    degrees: Annotated[
+        list[str] | None,
+        typer.Option("--layout", help="a degree, tensor=2, expert=8; searched when absent"),
+    ] = None,
+) -> None:
+    """Prints what a recipe comes to on a cluster: layout, memory, step time, replicas. Starts nothing."""
+    loaded = load_recipe(recipe, overrides=settings or ())
+    fixed = planning.parse_degrees(degrees or ())
+    planning.show_plan(loaded, gpus, load_inputs(chip), fixed, Console())
 
 
 @app.command("import")

@@ -1,0 +1,165 @@
+"""`ostinato plan`: what a recipe comes to on so many GPUs."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from ostinato.flows.recipe import Recipe
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.models.layout import ParallelLayout
+from ostinato.models.spec import ModelSpec
+from ostinato.tasks.planning.inputs import Inputs
+from ostinato.tasks.planning.plan import (
+    PublishBytes,
+    TrainingPlan,
+    describe,
+    plan_training,
+    publish_bytes,
+    search_layout,
+    search_replica,
+)
+from ostinato.tasks.planning.rollouts import RolloutPlan
+from ostinato.tasks.planning.workload import RolloutWork, TrainingWork
+
+SHOWN_RANKS = 64
+AXES = ("tensor", "pipeline", "interleave", "context", "expert", "expert_tensor")
+GIGA = 1e9
+NOTE = (
+    "An estimate (docs/cluster-plan.md). The trainer of this version is data-parallel on CPUs: "
+    "it cannot run a layout yet."
+)
+
+
+def pretraining_work(recipe: Recipe) -> TrainingWork:
+    """The step of the phase with the longest rows."""
+    phase = max(recipe.pretraining.phases, key=lambda one: one.sequence_tokens)
+    return TrainingWork(
+        row_tokens=phase.sequence_tokens,
+        attended_tokens=phase.sequence_tokens,
+        microbatch_tokens=phase.microbatch_tokens,
+        step_tokens=phase.global_batch_tokens,
+        fp8=recipe.pretraining.precision == "mx128",
+    )
+
+
+def learning_work(recipe: Recipe) -> TrainingWork:
+    """An RL step whose attempts are all as long as the harness allows."""
+    longest = recipe.harness.context_tokens
+    return TrainingWork(
+        row_tokens=longest,
+        attended_tokens=longest,
+        microbatch_tokens=max(longest, recipe.learning.packing.microbatch_tokens),
+        step_tokens=_attempts(recipe) * longest,
+        forward_passes=1 if recipe.learning.objective.kl_coefficient else 0,
+    )
+
+
+def rollout_work(recipe: Recipe, inputs: Inputs) -> RolloutWork:
+    """The attempts of an RL step, each as long as the harness allows."""
+    generated = min(recipe.harness.max_generated_tokens, recipe.harness.context_tokens)
+    return RolloutWork(
+        attempts=_attempts(recipe),
+        prompt_tokens=recipe.harness.context_tokens - generated,
+        generated_tokens=generated,
+        longest_generated_tokens=generated,
+        tool_seconds=inputs.costs.tool_seconds,
+    )
+
+
+def _attempts(recipe: Recipe) -> int:
+    return recipe.rollout.group_size * recipe.rollout.groups_per_step
+
+
+def parse_degrees(texts: Sequence[str]) -> dict[str, int]:
+    """Degrees of a layout by axis. ConfigError names the axes there are."""
+    degrees: dict[str, int] = {}
+    for text in texts:
+        axis, _, number = text.partition("=")
+        if axis not in AXES or not number.isdigit() or int(number) < 1:
+            raise ConfigError(f"--layout {text!r}, wanted AXIS=NUMBER with an axis of {list(AXES)}")
+        degrees[axis] = int(number)
+    return degrees
+
+
+def show_plan(
+    recipe: Recipe, gpus: int, inputs: Inputs, degrees: dict[str, int], console: Console
+) -> None:
+    """Prints layouts, ranks, memory, time and replicas. `degrees` fix the layout of both stages; without
+    them the fastest that fits is searched for each. ConfigError names what does not fit.
+    """
+    spec = recipe.model
+    console.print(f"{recipe.name}: {spec.num_parameters() / 1e9:.2f} G parameters", highlight=False)
+    pretraining = _plan(spec, gpus, pretraining_work(recipe), inputs, degrees)
+    _show_training("pretraining", pretraining, inputs, console)
+    learning = _plan(spec, gpus, learning_work(recipe), inputs, degrees)
+    _show_training("reinforcement", learning, inputs, console)
+    rollouts = search_replica(spec, rollout_work(recipe, inputs), learning.step.seconds, inputs)
+    _show_rollouts(rollouts, publish_bytes(spec, inputs), console)
+    console.print(NOTE, highlight=False, soft_wrap=True)
+
+
+def _plan(
+    spec: ModelSpec, gpus: int, work: TrainingWork, inputs: Inputs, degrees: dict[str, int]
+) -> TrainingPlan:
+    if not degrees:
+        return search_layout(spec, gpus, work, inputs)
+    try:
+        layout = ParallelLayout.over(gpus, **degrees)
+    except ValueError as error:
+        raise ConfigError(f"layout of {gpus} GPUs: {error}") from None
+    return plan_training(spec, layout, work, inputs)
+
+
+def _show_training(name: str, plan: TrainingPlan, inputs: Inputs, console: Console) -> None:
+    again = ", layers recomputed" if plan.work.recompute else ""
+    console.print(f"\n{name}: {describe(plan.layout)}{again}", highlight=False, soft_wrap=True)
+    console.print(_rank_table(plan.layout))
+    console.print(_memory_table(plan, inputs))
+    step, sent = plan.step, plan.step.sent
+    console.print(
+        f"step {step.seconds:.2f} s: compute {step.compute_seconds:.2f}, memory {step.memory_seconds:.2f}, "
+        f"launches at least {step.launch_seconds:.2f}, transfers {step.transfer_seconds:.2f}, "
+        f"bubble {step.bubble_seconds:.2f}, optimiser {step.optimizer_seconds:.2f}, "
+        f"log-prob passes {step.forward_seconds:.2f}; MFU {step.mfu:.1%} of bf16",
+        highlight=False,
+        soft_wrap=True,
+    )
+    parts = ", ".join(f"{axis} {size / GIGA:.2f}" for axis, size in sent.model_dump().items())
+    console.print(f"GB sent by a rank in a step: {parts}", highlight=False, soft_wrap=True)
+
+
+def _rank_table(layout: ParallelLayout) -> Table:
+    table = Table("rank", "TP", "CP", "DP", "PP", "ETP", "EP", "EDP")
+    places = layout.places()
+    for place in places[:SHOWN_RANKS]:
+        own = (place.rank, place.tensor, place.context, place.data, place.pipeline)
+        experts = (place.expert_tensor, place.expert, place.expert_data)
+        table.add_row(*map(str, own + experts))
+    if len(places) > SHOWN_RANKS:
+        table.caption = f"first {SHOWN_RANKS} of {len(places)} ranks"
+    return table
+
+
+def _memory_table(plan: TrainingPlan, inputs: Inputs) -> Table:
+    kinds = ("weights", "gradients", "optimizer", "activations", "logits", "reserved")
+    table = Table("stage", *kinds, "total", title=f"GiB a rank, of {inputs.chip.memory_gib:.1f}")
+    for row in plan.memory:
+        values = row.model_dump(exclude={"stage"}).values()
+        table.add_row(str(row.stage), *(f"{v:.1f}" for v in values), f"{row.total_gib:.1f}")
+    return table
+
+
+def _show_rollouts(plan: RolloutPlan, publish: PublishBytes, console: Console) -> None:
+    replica = plan.replica
+    console.print(
+        f"\nrollouts beside the trainer: {plan.replicas} replicas of {replica.gpus} GPUs, each with "
+        f"{replica.concurrent_attempts} attempts at once, {replica.step_seconds * 1000:.1f} ms a token; "
+        f"{plan.sandboxes} sandboxes",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"a publish moves {publish.anchor / GIGA:.1f} GB whole, {publish.delta / GIGA:.2f} GB as a delta",
+        highlight=False,
+    )

@@ -1,0 +1,107 @@
+"""Counts of a model under a layout: parameters of a stage, operations and bytes of a token."""
+
+import math
+import re
+
+from ostinato.infra.platform.record import Record
+from ostinato.models.layout import ParallelLayout
+from ostinato.models.spec import ModelSpec
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+# a rank has its part of the rows or columns of these; of all others it has the whole
+_SPLIT = re.compile(
+    r"(embed_tokens|lm_head|[qkvo]_proj|mlp\.gate_up_proj|mlp\.down_proj"
+    r"|shared_experts\.(gate_up_proj|down_proj))\.weight$"
+)
+_EXPERT = re.compile(r"\.experts\.")
+EMBEDDING = "model.embed_tokens.weight"
+
+
+class StageParameters(Record):
+    """Parameters that one rank of a pipeline stage holds."""
+
+    dense: int
+    expert: int
+
+    @property
+    def all(self) -> int:
+        """Both kinds."""
+        return self.dense + self.expert
+
+
+def stage_of_layer(spec: ModelSpec, layout: ParallelLayout, layer: int) -> int:
+    """Pipeline stage of a layer; with interleaving a stage has every p-th chunk. Chunks that do not come
+    out even leave the last ones smaller.
+    """
+    chunk = math.ceil(spec.num_layers / (layout.pipeline * layout.interleave))
+    return layer // chunk % layout.pipeline
+
+
+def stage_parameters(spec: ModelSpec, layout: ParallelLayout) -> tuple[StageParameters, ...]:
+    """Parameters a rank, by stage. A tied embedding is held by the first and the last stage."""
+    last = layout.pipeline - 1
+    dense, expert = [0] * layout.pipeline, [0] * layout.pipeline
+    for name, shape in spec.weight_shapes().items():
+        size = math.prod(shape)
+        layer = _LAYER.match(name)
+        stage = stage_of_layer(spec, layout, int(layer[1])) if layer else last
+        if name == EMBEDDING:
+            stage = 0
+            if spec.tied_embeddings and last:
+                dense[last] += size // layout.tensor
+        if _EXPERT.search(name):
+            expert[stage] += size // (layout.expert * layout.expert_tensor)
+        else:
+            dense[stage] += size // layout.tensor if _SPLIT.search(name) else size
+    return tuple(
+        StageParameters(dense=one, expert=other) for one, other in zip(dense, expert, strict=True)
+    )
+
+
+class TokenOperations(Record):
+    """Floating-point operations of one token's forward pass, the whole model."""
+
+    products: float
+    grouped: float
+    attention: float
+
+    @property
+    def all(self) -> float:
+        """The sum."""
+        return self.products + self.grouped + self.attention
+
+
+def token_operations(spec: ModelSpec, row_tokens: float) -> TokenOperations:
+    """Two a parameter that the token meets; attention looks back at half a row on average."""
+    hidden, moe = spec.hidden_size, spec.num_moe_layers
+    attention = 2 * hidden * (spec.query_size + spec.key_value_size)
+    dense = (
+        spec.num_layers * attention + spec.num_dense_layers * 3 * hidden * spec.dense_hidden_size
+    )
+    dense += moe * hidden * (spec.num_experts + 3 * spec.shared_expert_hidden_size)
+    grouped = moe * spec.experts_per_token * 3 * hidden * spec.expert_hidden_size
+    head = spec.vocab_size * hidden
+    return TokenOperations(
+        products=2.0 * (dense + head),
+        grouped=2.0 * grouped,
+        attention=2.0 * spec.num_layers * row_tokens * spec.query_size,
+    )
+
+
+def layer_activation_bytes(spec: ModelSpec, *, is_dense: bool) -> int:
+    """Bytes in bf16 that one token leaves in one layer for the backward pass."""
+    hidden = spec.hidden_size
+    elements = 4 * hidden + 2 * (spec.query_size + spec.key_value_size)
+    if is_dense:
+        return 2 * (elements + 3 * spec.dense_hidden_size)
+    routed = spec.experts_per_token * (2 * hidden + 3 * spec.expert_hidden_size)
+    return 2 * (elements + routed + 3 * spec.shared_expert_hidden_size)
+
+
+def stage_activation_bytes(spec: ModelSpec, layout: ParallelLayout, stage: int) -> int:
+    """The same for all layers of a stage."""
+    return sum(
+        layer_activation_bytes(spec, is_dense=layer < spec.num_dense_layers)
+        for layer in range(spec.num_layers)
+        if stage_of_layer(spec, layout, layer) == stage
+    )

@@ -1,0 +1,113 @@
+"""Plans: parts add up to the model, more of a degree never takes more memory, what does not fit is named."""
+
+import pytest
+
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.models.layout import ParallelLayout
+from ostinato.models.spec import ModelSpec
+from ostinato.tasks.planning.inputs import load_inputs
+from ostinato.tasks.planning.plan import plan_training, search_layout, search_replica
+from ostinato.tasks.planning.shapes import stage_parameters, token_operations
+from ostinato.tasks.planning.step import estimate_step
+from ostinato.tasks.planning.workload import RolloutWork, TrainingWork
+
+MODEL = ModelSpec(
+    vocab_size=4096,
+    hidden_size=512,
+    num_layers=8,
+    num_attention_heads=8,
+    num_query_groups=8,
+    head_dim=64,
+    num_experts=16,
+    experts_per_token=2,
+    expert_hidden_size=256,
+    tied_embeddings=False,
+    max_sequence_tokens=4096,
+)
+WORK = TrainingWork(
+    row_tokens=4096, attended_tokens=4096, microbatch_tokens=4096, step_tokens=2**20
+)
+INPUTS = load_inputs("h100")
+
+
+def test_stages_hold_the_whole_model() -> None:
+    layout = ParallelLayout.over(4, pipeline=4)
+
+    assert sum(held.all for held in stage_parameters(MODEL, layout)) == MODEL.num_parameters()
+    assert sum(held.all for held in stage_parameters(MODEL, ParallelLayout())) == (
+        MODEL.num_parameters()
+    )
+
+
+def test_a_tied_embedding_is_on_both_ends_of_a_pipeline() -> None:
+    tied = MODEL.model_copy(update={"tied_embeddings": True})
+    held = stage_parameters(tied, ParallelLayout.over(2, pipeline=2))
+
+    assert sum(one.all for one in held) == tied.num_parameters() + 4096 * 512
+
+
+@pytest.mark.parametrize("degrees", [{"tensor": 2}, {"expert": 4}, {"pipeline": 2}, {"context": 2}])
+def test_dividing_the_model_or_the_rows_takes_no_memory(degrees: dict[str, int]) -> None:
+    whole = plan_training(MODEL, ParallelLayout.over(8), WORK, INPUTS)
+    part = plan_training(MODEL, ParallelLayout.over(8, **degrees), WORK, INPUTS)
+
+    assert part.fullest.total_gib <= whole.fullest.total_gib
+
+
+def test_operations_of_products_are_two_a_parameter_that_a_token_meets() -> None:
+    matrices = 8 * (4 * 512 * 512 + 512 * 16 + 2 * 3 * 512 * 256) + 4096 * 512
+
+    found = token_operations(MODEL, row_tokens=0)
+
+    assert found.all == 2 * matrices
+
+
+def test_no_step_is_faster_than_the_peak_allows() -> None:
+    for layout in (ParallelLayout.over(8), ParallelLayout.over(8, tensor=2, pipeline=2)):
+        step = estimate_step(MODEL, layout, WORK, INPUTS)
+        assert 0 < step.mfu < INPUTS.rates.bf16_products
+
+
+def test_interleaving_shrinks_the_bubble() -> None:
+    plain = estimate_step(MODEL, ParallelLayout.over(8, pipeline=4), WORK, INPUTS)
+    chunks = estimate_step(MODEL, ParallelLayout.over(8, pipeline=4, interleave=2), WORK, INPUTS)
+
+    assert chunks.bubble_seconds < plain.bubble_seconds
+
+
+def test_the_kind_of_memory_that_breaks_is_named() -> None:
+    large = MODEL.model_copy(update={"num_layers": 48, "hidden_size": 8192})
+
+    with pytest.raises(ConfigError, match=r"stage 0 needs .* GiB, wanted at most 79\.6: optimizer"):
+        plan_training(large, ParallelLayout(), WORK, INPUTS)
+    with pytest.raises(ConfigError, match="no layout of 1 GPUs fits: the smallest"):
+        search_layout(large, 1, WORK, INPUTS)
+
+
+def test_a_step_smaller_than_its_ranks_is_refused() -> None:
+    few = WORK.model_copy(update={"step_tokens": 8192})
+
+    with pytest.raises(ConfigError, match="data=8 leaves 1024 tokens"):
+        plan_training(MODEL, ParallelLayout.over(8), few, INPUTS)
+
+
+def test_replicas_make_what_the_trainer_uses_up() -> None:
+    work = RolloutWork(
+        attempts=512,
+        prompt_tokens=1000,
+        generated_tokens=1000,
+        longest_generated_tokens=2000,
+        tool_seconds=5,
+    )
+
+    slow = search_replica(MODEL, work, 60.0, INPUTS)
+    fast = search_replica(MODEL, work, 1.0, INPUTS)
+
+    assert slow.replicas * slow.replica.attempts_per_second >= 512 / 60
+    assert fast.replicas > slow.replicas
+    assert fast.sandboxes > slow.sandboxes
+
+
+def test_unknown_chips_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"chip 'a100'.*'b300', 'h100', 'h200'"):
+        load_inputs("a100")
