@@ -26,8 +26,9 @@ SHOWN_RANKS = 64
 AXES = ("tensor", "pipeline", "interleave", "context", "expert", "expert_tensor")
 GIGA = 1e9
 NOTE = (
-    "An estimate (docs/cluster-plan.md). The trainer of this version is data-parallel on CPUs: "
-    "it cannot run a layout yet."
+    "An estimate of what the hardware allows: beside published figures mostly too fast, by half "
+    "(docs/cluster-plan.md). The trainer of this version is data-parallel on CPUs and cannot run a "
+    "layout yet."
 )
 
 
@@ -142,7 +143,7 @@ def _rank_table(layout: ParallelLayout) -> Table:
 
 
 def _memory_table(plan: TrainingPlan, inputs: Inputs) -> Table:
-    kinds = ("weights", "gradients", "optimizer", "activations", "logits", "reserved")
+    kinds = ("weights", "grads", "optim", "activ", "logits", "reserve")
     table = Table("stage", *kinds, "total", title=f"GiB a rank, of {inputs.chip.memory_gib:.1f}")
     for row in plan.memory:
         values = row.model_dump(exclude={"stage"}).values()
