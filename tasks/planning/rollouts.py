@@ -30,6 +30,7 @@ class RolloutPlan(Record):
     replica: Replica
     replicas: int
     sandboxes: int = Field(description="attempts in flight, each with its box")
+    attempts_seconds: float = Field(description="until all attempts of one step are done")
 
 
 def key_value_bytes(spec: ModelSpec) -> int:
@@ -110,4 +111,5 @@ def plan_rollouts(
         replica=replica,
         replicas=replicas,
         sandboxes=math.ceil(wanted * (generating + work.tool_seconds)),
+        attempts_seconds=generation_seconds(spec, replicas * gpus, gpus, work, inputs),
     )
