@@ -33,7 +33,7 @@ from ostinato.flows.operating.local_prefect import (
     deployments,
 )
 
-QUEUES = {"training": 1, "realtime": 1, "ci": 2}  # runs of each at once: one trainer a device
+QUEUES = {"training": 1, "realtime": 1, "ci": 2}  # flow runs of each at once
 AUTOMATION = "ostinato: "  # how the names of our automations begin
 _HEARTBEATS_MISSED = timedelta(seconds=90)  # three of those that prefect.yaml asks for
 

@@ -20,12 +20,14 @@ from ostinato.flows.operating.resuming import MAX_ATTEMPTS
 from ostinato.flows.stages.lease import outlive_leases
 from ostinato.flows.stages.naming import as_key
 from ostinato.flows.stages.progress import shown_progress
+from ostinato.flows.stages.run_options import STAGES
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import LOG
 from ostinato.infra.platform.errors import ConfigError, is_retryable
 
 Result = TypeVar("Result", bound=BaseModel)
 logger = logging.getLogger(__name__)
+_TRAINERS = {entry for stage in STAGES.values() if stage.trains for entry in stage.entries}
 
 # Both before any flow runs: the engine imports a flow, and with it this, first. Prefect gives our
 # loggers its handler, but no level.
@@ -50,7 +52,14 @@ def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) 
     logger.info("stage=%s log=%s", name, directory / LOG)
     key = as_key(directory.parent.name, name)
     with shown_progress(name, key, f"{name}: {directory.name}") as show:
-        result = run_child(entry, request, _AnyResult, directory=directory, on_progress=show)
+        result = run_child(
+            entry,
+            request,
+            _AnyResult,
+            directory=directory,
+            on_progress=show,
+            alone=entry in _TRAINERS,
+        )
     return result.model_dump(mode="json")
 
 

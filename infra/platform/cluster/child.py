@@ -23,7 +23,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 import ostinato
-from ostinato.infra.platform.cluster.child_main import EXIT_LOCKED
+from ostinato.infra.platform.cluster.child_main import ALONE, EXIT_LOCKED
 from ostinato.infra.platform.cluster.processes import (
     is_alive,
     is_elsewhere,
@@ -41,6 +41,7 @@ from ostinato.infra.platform.cluster.workspace import (
     REQUEST,
     RESULT,
     START_LOCK,
+    STATUS,
     Failure,
     ProcessMark,
     Progress,
@@ -85,12 +86,14 @@ def run_child(
     directory: Path,
     on_progress: OnProgress | None = None,
     settings: Settings | None = None,
+    alone: bool = False,
 ) -> R:
     """Run `entry(request, workspace)` in a child and return its result. Resumes by itself.
 
     Raises the child's own typed error, ClusterError when it was killed. Any exception in the
     caller, KeyboardInterrupt included, ends the child's whole session before it travels on, unless
-    another supervisor waits for the same child.
+    another supervisor waits for the same child. `alone`: a trainer, which waits for the machine's
+    device and keeps it to its end.
     """
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
@@ -99,10 +102,10 @@ def run_child(
     if done is not None:
         return done
     settings = settings or load_settings()
-    environment = _environment(settings)
+    order = _Order(directory, envelope, _environment(settings), alone)
     owner = directory / OWNERS / uuid.uuid4().hex
     while True:
-        child = _attach_or_start(directory, envelope, environment, owner)
+        child = _attach_or_start(order, owner)
         try:
             exit_code = _watch(child, directory, on_progress, _Pulse(directory, settings))
         except BaseException:
@@ -117,6 +120,16 @@ def run_child(
         if child.process is not None or (directory / FAILURE).exists():
             raise _error(entry, directory, exit_code)
         # attached to a child that was already dying: the next round starts one of our own
+
+
+@dataclass(frozen=True)
+class _Order:
+    """A request to a child, and how one is started for it."""
+
+    directory: Path
+    envelope: RequestEnvelope
+    environment: Mapping[str, str]
+    alone: bool
 
 
 @dataclass
@@ -190,11 +203,9 @@ def _start_lock(directory: Path) -> Iterator[None]:
         yield
 
 
-def _attach_or_start(
-    directory: Path, envelope: RequestEnvelope, environment: Mapping[str, str], owner: Path
-) -> _Child:
-    with _start_lock(directory):
-        child = _attached_or_started(directory, envelope, environment)
+def _attach_or_start(order: _Order, owner: Path) -> _Child:
+    with _start_lock(order.directory):
+        child = _attached_or_started(order)
         try:
             owner.parent.mkdir(exist_ok=True)
             replace_text(owner, mark_process(os.getpid()).model_dump_json())
@@ -219,12 +230,11 @@ def _require_silence(directory: Path, mark: ProcessMark) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _attached_or_started(
-    directory: Path, envelope: RequestEnvelope, environment: Mapping[str, str]
-) -> _Child:
+def _attached_or_started(order: _Order) -> _Child:
+    directory = order.directory
     mark = read_record(directory / PROCESS, ProcessMark)
     asked = read_record(directory / REQUEST, RequestEnvelope)
-    is_same_request = asked is not None and asked.fingerprint == envelope.fingerprint
+    is_same_request = asked is not None and asked.fingerprint == order.envelope.fingerprint
     if mark is not None and is_elsewhere(mark):
         _require_silence(directory, mark)
     if mark is not None and is_alive(mark):
@@ -240,7 +250,7 @@ def _attached_or_started(
         _logger.info("ended leftovers %s", fields(pid=mark.pid, processes=num_left))
     if asked is not None and not is_same_request:
         _set_aside(directory, asked.fingerprint)
-    return _start(directory, envelope, environment)
+    return _start(order)
 
 
 def _set_aside(directory: Path, fingerprint: str) -> None:
@@ -254,8 +264,9 @@ def _set_aside(directory: Path, fingerprint: str) -> None:
     _logger.warning("set aside other work %s", fields(directory=directory, moved_to=aside))
 
 
-def _start(directory: Path, envelope: RequestEnvelope, environment: Mapping[str, str]) -> _Child:
-    for stale in (RESULT, FAILURE, PROCESS, PROGRESS, HEARTBEAT):
+def _start(order: _Order) -> _Child:
+    directory, envelope = order.directory, order.envelope
+    for stale in (RESULT, FAILURE, PROCESS, PROGRESS, HEARTBEAT, STATUS):
         (directory / stale).unlink(missing_ok=True)
     replace_text(directory / REQUEST, envelope.model_dump_json(indent=1))
     command = [
@@ -265,6 +276,7 @@ def _start(directory: Path, envelope: RequestEnvelope, environment: Mapping[str,
         "ostinato.infra.platform.cluster.child_main",
         envelope.entry,
         str(directory),
+        *([ALONE] if order.alone else []),
     ]
     with (directory / LOG).open("ab") as log:
         log.write(f"--- attempt {envelope.fingerprint} ---\n".encode())
@@ -275,7 +287,7 @@ def _start(directory: Path, envelope: RequestEnvelope, environment: Mapping[str,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=dict(environment),
+            env=dict(order.environment),
         )
     child = _Child(mark_process(process.pid), process)
     try:

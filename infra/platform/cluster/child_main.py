@@ -1,4 +1,4 @@
-"""The program that a supervised child runs: `python -m ostinato.infra.platform.cluster.child_main ENTRY DIRECTORY`.
+"""The program that a supervised child runs: `python -m ostinato.infra.platform.cluster.child_main ENTRY DIRECTORY [--alone]`.
 
 It holds the lock of the directory for as long as it lives, so a second child of the same directory
 ends at once.
@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
+from ostinato.infra.platform.cluster.device import device_alone
 from ostinato.infra.platform.cluster.processes import mark_process
 from ostinato.infra.platform.cluster.workspace import (
     FAILURE,
@@ -49,6 +50,7 @@ from ostinato.infra.platform.errors import (
 from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.platform.telemetry import configure_logging, fields
 
+ALONE = "--alone"
 EXIT_RETRY = 1
 EXIT_NEVER_RETRY = 3
 EXIT_LOCKED = 4
@@ -60,8 +62,8 @@ _logger = logging.getLogger(__name__)
 Main = Callable[[BaseModel, Workspace], BaseModel]
 
 
-def main(entry: str, directory: Path) -> int:
-    """Run one request to its end. Returns the exit code."""
+def main(entry: str, directory: Path, *, alone: bool) -> int:
+    """Run one request to its end, `alone`: with the device of this machine. Returns the exit code."""
     lock = (directory / LOCK).open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,7 +76,7 @@ def main(entry: str, directory: Path) -> int:
     _logger.info("child starts %s", fields(entry=entry, pid=os.getpid(), directory=directory))
     try:
         with boundary(TrainingError, f"{entry} in {directory}"):
-            _run(entry, directory)
+            _run(entry, directory, alone=alone)
     except OstinatoError as error:
         traceback.print_exc()
         failure = Failure(error_type=type_name(error), message=str(error))
@@ -92,7 +94,7 @@ def _beat(path: Path) -> None:
         time.sleep(seconds)
 
 
-def _run(entry: str, directory: Path) -> None:
+def _run(entry: str, directory: Path, *, alone: bool) -> None:
     envelope = read_record(directory / REQUEST, RequestEnvelope)
     if envelope is None or envelope.entry != entry:
         seen = envelope.entry if envelope is not None else None
@@ -102,7 +104,9 @@ def _run(entry: str, directory: Path) -> None:
         request = request_type.model_validate(envelope.request)
     except ValidationError as error:
         raise ConfigError(f"request for {entry} is wrong: {error}") from error
-    result = function(request, Workspace.open(directory, load_settings()))
+    workspace = Workspace.open(directory, load_settings())
+    with device_alone(workspace) if alone else contextlib.nullcontext():
+        result = function(request, workspace)
     answer = ResultEnvelope(fingerprint=envelope.fingerprint, result=result.model_dump(mode="json"))
     replace_text(directory / RESULT, json.dumps(answer.model_dump(mode="json"), indent=1))
     _logger.info("child is done %s", fields(entry=entry, directory=directory))
@@ -139,6 +143,6 @@ def _end(_signal_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 if __name__ == "__main__":
-    exit_code = main(sys.argv[1], Path(sys.argv[2]))
+    exit_code = main(sys.argv[1], Path(sys.argv[2]), alone=ALONE in sys.argv[3:])
     sys.stderr.flush()
     sys.exit(exit_code)

@@ -1,0 +1,77 @@
+"""The device of this machine: one trainer at a time, whichever run or deployment started it.
+
+The trainer itself holds the lock, and the kernel takes it back however it ends. One that outlives
+its supervisor keeps it.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from ostinato.infra.platform.cluster.processes import is_alive, kill_session, mark_process
+from ostinato.infra.platform.cluster.workspace import (
+    STATUS,
+    ProcessMark,
+    Workspace,
+    read_record,
+    replace_text,
+)
+from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.telemetry import fields
+
+_LOOK_SECONDS = 1.0
+_logger = logging.getLogger(__name__)
+
+
+class Trainer(Record):
+    """A trainer that has the device. Content of the lock file."""
+
+    process: ProcessMark
+    directory: str
+
+
+@contextlib.contextmanager
+def device_alone(workspace: Workspace) -> Iterator[None]:
+    """The device for the length of the block. Waits for a trainer that has it, and says so."""
+    path = workspace.settings.home / f"trainer-{socket.gethostname()}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = Trainer(process=mark_process(os.getpid()), directory=str(workspace.directory))
+    with path.open("a+") as lock:
+        _take(lock, path, workspace)
+        lock.truncate(0)
+        lock.write(own.model_dump_json())
+        lock.flush()
+        yield
+
+
+def _take(lock: IO[str], path: Path, workspace: Workspace) -> None:
+    since = None
+    while not _is_taken(lock):
+        holder = read_record(path, Trainer)  # None: it has just begun
+        other = holder.directory if holder is not None else "another trainer"
+        if since is None:
+            since = time.time()
+            _logger.info("waits for the device %s", fields(held_by=other))
+        if holder is not None and not is_alive(holder.process):
+            kill_session(holder.process)  # what a killed trainer left
+        workspace.progress.update(0, 1, f"waits for the device, which {other} has")
+        wait = {"for": "the device", "detail": f"{other} has it", "since": since}
+        replace_text(workspace.directory / STATUS, json.dumps({"waits": {"trainer": wait}}))
+        time.sleep(_LOOK_SECONDS)
+    if since is not None:
+        (workspace.directory / STATUS).unlink(missing_ok=True)
+
+
+def _is_taken(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
