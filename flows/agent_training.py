@@ -9,13 +9,14 @@ from ostinato.flows.realtime_cycle import realtime_cycle
 from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain, realtime
+from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import RunOptions, StageContext
 
 
 @flow(name="agent-training", flow_run_name=run_name)
 def agent_training(
-    recipe: str = "nano", seed: int | None = None, options: RunOptions | None = None
+    recipe: RecipeName = "nano", seed: Seed = None, options: RunOptions | None = None
 ) -> str:
     """Runs every stage that is not finished yet. Returns the path of the report.
 

@@ -11,6 +11,7 @@ from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reporting.evaluation_report import EvaluationReport, show_evaluation
 from ostinato.flows.stages import chain, realtime
 from ostinato.flows.stages.checkpoints import NEWEST, checkpoint_named
+from ostinato.flows.stages.forms import CheckpointName, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Suite
 from ostinato.flows.stages.stage import RunOptions, StageContext
@@ -19,11 +20,11 @@ from ostinato.tasks.evaluation.gates import gate_candidate
 
 @flow(name="checkpoint-evaluation", flow_run_name=run_name)
 def checkpoint_evaluation(
-    recipe: str = "nano",
-    seed: int | None = None,
-    checkpoint: str = NEWEST,
+    recipe: RecipeName = "nano",
+    seed: Seed = None,
+    checkpoint: CheckpointName = NEWEST,
     suite: Suite = Suite.BOTH,
-    against: str | None = None,
+    against: CheckpointName | None = None,
     commit: str = "",
     report_directory: str | None = None,
     options: RunOptions | None = None,

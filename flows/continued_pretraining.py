@@ -5,6 +5,7 @@ from prefect import flow
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.forms import Artifact, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
@@ -12,9 +13,9 @@ from ostinato.infra.platform.artifacts import ArtifactRef
 
 @flow(name="continued-pretraining", flow_run_name=run_name)
 def continued_pretraining(
-    recipe: str = "nano",
-    seed: int | None = None,
-    problems: ArtifactRef | None = None,
+    recipe: RecipeName = "nano",
+    seed: Seed = None,
+    problems: Artifact | None = None,
     options: RunOptions | None = None,
 ) -> ArtifactRef:
     """Trains the recipe's base checkpoint on. Returns the fine-tuned checkpoint.
@@ -27,7 +28,7 @@ def continued_pretraining(
     """
     context = StageContext.open(recipe, seed, options)
     corpus = chain.build_corpus(
-        context, problems or problem_building(recipe, seed, options=context.options)
+        context, context.named(problems) or problem_building(recipe, seed, options=context.options)
     )
     pretrained = chain.pretrain(context, corpus)
     showing.show_pretraining(context, corpus, pretrained)

@@ -10,6 +10,7 @@ from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.evaluation.controls import ControlReport, compare_with_controls
@@ -19,7 +20,7 @@ from ostinato.tasks.records import Split
 
 @flow(name="controls")
 def controls(
-    recipe: str = "nano", seed: int | None = None, options: RunOptions | None = None
+    recipe: RecipeName = "nano", seed: Seed = None, options: RunOptions | None = None
 ) -> ArtifactRef:
     """Evaluates a checkpoint before and after RL and compares at equal tokens. Returns the table.
 

@@ -6,6 +6,7 @@ from ostinato.flows.continued_pretraining import continued_pretraining
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.forms import Artifact, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
@@ -13,10 +14,10 @@ from ostinato.infra.platform.artifacts import ArtifactRef
 
 @flow(name="mtp-distillation", flow_run_name=run_name)
 def mtp_distillation(
-    recipe: str = "nano",
-    seed: int | None = None,
-    problems: ArtifactRef | None = None,
-    pretrained: ArtifactRef | None = None,
+    recipe: RecipeName = "nano",
+    seed: Seed = None,
+    problems: Artifact | None = None,
+    pretrained: Artifact | None = None,
     options: RunOptions | None = None,
 ) -> ArtifactRef:
     """Distils draft layers and measures them. Returns the checkpoint with both; the trunk alone
@@ -30,8 +31,8 @@ def mtp_distillation(
         options: overridden settings, stages to keep or to build again.
     """
     context = StageContext.open(recipe, seed, options)
-    problems = problems or problem_building(recipe, seed, options=context.options)
-    pretrained = pretrained or continued_pretraining(
+    problems = context.named(problems) or problem_building(recipe, seed, options=context.options)
+    pretrained = context.named(pretrained) or continued_pretraining(
         recipe, seed, problems, options=context.options
     )
     if not context.recipe.mtp.depth:

@@ -4,6 +4,7 @@ from prefect import flow
 
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
@@ -11,7 +12,7 @@ from ostinato.infra.platform.artifacts import ArtifactRef
 
 @flow(name="problem-building", flow_run_name=run_name)
 def problem_building(
-    recipe: str = "nano", seed: int | None = None, options: RunOptions | None = None
+    recipe: RecipeName = "nano", seed: Seed = None, options: RunOptions | None = None
 ) -> ArtifactRef:
     """Builds, proves and splits the recipe's problems.
 

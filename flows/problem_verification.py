@@ -5,6 +5,7 @@ from prefect import flow
 from ostinato.flows.reporting import showing
 from ostinato.flows.reporting.console import say
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
@@ -16,7 +17,7 @@ from ostinato.tasks.problems.shipped import compare_with_shipped, find_set, ship
 
 @flow(name="problem-verification", flow_run_name=run_name)
 def problem_verification(
-    recipe: str = "problems_16", seed: int | None = None, options: RunOptions | None = None
+    recipe: RecipeName = "problems_16", seed: Seed = None, options: RunOptions | None = None
 ) -> ArtifactRef:
     """Proves the recipe's problems again: equal bytes, or ProblemError. Where no set ships for the
     recipe, the one just built is put into tasks/problems/sets for a commit.

@@ -6,17 +6,17 @@ from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import realtime
+from ostinato.flows.stages.forms import Artifact, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import RunOptions, StageContext
-from ostinato.infra.platform.artifacts import ArtifactRef
 
 
 @flow(name="realtime-cycle", flow_run_name=run_name)
 def realtime_cycle(
-    recipe: str = "nano",
-    seed: int | None = None,
-    problems: ArtifactRef | None = None,
-    trained: ArtifactRef | None = None,
+    recipe: RecipeName = "nano",
+    seed: Seed = None,
+    problems: Artifact | None = None,
+    trained: Artifact | None = None,
     options: RunOptions | None = None,
 ) -> realtime.CycleReport:
     """Learns from what users did with the serving checkpoint and ships the result if it is not worse.
@@ -30,8 +30,10 @@ def realtime_cycle(
     """
     context = StageContext.open(recipe, seed, options)
     realtime.serving_line(context)  # a recipe without one stops here, before anything is trained
-    problems = problems or problem_building(recipe, seed, options=context.options)
-    trained = trained or reinforcement(recipe, seed, problems, options=context.options)
+    problems = context.named(problems) or problem_building(recipe, seed, options=context.options)
+    trained = context.named(trained) or reinforcement(
+        recipe, seed, problems, options=context.options
+    )
     report = realtime.run_cycle(context, problems, trained)
     showing.show_cycle(report)
     return report

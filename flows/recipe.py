@@ -8,7 +8,7 @@ import re
 import textwrap
 import tomllib
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +153,14 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(
-    name_or_path: str, *, seed: int | None = None, overrides: Sequence[str] = ()
+    name_or_path: str,
+    *,
+    seed: int | None = None,
+    overrides: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """Reads a shipped recipe by name or a TOML file by path. `overrides` are `section.key=value` in TOML syntax.
+    """Reads a shipped recipe by name or a TOML file by path. `changes` are laid over it, then
+    `overrides`, `section.key=value` in TOML syntax or with null.
 
     ConfigError names the file, the key, the value seen and the value wanted.
     """
@@ -166,12 +171,13 @@ def load_recipe(
         raise ConfigError(
             f"recipe {name_or_path!r} not found, wanted one of {recipe_names()} or the path of a TOML file"
         )
-    values = _read_toml(path)
+    values = _merged(_read_toml(path), changes or {})
     if seed is not None:
         values["seed"] = seed
     for override in overrides:
         _apply(values, override)
-    _seed_sections(values, Recipe, values.get("seed", 0), None if seed is None else overrides)
+    fixed = None if seed is None else [*overrides, *_keys_of(changes or {})]
+    _seed_sections(values, Recipe, values.get("seed", 0), fixed)
     _take_model_of_base(values, path)
     try:
         return Recipe.model_validate(values)
@@ -315,7 +321,15 @@ def _find_parent(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
     )
 
 
-def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def _keys_of(changes: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in changes.items():
+        if isinstance(value, dict):
+            yield from _keys_of(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(under)
     for key, value in over.items():
         both_tables = isinstance(value, dict) and isinstance(result.get(key), dict)
@@ -328,7 +342,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
     if not separator:
         raise ConfigError(f"override {override!r} has no '=', wanted section.key=value")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = None if text == "null" else tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError as error:
         if not _BARE_WORD.fullmatch(text):
             raise ConfigError(

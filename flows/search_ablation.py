@@ -6,6 +6,7 @@ from ostinato.flows.continued_pretraining import continued_pretraining
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import ablation_chain, chain
+from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
@@ -14,7 +15,7 @@ from ostinato.tasks.evaluation.locating import ArmComparison
 
 @flow(name="search-ablation", flow_run_name=run_name)
 def search_ablation(
-    recipe: str = "nano_search", seed: int | None = None, options: RunOptions | None = None
+    recipe: RecipeName = "nano_search", seed: Seed = None, options: RunOptions | None = None
 ) -> ArtifactRef:
     """Trains and evaluates both arms from one shared checkpoint. Returns the comparison.
 

@@ -4,6 +4,7 @@ from prefect import flow
 
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_table
+from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
@@ -12,8 +13,8 @@ from ostinato.tasks.retrieval.config import RankingScores, RetrievalResult
 
 @flow(name="search-training", flow_run_name=run_name)
 def search_training(
-    recipe: str = "nano",
-    seed: int | None = None,
+    recipe: RecipeName = "nano",
+    seed: Seed = None,
     options: RunOptions | None = None,
 ) -> ArtifactRef:
     """Trains the encoder on code and publishes it with the table of its measurements.

@@ -8,6 +8,7 @@ from prefect import flow
 from ostinato.flows.reporting import showing
 from ostinato.flows.reporting.console import say
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
@@ -19,8 +20,8 @@ from ostinato.tasks.pretraining.config import PretrainingResult
 
 @flow(name="sft", flow_run_name=run_name)
 def sft(
-    recipe: str = "nano",
-    seed: int | None = None,
+    recipe: RecipeName = "nano",
+    seed: Seed = None,
     data: str = "",
     options: RunOptions | None = None,
 ) -> ArtifactRef:

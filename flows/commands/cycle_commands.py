@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ostinato.flows.operating import local_prefect
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.cluster.child import live_owners
 from ostinato.infra.platform.cluster.child_main import load_entry
@@ -22,8 +23,9 @@ LineOption = Annotated[
     str | None, typer.Option(help="serving line; that of the recipe when absent")
 ]
 RecipeOption = Annotated[str, typer.Option(help="a recipe whose line is meant")]
-# loads scipy, a second that the other commands need not wait
-SERVING_LINE = "ostinato.tasks.promotion.serving_line:ServingLine"
+# loads Prefect and scipy, seconds that the other commands need not wait
+ROLL_BACK = "ostinato.flows.stages.realtime:roll_back"
+TELL_SKIPPED = "ostinato.flows.stages.events:tell_skipped"
 _STAGES = ("candidate-*", "traffic-*")
 
 
@@ -70,13 +72,11 @@ def roll_back(
 ) -> None:
     """Takes the champion from users: the one before it serves again, within seconds."""
     name = _line(recipe, line)
-    with _ledger(load_settings()) as ledger:
-        serving = load_entry(SERVING_LINE)(ledger, name, time.time)
-        champion = serving.champion()
-        if champion is None:
-            raise ConfigError(f"serving line {name!r} has no champion, wanted one")
-        after = serving.roll_back(champion, reason)
-    text = f"{name}: {champion} taken back, {after.checkpoint_id} serves"
+    settings = load_settings()
+    local_prefect.tell_server_here(settings)
+    with _ledger(settings) as ledger:
+        report = load_entry(ROLL_BACK)(ledger, name, None, reason)
+    text = f"{name}: {report.candidate} taken back, {report.champion} serves"
     Console().print(text, highlight=False, soft_wrap=True)
 
 
@@ -89,6 +89,9 @@ def _end(line: str, outcome: str | None) -> None:
         _require_nobody(settings, cycle)
         ended: str = outcome or cycle.stages.get("promotion", {}).get("outcome", "skipped")
         ledger.cycles.close(cycle.cycle_id, ended, time.time())
+    if ended == "skipped":
+        local_prefect.tell_server_here(settings)
+        load_entry(TELL_SKIPPED)(cycle.cycle_id, "by hand")
     Console().print(f"{cycle.cycle_id}: {ended}", highlight=False, soft_wrap=True)
 
 

@@ -5,27 +5,26 @@ prefect.yaml, however often it runs; those that it made before and that are no l
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
 from prefect.client.schemas.objects import StateType
-from prefect.events.actions import ChangeFlowRunState
+from prefect.events.actions import ActionTypes, CallWebhook, ChangeFlowRunState, DoNothing
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from ostinato.flows.operating.local_prefect import (
-    AUTO_RESUME,
     DEPLOYED,
     PREFECT,
     REPOSITORY,
@@ -33,8 +32,11 @@ from ostinato.flows.operating.local_prefect import (
     deployments,
 )
 
-QUEUES = {"training": 1, "realtime": 1, "ci": 2}  # flow runs of each at once
+QUEUES = {"training": 1, "realtime": 1, "ci": 2, "operations": 4}  # flow runs of each at once
 AUTOMATION = "ostinato: "  # how the names of our automations begin
+ALARM = "ostinato-alarm"  # a webhook block of this name on the server is called by an alarm
+CYCLE, RESUMING = "every-5-hours", "after-a-crash"  # deployments of prefect.yaml
+FAILED_CYCLES, _ALARM_WINDOW = 3, timedelta(hours=16)  # three of those that are five hours apart
 _HEARTBEATS_MISSED = timedelta(seconds=90)  # three of those that prefect.yaml asks for
 
 
@@ -84,7 +86,7 @@ def make_automations(client: SyncPrefectClient) -> None:
         for automation in client.read_automations()
         if automation.name.startswith(AUTOMATION)
     }
-    for automation in automations():
+    for automation in automations(_alarm(client)):
         if automation.name in known:
             client.update_automation(known.pop(automation.name), automation)
         else:
@@ -93,19 +95,22 @@ def make_automations(client: SyncPrefectClient) -> None:
         client.delete_automation(stale)
 
 
-def _change(kind: StateType, name: str, message: str) -> Any:
-    return ChangeFlowRunState(state=kind, name=name, message=message, force=False)
+def _alarm(client: SyncPrefectClient) -> ActionTypes:
+    """Calls the webhook block of the server's owner. Without one an alarm is an event alone."""
+    try:
+        block = client.read_block_document_by_name(ALARM, "webhook")
+    except ObjectNotFound:
+        return DoNothing()
+    text = {"text": "{{ automation.name }}: {{ event.resource.name }}"}
+    return CallWebhook(block_document_id=block.id, payload=json.dumps(text))
 
 
-def automations() -> Iterator[AutomationCore]:
-    """A run that lost its process is marked as crashed; one that may be resumed is, later with each
-    attempt (`ostinato.flows.stages.child_task` counts them).
+def automations(alarm: ActionTypes) -> Iterator[AutomationCore]:
+    """A run that lost its process is marked as crashed; an alarm sounds when the real-time cycle
+    fails again and again, and when a run crashed so often that it is resumed no more. Those that start
+    a deployment stand in prefect.yaml, beside what they start.
     """
     ours = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{DEPLOYED}"}
-    resumable = {
-        "prefect.resource.role": "tag",
-        "prefect.resource.id": f"prefect.tag.{AUTO_RESUME}",
-    }
     every_run = {"prefect.resource.id": "prefect.flow-run.*"}
     yield AutomationCore(
         name=f"{AUTOMATION}mark lost runs",
@@ -120,22 +125,34 @@ def automations() -> Iterator[AutomationCore]:
             threshold=1,
             within=_HEARTBEATS_MISSED,
         ),
-        actions=[_change(StateType.CRASHED, "Crashed", "its heartbeat stopped")],
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.CRASHED,
+                name="Crashed",
+                message="its heartbeat stopped",
+                force=False,
+            )
+        ],
     )
-    yield AutomationCore(
-        name=f"{AUTOMATION}resume crashed runs",
-        description=f"A crashed run tagged {AUTO_RESUME} goes on from what it has.",
-        trigger=EventTrigger(
-            posture=Posture.Reactive,
-            match=ResourceSpecification.model_validate(every_run),
-            match_related=ResourceSpecification.model_validate(resumable),
-            expect={"prefect.flow-run.Crashed"},
-            for_each={"prefect.resource.id"},
-            threshold=1,
-            within=timedelta(0),
-        ),
-        actions=[_change(StateType.SCHEDULED, "AwaitingRetry", "resumed after a crash")],
-    )
+    for name, deployment, threshold, within in (
+        ("alarm: cycles fail", CYCLE, FAILED_CYCLES, _ALARM_WINDOW),
+        ("alarm: a run crashed too often", RESUMING, 1, timedelta(0)),
+    ):
+        of_it = {"prefect.resource.role": "deployment", "prefect.resource.name": deployment}
+        yield AutomationCore(
+            name=f"{AUTOMATION}{name}",
+            description=f"{threshold} failed runs of {deployment} call the webhook block {ALARM}, if the "
+            "server has one.",
+            trigger=EventTrigger(
+                posture=Posture.Reactive,
+                match=ResourceSpecification.model_validate(every_run),
+                match_related=ResourceSpecification.model_validate(of_it),
+                expect={"prefect.flow-run.Failed", "prefect.flow-run.GivenUp"},
+                threshold=threshold,
+                within=within,
+            ),
+            actions=[alarm],
+        )
 
 
 def _deploy_all(recipe: str) -> None:

@@ -25,7 +25,7 @@ from ostinato.infra.platform.settings import Settings
 REPOSITORY = Path(__file__).resolve().parents[2]
 IMPORT_ROOT = Path(ostinato.__file__).parents[1]
 WORK_POOL = "ostinato"
-DEPLOYED, AUTO_RESUME = "ostinato", "auto-resume"  # tags in prefect.yaml
+DEPLOYED, AUTO_RESUME, OPERATION = "ostinato", "auto-resume", "operation"  # tags in prefect.yaml
 PREFECT = (sys.executable, "-P", "-m", "prefect")
 
 
@@ -35,8 +35,16 @@ def deployments() -> list[dict[str, Any]]:
 
 
 def flow_names() -> list[str]:
-    """The flows that can be run by name: those that prefect.yaml deploys."""
-    return sorted({item["entrypoint"].rpartition(".")[2] for item in deployments()})
+    """The flows that can be run by name: those that prefect.yaml deploys, but for operations on what
+    they made.
+    """
+    return sorted(
+        {
+            item["entrypoint"].rpartition(".")[2]
+            for item in deployments()
+            if OPERATION not in item["tags"]
+        }
+    )
 
 
 def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
@@ -63,6 +71,15 @@ def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
         ),
         "PYTHONSAFEPATH": "1",
     }
+
+
+def tell_server_here(settings: Settings) -> None:
+    """Events of this process go to the server of a running `ostinato up`, unless PREFECT_API_URL
+    names another. Before Prefect is imported.
+    """
+    url = f"http://127.0.0.1:{settings.prefect_port}/api"
+    if answers(f"{url}/health"):
+        os.environ.setdefault("PREFECT_API_URL", url)
 
 
 def server_service(settings: Settings, port: int, environment: dict[str, str]) -> Service:

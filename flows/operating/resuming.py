@@ -1,6 +1,7 @@
 """Runs of deployments whose process is gone: found over the server's API, and scheduled again."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -9,6 +10,7 @@ from ostinato.flows.operating.local_prefect import AUTO_RESUME, WORK_POOL
 from ostinato.infra.platform.record import Record
 
 MAX_ATTEMPTS = 8  # of one run; beyond that a person is needed
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 10.0, 900.0  # after a crash; doubled by each
 
 
 class InterruptedRun(Record):
@@ -20,10 +22,15 @@ class InterruptedRun(Record):
     attempts: int
     may_resume: bool
 
+    @property
+    def wait_seconds(self) -> float:
+        """Pause after its last crash."""
+        return min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** (self.attempts - 1))
+
 
 def interrupted_runs(url: str) -> list[InterruptedRun]:
     """Runs of the work pool that are under way as far as the server knows."""
-    with httpx.Client(base_url=url, timeout=10) as api:
+    with _open_api(url, timeout=10) as api:
         return [_interrupted(run) for run in _under_way(api, work_pools=_named(WORK_POOL))]
 
 
@@ -33,7 +40,7 @@ def schedule_again(url: str) -> list[str]:
     ones.
     """
     resumed = []
-    with httpx.Client(base_url=url, timeout=30) as api:
+    with _open_api(url) as api:
         for run in [_interrupted(run) for run in _under_way(api, work_pools=_named(WORK_POOL))]:
             _end_below(api, run.run_id)
             if run.state == "CANCELLING":
@@ -47,6 +54,28 @@ def schedule_again(url: str) -> list[str]:
                 )
                 resumed.append(run.title)
     return resumed
+
+
+def resume_crashed(url: str, run_id: str, login: str | None) -> InterruptedRun:
+    """Schedules a crashed run again after a pause, if it may be resumed. Its sub-flows end, as the
+    resumed run makes new ones. `login` is user:password of the server, if it wants one. Returns the
+    run as it was found.
+    """
+    with _open_api(url, login=login) as api:
+        run = _interrupted(api.get(f"/flow_runs/{run_id}").raise_for_status().json())
+        if run.state != "CRASHED":
+            return run
+        _end_below(api, run_id)
+        if run.may_resume:
+            starts_at = datetime.now(tz=UTC) + timedelta(seconds=run.wait_seconds)
+            message = f"resumed after crash {run.attempts}"
+            _set_state(api, run_id, "SCHEDULED", "AwaitingRetry", message, starts_at)
+    return run
+
+
+def _open_api(url: str, timeout: float = 30, login: str | None = None) -> httpx.Client:
+    user, _, password = (login or "").partition(":")
+    return httpx.Client(base_url=url, timeout=timeout, auth=(user, password) if user else None)
 
 
 def _under_way(api: httpx.Client, **other: Any) -> list[dict[str, Any]]:
@@ -79,8 +108,18 @@ def _sub_flows(api: httpx.Client, run_id: str) -> Iterator[str]:
     return (run["id"] for run in _under_way(api, flow_runs=below))
 
 
-def _set_state(api: httpx.Client, run_id: str, kind: str, name: str, message: str) -> None:
-    body = {"state": {"type": kind, "name": name, "message": message}, "force": True}
+def _set_state(
+    api: httpx.Client,
+    run_id: str,
+    kind: str,
+    name: str,
+    message: str,
+    starts_at: datetime | None = None,
+) -> None:
+    state: dict[str, Any] = {"type": kind, "name": name, "message": message}
+    if starts_at is not None:
+        state["state_details"] = {"scheduled_time": starts_at.isoformat()}
+    body = {"state": state, "force": True}
     api.post(f"/flow_runs/{run_id}/set_state", json=body).raise_for_status()
 
 

@@ -3,27 +3,23 @@
 Prefect keeps no results: a flow run that is retried runs its sub-flows again, which find what is done.
 """
 
-import functools
 import logging
 from pathlib import Path
 from typing import Any, TypeVar
-from uuid import UUID
 
-from prefect import get_client, task
+from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.runtime import flow_run
 from prefect.tasks import Task, exponential_backoff
 from pydantic import BaseModel
 
-from ostinato.flows.operating.resuming import MAX_ATTEMPTS
 from ostinato.flows.stages.lease import outlive_leases
 from ostinato.flows.stages.naming import as_key
 from ostinato.flows.stages.progress import shown_progress
 from ostinato.flows.stages.run_options import STAGES
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import LOG
-from ostinato.infra.platform.errors import ConfigError, is_retryable
+from ostinato.infra.platform.errors import is_retryable
 
 Result = TypeVar("Result", bound=BaseModel)
 logger = logging.getLogger(__name__)
@@ -63,21 +59,6 @@ def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) 
     return result.model_dump(mode="json")
 
 
-@functools.cache
-def _refuse_endless_resuming() -> None:
-    """The automation that resumes crashed runs counts nothing. Asked once a process."""
-    root = flow_run.root_flow_run_id
-    if root is None:
-        return
-    with get_client(sync_client=True) as client:
-        run = client.read_flow_run(UUID(root))
-    if run.run_count > MAX_ATTEMPTS:
-        raise ConfigError(
-            f"flow run {run.name} ({run.id}) began {run.run_count} times, wanted {MAX_ATTEMPTS} at "
-            "most; see why in the stage's child.log; a new run goes on from what it has"
-        )
-
-
 class _AnyResult(BaseModel, extra="allow"):
     """The result as the child wrote it. `run_stage` gives it its type."""
 
@@ -85,8 +66,5 @@ class _AnyResult(BaseModel, extra="allow"):
 def run_stage(
     name: str, entry: str, request: BaseModel, result_type: type[Result], directory: Path
 ) -> Result:
-    """Runs a stage as a Prefect task and returns its typed result. A run that crashed too often is
-    refused.
-    """
-    _refuse_endless_resuming()
+    """Runs a stage as a Prefect task and returns its typed result."""
     return result_type.model_validate(run_stage_child(name, entry, request, directory))

@@ -11,17 +11,28 @@ from pydantic import Field
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.checkpoints import champion_id, line_of
 from ostinato.flows.stages.child_task import run_stage
-from ostinato.flows.stages.events import PROMOTED, tell_checkpoint, tell_gate, tell_skipped
+from ostinato.flows.stages.events import (
+    PROMOTED,
+    REGRESSED,
+    ROLLED_BACK,
+    tell_checkpoint,
+    tell_gate,
+    tell_skipped,
+)
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.evaluation.gates import gate_candidate
 from ostinato.tasks.feedback.collect import choose_watermark
 from ostinato.tasks.feedback.interactions import Window
 from ostinato.tasks.feedback.simulated_users import SimulatedUsersReport
+from ostinato.tasks.promotion.guard import Advice
 from ostinato.tasks.promotion.serving_line import (
+    Canary,
+    CanaryEnd,
     PromotionOutcome,
     PromotionReport,
     ServingLine,
@@ -106,6 +117,20 @@ def _tell(report: PromotionReport, decision: GateDecision) -> PromotionReport:
     return report
 
 
+def roll_back(ledger: Ledger, line: str, checkpoint: str | None, reason: str) -> PromotionReport:
+    """Takes a checkpoint from a line's users, its champion when none is named, and sends that as an
+    event. Nothing changes when another one is champion. ConfigError when the line has none.
+    """
+    serving = ServingLine(ledger, line, time.time)
+    champion = serving.champion()
+    if champion is None:
+        raise ConfigError(f"serving line {line!r} has no champion, wanted one")
+    report = serving.roll_back(checkpoint or champion, reason)
+    if report.outcome is PromotionOutcome.ROLLED_BACK:
+        tell_checkpoint(ROLLED_BACK, report.candidate, line=line, reason=reason)
+    return report
+
+
 def serving_checkpoint(
     context: StageContext, problems: ArtifactRef, trained: ArtifactRef
 ) -> ArtifactRef | None:
@@ -142,7 +167,11 @@ def _watch_canary(context: StageContext, line: str | None) -> ServedCandidate | 
     if config is None:
         return None
     canary = serving_line(context, line).watch_canary(config.guard)
-    if canary is None:
+    if isinstance(canary, CanaryEnd):
+        what = PROMOTED if canary.advice is Advice.PROMOTE else REGRESSED
+        name = serving_line(context, line).name
+        tell_checkpoint(what, canary.checkpoint_id, line=name, reason=canary.reason)
+    if not isinstance(canary, Canary):
         return None
     directory = context.directory_of(context.artifacts.get(canary.checkpoint_id))
     return ServedCandidate(

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from ostinato.flows.stages.forms import RecipeChanges
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.records import Split
 
@@ -77,15 +78,28 @@ class Suite(StrEnum):
 class RunOptions(Record):
     """Options of one run beside its recipe."""
 
-    overrides: tuple[str, ...] = Field(default=(), description="section.key=value, as TOML")
+    changes: RecipeChanges = Field(
+        default=RecipeChanges(),
+        title="Changes to the recipe",
+        description="by section; null removes a table, such as cycle.simulated_users",
+    )
+    overrides: tuple[str, ...] = Field(
+        default=(), title="Overrides", description="section.key=value, as TOML; after the changes"
+    )
     keep: tuple[str, ...] = Field(
-        default=(), description="stages whose newest artifact is used although code changed"
+        default=(),
+        title="Stages to keep",
+        description="stages whose newest artifact is used although code changed",
     )
     rebuild: tuple[str, ...] = Field(
-        default=(), description="stages that are built again although nothing changed"
+        default=(),
+        title="Stages to build again",
+        description="stages that are built again although nothing changed",
     )
     rebuild_since: float | None = Field(
-        default=None, description="what `rebuild` names and is older (seconds since the epoch)"
+        default=None,
+        title="Build again what is older",
+        description="what `rebuild` names and is older (seconds since the epoch)",
     )
 
     @field_validator("keep", "rebuild")

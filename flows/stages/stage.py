@@ -65,7 +65,8 @@ class StageContext:
         built here, or has to exist.
         """
         options = options or RunOptions()
-        loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
+        changes = options.changes.model_dump(mode="json")
+        loaded = load_recipe(recipe, seed=seed, overrides=options.overrides, changes=changes)
         check_kind(loaded.rollout.sandbox)
         settings = load_settings()
         objects, ledger = open_object_store(settings), open_ledger(settings)
@@ -78,6 +79,10 @@ class StageContext:
         return self.artifacts.fetch(
             ref, self.settings.home / "artifacts" / ref.kind / ref.fingerprint
         )
+
+    def named(self, artifact: ArtifactRef | str | None) -> ArtifactRef | None:
+        """The artifact that a flow was given, by reference or by its name. None when it was not."""
+        return self.artifacts.get(artifact) if isinstance(artifact, str) else artifact
 
     def run_directory(self, kind: str, identity: str) -> Path:
         """Directory of a stage's unfinished work, the same for the same identity, so that it

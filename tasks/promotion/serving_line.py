@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.infra.platform.ledger.rows import PromotionRow, ScorecardRow
+from ostinato.infra.platform.ledger.rows import ScorecardRow
 from ostinato.tasks.promotion.config import GuardConfig
 from ostinato.tasks.promotion.guard import Advice, judge_canary, observe, settled
 from ostinato.tasks.records import GateDecision, Record, Scorecard
@@ -25,6 +25,7 @@ class PromotionOutcome(StrEnum):
     PROMOTED = "promoted"
     REFUSED = "refused"
     CANARY = "canary"  # answers a share of the sessions until the guard decides
+    ROLLED_BACK = "rolled back"
     UNCHANGED = "unchanged"  # decided before: nothing was done now
 
 
@@ -49,6 +50,14 @@ class Canary(Record):
     @property
     def checkpoint_id(self) -> str:
         return self.decision.candidate
+
+
+class CanaryEnd(Record):
+    """End of a canary by the guard."""
+
+    checkpoint_id: str
+    advice: Advice = Field(description="promote, or roll back: users fared worse")
+    reason: str
 
 
 class ServingLine:
@@ -102,15 +111,17 @@ class ServingLine:
         self._note_once("promoted", decision.gate_id, decision.reason, decision.candidate)
         return self._report(PromotionOutcome.PROMOTED, decision.candidate, decision.reason)
 
-    def roll_back(self, checkpoint_id: str, reason: str) -> PromotionRow:
+    def roll_back(self, checkpoint_id: str, reason: str) -> PromotionReport:
         """Takes `checkpoint_id` from users if it is the champion. Otherwise nothing changes."""
         before = self.champion()
         after = self._ledger.promotions.roll_back(
             self.name, reason, self._clock(), checkpoint_id=checkpoint_id
         )
+        outcome = PromotionOutcome.UNCHANGED
         if before is not None and before != after.checkpoint_id:
             self._note("rolled_back", {"candidate": checkpoint_id, "reason": reason})
-        return after
+            outcome = PromotionOutcome.ROLLED_BACK
+        return self._report(outcome, checkpoint_id, reason)
 
     def start_canary(self, decision: GateDecision, share: float) -> PromotionReport:
         """Opens an A/B of a candidate whose gate passed. The same decision opens one only once."""
@@ -145,8 +156,8 @@ class ServingLine:
                 return Canary.model_validate(event.payload)
         return None
 
-    def watch_canary(self, config: GuardConfig) -> Canary | None:
-        """The open A/B after the guard's word on it: promoted or withdrawn, it is open no longer."""
+    def watch_canary(self, config: GuardConfig) -> Canary | CanaryEnd | None:
+        """The open A/B, or how the guard ended it now: promoted or withdrawn, it is open no longer."""
         canary = self.canary()
         if canary is None:
             return None
@@ -160,7 +171,9 @@ class ServingLine:
         if report.advice not in (Advice.PROMOTE, Advice.ROLL_BACK):
             return canary
         self.stop_canary(report.reason)
-        return None
+        return CanaryEnd(
+            checkpoint_id=canary.checkpoint_id, advice=report.advice, reason=report.reason
+        )
 
     def _was_promoted(self, decision: GateDecision) -> bool:
         return any(

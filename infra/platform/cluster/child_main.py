@@ -62,7 +62,7 @@ _logger = logging.getLogger(__name__)
 Main = Callable[[BaseModel, Workspace], BaseModel]
 
 
-def main(entry: str, directory: Path, *, alone: bool) -> int:
+def main(entry: str, directory: Path, *, alone: bool = False) -> int:
     """Run one request to its end, `alone`: with the device of this machine. Returns the exit code."""
     lock = (directory / LOCK).open("w")
     try:

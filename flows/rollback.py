@@ -1,0 +1,37 @@
+"""Flow: a serving line's users get the champion before the present one again."""
+
+from prefect import flow
+
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.stages import realtime
+from ostinato.flows.stages.artifacts import show_markdown
+from ostinato.flows.stages.checkpoints import line_of
+from ostinato.flows.stages.forms import CheckpointName, RecipeName
+from ostinato.flows.stages.naming import run_name
+from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.settings import load_settings
+from ostinato.tasks.promotion.serving_line import PromotionReport
+
+
+@flow(name="rollback", flow_run_name=run_name)
+def rollback(
+    recipe: RecipeName = "nano",
+    line: str = "",
+    checkpoint: CheckpointName = "",
+    reason: str = "by hand",
+) -> PromotionReport:
+    """Takes a checkpoint from users. Started by hand, and by the event checkpoint.regressed; nothing
+    changes when the checkpoint serves nobody.
+
+    Args:
+        recipe: whose serving line is meant, where none is named.
+        line: serving line; that of the recipe when empty.
+        checkpoint: kind/name@version that must go; the champion when empty.
+        reason: kept in the line's history.
+    """
+    name = line or line_of(load_recipe(recipe))
+    ledger = open_ledger(load_settings())
+    report = realtime.roll_back(ledger, name, checkpoint or None, reason)
+    text = f"**{report.outcome.value}**: {report.candidate}; {report.champion} serves. {reason}"
+    show_markdown(text, key="rollback", description=name)
+    return report

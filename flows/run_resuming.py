@@ -1,0 +1,29 @@
+"""Flow: one crashed run begins again, later with each attempt, until a person is needed."""
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.settings import get_current_settings
+from prefect.states import Completed, Failed
+
+from ostinato.flows.operating.resuming import MAX_ATTEMPTS, resume_crashed
+
+GIVEN_UP = "GivenUp"  # name of the state that ends the resuming of a run that crashes for ever
+
+
+@flow(name="run-resuming", flow_run_name="resume {run_id}")
+def run_resuming(run_id: str) -> State:
+    """Schedules a crashed run again. Started by the server whenever a run tagged auto-resume crashes;
+    ends Failed when that run was begun too often.
+
+    Args:
+        run_id: id of the crashed run, or its resource id in an event.
+    """
+    server = get_current_settings().api
+    login = server.auth_string.get_secret_value() if server.auth_string is not None else None
+    run = resume_crashed(str(server.url), run_id.removeprefix("prefect.flow-run."), login)
+    if run.state != "CRASHED":
+        return Completed(message=f"{run.title} is {run.state.lower()} by now")
+    if not run.may_resume:
+        message = f"{run.title} crashed {run.attempts} times, wanted {MAX_ATTEMPTS} at most"
+        return Failed(name=GIVEN_UP, message=f"{message}; see why in the stage's child.log")
+    return Completed(message=f"{run.title} begins again in {run.wait_seconds:.0f} s")

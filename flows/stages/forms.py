@@ -1,0 +1,96 @@
+"""Parameters of the flows as Prefect's forms show them: menus, checks, and a recipe by its sections."""
+
+import functools
+import re
+import typing
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    WithJsonSchema,
+    create_model,
+    model_serializer,
+)
+
+from ostinato.flows.recipe import Recipe, recipe_names
+from ostinato.infra.platform.artifacts import ArtifactRef
+
+_REFERENCE = r"^[a-z_-]+/[\w.-]+@\d+$"
+_WORDS = ("champion", "newest")
+
+RecipeName = Annotated[
+    str,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"title": "Shipped", "type": "string", "enum": recipe_names()},
+                {"title": "Path", "type": "string", "pattern": r"\.toml$"},
+            ]
+        }
+    ),
+]
+Seed = Annotated[int, Field(ge=0, title="Seed")] | None
+CheckpointName = Annotated[
+    str, Field(pattern=rf"^$|^({'|'.join(_WORDS)})$|{_REFERENCE}", title="Checkpoint")
+]
+# a flow hands on what it made; a person types its name
+Artifact = Annotated[
+    ArtifactRef | str, WithJsonSchema({"title": "Name", "type": "string", "pattern": _REFERENCE})
+]
+
+
+def _drop_defaults(schema: dict[str, Any]) -> None:
+    """A form that shows no default sends nothing for what nobody touched."""
+    for described in schema.get("properties", {}).values():
+        described.pop("default", None)
+
+
+class Changes(BaseModel):
+    """Settings of a recipe's table that a run has otherwise. As JSON it holds these alone."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_drop_defaults)
+
+    @model_serializer(mode="wrap")
+    def _given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in whole(self).items() if name in self.model_fields_set}
+
+
+@functools.cache
+def _changes_of(model: type[BaseModel]) -> type[Changes]:
+    """The model with nothing required: what is given goes over a recipe. Null only where the recipe
+    may have it.
+    """
+    fields: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        kind: Any = field.annotation
+        tables = [part for part in (kind, *typing.get_args(kind)) if _is_table(part)]
+        if tables:
+            may_be_null = type(None) in typing.get_args(kind)
+            kind = _changes_of(tables[0]) | None if may_be_null else _changes_of(tables[0])
+        for rule in field.metadata:
+            kind = Annotated[kind, rule]
+        label = name.replace("_", " ")
+        fields[name] = (kind, Field(default=None, title=label, description=field.description))
+    return create_model(
+        f"{model.__name__}Changes",
+        __base__=Changes,
+        __cls_kwargs__={"title": _words(model.__name__)},
+        **fields,
+    )
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _words(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", name.removesuffix("Config")).lower()
+
+
+if typing.TYPE_CHECKING:
+    RecipeChanges = Changes
+else:
+    RecipeChanges = _changes_of(Recipe)
