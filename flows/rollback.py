@@ -5,7 +5,7 @@ from prefect import flow
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stages import realtime
 from ostinato.flows.stages.artifacts import show_markdown
-from ostinato.flows.stages.checkpoints import line_of
+from ostinato.flows.stages.checkpoints import CHAMPION, line_of
 from ostinato.flows.stages.forms import CheckpointName, RecipeName
 from ostinato.flows.stages.naming import run_name
 from ostinato.infra.platform.ledger import open_ledger
@@ -17,7 +17,7 @@ from ostinato.tasks.promotion.serving_line import PromotionReport
 def rollback(
     recipe: RecipeName = "nano",
     line: str = "",
-    checkpoint: CheckpointName = "",
+    checkpoint: CheckpointName = CHAMPION,
     reason: str = "by hand",
 ) -> PromotionReport:
     """Takes a checkpoint from users. Started by hand, and by the event checkpoint.regressed; nothing
@@ -26,12 +26,14 @@ def rollback(
     Args:
         recipe: whose serving line is meant, where none is named.
         line: serving line; that of the recipe when empty.
-        checkpoint: kind/name@version that must go; the champion when empty.
+        checkpoint: champion, or kind/name@version that must go if it is champion.
         reason: kept in the line's history.
     """
     name = line or line_of(load_recipe(recipe))
     ledger = open_ledger(load_settings())
-    report = realtime.roll_back(ledger, name, checkpoint or None, reason)
+    report = realtime.roll_back(
+        ledger, name, None if checkpoint == CHAMPION else checkpoint, reason
+    )
     text = f"**{report.outcome.value}**: {report.candidate}; {report.champion} serves. {reason}"
     show_markdown(text, key="rollback", description=name)
     return report

@@ -9,17 +9,16 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     WithJsonSchema,
     create_model,
     model_serializer,
 )
 
 from ostinato.flows.recipe import Recipe, recipe_names
+from ostinato.flows.stages.checkpoints import CHAMPION, NEWEST
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 _REFERENCE = r"^[a-z_-]+/[\w.-]+@\d+$"
-_WORDS = ("champion", "newest")
 
 RecipeName = Annotated[
     str,
@@ -27,14 +26,14 @@ RecipeName = Annotated[
         {
             "anyOf": [
                 {"title": "Shipped", "type": "string", "enum": recipe_names()},
-                {"title": "Path", "type": "string", "pattern": r"\.toml$"},
+                {"title": "Path", "type": "string", "pattern": "[./]"},
             ]
         }
     ),
 ]
 Seed = Annotated[int, Field(ge=0, title="Seed")] | None
 CheckpointName = Annotated[
-    str, Field(pattern=rf"^$|^({'|'.join(_WORDS)})$|{_REFERENCE}", title="Checkpoint")
+    str, Field(pattern=rf"^({CHAMPION}|{NEWEST})$|{_REFERENCE}", title="Checkpoint")
 ]
 # a flow hands on what it made; a person types its name
 Artifact = Annotated[
@@ -53,9 +52,9 @@ class Changes(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_drop_defaults)
 
-    @model_serializer(mode="wrap")
-    def _given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in whole(self).items() if name in self.model_fields_set}
+    @model_serializer
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name, value in self if name in self.model_fields_set}
 
 
 @functools.cache

@@ -79,7 +79,7 @@ class RunOptions(Record):
     """Options of one run beside its recipe."""
 
     changes: RecipeChanges = Field(
-        default=RecipeChanges(),
+        default_factory=RecipeChanges,
         title="Changes to the recipe",
         description="by section; null removes a table, such as cycle.simulated_users",
     )

@@ -3,9 +3,11 @@
 from importlib import import_module
 from pathlib import Path
 
+import pytest
 import yaml
 
 from ostinato.flows.operating.local_prefect import flow_names
+from ostinato.flows.recipe import Recipe, recipe_names
 
 ROOT = Path(__file__).parents[2]
 KNOWN_KEYS = {
@@ -29,7 +31,9 @@ def test_deployments_cover_every_flow_and_no_other() -> None:
     written = {
         path.stem for path in (ROOT / "flows").glob("*.py") if "\n@flow(" in path.read_text()
     }
-    assert set(flow_names()) == written
+    deployed = {item["entrypoint"].rpartition(".")[2] for item in deployments()}
+    assert deployed == written
+    assert set(flow_names()) == deployed - {"promotion", "rollback", "run_resuming"}
 
 
 def test_deployments_name_flows_that_exist_with_their_parameters() -> None:
@@ -37,6 +41,24 @@ def test_deployments_name_flows_that_exist_with_their_parameters() -> None:
         module, _, name = item["entrypoint"].rpartition(".")
         flow = getattr(import_module(module), name)
         assert set(item["parameters"]) <= set(flow.parameters.properties)
+
+
+@pytest.mark.parametrize("entrypoint", sorted({item["entrypoint"] for item in deployments()}))
+def test_form_of_a_flow_describes_every_parameter(entrypoint: str) -> None:
+    module, _, name = entrypoint.rpartition(".")
+    form = getattr(import_module(module), name).parameters
+    assert [key for key, value in form.properties.items() if not value.get("description")] == []
+    options = form.properties.get("options")
+    if options is not None:
+        described = form.definitions["RunOptions"]["properties"].values()
+        assert all(value["title"] and value["description"] for value in described)
+        sections = form.definitions["RecipeChanges"]
+        assert sections["additionalProperties"] is False
+        assert set(sections["properties"]) == set(Recipe.model_fields)
+    if "recipe" in form.properties:
+        menu, path = form.properties["recipe"]["anyOf"]
+        assert menu["enum"] == recipe_names()
+        assert path["type"] == "string"
 
 
 def test_deployments_have_no_key_that_would_be_ignored() -> None:

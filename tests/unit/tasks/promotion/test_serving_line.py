@@ -9,7 +9,8 @@ import pytest
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.rows import FeedbackRow, NewInteraction
 from ostinato.tasks.promotion.config import GuardConfig
-from ostinato.tasks.promotion.serving_line import PromotionOutcome, ServingLine
+from ostinato.tasks.promotion.guard import Advice
+from ostinato.tasks.promotion.serving_line import CanaryEnd, PromotionOutcome, ServingLine
 from ostinato.tasks.records import GateDecision, Metric, Scorecard
 
 METRIC = Metric(mean=0.5, low=0.4, high=0.6, count=20)
@@ -91,8 +92,9 @@ def test_rolled_back_candidate_is_not_promoted_again_on_the_same_scorecard(
 def test_roll_back_names_the_one_that_must_go(line: ServingLine, ledger: Ledger) -> None:
     line.decide(decision("a"))
     line.decide(decision("b"))
-    line.roll_back("b", "worse")
-    line.roll_back("b", "worse")  # repeated after a kill: a stays
+    assert line.roll_back("b", "worse").outcome is PromotionOutcome.ROLLED_BACK
+    again = line.roll_back("b", "worse")  # repeated after a kill: a stays
+    assert (again.outcome, again.champion) == (PromotionOutcome.UNCHANGED, "a")
     assert champion(ledger) == "a"
     assert [entry.action for entry in ledger.promotions.history("nano")] == [
         "promote",
@@ -154,6 +156,9 @@ def test_canary_is_promoted_or_withdrawn_by_what_its_users_do(
     now[0] = 5.0
     assert line.watch_canary(guard) == line.canary()  # nothing is settled
     now[0] = 60.0
-    assert line.watch_canary(guard) is None
+    end = line.watch_canary(guard)
+    assert isinstance(end, CanaryEnd)
+    wanted = Advice.PROMOTE if serves == "b" else Advice.ROLL_BACK
+    assert (end.checkpoint_id, end.advice) == ("b", wanted)
     assert line.canary() is None
     assert (champion(ledger), line.watch_canary(guard)) == (serves, None)
