@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from prefect import flow
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 
 from ostinato.flows.stages.child_task import run_stage
 from ostinato.infra.platform.artifacts import ArtifactRef
@@ -28,16 +29,18 @@ def counting(
     return run_stage("counting", COUNT, request, CountResult, Path(directory)).counted
 
 
-def deploy(*tags: str) -> str:
+def deploy(*tags: str, queue: str = "training", one_at_a_time: bool = False) -> str:
     """Deploys `counting` to the server of the environment; returns the deployment's id."""
+    limit = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
     root = Path(__file__).parents[2]
     deployment = counting.from_source(
         source=str(root), entrypoint="tests/fakes/prefect_flows.py:counting"
     )
     made = deployment.deploy(
-        "test",
+        f"test-{queue}",
         work_pool_name="ostinato",
-        work_queue_name="training",
+        work_queue_name=queue,
+        concurrency_limit=limit if one_at_a_time else None,
         job_variables={"stream_output": False},
         tags=[*tags],
         print_next_steps=False,

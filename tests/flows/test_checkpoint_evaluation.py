@@ -18,9 +18,9 @@ SUITE = Suite.MUTATIONS.value
 SHIPPED = "problems"
 
 
-def prepare(directory: Path, *solve_rates: float) -> tuple[str, list[str]]:
+def prepare(directory: Path, *solve_rates: float, text: str = "") -> tuple[str, list[str]]:
     """Path of a recipe and the names of checkpoints that were scored before."""
-    context = open_context(directory, "mine", "[cycle.gate]\nmargin = 0.1\nfloor = 0.2\n")
+    context = open_context(directory, "mine", f"[cycle.gate]\nmargin = 0.1\nfloor = 0.2\n{text}")
     problems = context.ensure(
         "problems",
         context.recipe.problems,

@@ -1,20 +1,28 @@
-"""A real server and worker under faults: schedules fire, a retry goes on, an outage ends nothing."""
+"""A real server and worker: deployments are as written, schedules fire, crashes and outages end nothing."""
 
+import contextlib
 import datetime
 import signal
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+from prefect.events.actions import DoNothing
 
+from ostinato.flows.operating import local_prefect
+from ostinato.flows.operating.deploying import QUEUES, automations
 from ostinato.flows.stages.naming import as_key
+from ostinato.infra.platform.cluster.child import live_owners
+from ostinato.infra.platform.ledger import open_ledger
 from tests.fakes.prefect_here import PrefectHere, prefect_here, run_python, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CYCLE = "realtime-cycle/every-5-hours"
-DEPLOY = "from tests.fakes.prefect_flows import deploy; print(deploy())"
+DEPLOY = "from tests.fakes.prefect_flows import deploy; print(deploy('auto-resume'))"
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +100,7 @@ def test_scheduled_run_reaches_running_by_itself(here: PrefectHere) -> None:
     assert finish(here, run["id"], 240)["type"] == "CANCELLED"
 
 
-def test_run_whose_engine_is_killed_goes_on_after_a_retry(
+def test_run_whose_engine_is_killed_goes_on_by_itself_after_a_pause(
     here: PrefectHere, counting: str, tmp_path: Path
 ) -> None:
     release = tmp_path / "release"
@@ -100,23 +108,125 @@ def test_run_whose_engine_is_killed_goes_on_after_a_retry(
         counting, directory=str(tmp_path / "work"), steps=4, release_file=str(release)
     )
     wait_until("the last step", (tmp_path / "work" / "waiting").exists, 240)
+    killed_at = datetime.datetime.now(tz=datetime.UTC)
     here.engine_of(run_id).send_signal(signal.SIGKILL)
-    pressed = 0
 
-    def has_become(wanted: str) -> bool:
-        # Runner and worker both report the crash: the later report undoes a retry pressed between.
-        nonlocal pressed
-        kind = here.state(run_id)["type"]
-        if kind == "CRASHED" and pressed < 3:
-            here.set_state(run_id, "SCHEDULED", "AwaitingRetry")
-            pressed += 1
-        return kind == wanted
+    def began_again() -> dict | None:
+        run = here.api.get(f"flow_runs/{run_id}").raise_for_status().json()
+        return run if run["run_count"] == 2 and run["state_type"] == "RUNNING" else None
 
-    wait_until("crash", lambda: here.state(run_id)["type"] == "CRASHED", 120)
-    wait_until("a second start", lambda: has_become("RUNNING"), 240)
+    again = wait_until("a second start", began_again, 300)
+    began = datetime.datetime.fromisoformat(again["state"]["timestamp"])
+    assert (began - killed_at).total_seconds() > 10  # its pause
     release.touch()
-    wait_until("completion", lambda: has_become("COMPLETED"), 240)
+    assert finish(here, run_id, 240)["type"] == "COMPLETED"
     assert steps_of(tmp_path / "work") == ["0", "1", "2", "3"]  # one child, never a second
+    parent = {"flow_runs": {"parent_flow_run_id": {"any_": [run_id]}}}
+    below = here.api.post("flow_runs/filter", json=parent).raise_for_status().json()
+    assert not [run for run in below if run["state_type"] == "RUNNING"]
+
+
+def test_second_trigger_is_dropped_and_a_cancelled_run_leaves_the_stage_to_the_first(
+    here: PrefectHere, counting: str, tmp_path: Path
+) -> None:
+    program = DEPLOY.replace("'auto-resume'", "queue='ci', one_at_a_time=True")
+    single = run_python(here.environment, program).splitlines()[-1]
+    work, release = tmp_path / "work", tmp_path / "release"
+    order = {"directory": str(work), "steps": 2, "release_file": str(release)}
+    first = here.start(single, **order)
+    wait_until("the last step", (work / "waiting").exists, 240)
+    second, sharing = here.start(single, **order), here.start(counting, **order)
+    dropped = finish(here, second, 240)
+    assert dropped["type"] == "CANCELLED"
+    assert "concurrency limit" in dropped["message"]
+
+    wait_until("two that wait", lambda: len(list((work / "owners").glob("[!.]*"))) == 2, 240)
+    here.set_state(sharing, "CANCELLING", "Cancelling")
+    assert finish(here, sharing, 240)["type"] == "CANCELLED"
+    wait_until("one that waits", lambda: len(live_owners(work)) == 1, 240)
+    assert not (work / "result.json").exists()
+    release.touch()
+    assert finish(here, first, 240)["type"] == "COMPLETED"
+    assert steps_of(work) == ["0", "1"]
+
+
+def test_stored_deployments_equal_prefect_yaml(here: PrefectHere) -> None:
+    written = local_prefect.deployments()
+    for item in written:
+        flow = item["entrypoint"].rpartition(".")[2].replace("_", "-")
+        stored = here.deployment(f"{flow}/{item['name']}")
+        assert stored["entrypoint"] == item["entrypoint"]
+        assert stored["parameters"] == item["parameters"]
+        assert stored["description"] == item["description"]
+        assert stored["tags"] == item["tags"]
+        assert stored["work_pool_name"] == item["work_pool"]["name"]
+        assert stored["work_queue_name"] == item["work_pool"]["work_queue_name"]
+        assert stored["job_variables"] == item["work_pool"]["job_variables"]  # and so no secret
+        limit = dict(item["concurrency_limit"])
+        assert stored["global_concurrency_limit"]["limit"] == limit.pop("limit")
+        options = stored["concurrency_options"]
+        assert {name: options[name] for name in limit} == limit
+        schedules = [
+            {"slug": one["slug"], "active": one["active"], **one["schedule"]}
+            for one in stored["schedules"]
+        ]
+        for schedule, wanted in zip(schedules, item.get("schedules", ()), strict=True):
+            assert _comparable(schedule, wanted) == _comparable(wanted, wanted)
+    queues = here.api.post("work_pools/ostinato/queues/filter", json={}).raise_for_status().json()
+    limits = {queue["name"]: queue["concurrency_limit"] for queue in queues}
+    assert {name: limits[name] for name in QUEUES} == QUEUES
+    stored = {one["name"] for one in here.api.post("automations/filter", json={}).json()}
+    triggers = {one["name"] for item in written for one in item.get("triggers", ())}
+    assert stored == triggers | {one.name for one in automations(DoNothing())}
+
+
+def _comparable(schedule: dict, wanted: dict) -> dict:
+    """The keys of prefect.yaml, with instants that are written alike."""
+    found = {key: schedule[key] for key in wanted}
+    if "anchor_date" in found:
+        found["anchor_date"] = datetime.datetime.fromisoformat(found["anchor_date"])
+    return found
+
+
+def test_unknown_setting_in_a_form_is_refused_before_a_run_exists(here: PrefectHere) -> None:
+    deployment = here.deployment("reinforcement/manual")
+    for parameters in (
+        {"options": {"changes": {"rollout": {"group_sise": 3}}}},
+        {"recipe": "nanno"},
+        {"start": "the newest"},
+    ):
+        body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+        answer = here.api.post(f"deployments/{deployment['id']}/create_flow_run", json=body)
+        assert answer.status_code == httpx.codes.CONFLICT, answer.text
+    assert here.runs(deployment["id"]) == []
+
+
+def test_regressed_checkpoint_is_rolled_back_when_its_event_comes(here: PrefectHere) -> None:
+    with contextlib.closing(open_ledger(here.settings)) as ledger:
+        for at, checkpoint in enumerate(("candidate/mine@1", "candidate/mine@2")):
+            ledger.promotions.promote("mine", checkpoint, None, "by the test", float(at))
+    event = {
+        "event": "checkpoint.regressed",
+        "occurred": datetime.datetime.now(tz=datetime.UTC).isoformat(),
+        "id": str(uuid.uuid4()),
+        "resource": {"prefect.resource.id": "ostinato.checkpoint.candidate/mine@2"},
+        "payload": {"checkpoint": "candidate/mine@2", "line": "mine", "reason": "users revert"},
+    }
+    here.api.post("events", json=[event]).raise_for_status()
+
+    def champion() -> str | None:
+        with contextlib.closing(open_ledger(here.settings)) as ledger:
+            now = ledger.promotions.current("mine")
+            return None if now is None else now.checkpoint_id
+
+    wait_until("the one before it", lambda: champion() == "candidate/mine@1", 240)
+    wanted = {"filter": {"event": {"name": ["checkpoint.rolled-back"]}}}
+
+    def told() -> list[dict]:
+        return here.api.post("events/filter", json=wanted).raise_for_status().json()["events"]
+
+    [heard] = wait_until("the event of it", told, 60)
+    assert heard["payload"]["line"] == "mine"
 
 
 @pytest.mark.parametrize(
