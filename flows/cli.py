@@ -16,11 +16,11 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.flows.commands import garbage, models, planning, replaying
+from ostinato.flows.commands import garbage, lineage, models, planning, replaying
 from ostinato.flows.commands.cycle_commands import cycles
 from ostinato.flows.operating import local_prefect, status_report
 from ostinato.flows.operating import up as machine
-from ostinato.flows.recipe import describe_recipe, load_recipe, recipe_names
+from ostinato.flows.recipe import describe_recipe, is_reference, load_recipe, recipe_names
 from ostinato.flows.reporting.console import print_error, say
 from ostinato.flows.stages.checkpoints import refuse_unknown
 from ostinato.flows.stages.run_options import RunOptions, Suite
@@ -33,6 +33,7 @@ from ostinato.tasks.reinforcement.records import WEIGHTS, ReplayReport
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 CHAT = "ostinato.flows.chat.command"
+TRAJECTORIES = "ostinato.flows.commands.trajectories"
 RecipeOption = Annotated[
     str, typer.Option(help="name of a shipped recipe, or the path of a TOML file")
 ]
@@ -295,6 +296,28 @@ def status(
         since = status_report.ago(row.since, now)
         table.add_row(row.part, row.state, row.waits_for, since, row.cause, row.progress)
     Console().print(table)
+
+
+@app.command()
+def show(
+    name: Annotated[
+        str, typer.Argument(help="kind/name@version, or the id of an RL run, group or trajectory")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON value")] = False,
+) -> None:
+    """Shows an artifact's lineage, or attempts: prompt, calls, results, diff, verdict, reward."""
+    if is_reference(name):
+        found = lineage.trace(load_settings(), name)
+        if as_json:
+            typer.echo(found.model_dump_json(indent=1))
+        else:
+            tree = lineage.draw(found)
+            Console().print(tree, highlight=False, markup=False, soft_wrap=True)
+        return
+    # loads scipy, a second that the other commands need not wait
+    attempts = load_entry(f"{TRAJECTORIES}:find_attempts")(load_settings(), name)
+    lines = load_entry(f"{TRAJECTORIES}:describe")(attempts)
+    typer.echo(json.dumps(attempts, indent=1) if as_json else "\n".join(lines))
 
 
 @app.command()

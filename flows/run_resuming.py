@@ -5,6 +5,7 @@ from prefect.client.schemas.objects import State
 from prefect.settings import get_current_settings
 from prefect.states import Completed, Failed
 
+from ostinato.flows.operating.local_prefect import AUTO_RESUME
 from ostinato.flows.operating.resuming import MAX_ATTEMPTS, resume_crashed
 
 GIVEN_UP = "GivenUp"  # name of the state that ends the resuming of a run that crashes for ever
@@ -24,6 +25,6 @@ def run_resuming(run_id: str) -> State:
     if run.state != "CRASHED":
         return Completed(message=f"{run.title} is {run.state.lower()} by now")
     if not run.may_resume:
-        message = f"{run.title} crashed {run.attempts} times, wanted {MAX_ATTEMPTS} at most"
-        return Failed(name=GIVEN_UP, message=f"{message}; see why in the stage's child.log")
+        seen = f"{run.title} crashed {run.attempts} times, wanted fewer than {MAX_ATTEMPTS} and the tag "
+        return Failed(name=GIVEN_UP, message=f"{seen}{AUTO_RESUME}; the stage's child.log says why")
     return Completed(message=f"{run.title} begins again in {run.wait_seconds:.0f} s")

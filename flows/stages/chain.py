@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from ostinato.flows.commands.lineage import SOURCES
 from ostinato.flows.recipe import Recipe, base_directory, is_reference
 from ostinato.flows.stages.child_task import run_stage
 from ostinato.flows.stages.stage import StageContext
@@ -30,7 +31,12 @@ from ostinato.tasks.environments.run import EnvironmentsRequest, EnvironmentsRes
 from ostinato.tasks.mtp.config import MtpRequest, MtpResult
 from ostinato.tasks.mtp.speculation_config import SpeculationRequest, SpeculationResult
 from ostinato.tasks.pretraining.config import PretrainingRequest, PretrainingResult
-from ostinato.tasks.problems.config import ProblemSelection, ProblemsRequest, ProblemsResult
+from ostinato.tasks.problems.config import (
+    ProblemsConfig,
+    ProblemSelection,
+    ProblemsRequest,
+    ProblemsResult,
+)
 from ostinato.tasks.records import Scorecard, Split
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 from ostinato.tasks.retrieval.config import RetrievalRequest, RetrievalResult
@@ -105,11 +111,21 @@ def build_proven_problems(context: StageContext, *, use_shipped: bool = True) ->
         result = run_stage(
             "problems", "ostinato.tasks.problems.run:main", request, ProblemsResult, directory
         )
-        return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
+        summary = {SUMMARY: result.model_dump(mode="json"), SOURCES: _sources(recipe.problems)}
+        return Path(result.directory), summary
 
     is_whole = selection == ProblemSelection()
     identity = recipe.problems if is_whole else {"config": recipe.problems, "selection": selection}
     return context.ensure(kind, identity, (), build)
+
+
+def _sources(config: ProblemsConfig) -> list[str]:
+    """Source archives and git repositories of a problem set, as its lineage names them."""
+    archives = [
+        f"{source.name}=={source.version}" + (f" sha256:{source.sha256}" if source.sha256 else "")
+        for source in config.repositories
+    ]
+    return archives + [f"{source.path} at {source.revision}" for source in config.git]
 
 
 def train_encoder(context: StageContext) -> ArtifactRef:

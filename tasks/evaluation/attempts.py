@@ -19,6 +19,7 @@ from ostinato.tasks.rollout.records import AttemptRequest
 
 INFRASTRUCTURE_OUTCOMES = frozenset({Outcome.SANDBOX_FAILED, Outcome.ENGINE_FAILED})
 INFRASTRUCTURE_RETRIES = 2
+EVALUATION = "evaluation"  # how ids of its attempts begin
 TRAJECTORIES_FILE = (
     "trajectories.jsonl"  # beside the rows: what was said and done, without token arrays
 )
@@ -42,8 +43,8 @@ def plan_attempts(
     """All attempts. A seed depends on problem and attempt number only."""
     return [
         AttemptRequest(
-            trajectory_id=f"evaluation.{problem.problem_id}.t{attempt}",
-            group_id=f"evaluation.{problem.problem_id}",
+            trajectory_id=f"{EVALUATION}.{problem.problem_id}.t{attempt}",
+            group_id=f"{EVALUATION}.{problem.problem_id}",
             problem=problem,
             attempt=attempt,
             retry=0,
@@ -122,7 +123,7 @@ async def _attempt_with_retries(item: AttemptRequest, attempt: AttemptFunction) 
                 f"{trajectory.reason}"
             )
         retry = item.retry + 1
-        again = f"evaluation.{item.problem.problem_id}.t{item.attempt}.r{retry}"
+        again = f"{EVALUATION}.{item.problem.problem_id}.t{item.attempt}.r{retry}"
         item = replace(item, retry=retry, trajectory_id=again)
         trajectory = await attempt(item)
     return trajectory

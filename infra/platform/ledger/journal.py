@@ -7,7 +7,7 @@ call may be repeated; the first one counts.
 import time
 from collections.abc import Iterator, Sequence
 
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, or_, select, update
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.ledger.database import Database
@@ -148,6 +148,11 @@ class JournalRepository:
     def rows(self, run_id: str) -> list[JournalRow]:
         """All rows of a run in commit order, uncommitted ones last."""
         return self._select(JOURNAL.c.run_id == run_id)
+
+    def named(self, name: str) -> list[JournalRow]:
+        """Rows of a run, a group or a trajectory by its id, as `rows`."""
+        columns = (JOURNAL.c.run_id, JOURNAL.c.group_id, JOURNAL.c.trajectory_id)
+        return self._select(or_(*(column == name for column in columns)))
 
     def reopen_after(self, run_id: str, step: int) -> int:
         """Make rows trained at steps > `step` owed again: the checkpoint of `step` was restored.
