@@ -308,16 +308,13 @@ def show(
     """Shows an artifact's lineage, or attempts: prompt, calls, results, diff, verdict, reward."""
     if is_reference(name):
         found = lineage.trace(load_settings(), name)
-        if as_json:
-            typer.echo(found.model_dump_json(indent=1))
-        else:
-            tree = lineage.draw(found)
-            Console().print(tree, highlight=False, markup=False, soft_wrap=True)
-        return
-    # loads scipy, a second that the other commands need not wait
-    attempts = load_entry(f"{TRAJECTORIES}:find_attempts")(load_settings(), name)
-    lines = load_entry(f"{TRAJECTORIES}:describe")(attempts)
-    typer.echo(json.dumps(attempts, indent=1) if as_json else "\n".join(lines))
+        text = found.model_dump_json(indent=1) if as_json else "\n".join(lineage.describe(found))
+    else:
+        # loads scipy, a second that the other commands need not wait
+        attempts = load_entry(f"{TRAJECTORIES}:find_attempts")(load_settings(), name)
+        lines = load_entry(f"{TRAJECTORIES}:describe")(attempts)
+        text = json.dumps(attempts, indent=1) if as_json else "\n".join(lines)
+    typer.echo(text)
 
 
 @app.command()

@@ -1,9 +1,9 @@
 """`ostinato show ARTIFACT`: what an artifact was made from, back to source archives, and whom it served."""
 
 import time
+from collections.abc import Iterator
 
 from pydantic import Field
-from rich.tree import Tree
 
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts
 from ostinato.infra.platform.ledger import Ledger, open_ledger
@@ -12,9 +12,8 @@ from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 
-SOURCES = (
-    "sources"  # in the metadata of a problem set: archives and repositories that it was made of
-)
+SOURCES = "sources"  # in the metadata of a problem set: archives and git repositories
+_INDENT = "    "
 
 
 class Ancestor(Record):
@@ -58,31 +57,33 @@ def _trace(artifacts: Artifacts, ledger: Ledger, ref: ArtifactRef) -> Ancestor:
     )
 
 
-def draw(top: Ancestor) -> Tree:
-    """A tree for the console. What was drawn before is named alone."""
-    return _drawn(top, set())
-
-
-def _drawn(one: Ancestor, seen: set[str]) -> Tree:
-    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.created_at))
-    tree = Tree(f"{one.artifact}  {one.fingerprint}  {made}  {one.size_bytes:,} bytes")
+def describe(one: Ancestor, depth: int = 0, seen: set[str] | None = None) -> Iterator[str]:
+    """Lines for the console, each parent below what was made from it. What was named before is named
+    alone.
+    """
+    seen = set() if seen is None else seen
     if one.artifact in seen:
-        return Tree(f"{one.artifact}  as above")
+        yield f"{_INDENT * depth}{one.artifact}  as above"
+        return
     seen.add(one.artifact)
-    for text in one.served:
-        tree.add(text)
+    yield (
+        f"{_INDENT * depth}{one.artifact}  {one.fingerprint}  {_when(one.created_at)}  "
+        f"{one.size_bytes:,} bytes"
+    )
+    facts = [*one.served, *(f"source {source}" for source in one.sources)]
     if one.changed_files:
-        tree.add(f"code changed while it was made: {', '.join(one.changed_files)}")
-    for source in one.sources:
-        tree.add(f"source {source}")
+        facts.append(f"code changed while it was made: {', '.join(one.changed_files)}")
+    yield from (f"{_INDENT * depth}  | {fact}" for fact in facts)
     for parent in one.parents:
-        tree.children.append(_drawn(parent, seen))
-    return tree
+        yield from describe(parent, depth + 1, seen)
+
+
+def _when(instant: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(instant))
 
 
 def _told(ledger: Ledger, row: PromotionRow) -> str:
-    at = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.at))
     how = "promoted" if row.action == "promote" else "serves again"
     card = None if row.scorecard_id is None else ledger.scorecards.get(row.scorecard_id)
     rate = "" if card is None else f", solve rate {card.payload['average']['mean']:.1%}"
-    return f"{how} on line {row.line} {at}{rate}: {row.reason}"
+    return f"{how} on line {row.line} {_when(row.at)}{rate}: {row.reason}"

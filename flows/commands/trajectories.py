@@ -126,8 +126,9 @@ def _judged(attempt: dict[str, Any]) -> Iterator[str]:
     reward = attempt["reward"]
     yield f"\nREWARD {reward['total']:+.3f}"
     for name, term in reward["terms"].items():
-        measured = reward["values"].get(name)
-        how = "" if measured is None else f" = {measured:g} x {reward['weights'][name]:g}"
-        yield f"  {name} {term:+.3f}{how}"
+        weight = reward["weights"].get(name)
+        if weight != 0:
+            how = "" if weight is None else f" = {reward['values'][name]:g} x {weight:g}"
+            yield f"  {name} {term:+.3f}{how}"
     for pattern, evidence in reward["flags"].items():
         yield f"  flag {pattern}: {evidence}"

@@ -38,10 +38,10 @@ def test_checkpoint_is_promoted_once_although_the_store_failed_and_taken_back(
     assert promote(recipe, weak) == 1
     assert [row.checkpoint_id for row in history(home)] == [first]
 
-    objects, away = home / "objects", home / "away"
-    objects.rename(away)
+    stored, away = home / "objects/artifacts/reinforced", home / "away"
+    stored.rename(away)
     assert promote(recipe, strong) == 2
-    away.rename(objects)
+    away.rename(stored)
     for _ in range(2):
         assert promote(recipe, strong) == 0
     assert [row.checkpoint_id for row in history(home)] == [first, strong]
