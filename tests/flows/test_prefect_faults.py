@@ -55,6 +55,45 @@ def finish(here: PrefectHere, run_id: str, limit_seconds: float) -> dict:
     return wait_until(f"end of {run_id}", is_over, limit_seconds)
 
 
+def test_stored_deployments_equal_prefect_yaml(here: PrefectHere) -> None:
+    # before the tests that move a schedule
+    written = local_prefect.deployments()
+    for item in written:
+        flow = item["entrypoint"].rpartition(".")[2].replace("_", "-")
+        stored = here.deployment(f"{flow}/{item['name']}")
+        assert stored["entrypoint"] == item["entrypoint"]
+        assert stored["parameters"] == item["parameters"]
+        assert stored["description"] == item["description"]
+        assert stored["tags"] == item["tags"]
+        assert stored["work_pool_name"] == item["work_pool"]["name"]
+        assert stored["work_queue_name"] == item["work_pool"]["work_queue_name"]
+        assert stored["job_variables"] == item["work_pool"]["job_variables"]  # and so no secret
+        limit = dict(item["concurrency_limit"])
+        assert stored["global_concurrency_limit"]["limit"] == limit.pop("limit")
+        options = stored["concurrency_options"]
+        assert {name: options[name] for name in limit} == limit
+        schedules = [
+            {"slug": one["slug"], "active": one["active"], **one["schedule"]}
+            for one in stored["schedules"]
+        ]
+        for schedule, wanted in zip(schedules, item.get("schedules", ()), strict=True):
+            assert _comparable(schedule, wanted) == _comparable(wanted, wanted)
+    queues = here.api.post("work_pools/ostinato/queues/filter", json={}).raise_for_status().json()
+    limits = {queue["name"]: queue["concurrency_limit"] for queue in queues}
+    assert {name: limits[name] for name in QUEUES} == QUEUES
+    stored = {one["name"] for one in here.api.post("automations/filter", json={}).json()}
+    triggers = {one["name"] for item in written for one in item.get("triggers", ())}
+    assert stored == triggers | {one.name for one in automations(DoNothing())}
+
+
+def _comparable(schedule: dict, wanted: dict) -> dict:
+    """The keys of prefect.yaml, with instants that are written alike."""
+    found = {key: schedule[key] for key in wanted}
+    if "anchor_date" in found:
+        found["anchor_date"] = datetime.datetime.fromisoformat(found["anchor_date"])
+    return found
+
+
 def test_deployed_schedule_gives_a_run_within_two_minutes(here: PrefectHere) -> None:
     deployment = here.deployment(CYCLE)
 
@@ -148,44 +187,6 @@ def test_second_trigger_is_dropped_and_a_cancelled_run_leaves_the_stage_to_the_f
     release.touch()
     assert finish(here, first, 240)["type"] == "COMPLETED"
     assert steps_of(work) == ["0", "1"]
-
-
-def test_stored_deployments_equal_prefect_yaml(here: PrefectHere) -> None:
-    written = local_prefect.deployments()
-    for item in written:
-        flow = item["entrypoint"].rpartition(".")[2].replace("_", "-")
-        stored = here.deployment(f"{flow}/{item['name']}")
-        assert stored["entrypoint"] == item["entrypoint"]
-        assert stored["parameters"] == item["parameters"]
-        assert stored["description"] == item["description"]
-        assert stored["tags"] == item["tags"]
-        assert stored["work_pool_name"] == item["work_pool"]["name"]
-        assert stored["work_queue_name"] == item["work_pool"]["work_queue_name"]
-        assert stored["job_variables"] == item["work_pool"]["job_variables"]  # and so no secret
-        limit = dict(item["concurrency_limit"])
-        assert stored["global_concurrency_limit"]["limit"] == limit.pop("limit")
-        options = stored["concurrency_options"]
-        assert {name: options[name] for name in limit} == limit
-        schedules = [
-            {"slug": one["slug"], "active": one["active"], **one["schedule"]}
-            for one in stored["schedules"]
-        ]
-        for schedule, wanted in zip(schedules, item.get("schedules", ()), strict=True):
-            assert _comparable(schedule, wanted) == _comparable(wanted, wanted)
-    queues = here.api.post("work_pools/ostinato/queues/filter", json={}).raise_for_status().json()
-    limits = {queue["name"]: queue["concurrency_limit"] for queue in queues}
-    assert {name: limits[name] for name in QUEUES} == QUEUES
-    stored = {one["name"] for one in here.api.post("automations/filter", json={}).json()}
-    triggers = {one["name"] for item in written for one in item.get("triggers", ())}
-    assert stored == triggers | {one.name for one in automations(DoNothing())}
-
-
-def _comparable(schedule: dict, wanted: dict) -> dict:
-    """The keys of prefect.yaml, with instants that are written alike."""
-    found = {key: schedule[key] for key in wanted}
-    if "anchor_date" in found:
-        found["anchor_date"] = datetime.datetime.fromisoformat(found["anchor_date"])
-    return found
 
 
 def test_unknown_setting_in_a_form_is_refused_before_a_run_exists(here: PrefectHere) -> None:
