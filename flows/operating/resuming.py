@@ -10,7 +10,7 @@ from ostinato.flows.operating.local_prefect import AUTO_RESUME, WORK_POOL
 from ostinato.infra.platform.record import Record
 
 MAX_ATTEMPTS = 8  # of one run; beyond that a person is needed
-_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 10.0, 900.0  # after a crash; doubled by each
+_FIRST_WAIT_SECONDS = 10.0  # after a crash; doubled by each
 
 
 class InterruptedRun(Record):
@@ -25,7 +25,7 @@ class InterruptedRun(Record):
     @property
     def wait_seconds(self) -> float:
         """Pause after its last crash."""
-        return min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** (self.attempts - 1))
+        return _FIRST_WAIT_SECONDS * 2 ** (self.attempts - 1)
 
 
 def interrupted_runs(url: str) -> list[InterruptedRun]:

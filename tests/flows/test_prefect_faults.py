@@ -3,9 +3,11 @@
 import contextlib
 import datetime
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
@@ -13,7 +15,7 @@ import pytest
 from prefect.events.actions import DoNothing
 
 from ostinato.flows.operating import local_prefect
-from ostinato.flows.operating.deploying import QUEUES, automations
+from ostinato.flows.operating.deploying import FAILED_CYCLES, QUEUES, automations
 from ostinato.flows.stages.naming import as_key
 from ostinato.infra.platform.cluster.child import live_owners
 from ostinato.infra.platform.ledger import open_ledger
@@ -23,6 +25,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CYCLE = "realtime-cycle/every-5-hours"
 DEPLOY = "from tests.fakes.prefect_flows import deploy; print(deploy('auto-resume'))"
+
+ALARM = """
+from prefect.blocks.webhook import Webhook
+from prefect.client.orchestration import get_client
+from ostinato.flows.operating import deploying
+
+Webhook(method="POST", url="http://127.0.0.1:{port}").save(deploying.ALARM)
+with get_client(sync_client=True) as client:
+    deploying.make_automations(client)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -223,11 +235,57 @@ def test_regressed_checkpoint_is_rolled_back_when_its_event_comes(here: PrefectH
     wait_until("the one before it", lambda: champion() == "candidate/mine@1", 240)
     wanted = {"filter": {"event": {"name": ["checkpoint.rolled-back"]}}}
 
-    def told() -> list[dict]:
-        return here.api.post("events/filter", json=wanted).raise_for_status().json()["events"]
+    def told() -> list[str]:
+        heard = here.api.post("events/filter", json=wanted).raise_for_status().json()["events"]
+        return sorted(event["payload"]["reason"] for event in heard)
 
-    [heard] = wait_until("the event of it", told, 60)
-    assert heard["payload"]["line"] == "mine"
+    wait_until("the event of it", lambda: told() == ["users revert"], 60)
+    with contextlib.closing(open_ledger(here.settings)) as ledger:
+        ledger.promotions.promote("mine", "candidate/mine@3", None, "by the test", 2.0)
+    by_hand = ["cycle", "roll-back", "--line", "mine", "--reason", "by hand"]
+    program = f"import sys; sys.argv[1:] = {by_hand}; from ostinato.flows.cli import main; main()"
+    run_python(here.environment, program)
+    wait_until("the event of the second", lambda: told() == ["by hand", "users revert"], 60)
+
+
+def test_third_failed_cycle_calls_the_webhook_of_the_alarm(here: PrefectHere) -> None:
+    called = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            called.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            self.send_response(204)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Listener) as listener:
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        run_python(here.environment, ALARM.format(port=listener.server_port))
+        deployment = here.deployment(CYCLE)
+        failed = [
+            {
+                "event": "prefect.flow-run.Failed",
+                "occurred": datetime.datetime.now(tz=datetime.UTC).isoformat(),
+                "id": str(uuid.uuid4()),
+                "resource": {
+                    "prefect.resource.id": f"prefect.flow-run.{uuid.uuid4()}",
+                    "prefect.resource.name": f"cycle {number}",
+                },
+                "related": [
+                    {
+                        "prefect.resource.id": f"prefect.deployment.{deployment['id']}",
+                        "prefect.resource.role": "deployment",
+                        "prefect.resource.name": deployment["name"],
+                    }
+                ],
+            }
+            for number in range(FAILED_CYCLES)
+        ]
+        here.api.post("events", json=failed).raise_for_status()
+        wait_until("a call", lambda: called, 120)
+        listener.shutdown()
+    [text] = called
+    assert "cycles fail" in text
+    assert f"cycle {FAILED_CYCLES - 1}" in text
 
 
 @pytest.mark.parametrize(
