@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from ostinato.infra.agent.transcript import CallStatus, ToolCallRecord, TurnRecord
+from ostinato.infra.agent.transcript import TurnRecord
 from ostinato.infra.platform.errors import GradingError
 from ostinato.tasks.evaluation.attempts import AttemptRow
 from ostinato.tasks.evaluation.controls import best_of, compare_with_controls, restart, spend
@@ -12,6 +12,7 @@ from ostinato.tasks.evaluation.statistics import attempt_row
 from ostinato.tasks.records import Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
+from tests.fakes.transcripts import make_call
 
 
 def rows_of(solved: str, tokens: int = 100, problem: str = "p", **changes) -> list[AttemptRow]:
@@ -93,8 +94,8 @@ def played(*results: str, solved: bool) -> Trajectory:
             generated_tokens=5,
             text="",
             calls=(
-                call("edit_file", f"line {index // 2}"),
-                call("run_terminal", "pytest"),
+                make_call("edit_file", content=f"line {index // 2}"),
+                make_call("run_terminal", content="pytest"),
             ),
             results=("edited", result),
         )
@@ -104,12 +105,6 @@ def played(*results: str, solved: bool) -> Trajectory:
     made = make_trajectory(request, solved=solved)
     transcript = made.transcript.model_copy(update={"turns": turns})
     return made.model_copy(update={"transcript": transcript})
-
-
-def call(tool: str, argument: str) -> ToolCallRecord:
-    return ToolCallRecord(
-        tool=tool, arguments={"content": argument}, status=CallStatus.OK, wall_seconds=0.0
-    )
 
 
 def test_a_row_says_whether_the_first_edit_solved_and_whether_one_came_twice() -> None:

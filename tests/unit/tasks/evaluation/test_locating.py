@@ -2,17 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from ostinato.infra.agent.transcript import (
-    CallStatus,
-    EndReason,
-    Segment,
-    ToolCallRecord,
-    Transcript,
-    TurnRecord,
-)
+from ostinato.infra.agent.transcript import CallStatus, TurnRecord
 from ostinato.infra.platform.telemetry import MetricsLog
 from ostinato.tasks.evaluation.locating import (
     SEARCH_TOOLS,
@@ -24,6 +16,7 @@ from ostinato.tasks.evaluation.locating import (
 from ostinato.tasks.records import Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
+from tests.fakes.transcripts import make_call, masked_segment, transcript_of
 
 PROMPT_TOKENS = 5
 RESULTS = {  # of a search, by its query
@@ -36,12 +29,7 @@ RESULTS = {  # of a search, by its query
 def turn(tokens: int, **arguments: str) -> TurnRecord:
     """One call; `grep="x"` calls grep with its first argument x."""
     calls = tuple(
-        ToolCallRecord(
-            tool=tool,
-            arguments={"path" if tool == "read_file" else "query": value},
-            status=CallStatus.OK,
-            wall_seconds=0.0,
-        )
+        make_call(tool, CallStatus.OK, **{"path" if tool == "read_file" else "query": value})
         for tool, value in arguments.items()
     )
     results = tuple(
@@ -56,27 +44,11 @@ def attempt_of(turns: tuple[TurnRecord, ...], result_tokens: int) -> Trajectory:
     mask = [False] * PROMPT_TOKENS
     for item in turns:
         mask += [True] * item.generated_tokens + [False] * result_tokens
-    mask_T = np.array(mask)
-    total = len(mask)
-    segment = Segment(
-        token_ids_T=np.zeros(total, dtype=np.int32),
-        loss_mask_T=mask_T,
-        logprobs_T=np.zeros(total, dtype=np.float32),
-        weight_versions_T=np.where(mask_T, 0, -1),
-        cache_versions_T=np.where(mask_T, 0, -1),
-        routed_experts_TLK=np.zeros((total, 0, 0), dtype=np.int16),
-    )
     problem = make_problem("p")
     request = AttemptRequest(
         trajectory_id="t", group_id="g", problem=problem, attempt=1, retry=0, seed=0
     )
-    transcript = Transcript(
-        segments=(segment,),
-        turns=turns,
-        end_reason=EndReason.FINISHED,
-        final_message="",
-        wall_seconds=0.0,
-    )
+    transcript = transcript_of(turns, (masked_segment(mask),))
     return make_trajectory(request).model_copy(update={"transcript": transcript})
 
 

@@ -2,17 +2,11 @@
 
 import numpy as np
 
-from ostinato.infra.agent.transcript import (
-    CallStatus,
-    EndReason,
-    Segment,
-    ToolCallRecord,
-    Transcript,
-    TurnRecord,
-)
+from ostinato.infra.agent.transcript import CallStatus, EndReason, Segment, Transcript, TurnRecord
 from ostinato.infra.platform.ledger.rows import FeedbackRow
 from ostinato.infra.serving.gateway.signals import Signal
 from ostinato.tasks.feedback.interactions import CollectedInteraction
+from tests.fakes.transcripts import make_call, transcript_of
 
 
 def segment(sampled: int = 1, *, token: int = 7) -> Segment:
@@ -34,17 +28,9 @@ def transcript(
     end_reason: EndReason = EndReason.FINISHED,
     segments: tuple[Segment, ...] | None = None,
 ) -> Transcript:
-    calls = tuple(
-        ToolCallRecord(tool=tool, arguments={}, status=status, wall_seconds=0.0)
-        for status in statuses
-    )
-    return Transcript(
-        segments=segments if segments is not None else (segment(),),
-        turns=(TurnRecord(generated_tokens=1, text="", calls=calls),),
-        end_reason=end_reason,
-        final_message="Fixed.",
-        wall_seconds=1.0,
-    )
+    calls = tuple(make_call(tool, status) for status in statuses)
+    turn = TurnRecord(generated_tokens=1, text="", calls=calls)
+    return transcript_of([turn], segments if segments is not None else (segment(),), end=end_reason)
 
 
 def interaction(

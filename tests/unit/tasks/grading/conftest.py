@@ -5,16 +5,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ostinato.infra.agent.transcript import (
-    CallStatus,
-    EndReason,
-    ToolCallRecord,
-    Transcript,
-    TurnRecord,
-)
+from ostinato.infra.agent.transcript import CallStatus, Transcript, TurnRecord
 from ostinato.infra.sandbox import PreparedRepository, TestServer
 from ostinato.tasks.records import LineEdit, Problem, Split
 from tests.fakes.repositories import WORDKIT, open_repository, running_server
+from tests.fakes.transcripts import make_call, transcript_of
 
 PATH = "wordkit/counting.py"
 
@@ -71,27 +66,14 @@ def server(runner: asyncio.Runner, repository: PreparedRepository) -> Iterator[T
 @pytest.fixture
 def make_transcript() -> Callable[..., Transcript]:
     def make(*calls: tuple[str, CallStatus], generated_tokens: int = 10) -> Transcript:
-        turns = tuple(
+        turns = (
             TurnRecord(
                 generated_tokens=generated_tokens,
                 text=f"<{tool}></{tool}>",
-                calls=(
-                    ToolCallRecord(
-                        tool=tool,
-                        arguments={},
-                        status=status,
-                        wall_seconds=0.0,
-                    ),
-                ),
+                calls=(make_call(tool, status),),
             )
             for tool, status in calls
         )
-        return Transcript(
-            segments=(),
-            turns=turns,
-            end_reason=EndReason.FINISHED,
-            final_message="",
-            wall_seconds=1.0,
-        )
+        return transcript_of(turns, message="")
 
     return make

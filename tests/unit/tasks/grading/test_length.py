@@ -2,21 +2,14 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.infra.agent.transcript import (
-    CallStatus,
-    EndReason,
-    Segment,
-    ToolCallRecord,
-    Transcript,
-    TurnRecord,
-)
+from ostinato.infra.agent.transcript import TurnRecord
 from ostinato.tasks.grading.config import EffortWeights
 from ostinato.tasks.grading.length import length_penalty, measure_effort, total_effort
+from tests.fakes.transcripts import make_call, masked_segment, transcript_of
 
 EFFORT = st.floats(0, 1e6)
 CURVE = st.tuples(st.floats(1e-4, 10), st.floats(0, 4))
@@ -101,35 +94,12 @@ def test_penalty_refuses_bad_values(effort, k, q):
         length_penalty(effort, k, q)
 
 
-def make_segment(mask: list[int]) -> Segment:
-    sampled = np.array(mask, dtype=bool)
-    return Segment(
-        token_ids_T=np.zeros(len(mask), np.int32),
-        loss_mask_T=sampled,
-        logprobs_T=np.zeros(len(mask), np.float32),
-        weight_versions_T=np.where(sampled, 0, -1).astype(np.int64),
-        cache_versions_T=np.where(sampled, 0, -1).astype(np.int64),
-        routed_experts_TLK=np.zeros((len(mask), 1, 1), np.int16),
-    )
-
-
 def test_effort_has_its_six_kinds():
-    call = ToolCallRecord(
-        tool="run_terminal",
-        arguments={},
-        status=CallStatus.OK,
-        wall_seconds=0.0,
-    )
+    call = make_call("run_terminal")
     calling = TurnRecord(generated_tokens=20, text="hmm, <run_terminal>", calls=(call, call))
     closing = TurnRecord(generated_tokens=7, text="Fixed.", calls=())
-    transcript = Transcript(
-        segments=(make_segment([0, 0, 0, 1, 1, 0, 0, 1, 0]), make_segment([0, 1, 1, 0])),
-        turns=(calling, closing),
-        end_reason=EndReason.FINISHED,
-        final_message="Fixed.",
-        wall_seconds=1.0,
-    )
-    effort = measure_effort(transcript)
+    segments = (masked_segment([0, 0, 0, 1, 1, 0, 0, 1, 0]), masked_segment([0, 1, 1, 0]))
+    effort = measure_effort(transcript_of([calling, closing], segments))
     thinking = 20 * 5 / 19
     assert effort == pytest.approx(
         {

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from ostinato.infra.agent.transcript import CallStatus, ToolCallRecord, Transcript, TurnRecord
+from ostinato.infra.agent.transcript import Transcript, TurnRecord
 from ostinato.tasks.learning.advantages import make_samples
 from ostinato.tasks.learning.config import ObjectiveConfig
 from ostinato.tasks.learning.credit import make_edit_samples, split_by_edits
 from ostinato.tasks.records import Group, Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_segment, make_trajectory
+from tests.fakes.transcripts import make_call
 
 PLAIN = ObjectiveConfig()
 
@@ -21,8 +22,7 @@ def attempt(index: int, edits: int, *, solved: bool) -> Trajectory:
     mask_T = segment.loss_mask_T.copy()
     mask_T[5::3] = False  # a result after every turn
     segment = segment.model_copy(update={"loss_mask_T": mask_T})
-    call = ToolCallRecord(tool="edit_file", arguments={}, status=CallStatus.OK, wall_seconds=0)
-    turns = [TurnRecord(generated_tokens=2, text="", calls=(call,))] * edits
+    turns = [TurnRecord(generated_tokens=2, text="", calls=(make_call("edit_file"),))] * edits
     turns.append(TurnRecord(generated_tokens=2, text="Done.", calls=()))
     made = make_trajectory(request, solved=solved)
     new = {"segments": (segment,), "turns": tuple(turns)}

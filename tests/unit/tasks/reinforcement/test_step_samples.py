@@ -2,17 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from ostinato.infra.agent.transcript import (
-    CallStatus,
-    EndReason,
-    Segment,
-    ToolCallRecord,
-    Transcript,
-    TurnRecord,
-)
+from ostinato.infra.agent.transcript import TurnRecord
 from ostinato.models.rendering import Renderer, load_renderer
 from ostinato.tasks.learning.config import LearningConfig, ObjectiveConfig
 from ostinato.tasks.problem_sets import load_problems
@@ -22,6 +14,7 @@ from ostinato.tasks.reinforcement.step_samples import StepSamples, find_hint
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.miniature import make_checkpoint, make_problem_set
 from tests.fakes.rollouts import make_trajectory
+from tests.fakes.transcripts import make_call, masked_segment, transcript_of
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +45,7 @@ def attempt(
         ids, mask = [*ids, *answer], [*mask, *[True] * len(answer)]
         made = ()
         if tool is not None and result is not None:
-            made = (ToolCallRecord(tool=tool, arguments={}, status=CallStatus.OK, wall_seconds=0),)
+            made = (make_call(tool),)
             told = renderer.append_results([result])
             ids, mask = [*ids, *told], [*mask, *[False] * len(told)]
         turns.append(
@@ -63,23 +56,8 @@ def attempt(
                 results=() if result is None else (result,),
             )
         )
-    mask_T = np.array(mask)
-    versions_T = np.where(mask_T, 0, -1)
-    segment = Segment(
-        token_ids_T=np.array(ids, dtype=np.int32),
-        loss_mask_T=mask_T,
-        logprobs_T=np.zeros(len(ids), dtype=np.float32),
-        weight_versions_T=versions_T,
-        cache_versions_T=versions_T,
-        routed_experts_TLK=np.zeros((len(ids), 2, 2), dtype=np.int16),
-    )
-    transcript = Transcript(
-        segments=(segment,),
-        turns=tuple(turns),
-        end_reason=EndReason.FINISHED,
-        final_message="Done.",
-        wall_seconds=1.0,
-    )
+    segment = masked_segment(mask, ids, layers=2, experts=2)
+    transcript = transcript_of(turns, (segment,), message="Done.")
     request = AttemptRequest(f"g.t{index}", "g", problem, index, retry=0, seed=index)
     return make_trajectory(request, solved=solved).model_copy(update={"transcript": transcript})
 
