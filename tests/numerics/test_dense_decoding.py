@@ -13,6 +13,7 @@ from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.decode.weights import check_vectors, prepare_weights
 from ostinato.tasks.conversion.exporting import export_model
 from ostinato.tasks.conversion.importing import import_model
+from tests.fakes.engine_runs import run_in_order
 from tests.fakes.published_model import write_published_model
 
 BANDS = {
@@ -32,22 +33,19 @@ def decode(checkpoint: Path, prompts: list[list[int]], new_tokens: int) -> list[
     limit = max(map(len, prompts)) + new_tokens
     config = EngineConfig(slots=len(prompts), max_context_tokens=limit, lookup_tokens=0)
     engine = DecodeEngine(loaded.spec, weights, config)
-    for index, prompt in enumerate(prompts):
-        engine.submit(
-            GenerateRequest(
-                request_id=str(index),
-                session_id=str(index),
-                token_ids=tuple(prompt),
-                max_new_tokens=new_tokens,
-                temperature=0.0,
-                seed=0,
-                stop_token_ids=(),
-            )
+    requests = [
+        GenerateRequest(
+            request_id=str(index),
+            session_id=str(index),
+            token_ids=tuple(prompt),
+            max_new_tokens=new_tokens,
+            temperature=0.0,
+            seed=0,
+            stop_token_ids=(),
         )
-    finished: dict[str, Generation] = {}
-    while engine.has_work:
-        finished |= {generation.request_id: generation for generation in engine.step()}
-    return [finished[str(index)] for index in range(len(prompts))]
+        for index, prompt in enumerate(prompts)
+    ]
+    return run_in_order(engine, requests)
 
 
 def assert_same_answers(

@@ -10,9 +10,10 @@ from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.agent.transcript import SamplingDistribution, Segment
 from ostinato.models.build import TrainerModel, build_trainer_model
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
-from ostinato.models.decode.protocol import GenerateRequest, Generation
+from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.decode.weights import prepare_weights
 from ostinato.tasks.learning.report import measure_mismatch
+from tests.fakes.engine_runs import run
 from tests.fakes.nano_spec import NANO
 
 SPEC = NANO.model_copy(update={"max_sequence_tokens": 160, "rope_scaling_factor": 2.0})
@@ -36,15 +37,6 @@ def make_trainer(seed: int) -> TrainerModel:
 @pytest.fixture(scope="module")
 def trainer() -> TrainerModel:
     return make_trainer(0)
-
-
-def run(engine: DecodeEngine, requests: list[GenerateRequest]) -> dict[str, Generation]:
-    for request in requests:
-        engine.submit(request)
-    finished = {}
-    while engine.has_work:
-        finished |= {generation.request_id: generation for generation in engine.step()}
-    return finished
 
 
 def sample_segments(

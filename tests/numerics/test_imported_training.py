@@ -8,13 +8,10 @@ import pytest
 import torch
 import transformers
 
-from ostinato.infra.agent.loop.segments import SegmentBuilder
-from ostinato.infra.agent.transcript import SamplingDistribution
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights import ChainSubscriber
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
-from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.decode.weights import prepare_weights
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.conversion.exporting import export_model
@@ -30,6 +27,7 @@ from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Sample
 from tests.fakes.logits import forward_logits
 from tests.fakes.published_model import write_published_model
+from tests.fakes.sampled_groups import sample_answers
 
 CHAIN, LIMIT_K3 = "run", 1e-6
 
@@ -63,25 +61,7 @@ def sample(spec: ModelSpec, objects: ObjectStore, version: int) -> list[Sample]:
     weights = ChainSubscriber(objects, CHAIN, reader_id=f"engine{version}").fetch(version)
     config = EngineConfig(slots=8, max_context_tokens=64)
     engine = DecodeEngine(spec, prepare_weights(spec, weights, version), config)
-    builders = {
-        str(index): SegmentBuilder([4, 90 + index, 7], SamplingDistribution()) for index in range(8)
-    }
-    for name, builder in builders.items():
-        engine.submit(GenerateRequest(name, name, tuple(builder.token_ids), 24, (), seed=int(name)))
-    while engine.has_work:
-        for generation in engine.step():
-            builders[generation.request_id].append_generation(generation)
-    return [
-        Sample(
-            sample_id=name,
-            trajectory_id=name,
-            group_id="g",
-            segment=builder.build(),
-            advantage=1.0 if int(name) % 2 else -1.0,
-            reward=1.0,
-        )
-        for name, builder in builders.items()
-    ]
+    return sample_answers(engine, [[4, 90 + index, 7] for index in range(8)], new_tokens=24)
 
 
 @pytest.mark.timeout(180)

@@ -9,6 +9,7 @@ import torch
 from ostinato.models.decode.engine import CachePolicy, DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation, Priority, StopReason
 from ostinato.models.decode.weights import DecodeWeights, prepare_weights
+from tests.fakes.engine_runs import run
 from tests.fakes.tiny_model import TINY, random_weights
 from tests.numerics.plain_model import plain_logits
 
@@ -27,15 +28,6 @@ def prompts(count: int) -> list[tuple[int, ...]]:
         tuple(rng.integers(0, TINY.vocab_size, int(rng.integers(1, 30))).tolist())
         for _ in range(count)
     ]
-
-
-def run(engine: DecodeEngine, requests: list[GenerateRequest]) -> dict[str, Generation]:
-    for one in requests:
-        engine.submit(one)
-    finished = {}
-    while engine.has_work:
-        finished |= {generation.request_id: generation for generation in engine.step()}
-    return finished
 
 
 def make_engine(weights: DecodeWeights = WEIGHTS, **changes: object) -> DecodeEngine:

@@ -26,6 +26,7 @@ from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.decode.sampling import exponential_noise, sample_rows, seed_key
 from ostinato.models.decode.weights import prepare_weights
 from ostinato.models.spec import ModelSpec
+from tests.fakes.engine_runs import run_in_order
 from tests.fakes.tiny_model import TINY, random_weights
 from tests.numerics.plain_model import plain_logits
 
@@ -67,15 +68,6 @@ def requests(count: int, new_tokens: int = 24) -> list[GenerateRequest]:
         )
         for index in range(count)
     ]
-
-
-def run(engine: DecodeEngine, wanted: list[GenerateRequest]) -> list[Generation]:
-    for one in wanted:
-        engine.submit(one)
-    finished = {}
-    while engine.has_work:
-        finished |= {generation.request_id: generation for generation in engine.step()}
-    return [finished[one.request_id] for one in wanted]
 
 
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 5, 16), (7, 33, 208), (4, 64, 64)])
@@ -201,18 +193,18 @@ def plain_logprobs(
 def test_native_logprobs_equal_the_plain_models(depth: int) -> None:
     unlimited = [dataclasses.replace(one, temperature=1.0, top_p=1.0) for one in requests(12)]
     engine = make_engine(prefill_tokens_per_step=16, draft_layers=depth)
-    for one, generation in zip(unlimited, run(engine, unlimited), strict=True):
+    for one, generation in zip(unlimited, run_in_order(engine, unlimited), strict=True):
         difference = generation.logprobs_T - plain_logprobs(one, generation, CANONICAL)
         assert np.abs(difference).max() < 3e-5
 
 
 def test_native_logprobs_are_the_same_bit_for_bit_in_any_batch_and_chunking() -> None:
     wanted = requests(9)
-    together = run(make_engine(), wanted)
+    together = run_in_order(make_engine(), wanted)
     for one, expected in zip(wanted, together, strict=True):
         if one.top_p < 1:
             continue  # torch sorts whole batches
-        alone = run(make_engine(slots=1, prefill_tokens_per_step=5), [one])[0]
+        alone = run_in_order(make_engine(slots=1, prefill_tokens_per_step=5), [one])[0]
         assert alone.token_ids == expected.token_ids
         np.testing.assert_array_equal(alone.logprobs_T, expected.logprobs_T)
 
@@ -246,7 +238,7 @@ def test_the_process_that_compiles_has_the_bits_of_those_that_find_it_compiled(
 ) -> None:
     program = """if True:
         from tests.unit.models.decode.test_native import make_engine, requests, run
-        for made in run(make_engine(draft_layers=2), requests(4, 90)):
+        for made in run_in_order(make_engine(draft_layers=2), requests(4, 90)):
             print(made.token_ids, made.logprobs_T.tobytes().hex())
         """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}

@@ -5,14 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.infra.agent.loop.segments import SegmentBuilder
-from ostinato.infra.agent.transcript import SamplingDistribution
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.models.build import build_trainer_model
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
-from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.decode.weights import prepare_weights
 from ostinato.tasks.grading.alarms import HackMonitor
 from ostinato.tasks.grading.config import MonitorConfig, Pattern
@@ -29,6 +26,7 @@ from ostinato.tasks.records import Group, RewardReport, Sample
 from ostinato.tasks.reinforcement.step_monitor import StepMonitor, describe_parity
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
+from tests.fakes.sampled_groups import sample_answers
 from tests.fakes.small_spec import SMALL_SPEC as TINY
 
 NOW = 12.5
@@ -66,25 +64,7 @@ def engine_samples(seed: int) -> list[Sample]:
     """Answers of a real engine that says its weights, those of `seed`, are version 0."""
     weights = build_trainer_model(TINY, seed=seed).export_weights()
     engine = DecodeEngine(TINY, prepare_weights(TINY, weights, 0), EngineConfig(slots=8))
-    builders = {
-        str(index): SegmentBuilder([1, 2, 3 + index], SamplingDistribution()) for index in range(8)
-    }
-    for name, builder in builders.items():
-        engine.submit(GenerateRequest(name, name, tuple(builder.token_ids), 16, (), seed=int(name)))
-    while engine.has_work:
-        for generation in engine.step():
-            builders[generation.request_id].append_generation(generation)
-    return [
-        Sample(
-            sample_id=name,
-            trajectory_id=name,
-            group_id="g",
-            segment=builder.build(),
-            advantage=1.0 if int(name) % 2 else -1.0,
-            reward=1.0,
-        )
-        for name, builder in builders.items()
-    ]
+    return sample_answers(engine, [[1, 2, 3 + index] for index in range(8)], new_tokens=16)
 
 
 def watch_on(ledger: Ledger, trainer: RLTrainer) -> StepMonitor:

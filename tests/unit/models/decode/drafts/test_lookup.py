@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from ostinato.models.decode.drafts.lookup import Lookup
 from ostinato.models.decode.drafts.policy import DraftPolicy
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
-from ostinato.models.decode.protocol import GenerateRequest, Generation
+from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.decode.slots import SlotTable
 from ostinato.models.decode.weights import prepare_weights
+from tests.fakes.engine_runs import run
 from tests.fakes.tiny_model import TINY, random_weights
 
 WEIGHTS = prepare_weights(TINY, random_weights(TINY), 0)
@@ -270,12 +271,3 @@ def test_copies_stand_behind_the_context_or_behind_drafts() -> None:
     table = table_of((*repeats[:-1], 3))  # no pair of its last tokens: layers are tried
     drafted = speculator.propose(WEIGHTS, table, slots_B)
     assert drafted.layered == 2
-
-
-def run(engine: DecodeEngine, requests: list[GenerateRequest]) -> dict[str, Generation]:
-    for one in requests:
-        engine.submit(one)
-    finished = {}
-    while engine.has_work:
-        finished |= {generation.request_id: generation for generation in engine.step()}
-    return finished

@@ -12,8 +12,9 @@ from scipy.stats import chisquare
 from ostinato.models.decode.cache import SlotCache
 from ostinato.models.decode.compiled.loader import load_native_trunk
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
-from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
+from ostinato.models.decode.protocol import GenerateRequest, StopReason
 from ostinato.models.decode.weights import DecodeWeights, prepare_weights
+from tests.fakes.engine_runs import run_in_order
 from tests.fakes.tiny_model import TINY, random_weights
 from tests.numerics.plain_model import plain_draft, plain_logits
 
@@ -27,22 +28,16 @@ def make_engine(depth: int, weights: DecodeWeights = WEIGHTS, slots: int = 4) ->
     )
 
 
-def run(engine: DecodeEngine, requests: list[GenerateRequest]) -> list[Generation]:
-    for request in requests:
-        engine.submit(request)
-    finished = {}
-    while engine.has_work:
-        finished |= {generation.request_id: generation for generation in engine.step()}
-    return [finished[request.request_id] for request in requests]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
 def test_speculative_decoding_equals_plain_decoding(temperature: float) -> None:
     requests = [
         GenerateRequest(f"r{i}", f"s{i}", (i + 1, 5, 2), 25 + i, (30,), temperature, 0.95, seed=i)
         for i in range(9)
     ]
-    plain, speculative = run(make_engine(0), requests), run(make_engine(2), requests)
+    plain, speculative = (
+        run_in_order(make_engine(0), requests),
+        run_in_order(make_engine(2), requests),
+    )
     for expected, generation in zip(plain, speculative, strict=True):
         assert generation.token_ids == expected.token_ids
         assert generation.stop_reason == expected.stop_reason
@@ -57,7 +52,7 @@ def test_speculative_decoding_equals_plain_decoding(temperature: float) -> None:
 def test_a_stop_sequence_inside_a_speculative_step_ends_it_there() -> None:
     """Every run of one to three tokens of the plain answer, wherever drafts put the step ends."""
     one = GenerateRequest("r", "s", (3, 5, 2), 24, (), 0.8, seed=3)
-    tokens = run(make_engine(0), [one])[0].token_ids
+    tokens = run_in_order(make_engine(0), [one])[0].token_ids
     requests = [
         dataclasses.replace(
             one,
@@ -68,7 +63,10 @@ def test_a_stop_sequence_inside_a_speculative_step_ends_it_there() -> None:
         for start in range(20)
         for length in (1, 2, 3)
     ]
-    plain, speculative = run(make_engine(0), requests), run(make_engine(2), requests)
+    plain, speculative = (
+        run_in_order(make_engine(0), requests),
+        run_in_order(make_engine(2), requests),
+    )
     for expected, generation in zip(plain, speculative, strict=True):
         assert generation.token_ids == expected.token_ids
         assert generation.stop_reason is expected.stop_reason is StopReason.STOP_SEQUENCE
@@ -77,8 +75,8 @@ def test_a_stop_sequence_inside_a_speculative_step_ends_it_there() -> None:
 
 def test_a_full_context_ends_speculation_too() -> None:
     request = GenerateRequest("r", "s", tuple([3] * 80), 60, (), seed=4)
-    assert [g.token_ids for g in run(make_engine(2), [request])] == [
-        g.token_ids for g in run(make_engine(0), [request])
+    assert [g.token_ids for g in run_in_order(make_engine(2), [request])] == [
+        g.token_ids for g in run_in_order(make_engine(0), [request])
     ]
 
 
@@ -87,7 +85,7 @@ def test_speculative_samples_follow_the_models_distribution() -> None:
     requests = [
         GenerateRequest(f"r{seed}", f"s{seed}", prompt, 4, (), seed=seed) for seed in range(3000)
     ]
-    generations = run(make_engine(2, slots=128), requests)
+    generations = run_in_order(make_engine(2, slots=128), requests)
     first = np.bincount([g.token_ids[0] for g in generations], minlength=TINY.vocab_size).argmax()
     followers = [g.token_ids[1] for g in generations if g.token_ids[0] == first]
     logits_V = plain_logits(torch.tensor([*prompt, first]), CANONICAL, TINY)[-1]
@@ -127,6 +125,6 @@ def test_a_perfect_draft_is_always_accepted() -> None:
     for depth in range(2):
         weights[f"model.mtp.{depth}.in_proj.weight"][:, 16:] = torch.eye(16)
     engine = make_engine(2, prepare_weights(TINY, weights, 0))
-    generation = run(engine, [GenerateRequest("r", "s", (5,), 61, (), seed=1)])[0]
+    generation = run_in_order(engine, [GenerateRequest("r", "s", (5,), 61, (), seed=1)])[0]
     assert generation.draft_tokens_accepted == generation.draft_tokens_proposed == 40
     assert dataclasses.asdict(engine.statistics)["steps"] == 1 + 20  # the prompt, then drafts
