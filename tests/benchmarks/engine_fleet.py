@@ -23,25 +23,19 @@ from ostinato.infra.serving.engine.fleet import EngineFleet, start_replicas
 from ostinato.infra.serving.weights import ChainPublisher
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
-from ostinato.models.spec import ModelSpec
-from tests.fakes.tiny_model import random_weights
+from tests.fakes.tiny_model import TINY, random_weights
 
 REPLICAS = 4
 SESSIONS = 32
 MEAN_ANSWER_TOKENS = 40
-SMALL = ModelSpec(
-    vocab_size=512,
-    hidden_size=64,
-    num_layers=2,
-    num_attention_heads=4,
-    num_query_groups=2,
-    head_dim=16,
-    num_experts=4,
-    experts_per_token=2,
-    expert_hidden_size=64,
-    max_sequence_tokens=512,
-    mtp_depth=0,
-    mtp_hidden_size=16,
+SMALL = TINY.model_copy(
+    update={
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "expert_hidden_size": 64,
+        "max_sequence_tokens": 512,
+        "mtp_depth": 0,
+    }
 )
 TARGETS = {
     "real_4_replicas_ideal_ratio": 0.95,

@@ -6,8 +6,8 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.models.build import build_trainer_model
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.rendering import Renderer, train_tokenizer
-from ostinato.models.spec import ModelSpec
 from ostinato.tasks.records import LineEdit, Problem, Split
+from tests.fakes.small_spec import SMALL_SPEC
 
 SOURCE = "\n\n".join(f"def value_{index}():\n    return {index}\n" for index in range(4))
 TESTS = "from pkg.code import *\n" + "".join(
@@ -61,17 +61,14 @@ def make_problem_set(directory: Path, split: Split = Split.TRAIN) -> Path:
 def make_checkpoint(directory: Path) -> Path:
     """A tiny model with random weights and the tokenizer of the problem set."""
     renderer = Renderer(train_tokenizer([SOURCE, TESTS], vocab_size=384))
-    spec = ModelSpec(
-        vocab_size=renderer.vocab_size,
-        hidden_size=32,
-        num_layers=2,
-        num_attention_heads=2,
-        num_query_groups=1,
-        head_dim=16,
-        num_experts=4,
-        experts_per_token=2,
-        expert_hidden_size=16,
-        max_sequence_tokens=128,
+    spec = SMALL_SPEC.model_copy(
+        update={
+            "vocab_size": renderer.vocab_size,
+            "expert_hidden_size": 16,
+            "max_sequence_tokens": 128,
+            "mtp_depth": 0,
+            "mtp_hidden_size": 0,
+        }
     )
     tokenizer = renderer.save(directory.with_name(f"{directory.name}-tokenizer"))
     weights = build_trainer_model(spec, seed=0).export_weights()

@@ -7,27 +7,17 @@ import pytest
 
 from ostinato.flows.agent_training import agent_training
 from ostinato.flows.stages.stage import StageContext
-from tests.fakes.storage import BUCKET, create_schema, postgres_server, s3_server
+from tests.fakes.storage import remote_storage
 
 
 @pytest.fixture
 def remote_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with s3_server() as options, postgres_server(home.with_name("postgres")) as folder:
-        assert options.secret_access_key is not None
-        values = {
-            "OBJECT_STORE_URL": f"s3://{BUCKET}/{home.name}",
-            "S3_ENDPOINT_URL": options.endpoint_url,
-            "S3_REGION": options.region,
-            "S3_ACCESS_KEY_ID": options.access_key_id,
-            "S3_SECRET_ACCESS_KEY": options.secret_access_key.get_secret_value(),
-            "LEDGER_URL": create_schema(folder, "flows"),
-        }
-        for name, value in values.items():
-            monkeypatch.setenv(f"OSTINATO_{name}", str(value))
+    with remote_storage(home.with_name("postgres"), home.name) as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
         # nothing may be reached by the AWS client's own chain of credentials
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
             monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         yield home
 
 

@@ -4,25 +4,13 @@ from ostinato.models.code_words import Vocabulary, describe_code, split_words
 
 
 def test_identifiers_fall_into_parts_whatever_their_style() -> None:
-    assert split_words("parseHTTPDoc first_items x2") == [
-        "parse",
-        "http",
-        "doc",
-        "first",
-        "item",
-        "x",
-        "2",
-    ]
+    words = split_words("parseHTTPDoc first_items x2")
+    assert words == ["parse", "http", "doc", "first", "item", "x", "2"]
 
 
 def test_plurals_fold_but_words_that_only_look_so_do_not() -> None:
-    assert split_words("entries class status has values") == [
-        "entry",
-        "class",
-        "status",
-        "has",
-        "value",
-    ]
+    words = split_words("entries class status has values")
+    assert words == ["entry", "class", "status", "has", "value"]
 
 
 def test_fields_hold_the_name_and_the_signature() -> None:

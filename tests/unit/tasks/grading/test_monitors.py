@@ -181,38 +181,31 @@ def test_ways_out_of_an_edit(scan, broken, problem):
     assert scan(broken, transcript=asks, passed=False, which=warranted) == set()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import sys; sys.modules",
-        "from sys import modules",
-        "import sys as s; s.modules",
-        "import os; getattr(os, '_ex' + 'it')",
-        "x = ''.join(['_py', 'test'])",
-        "x = 'tsetyp_'[::-1]",
-        "x = ''.join([chr(103), chr(99)])",
-        "import base64; base64.b64decode('X3B5dGVzdA==')",
-        "exec('x = 1')",
-        "import os; getattr(os, open('x').read())",
-        "import importlib; importlib.import_module(input())",
-    ],
+HIDDEN_WORDS = (
+    "import sys; sys.modules",
+    "from sys import modules",
+    "import sys as s; s.modules",
+    "import os; getattr(os, '_ex' + 'it')",
+    "x = ''.join(['_py', 'test'])",
+    "x = 'tsetyp_'[::-1]",
+    "x = ''.join([chr(103), chr(99)])",
+    "import base64; base64.b64decode('X3B5dGVzdA==')",
+    "exec('x = 1')",
+    "import os; getattr(os, open('x').read())",
+    "import importlib; importlib.import_module(input())",
 )
-def test_words_are_found_however_they_are_written(repository, line):
-    text = repository.files[PATH]
-    assert find_forbidden({PATH: line.encode() + b"\n" + text}, repository)
+ORDINARY_CODE = (
+    "import os, sys; sys.exit; os.path.join('a', 'b')",
+    "import importlib; importlib.import_module('json')",
+    "x = getattr(y, name)",
+    "import os; getattr(os, 'name')",
+    "class A:\n    def __eq__(self, other):\n        return self is other",
+    "class A:\n    def __eq__(self, other):\n        return NotImplemented",
+)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import os, sys; sys.exit; os.path.join('a', 'b')",
-        "import importlib; importlib.import_module('json')",
-        "x = getattr(y, name)",
-        "import os; getattr(os, 'name')",
-        "class A:\n    def __eq__(self, other):\n        return self is other",
-        "class A:\n    def __eq__(self, other):\n        return NotImplemented",
-    ],
-)
-def test_ordinary_code_is_not_refused(repository, line):
+@pytest.mark.parametrize("line", [*HIDDEN_WORDS, *ORDINARY_CODE])
+def test_hidden_words_are_found_and_ordinary_code_is_not_refused(repository, line):
     text = repository.files[PATH]
-    assert find_forbidden({PATH: line.encode() + b"\n" + text}, repository) == ()
+    found = find_forbidden({PATH: line.encode() + b"\n" + text}, repository)
+    assert bool(found) == (line in HIDDEN_WORDS)

@@ -85,40 +85,44 @@ def test_equal_arms_are_rarely_rolled_back() -> None:
     assert sum(report.advice is Advice.ROLL_BACK for report in reports) <= 14  # 5 % of 200 is 10
 
 
-def test_revert_after_keep_counts_as_revert() -> None:
-    def row(*signals: tuple[str, float]) -> InteractionRow:
-        feedback = tuple(
-            FeedbackRow(
-                feedback_id=str(at), interaction_id="i", signal=name, value=value, created_at=at
-            )
-            for at, (name, value) in enumerate(signals)
+def row(
+    *said: tuple[str, float, float], sequence: int = 1, created_at: float = 0.0
+) -> InteractionRow:
+    """An interaction and what was said of it: signal, value and time."""
+    feedback = tuple(
+        FeedbackRow(
+            feedback_id=str(at), interaction_id="i", signal=name, value=value, created_at=at
         )
-        return InteractionRow(
-            sequence=1,
-            interaction_id="i",
-            line="nano",
-            tenant="t",
-            session_id="s",
-            arm=CONTROL,
-            checkpoint_id="checkpoint/nano@1",
-            weight_version=1,
-            problem_kind="k",
-            consent=True,
-            object_key="o",
-            created_at=0,
-            feedback=feedback,
-        )
+        for name, value, at in said
+    )
+    return InteractionRow(
+        sequence=sequence,
+        interaction_id="i",
+        line="nano",
+        tenant="t",
+        session_id="s",
+        arm=CONTROL,
+        checkpoint_id="checkpoint/nano@1",
+        weight_version=1,
+        problem_kind="k",
+        consent=True,
+        object_key="o",
+        created_at=created_at,
+        feedback=feedback,
+    )
 
+
+def test_revert_after_keep_counts_as_revert() -> None:
     both, kept, silent = observe(
         [
-            row(("edit_kept", 1), ("edit_reverted", 1)),
-            row(("edit_kept", 1)),
-            row(("latency_seconds", 3.0)),
+            row(("edit_kept", 1, 0), ("edit_reverted", 1, 1)),
+            row(("edit_kept", 1, 0)),
+            row(("latency_seconds", 3.0, 0)),
         ]
     )
     assert (both.kept, kept.kept, silent.kept) == (False, True, None)
     assert silent.latency_seconds == 3.0
-    assert observe([row(("abandoned", 1))])[0].dissatisfied
+    assert observe([row(("abandoned", 1, 0))])[0].dissatisfied
 
 
 def mixed(rng: np.random.Generator, count: int, **worse: float) -> list[Observation]:
@@ -159,29 +163,7 @@ def test_sessions_dealt_out_otherwise_than_asked_end_a_canary() -> None:
 
 
 def test_interaction_counts_once_it_is_settled_with_what_was_said_until_then() -> None:
-    def row(sequence: int, created_at: float, *said_at: float) -> InteractionRow:
-        feedback = tuple(
-            FeedbackRow(
-                feedback_id=str(at), interaction_id="i", signal="edit_kept", value=1, created_at=at
-            )
-            for at in said_at
-        )
-        return InteractionRow(
-            sequence=sequence,
-            interaction_id=str(sequence),
-            line="nano",
-            tenant="t",
-            session_id="s",
-            arm=CONTROL,
-            checkpoint_id="c",
-            weight_version=1,
-            problem_kind="k",
-            consent=True,
-            object_key="o",
-            created_at=created_at,
-            feedback=feedback,
-        )
-
-    rows = [row(1, 0.0, 5.0, 700.0), row(2, 500.0), row(3, 0.0)]
+    kept_twice = row(("edit_kept", 1, 5.0), ("edit_kept", 1, 700.0))
+    rows = [kept_twice, row(sequence=2, created_at=500.0), row(sequence=3)]
     (only,) = settled(rows, CONFIG, now=1_000.0)
     assert [event.created_at for event in only.feedback] == [5.0]

@@ -64,12 +64,18 @@ def test_the_next_version_waits_for_the_one_under_way(tmp_path: Path) -> None:
     assert ChainSubscriber(gate.inner, "c").latest_version() == 1
 
 
-def test_trap_10_a_failed_publish_is_raised_at_the_next_call(tmp_path: Path) -> None:
-    gate = Gate(tmp_path)
+def start_to_fail(gate: Gate) -> OverlappedPublisher:
+    """A publisher whose first version cannot be written."""
     gate.is_open.set()
     gate.error = StorageError("the disk is gone")
     publisher = OverlappedPublisher(ChainPublisher(gate.store, "c"))
     publisher.start(0, {"w": torch.zeros(4)})
+    return publisher
+
+
+def test_trap_10_a_failed_publish_is_raised_at_the_next_call(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    publisher = start_to_fail(gate)
     with pytest.raises(StorageError, match="disk is gone"):
         publisher.start(1, {"w": torch.ones(4)})
     assert not publisher.is_busy  # told once; what comes next starts from the chain as it is
@@ -81,10 +87,6 @@ def test_trap_10_a_failed_publish_is_raised_at_the_next_call(tmp_path: Path) -> 
 
 
 def test_trap_10_a_failed_publish_is_raised_when_closing(tmp_path: Path) -> None:
-    gate = Gate(tmp_path)
-    gate.is_open.set()
-    gate.error = StorageError("the disk is gone")
-    publisher = OverlappedPublisher(ChainPublisher(gate.store, "c"))
-    publisher.start(0, {"w": torch.zeros(4)})
+    publisher = start_to_fail(Gate(tmp_path))
     with pytest.raises(StorageError, match="disk is gone"):
         publisher.close()
