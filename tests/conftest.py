@@ -2,6 +2,8 @@
 time limit of its own: a busy machine is no fault.
 """
 
+import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,13 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 ALLOWED = Path(__file__).with_name("allowed_skips.txt")
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    """One event loop a module."""
+    with asyncio.Runner() as runner:
+        yield runner
 
 
 def _unlisted_skips(config: pytest.Config) -> list[str]:

@@ -34,12 +34,6 @@ def machines() -> list[psutil.Process]:
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture(scope="module")
 def backend(runner) -> Iterator[MicroVmBackend]:
     async def make() -> MicroVmBackend:
         return MicroVmBackend(IMAGES, accelerator=Accelerator.TCG)

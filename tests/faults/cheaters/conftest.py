@@ -81,12 +81,6 @@ def _cut(lines: list[str], start: str) -> BlockEdit:
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture(scope="module")
 def server(runner: asyncio.Runner, repository: PreparedRepository) -> Iterator[TestServer]:
     server = TestServer(repository, SandboxLimits(memory_bytes=2 << 30, start_seconds=180.0))
     runner.run(server.start())

@@ -1,4 +1,4 @@
-"""One event loop a module, and the fake repositories with their test servers."""
+"""The fake repositories with their test servers."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,12 +7,6 @@ import pytest
 
 from ostinato.infra.sandbox import PreparedRepository, TestServer
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, open_repository, running_server
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ from ostinato.tasks.feedback.simulated_users import (
 )
 from ostinato.tasks.records import LineEdit, Problem, Split
 from tests.fakes.answering_model import AnsweringModel
+from tests.fakes.rollouts import make_problem
 from tests.fakes.toy_gateway import BROKEN, PRISTINE, Toy, toy_repository
 
 pytestmark = pytest.mark.asyncio
@@ -46,24 +47,18 @@ def problems(count: int) -> list[UserProblem]:
         gold_text="    return items[0]",
         broken_text="    return items[1]",
     )
+    changes = {
+        "repository": "toy",
+        "path": "pkg/first.py",
+        "symbol": "first",
+        "prompt": "Fix first in pkg/first.py",
+        "edits": (edit,),
+        "fail_to_pass": ("tests/test_first.py::test_first",),
+        "split": Split.USER,
+    }
     return [
         UserProblem(
-            problem=Problem(
-                problem_id=f"p{index}",
-                repository="toy",
-                repository_fingerprint="f",
-                kind="mutation",
-                operator="constant",
-                path="pkg/first.py",
-                symbol="first",
-                first_line=1,
-                last_line=2,
-                prompt="Fix first in pkg/first.py",
-                edits=(edit,),
-                fail_to_pass=("tests/test_first.py::test_first",),
-                pass_to_pass=(),
-                split=Split.USER,
-            ),
+            problem=make_problem(f"p{index}").model_copy(update=changes),
             files={"pkg/first.py": BROKEN},
         )
         for index in range(count)

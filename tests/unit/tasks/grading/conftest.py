@@ -52,12 +52,6 @@ def problem(repository: PreparedRepository) -> Problem:
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture(scope="module")
 def server(runner: asyncio.Runner, repository: PreparedRepository) -> Iterator[TestServer]:
     with running_server(runner, repository) as server:
         yield server
