@@ -29,7 +29,7 @@ from ostinato.infra.platform.cluster.services import interrupt_on_signals, run_f
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
 from ostinato.infra.platform.settings import load_settings
 from ostinato.tasks.planning.inputs import load_inputs
-from ostinato.tasks.reinforcement.records import WEIGHTS, ReplayReport
+from ostinato.tasks.reinforcement.records import WEIGHTS
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 CHAT = "ostinato.flows.chat.command"
@@ -48,6 +48,7 @@ KeepOption = Annotated[
     typer.Option(help="stage whose newest artifact is used although its code changed; repeatable"),
 ]
 RebuildOption = Annotated[list[str] | None, typer.Option(help="stage to build again; repeatable")]
+RunOption = Annotated[str, typer.Option(help="an RL run: nano-seed0, the id of one, or its folder")]
 
 
 def _print_version(is_asked: bool) -> None:
@@ -337,35 +338,30 @@ def gc(
 
 @app.command()
 def replay(
-    run: Annotated[str, typer.Option(help="an RL run: nano-seed0, the id of one, or its folder")],
+    run: RunOption,
     step: Annotated[
         int | None, typer.Option(help="this step alone; all when absent", min=1)
     ] = None,
 ) -> None:
     """Computes steps of an RL run again from what was kept; exit code 1 when a bit of the weights differs."""
-    settings = load_settings()
-    directory = replaying.find_run(settings, run)
-    report = replaying.ask(settings, directory, step, WEIGHTS, replaying.REPLAY)
-    replaying.show(report)
-    _conclude(report, WEIGHTS)
+    _compute_again(run, step, WEIGHTS, replaying.REPLAY)
 
 
 @app.command()
 def bisect(
-    run: Annotated[str, typer.Option(help="an RL run: nano-seed0, the id of one, or its folder")],
+    run: RunOption,
     metric: Annotated[
         str, typer.Option(help="weights, or a name in the run's metrics.jsonl, as loss")
     ] = WEIGHTS,
 ) -> None:
     """Finds the first step of an RL run that today's code computes otherwise; exit code 1 when there is one."""
+    _compute_again(run, None, metric, replaying.BISECT)
+
+
+def _compute_again(run: str, step: int | None, metric: str, entry: str) -> None:
     settings = load_settings()
-    directory = replaying.find_run(settings, run)
-    report = replaying.ask(settings, directory, None, metric, replaying.BISECT)
+    report = replaying.ask(settings, replaying.find_run(settings, run), step, metric, entry)
     replaying.show(report)
-    _conclude(report, metric)
-
-
-def _conclude(report: ReplayReport, metric: str) -> None:
     say(replaying.conclude(report, metric))
     if report.first_different is not None:
         raise typer.Exit(1)

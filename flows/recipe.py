@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from ostinato.flows.commands.models import directory_of, open_artifacts
 from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.platform.artifacts import open_artifacts
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import load_settings
@@ -201,7 +201,7 @@ def base_directory(base_checkpoint: str) -> Path | None:
             raise ConfigError(
                 f"base_checkpoint: {error}; `ostinato import` brings a model in"
             ) from None
-        return directory_of(settings, artifacts, ref)
+        return artifacts.local_copy(ref, settings.home)
     return (RECIPES.parents[1] / base_checkpoint).resolve() if base_checkpoint else None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ostinato.flows.stages.run_options import STAGES
-from ostinato.infra.platform.artifacts import Artifacts
+from ostinato.infra.platform.artifacts import open_artifacts
 from ostinato.infra.platform.cluster.child import live_owners
 from ostinato.infra.platform.cluster.processes import is_alive
 from ostinato.infra.platform.cluster.workspace import (
@@ -27,7 +27,6 @@ from ostinato.infra.platform.cluster.workspace import (
     read_record,
 )
 from ostinato.infra.platform.ledger import open_ledger
-from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 
@@ -86,7 +85,7 @@ def _of_stage(stage: Path) -> Iterator[Garbage]:
 def _copies(settings: Settings) -> Iterator[Garbage]:
     """Local copies of artifacts, save those of what serves users and its ancestors."""
     with contextlib.closing(open_ledger(settings)) as ledger:
-        artifacts = Artifacts(open_object_store(settings), ledger)
+        artifacts = open_artifacts(settings, ledger)
         served = set()
         for line in ledger.promotions.lines():
             champion = ledger.promotions.current(line)

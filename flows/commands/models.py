@@ -6,11 +6,10 @@ import uuid
 from pathlib import Path
 
 from ostinato.flows.reporting.console import say
-from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts
+from ostinato.infra.platform.artifacts import ArtifactRef, open_artifacts
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import ConfigError, boundary
-from ostinato.infra.platform.ledger import open_ledger
-from ostinato.infra.platform.objects import checksum_file, open_object_store
+from ostinato.infra.platform.objects import checksum_file
 from ostinato.infra.platform.settings import Settings
 
 KIND = "checkpoint"
@@ -61,7 +60,7 @@ def export_model(
     if not checkpoint.is_dir():
         artifacts = open_artifacts(settings)
         ref = artifacts.get(reference)
-        checkpoint = directory_of(settings, artifacts, ref)
+        checkpoint = artifacts.local_copy(ref, settings.home)
         lineage = [str(ref), *(str(parent) for parent in artifacts.lineage(ref))]
     write = load_entry("ostinato.tasks.conversion.exporting:export_model")
     with boundary(ConfigError, f"export of {reference}"):
@@ -71,16 +70,6 @@ def export_model(
     say(f"{directory}: {facts['family']}, {facts['parameters']:,} parameters, {facts['dtype']}")
     if facts["draft_layers_left_out"]:
         say(f"{facts['draft_layers_left_out']} draft layers stay out: other engines know none")
-
-
-def open_artifacts(settings: Settings) -> Artifacts:
-    """Object store and ledger of this installation."""
-    return Artifacts(open_object_store(settings), open_ledger(settings))
-
-
-def directory_of(settings: Settings, artifacts: Artifacts, ref: ArtifactRef) -> Path:
-    """Verified local copy of an artifact, at the place where stages look for it too."""
-    return artifacts.fetch(ref, settings.home / "artifacts" / ref.kind / ref.fingerprint)
 
 
 def _name_of(place: str) -> str:

@@ -5,9 +5,10 @@ from pathlib import Path
 from pydantic import Field
 
 from ostinato.flows.reporting.console import say
+from ostinato.flows.reporting.figures import interval, share
 from ostinato.flows.stages.artifacts import show_markdown, show_table
 from ostinato.infra.platform.record import Record
-from ostinato.tasks.records import GateDecision, Metric, Scorecard
+from ostinato.tasks.records import GateDecision, Scorecard
 
 SCORECARD_JSON, SCORECARD_MARKDOWN = "scorecard.json", "scorecard.md"
 
@@ -31,7 +32,7 @@ def show_evaluation(report: EvaluationReport, directory: Path | None) -> None:
     rows = [_row(card) for card in report.scorecards]
     show_table(rows, key="scorecards", description=report.checkpoint)
     for card in report.scorecards:
-        say(f"{card.checkpoint}, {card.suite}: solve rate {_interval(card.average)}")
+        say(f"{card.checkpoint}, {card.suite}: solve rate {interval(card.average)}")
     say(f"gate {'passed' if report.decision.passed else 'failed'}: {report.decision.reason}")
     show_markdown(text, key="gate", description=report.checkpoint)
     if directory is not None:
@@ -66,20 +67,12 @@ def _row(card: Scorecard) -> dict[str, str]:
     return {
         "suite": card.suite,
         "problems": str(len(card.problems)),
-        "average": _interval(card.average),
-        f"best of {card.attempts_per_problem}": _interval(card.best_of),
+        "average": interval(card.average),
+        f"best of {card.attempts_per_problem}": interval(card.best_of),
         "tokens": f"{card.generated_tokens.mean:.1f}",
         "turns": f"{card.turns.mean:.2f}",
         "tool calls": f"{card.tool_calls.mean:.2f}",
         "broken calls": f"{card.broken_call_ratio:.1%}",
-        "first edit": _share(card.first_edit_ratio),
-        "limit or repeat": _share(card.cut_ratio),
+        "first edit": share(card.first_edit_ratio),
+        "limit or repeat": share(card.cut_ratio),
     }
-
-
-def _share(ratio: float | None) -> str:
-    return "not measured" if ratio is None else f"{ratio:.1%}"
-
-
-def _interval(metric: Metric) -> str:
-    return f"{metric.mean:.1%} [{metric.low:.1%}, {metric.high:.1%}]"

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ostinato.flows.reporting.console import say
+from ostinato.flows.reporting.figures import interval, share
 from ostinato.flows.reporting.report import Curve, ReportRow, console_table, plot_png, write_html
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_image, show_link, show_markdown, show_table
@@ -100,9 +101,9 @@ def show_ablation(found: ArmComparison) -> None:
     rows = [
         {
             "arm": name,
-            "solved": _interval(arm.solved),
-            "shown": _interval(arm.shown),
-            "located": _interval(arm.located),
+            "solved": interval(arm.solved),
+            "shown": interval(arm.shown),
+            "located": interval(arm.located),
             "solved when located": f"{arm.solved_when_located:.1%}",
             "turns to locate": f"{arm.turns.mean:.1f}",
             "tokens to locate": f"{arm.generated_tokens.mean + arm.read_tokens.mean:.0f}",
@@ -127,10 +128,10 @@ def show_controls(report: ControlReport) -> None:
             {
                 "policy": control.name if control.has_equal_tokens else f"{control.name} (fewer)",
                 "solved": f"{control.solved:.1%}",
-                "first edit": _share(control.first_edit_solved),
+                "first edit": share(control.first_edit_solved),
                 "tokens": f"{control.generated_tokens:.0f}",
                 "tool calls": "not measured" if calls is None else f"{calls:.2f}",
-                "limit or repeat": _share(control.cut_ratio),
+                "limit or repeat": share(control.cut_ratio),
                 "trained minus this": ""
                 if found is None
                 else f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]",
@@ -219,10 +220,6 @@ def evaluation_curves(points: Sequence[EvaluationPoint]) -> list[Curve]:
     ]
 
 
-def _share(ratio: float | None) -> str:
-    return "not measured" if ratio is None else f"{ratio:.1%}"
-
-
 def show_cycle(cycle: CycleReport) -> None:
     """One cycle as text."""
     lines = [f"# {cycle.cycle_id}", f"served: {cycle.served}", f"seconds: {cycle.seconds:.0f}"]
@@ -309,22 +306,26 @@ def _rows(
         after = chain.evaluate(context, problems, reinforced, split)
         attempts = after.attempts_per_problem
         rows += [
-            ReportRow(
+            _change(
                 "RL",
                 f"{name}: average solve rate",
-                _interval(before.average),
-                _interval(after.average),
+                (before.average, after.average),
                 f"{run.steps} steps, {len(after.problems)} problems x {attempts}",
             ),
-            ReportRow(
+            _change(
                 "RL",
                 f"{name}: best of {attempts}",
-                _interval(before.best_of),
-                _interval(after.best_of),
+                (before.best_of, after.best_of),
                 overlap.get(split, ""),
             ),
         ]
     return rows + _cycle_rows(cycle)
+
+
+def _change(stage: str, measure: str, metrics: tuple[Metric, Metric], note: str) -> ReportRow:
+    """Row of a measure before and after a stage."""
+    before, after = metrics
+    return ReportRow(stage, measure, interval(before), interval(after), note)
 
 
 def _draft_rows(
@@ -366,7 +367,7 @@ def _base_row(
     after = chain.evaluate(context, problems, tuned, split)
     note = f"as imported, then fine-tuned; {len(after.problems)} problems x {after.attempts_per_problem}"
     measure = f"{name}: average solve rate"
-    return [ReportRow("SFT", measure, _interval(before.average), _interval(after.average), note)]
+    return [_change("SFT", measure, (before.average, after.average), note)]
 
 
 def _perplexity_row(trained: PretrainingResult) -> ReportRow:
@@ -401,11 +402,10 @@ def _cycle_rows(cycle: CycleReport | None) -> list[ReportRow]:
         return [_no_samples(f"nothing to learn from: {cycle.training.skipped} skipped")]
     users = "" if cycle.users is None else f"simulated users: {_in_words(cycle.users.counts)}"
     return [
-        ReportRow(
+        _change(
             "cycle",
             "unseen mutations: average solve rate",
-            _interval(cycle.champion_scorecard.average),
-            _interval(cycle.candidate_scorecard.average),
+            (cycle.champion_scorecard.average, cycle.candidate_scorecard.average),
             f"{cycle.promotion.outcome.value}; {cycle.training.samples} samples",
         ),
         ReportRow(
@@ -458,10 +458,6 @@ def _curves(context: StageContext, pretrained: ArtifactRef, reinforced: Artifact
 def _curve(context: StageContext, ref: ArtifactRef) -> list[dict]:
     path = context.run_directory(ref.kind, ref.fingerprint) / METRICS
     return [row for row in read_metrics(path) if "solve_rate" in row]
-
-
-def _interval(metric: Metric) -> str:
-    return f"{metric.mean:.1%} [{metric.low:.1%}, {metric.high:.1%}]"
 
 
 def _hack_row(run: ReinforcementResult) -> ReportRow:

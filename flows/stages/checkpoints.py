@@ -4,10 +4,9 @@ Imports nothing of Prefect, so that the command line refuses a wrong name before
 """
 
 from ostinato.flows.recipe import Recipe
-from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts
+from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, open_artifacts
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import Ledger, open_ledger
-from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
 
 CHAMPION, NEWEST = "champion", "newest"
@@ -36,7 +35,7 @@ def checkpoint_named(
 def refuse_unknown(settings: Settings, recipe: Recipe, references: list[str]) -> None:
     """ConfigError when one of the checkpoints does not exist."""
     ledger = open_ledger(settings)
-    artifacts = Artifacts(open_object_store(settings), ledger)
+    artifacts = open_artifacts(settings, ledger)
     for reference in references:
         checkpoint_named(recipe, ledger, artifacts, reference)
 

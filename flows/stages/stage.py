@@ -76,9 +76,7 @@ class StageContext:
 
     def directory_of(self, ref: ArtifactRef) -> Path:
         """Verified local copy of an artifact."""
-        return self.artifacts.fetch(
-            ref, self.settings.home / "artifacts" / ref.kind / ref.fingerprint
-        )
+        return self.artifacts.local_copy(ref, self.settings.home)
 
     def named(self, artifact: ArtifactRef | str | None) -> ArtifactRef | None:
         """The artifact that a flow was given, by reference or by its name. None when it was not."""

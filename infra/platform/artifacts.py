@@ -15,10 +15,11 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from ostinato.infra.platform.errors import ConfigError, StorageError
-from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.ledger.rows import ArtifactRow
-from ostinato.infra.platform.objects import ObjectStore, checksum_file
+from ostinato.infra.platform.objects import ObjectStore, checksum_file, open_object_store
 from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.settings import Settings
 
 _MANIFEST = "artifact.json"
 
@@ -233,6 +234,10 @@ class Artifacts:
                 )
         return directory
 
+    def local_copy(self, ref: ArtifactRef, home: Path) -> Path:
+        """The verified files where all of a home's readers look for them."""
+        return self.fetch(ref, home / "artifacts" / ref.kind / ref.fingerprint)
+
     def metadata(self, ref: ArtifactRef) -> dict[str, Any]:
         return self.manifest(ref).metadata
 
@@ -286,6 +291,13 @@ class Artifacts:
             parents=parents,
             at=manifest.created_at,
         )
+
+
+def open_artifacts(settings: Settings, ledger: Ledger | None = None) -> Artifacts:
+    """The artifacts of an installation. `ledger`: one that is open already."""
+    return Artifacts(
+        open_object_store(settings), open_ledger(settings) if ledger is None else ledger
+    )
 
 
 def _prefix(kind: str, name: str, fingerprint: str) -> str:

@@ -39,22 +39,13 @@ async def judge(
     """The verdict on one end state. Changes of tests and of runner files count for nothing."""
     check_repository(problem, server.repository)
     started = time.perf_counter()
-    required = tuple(dict.fromkeys((*problem.fail_to_pass, *problem.pass_to_pass)))
+    required = _required(problem)
     ignored = AttemptChange.of(problem, changed_files, server.repository).ignored_paths
     attacks = find_forbidden(changed_files, server.repository)
     if attacks or not required:
         reason = f"the change brings {', '.join(attacks)} into product code"
-        return Verdict(
-            problem_id=problem.problem_id,
-            passed=False,
-            tests_required=len(required),
-            tests_passed=0,
-            outcomes=dict.fromkeys(required, TestOutcome.MISSING.value),
-            detail=f"refused: {reason if attacks else 'no test is required'}",
-            wall_seconds=time.perf_counter() - started,
-            tampering=attacks,
-            ignored_paths=ignored,
-        )
+        told = f"refused: {reason if attacks else 'no test is required'}"
+        return _untested(problem, told, attacks, started=started, ignored_paths=ignored)
     report = await server.run(changed_files, required, time_limit_seconds)
     if report.passed and second_runner:
         report = _agree(
@@ -91,16 +82,36 @@ def check_repository(problem: Problem, repository: PreparedRepository) -> None:
 
 def fail_for_fault(problem: Problem, error: Exception) -> Verdict:
     """The verdict on an attempt that could not be graded: a failure, with a flag."""
-    required = tuple(dict.fromkeys((*problem.fail_to_pass, *problem.pass_to_pass)))
+    fault = f"fault while grading: {type(error).__name__}"
+    return _untested(problem, f"{fault}: {error!s:.200}", (fault,))
+
+
+def _untested(
+    problem: Problem,
+    detail: str,
+    tampering: tuple[str, ...],
+    *,
+    started: float | None = None,
+    ignored_paths: tuple[str, ...] = (),
+) -> Verdict:
+    """A failure in which no test ran. `started`: by the performance counter; None: not timed."""
+    required = _required(problem)
     return Verdict(
         problem_id=problem.problem_id,
         passed=False,
         tests_required=len(required),
         tests_passed=0,
         outcomes=dict.fromkeys(required, TestOutcome.MISSING.value),
-        detail=f"fault while grading: {type(error).__name__}: {error!s:.200}",
-        tampering=(f"fault while grading: {type(error).__name__}",),
+        detail=detail,
+        wall_seconds=0.0 if started is None else time.perf_counter() - started,
+        tampering=tampering,
+        ignored_paths=ignored_paths,
     )
+
+
+def _required(problem: Problem) -> tuple[str, ...]:
+    """Tests that have to pass, each once."""
+    return tuple(dict.fromkeys((*problem.fail_to_pass, *problem.pass_to_pass)))
 
 
 async def judge_in_environment(
