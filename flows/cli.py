@@ -359,6 +359,7 @@ def bisect(
 
 
 def _compute_again(run: str, step: int | None, metric: str, entry: str) -> None:
+    """Prints what a child says of an RL run; exit code 1 when a step differs."""
     settings = load_settings()
     report = replaying.ask(settings, replaying.find_run(settings, run), step, metric, entry)
     replaying.show(report)

@@ -1,6 +1,5 @@
 """Child entry of the MTP stage."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +16,20 @@ from ostinato.tasks.mtp.distillation import DistillationLoss, measure_drafts
 CHECKPOINT = "checkpoint"
 
 
-@dataclass(frozen=True)
-class RankInput:
-    """Input of every rank. Only rank 0 writes to the workspace."""
-
-    request: MtpRequest
-    workspace: Workspace
-
-
 def main(request: MtpRequest, workspace: Workspace) -> MtpResult:
     """Trains draft layers. Continues an interrupted run of the same workspace."""
     corpus = Path(request.corpus_directory)
     if not (corpus / "shards").is_dir():
         raise ConfigError(f"corpus_directory={corpus} holds no shards/, wanted a corpus")
     with boundary(TrainingError, "mtp"):
-        given = RankInput(request, workspace)
-        return run_ranks(train_rank, given, request.config.world_size, workspace.directory)
+        ranks = request.config.world_size
+        return run_ranks(train_rank, (request, workspace), ranks, workspace.directory)
 
 
-def train_rank(given: RankInput, rank: int) -> MtpResult:
-    """The whole stage as one rank sees it; rank 0 writes the checkpoint."""
-    request, directory = given.request, given.workspace.directory
+def train_rank(given: tuple[MtpRequest, Workspace], rank: int) -> MtpResult:
+    """The whole stage as one rank sees it; rank 0 alone writes to the workspace."""
+    request, workspace = given
+    directory = workspace.directory
     corpus = Path(request.corpus_directory)
     start = Path(request.checkpoint_directory)
     model = open_model(request)
@@ -50,7 +42,7 @@ def train_rank(given: RankInput, rank: int) -> MtpResult:
 
     def report(done: int, total: int, phase: str, metrics: dict[str, float]) -> None:
         if rank == 0:
-            given.workspace.progress.update(done, total, phase, **metrics)
+            workspace.progress.update(done, total, phase, **metrics)
 
     config = request.config
     if not config.is_joint:

@@ -4,7 +4,6 @@ The result names the former. Rank 0 is this process; the others are started here
 gloo.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +23,20 @@ from ostinato.tasks.pretraining.perplexity import measure_perplexity
 CHECKPOINT = "checkpoint"
 
 
-@dataclass(frozen=True)
-class RankInput:
-    """Input of every rank. Only rank 0 writes to the workspace."""
-
-    request: PretrainingRequest
-    workspace: Workspace
-
-
 def main(request: PretrainingRequest, workspace: Workspace) -> PretrainingResult:
     """Trains through all phases. Continues an interrupted run of the same workspace."""
     corpus = Path(request.corpus_directory)
     if not (corpus / "tokenizer.json").exists():
         raise ConfigError(f"corpus_directory={corpus} holds no tokenizer.json, wanted a corpus")
     with boundary(TrainingError, "pretraining"):
-        given = RankInput(request, workspace)
-        return run_ranks(train_rank, given, request.config.world_size, workspace.directory)
+        ranks = request.config.world_size
+        return run_ranks(train_rank, (request, workspace), ranks, workspace.directory)
 
 
-def train_rank(given: RankInput, rank: int) -> PretrainingResult:
-    """The whole stage as one rank sees it; rank 0 writes the checkpoint."""
-    request, directory = given.request, given.workspace.directory
+def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> PretrainingResult:
+    """The whole stage as one rank sees it; rank 0 alone writes to the workspace."""
+    request, workspace = given
+    directory = workspace.directory
     corpus = Path(request.corpus_directory)
     model = open_model(request)
 
@@ -59,7 +51,7 @@ def train_rank(given: RankInput, rank: int) -> PretrainingResult:
 
     def report(done: int, total: int, phase: str, metrics: dict[str, float]) -> None:
         if rank == 0:
-            given.workspace.progress.update(done, total, phase, **metrics)
+            workspace.progress.update(done, total, phase, **metrics)
 
     work = Work(model, loss, evaluate, request.config, corpus)
     run = TrainingRun(work, directory, request.model_dump_json(), report)

@@ -18,7 +18,8 @@ from ostinato.tasks.learning.actor import TrainedStep
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
 from ostinato.tasks.reinforcement.step_metrics import EngineTotals, describe_groups
 from ostinato.tasks.reinforcement.step_monitor import StepMonitor, describe_parity
-from ostinato.tasks.rollout.orchestrator import Orchestrator, StepRequest
+from ostinato.tasks.rollout.orchestrator import Orchestrator
+from ostinato.tasks.rollout.steps import StepRequest
 
 logger = logging.getLogger(__name__)
 

@@ -42,7 +42,8 @@ from ostinato.tasks.reinforcement.step_samples import StepSamples
 from ostinato.tasks.rollout.curriculum import Curriculum
 from ostinato.tasks.rollout.history import GroupHistory
 from ostinato.tasks.rollout.journal import RolloutJournal
-from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator, Progress, StepRequest
+from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
+from ostinato.tasks.rollout.steps import Progress, StepRequest
 
 logger = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ clock, so the same code runs on Ray and on a virtual clock.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from ostinato.infra.platform.errors import ClusterError
 from ostinato.infra.platform.telemetry import fields
-from ostinato.tasks.records import Group, Outcome, Trajectory
+from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.attempts import AttemptFunction, AttemptPool
 from ostinato.tasks.rollout.config import RolloutConfig
 from ostinato.tasks.rollout.curriculum import Curriculum
@@ -23,37 +23,15 @@ from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.slots import (
     INFRASTRUCTURE_OUTCOMES,
-    Batch,
     GroupSlot,
     GroupState,
     SlotTable,
 )
 from ostinato.tasks.rollout.staleness import ConsumptionEstimate, StalenessPolicy
+from ostinato.tasks.rollout.steps import Progress, StepFunction, StepRunner
 
 logger = logging.getLogger(__name__)
 LEAST_WAIT_SECONDS = 0.001  # a timer that rounding fires early must not spin
-
-
-@dataclass(frozen=True, slots=True)
-class StepRequest:
-    """Input of one optimiser step."""
-
-    step: int
-    trainer_version: int
-    groups: tuple[Group, ...]
-    metrics: dict[str, float]  # of the rollouts in it
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Reason and start of a wait, on the loop's clock."""
-
-    what: str
-    detail: str
-    since_seconds: float
-
-
-StepFunction = Callable[[StepRequest], Awaitable[int]]  # returns the new trainer version
 
 
 @dataclass(slots=True)
@@ -63,25 +41,6 @@ class Limits:
     max_steps: int
     budget_seconds: float | None = None
     used_seconds: float = 0.0  # by earlier processes
-
-
-@dataclass(slots=True)
-class Progress:
-    """Progress of a run."""
-
-    steps_done: int = 0
-    trainer_version: int = 0
-    engine_version: int = 0
-    groups_started: int = 0
-    trainer_idle_seconds: float = 0.0
-    started_at: float = 0.0
-    waits: dict[str, Wait] = field(default_factory=dict)
-
-    def note(self, part: str, what: str, detail: str, now: float) -> None:
-        """Records what a part waits for; the time stays while `what` stays the same."""
-        known = self.waits.get(part)
-        since = known.since_seconds if known is not None and known.what == what else now
-        self.waits[part] = Wait(what, detail, since)
 
 
 class Orchestrator:
@@ -105,21 +64,16 @@ class Orchestrator:
         self.limits = limits
         self.progress = progress
         self.sampled = LengthAndDuration()
-        self.trained = LengthAndDuration()
         policy = StalenessPolicy(config.staleness.max_staleness_versions, config.groups_per_step)
         self.table = SlotTable(policy, least_spread=config.least_spread)
         self._journal = journal
-        self._train = train
-        self._step: asyncio.Task[int] | None = None
-        self._step_slots: tuple[GroupSlot, ...] = ()
-        self._step_since = 0.0
         self._consumption = ConsumptionEstimate()
         self._changed = asyncio.Event()
         self.attempts = AttemptPool(run_id, config, attempt, self._changed.set)
-        self._held_since: float | None = None
+        pace_limit = config.staleness.pace_limit_seconds
+        self.steps = StepRunner(self.table, progress, train, pace_limit, self._changed.set)
         self._failed_groups_in_row = 0
         self._failure: BaseException | None = None
-        self._trainer_free_since = 0.0
         self.on_group: Callable[[GroupResult], None] = lambda result: None
         self.cancelled: list[str] = []  # trajectories in flight when the run ended
 
@@ -136,11 +90,12 @@ class Orchestrator:
     async def run(self) -> Progress:
         """Runs until a limit; returns where it ended. Work in flight is cancelled then."""
         clock = asyncio.get_running_loop().time
-        self.progress.started_at = self._trainer_free_since = clock()
+        self.progress.started_at = clock()
+        self.steps.begin(self.progress.started_at)
         try:
             while True:
                 self._collect(clock())
-                if self._step is None and self._is_over(clock()):
+                if not self.steps.is_running and self._is_over(clock()):
                     return self.progress
                 self._retire_stale()
                 self._admit(clock())
@@ -158,15 +113,9 @@ class Orchestrator:
             raise self._failure
         for request, trajectory in self.attempts.take_ended():
             self._take_trajectory(request, trajectory)
-        if self._step is not None and self._step.done():
-            self.progress.trainer_version = self._step.result()
-            self.progress.steps_done += 1
-            for slot in self._step_slots:
-                self.trained.add(slot.group.trajectories)
-                self.table.end(slot, GroupState.TRAINED)
-            self._step, self._step_slots = None, ()
-            self._consumption.saw_step(now - self._step_since)
-            self._trainer_free_since = now
+        seconds = self.steps.take_ended(now)
+        if seconds is not None:
+            self._consumption.saw_step(seconds)
 
     def _take_trajectory(self, request: AttemptRequest, trajectory: Trajectory) -> None:
         self.table.outcomes[trajectory.outcome.value] += 1
@@ -280,46 +229,17 @@ class Orchestrator:
         self.attempts.add(requests)
 
     def _start_step(self, now: float) -> None:
-        if self._step is not None or self._is_over(now):
+        if self.steps.is_running or self._is_over(now):
             return
-        batch = self._next_batch(now)
+        batch = self.steps.next_batch(now, is_last=self._is_drained)
         if not batch.slots:
             self.progress.note("trainer", batch.waits_for, batch.detail, now)
             return
-        version = self.progress.trainer_version
-        self._step_slots = batch.slots
-        for slot in batch.slots:
-            slot.state = GroupState.TRAINING
-        groups = tuple(slot.group for slot in batch.slots)
-        waited = now - self._trainer_free_since
-        self.progress.trainer_idle_seconds += waited
-        metrics = self.table.describe(batch, version) | {
-            "trainer_waited_seconds": waited,
-            "publish_lag": version - self.progress.engine_version,
+        metrics = {
             "trajectories_dispatched_total": self.attempts.dispatched,
             **self.sampled.quantiles("sampled"),
-            **self.trained.quantiles("trained"),
         }
-        request = StepRequest(self.progress.steps_done + 1, version, groups, metrics)
-        self.progress.note("trainer", f"step {request.step}", f"{len(groups)} groups", now)
-        self._step_since = now
-        self._step = asyncio.ensure_future(self._train(request))
-        self._step.add_done_callback(lambda _: self._changed.set())
-
-    def _next_batch(self, now: float) -> Batch:
-        """The next batch; late groups are waited for up to the pace limit."""
-        version = self.progress.trainer_version
-        batch = self.table.next_batch(version, is_last=self._is_drained)
-        if not batch.late_groups:
-            self._held_since = None
-            return batch
-        if self._held_since is None:
-            self._held_since = now
-        if now - self._held_since >= self.config.staleness.pace_limit_seconds:
-            logger.warning("step without %s", fields(late_groups=",".join(batch.late_groups)))
-            self._held_since = None
-            return self.table.next_batch(version, pace=False)
-        return batch
+        self.steps.start(batch, now, metrics)
 
     # --- waiting
 
@@ -344,9 +264,9 @@ class Orchestrator:
 
     async def _wait(self, now: float) -> None:
         deadlines = []
-        if self._held_since is not None:
-            deadlines.append(self._held_since + self.config.staleness.pace_limit_seconds - now)
-        if self.limits.budget_seconds is not None and self._step is None:
+        if self.steps.held_until is not None:
+            deadlines.append(self.steps.held_until - now)
+        if self.limits.budget_seconds is not None and not self.steps.is_running:
             deadlines.append(self.limits.budget_seconds - self.used_seconds(now))
         timeout = max(LEAST_WAIT_SECONDS, min(deadlines)) if deadlines else None
         with contextlib.suppress(TimeoutError):
@@ -355,6 +275,4 @@ class Orchestrator:
 
     async def _cancel(self) -> None:
         self.cancelled = await self.attempts.cancel()
-        if self._step is not None:
-            self._step.cancel()
-            await asyncio.gather(self._step, return_exceptions=True)
+        await self.steps.cancel()

@@ -18,13 +18,9 @@ from dataclasses import asdict, dataclass, field
 from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig, StalenessConfig
 from ostinato.tasks.rollout.curriculum import Curriculum
-from ostinato.tasks.rollout.orchestrator import (
-    Limits,
-    Orchestrator,
-    Progress,
-    StepRequest,
-)
+from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
 from ostinato.tasks.rollout.records import AttemptRequest
+from ostinato.tasks.rollout.steps import Progress, StepRequest
 from tests.fakes.rollouts import MemoryJournal, make_problem, make_trajectory
 from tests.fakes.virtual_time import run_virtual
 
@@ -145,7 +141,7 @@ class Simulation:
             sampled_seconds_mean=self.orchestrator.sampled.quantiles("s").get(
                 "s_seconds_mean", 0.0
             ),
-            trained_seconds_mean=self.orchestrator.trained.quantiles("t").get(
+            trained_seconds_mean=self.orchestrator.steps.trained.quantiles("t").get(
                 "t_seconds_mean", 0.0
             ),
             staleness_groups=dict(sorted(self.staleness.items())),

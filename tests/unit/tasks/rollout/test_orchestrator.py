@@ -14,13 +14,9 @@ from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig, StalenessConfig
 from ostinato.tasks.rollout.curriculum import Curriculum
 from ostinato.tasks.rollout.history import GroupHistory
-from ostinato.tasks.rollout.orchestrator import (
-    Limits,
-    Orchestrator,
-    Progress,
-    StepRequest,
-)
+from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
 from ostinato.tasks.rollout.records import AttemptRequest
+from ostinato.tasks.rollout.steps import Progress, StepRequest
 from tests.fakes.rollouts import MemoryJournal, make_problem, make_trajectory
 from tests.fakes.virtual_time import run_virtual
 
@@ -233,7 +229,7 @@ def test_failure_of_another_part_ends_a_run_that_waits_for_it() -> None:
         loop.call_later(5.0, script.orchestrator.fail, EngineError("engines do not follow"))
         return request.trainer_version + 1
 
-    script.orchestrator._train = train
+    script.orchestrator.steps._train = train
     with pytest.raises(EngineError, match="do not follow"):
         script.run()
 
