@@ -27,9 +27,10 @@ from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.gateway.agents import AgentService
 from ostinato.infra.serving.gateway.arms import ArmTable
-from ostinato.infra.serving.gateway.completions import Answering, ChatService, Finished
+from ostinato.infra.serving.gateway.completions import ChatService, Finished
 from ostinato.infra.serving.gateway.config import GatewayConfig, TenantConfig
 from ostinato.infra.serving.gateway.failures import ApiError, error_body
+from ostinato.infra.serving.gateway.generation import Answering
 from ostinato.infra.serving.gateway.limits import RequestLimits
 from ostinato.infra.serving.gateway.recorder import PRIVATE_PREFIX, Recorder
 from ostinato.infra.serving.gateway.schemas import (

@@ -1,18 +1,10 @@
-"""Chat completions: one answer of the model to a client that runs the tools itself.
-
-An engine in this process streams token by token; from a model that cannot, a streamed answer is
-asked for in slices over one session, so each slice only adds its tokens. Either way noise depends
-on seed and position: the answer is the same. Stop strings are looked for in the text as tokens
-arrive (`answer_text.py`), since one string can come in many tokenisations: the answer ends with the
-token that completes one, and shows nothing of it.
-"""
+"""Chat completions: one answer of the model to a client that runs the tools itself."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-from weakref import WeakValueDictionary
 
 from cachetools import TTLCache
 
@@ -26,9 +18,8 @@ from ostinato.infra.agent.transcript import (
     Transcript,
     TurnRecord,
 )
-from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.gateway.answer_text import AnswerText
-from ostinato.infra.serving.gateway.arms import Arm, ArmTable
+from ostinato.infra.serving.gateway.arms import ArmTable
 from ostinato.infra.serving.gateway.config import (
     MAX_CHARACTERS_PER_TOKEN,
     MAX_MESSAGE_CHARACTERS,
@@ -38,6 +29,7 @@ from ostinato.infra.serving.gateway.config import (
     TenantConfig,
 )
 from ostinato.infra.serving.gateway.failures import ApiError, check_length
+from ostinato.infra.serving.gateway.generation import AnswerGenerator, Answering
 from ostinato.infra.serving.gateway.messages import (
     Conversation,
     history_key,
@@ -51,13 +43,7 @@ from ostinato.infra.serving.gateway.recorder import (
     new_interaction_id,
 )
 from ostinato.infra.serving.gateway.schemas import ChatMessage, ChatRequest, Usage
-from ostinato.models.decode.protocol import (
-    GenerateRequest,
-    Generation,
-    Priority,
-    StopReason,
-    StreamingClient,
-)
+from ostinato.models.decode.protocol import StopReason
 from ostinato.models.rendering import Renderer
 
 CHAT_KIND = "chat"
@@ -68,38 +54,6 @@ UNSUPPORTED = {
     "response_format": (None, {"type": "text"}),
     "tool_choice": (None, "auto"),
 }
-
-
-@dataclass(slots=True)
-class Answering:
-    """One answer under way."""
-
-    request: ChatRequest
-    tenant: TenantConfig
-    owner: tuple[str, str]  # tenant, session id of the client
-    interaction_id: str
-    session_id: str
-    arm: Arm
-    builder: SegmentBuilder
-    prompt_tokens: int
-    budget_tokens: int
-    seed: int
-    tools: tuple[str, ...]
-    started: float
-    text: AnswerText
-    answer_ids: list[int] = field(default_factory=list)
-    stop_reason: StopReason | None = None
-    is_recorded: bool = False
-
-    @property
-    def usage(self) -> Usage:
-        """Tokens so far."""
-        done = len(self.answer_ids)
-        return Usage(
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=done,
-            total_tokens=self.prompt_tokens + done,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +81,7 @@ class ChatService:
         self.conversations: TTLCache[str, Conversation] = TTLCache(
             MAX_SESSIONS, SESSION_IDLE_SECONDS, clock
         )
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._generator = AnswerGenerator(renderer)
 
     async def begin(
         self, request: ChatRequest, tenant: TenantConfig, client_session: str | None
@@ -179,7 +133,7 @@ class ChatService:
         """The whole answer at once."""
         # nothing is sampled far beyond a stop string that only the text can show
         ahead_tokens = self._config.stream_slice_tokens if answering.request.stop else None
-        async for _ in self._generate(answering, ahead_tokens):
+        async for _ in self._generator.generate(answering, ahead_tokens):
             pass
         return await self._finish(answering)
 
@@ -187,7 +141,7 @@ class ChatService:
         """Text as generated, then the finished answer. A possible tool call is held back."""
         shown = ""
         try:
-            pieces = self._generate(answering, self._config.stream_slice_tokens)
+            pieces = self._generator.generate(answering, self._config.stream_slice_tokens)
             async with aclosing(pieces):  # a client that leaves must free the session at once
                 async for _ in pieces:
                     text = self._showable(answering)
@@ -203,92 +157,6 @@ class ChatService:
         if content.startswith(shown) and content != shown:
             yield content[len(shown) :]
         yield finished
-
-    async def _generate(
-        self, answering: Answering, ahead_tokens: int | None
-    ) -> AsyncGenerator[None, None]:
-        """Yields whenever there is more text, at least every `ahead_tokens`. None: at the end."""
-        model = answering.arm.model
-        async with self._lock_of(answering):
-            if ahead_tokens is not None and isinstance(model, StreamingClient):
-                pieces = self._generate_by_token(answering, model)
-            else:
-                pieces = self._generate_slices(answering, ahead_tokens or answering.budget_tokens)
-            try:
-                async with aclosing(pieces):
-                    async for _ in pieces:
-                        yield
-            finally:
-                if answering.text.close():
-                    answering.stop_reason = StopReason.STOP_SEQUENCE
-
-    async def _generate_slices(
-        self, answering: Answering, slice_tokens: int
-    ) -> AsyncGenerator[None, None]:
-        """Slices until a stop or the budget. The engine continues its own session."""
-        while answering.stop_reason is None:
-            left = answering.budget_tokens - len(answering.answer_ids)
-            request = self._engine_request(answering, min(slice_tokens, left))
-            generation = await answering.arm.model.generate(request)
-            if generation.stop_reason is StopReason.CANCELLED:
-                raise EngineError(f"generation {generation.request_id} was cancelled")
-            self._take(answering, generation, 0)
-            is_spent = len(answering.answer_ids) >= answering.budget_tokens
-            if answering.text.is_stopped:
-                return
-            if generation.stop_reason is not StopReason.LENGTH or is_spent:
-                answering.stop_reason = generation.stop_reason
-            yield
-
-    async def _generate_by_token(
-        self, answering: Answering, model: StreamingClient
-    ) -> AsyncGenerator[None, None]:
-        """Tokens as the engine samples them. Whatever ends it, all that was sampled is kept, save
-        what came after a stop string.
-        """
-        tokens = model.stream(self._engine_request(answering, answering.budget_tokens))
-        try:
-            async for sampled in tokens:
-                self._read(answering, sampled)
-                yield
-                if answering.text.is_stopped:
-                    break
-        finally:
-            generation = tokens.close()
-            self._take(answering, generation, len(answering.answer_ids))
-        answering.stop_reason = generation.stop_reason
-
-    def _take(self, answering: Answering, generation: Generation, num_read: int) -> None:
-        """Records a generation with `num_read` tokens read, up to the end of a stop string."""
-        before = len(answering.answer_ids) - num_read
-        self._read(answering, generation.token_ids[num_read:])
-        kept_tokens = len(answering.answer_ids) - before
-        answering.builder.append_generation(generation.first(kept_tokens))
-
-    def _read(self, answering: Answering, token_ids: Sequence[int]) -> None:
-        """Adds tokens to the answer, up to and with the one that completes a stop string."""
-        for token_id in token_ids:
-            if answering.text.is_stopped:
-                return
-            answering.answer_ids.append(token_id)
-            if token_id not in self._renderer.stop_token_ids:  # the engine's stop tokens end it
-                answering.text.feed(self._renderer.token_bytes(token_id))
-
-    def _lock_of(self, answering: Answering) -> asyncio.Lock:
-        return self._locks.setdefault(answering.session_id, asyncio.Lock())
-
-    def _engine_request(self, answering: Answering, max_new_tokens: int) -> GenerateRequest:
-        return GenerateRequest(
-            request_id=f"{answering.interaction_id}/{len(answering.answer_ids)}",
-            session_id=answering.session_id,
-            token_ids=tuple(answering.builder.token_ids),
-            max_new_tokens=max_new_tokens,
-            stop_token_ids=self._renderer.stop_token_ids,
-            temperature=answering.request.temperature,
-            top_p=answering.request.top_p,
-            seed=answering.seed,
-            priority=Priority.USER,
-        )
 
     async def _finish(self, answering: Answering) -> Finished:
         message, parsed = read_answer(
