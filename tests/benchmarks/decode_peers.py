@@ -28,23 +28,14 @@ from ostinato.infra.serving.published_models import fetch_from, write_model_dire
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.decode.weights import prepare_weights
-from ostinato.models.spec import ModelSpec
+from tests.fakes.small_spec import make_spec
 from tests.fakes.tiny_model import random_weights
 
 PROMPT_TOKENS = 128
 BATCHES = (1, 16, 64)
 PEER_SCRIPT = Path(__file__).with_name("peer_generate.py")
-REFERENCE = ModelSpec(
-    vocab_size=2048,
-    hidden_size=256,
-    num_layers=4,
-    num_attention_heads=8,
-    num_query_groups=2,
-    head_dim=32,
-    num_experts=4,
-    experts_per_token=2,
-    expert_hidden_size=256,
-    max_sequence_tokens=512,
+REFERENCE = make_spec(
+    2048, 256, heads=(8, 2, 32), experts=(4, 2, 256), max_sequence_tokens=512, num_layers=4
 )
 
 

@@ -23,20 +23,13 @@ from ostinato.infra.serving.engine.fleet import EngineFleet, start_replicas
 from ostinato.infra.serving.weights import ChainPublisher
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
-from tests.fakes.tiny_model import TINY, random_weights
+from tests.fakes.small_spec import make_spec
+from tests.fakes.tiny_model import random_weights
 
 REPLICAS = 4
 SESSIONS = 32
 MEAN_ANSWER_TOKENS = 40
-SMALL = TINY.model_copy(
-    update={
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "expert_hidden_size": 64,
-        "max_sequence_tokens": 512,
-        "mtp_depth": 0,
-    }
-)
+SMALL = make_spec(512, 64, experts=(4, 2, 64), max_sequence_tokens=512, drafts=(0, 16))
 TARGETS = {
     "real_4_replicas_ideal_ratio": 0.95,
 }

@@ -14,21 +14,10 @@ from ostinato.infra.serving.engine.local import LocalEngine, SwapReport
 from ostinato.infra.serving.engine.start import start_engine
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
-from ostinato.models.spec import ModelSpec
+from tests.fakes.small_spec import make_spec
 from tests.fakes.tiny_model import random_weights
 
-SPEC = ModelSpec(
-    vocab_size=96,
-    hidden_size=64,
-    num_layers=2,
-    num_attention_heads=4,
-    num_query_groups=2,
-    head_dim=32,
-    num_experts=4,
-    experts_per_token=2,
-    expert_hidden_size=32,
-    max_sequence_tokens=96,
-)
+SPEC = make_spec(96, 64, heads=(4, 2, 32), experts=(4, 2, 32))
 VERSION = 3
 
 

@@ -7,7 +7,7 @@ from ostinato.models.build import build_trainer_model
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.records import LineEdit, Problem, Split
-from tests.fakes.small_spec import SMALL_SPEC
+from tests.fakes.small_spec import make_spec
 
 SOURCE = "\n\n".join(f"def value_{index}():\n    return {index}\n" for index in range(4))
 TESTS = "from pkg.code import *\n" + "".join(
@@ -61,15 +61,7 @@ def make_problem_set(directory: Path, split: Split = Split.TRAIN) -> Path:
 def make_checkpoint(directory: Path) -> Path:
     """A tiny model with random weights and the tokenizer of the problem set."""
     renderer = Renderer(train_tokenizer([SOURCE, TESTS], vocab_size=384))
-    spec = SMALL_SPEC.model_copy(
-        update={
-            "vocab_size": renderer.vocab_size,
-            "expert_hidden_size": 16,
-            "max_sequence_tokens": 128,
-            "mtp_depth": 0,
-            "mtp_hidden_size": 0,
-        }
-    )
+    spec = make_spec(renderer.vocab_size, 32, heads=(2, 1, 16), max_sequence_tokens=128)
     tokenizer = renderer.save(directory.with_name(f"{directory.name}-tokenizer"))
     weights = build_trainer_model(spec, seed=0).export_weights()
     return save_checkpoint(directory, spec, weights, tokenizer_path=tokenizer)

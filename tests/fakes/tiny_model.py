@@ -5,21 +5,9 @@ from torch import Tensor
 
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.spec import ModelSpec
+from tests.fakes.small_spec import make_spec
 
-TINY = ModelSpec(
-    vocab_size=32,
-    hidden_size=16,
-    num_layers=2,
-    num_attention_heads=4,
-    num_query_groups=2,
-    head_dim=16,
-    num_experts=4,
-    experts_per_token=2,
-    expert_hidden_size=16,
-    max_sequence_tokens=96,
-    mtp_depth=2,
-    mtp_hidden_size=16,
-)
+TINY = make_spec(32, 16, drafts=(2, 16))
 
 
 def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:

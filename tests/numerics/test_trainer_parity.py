@@ -6,22 +6,10 @@ import torch
 from ostinato.models.build import TrainerModel, build_trainer_model
 from ostinato.models.spec import ModelSpec
 from tests.fakes.logits import forward_logits
+from tests.fakes.small_spec import make_spec
 from tests.numerics.plain_model import plain_draft, plain_hidden, plain_logits
 
-SPEC = ModelSpec(
-    vocab_size=97,
-    hidden_size=48,
-    num_layers=2,
-    num_attention_heads=4,
-    num_query_groups=2,
-    head_dim=16,
-    num_experts=6,
-    experts_per_token=2,
-    expert_hidden_size=32,
-    max_sequence_tokens=64,
-    mtp_depth=2,
-    mtp_hidden_size=40,
-)
+SPEC = make_spec(97, 48, experts=(6, 2, 32), max_sequence_tokens=64, drafts=(2, 40))
 
 
 def perturbed_model(spec: ModelSpec) -> TrainerModel:

@@ -8,19 +8,9 @@ from ostinato.models.build import TrainerModel
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.records import Sample
 from tests.fakes.logits import forward_logits
+from tests.fakes.small_spec import make_spec
 
-TINY = ModelSpec(
-    vocab_size=24,
-    hidden_size=16,
-    num_layers=2,
-    num_attention_heads=2,
-    num_query_groups=1,
-    head_dim=8,
-    num_experts=4,
-    experts_per_token=2,
-    expert_hidden_size=8,
-    max_sequence_tokens=64,
-)
+TINY = make_spec(24, 16, heads=(2, 1, 8), experts=(4, 2, 8), max_sequence_tokens=64)
 
 
 def make_sample(
