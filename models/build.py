@@ -7,7 +7,7 @@ T*B (time first).
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -36,6 +36,15 @@ from ostinato.models.routing import ReplayRouter
 from ostinato.models.spec import ModelSpec, check_shapes
 
 EMBEDDING_STD = 0.02
+
+
+class ScoreOptions(TypedDict, total=False):
+    """Options of `TrainerModel.token_logprobs_and_entropy`, entropy apart."""
+
+    mask_BT: Tensor | None
+    padding_BT: Tensor | None
+    plausibility_ratio: float
+    temperature_B: Tensor | None
 
 
 class HiddenStateGPT(GPTModel):
@@ -194,27 +203,11 @@ class TrainerModel(torch.nn.Module):
             self._set_replay(None, 0.0)
 
     def token_logprobs(
-        self,
-        tokens_BT: Tensor,
-        routes_BTLK: Tensor | None = None,
-        *,
-        mask_BT: Tensor | None = None,
-        padding_BT: Tensor | None = None,
-        plausibility_ratio: float = 0.5,
-        temperature_B: Tensor | None = None,
+        self, tokens_BT: Tensor, routes_BTLK: Tensor | None = None, **options: Unpack[ScoreOptions]
     ) -> Tensor:
-        """logprobs_BT: index t holds log p(token t | tokens before t), 0 where masked out.
-
-        `temperature_B` divides a row's logits; None: 1.
-        """
+        """The log-probabilities alone."""
         scores = self.token_logprobs_and_entropy(
-            tokens_BT,
-            routes_BTLK,
-            mask_BT=mask_BT,
-            padding_BT=padding_BT,
-            plausibility_ratio=plausibility_ratio,
-            temperature_B=temperature_B,
-            with_entropy=False,
+            tokens_BT, routes_BTLK, with_entropy=False, **options
         )
         return scores[0]
 
@@ -229,7 +222,11 @@ class TrainerModel(torch.nn.Module):
         temperature_B: Tensor | None = None,
         with_entropy: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """As `token_logprobs`, with each position's entropy in nats (no gradient)."""
+        """Returns (logprobs_BT, entropy_BT): index t holds log p(token t | tokens before t), 0 where
+        masked out, and the position's entropy in nats (no gradient).
+
+        `temperature_B` divides a row's logits; None: 1.
+        """
         hidden_TBD = self.forward_hidden(
             tokens_BT, routes_BTLK, padding_BT=padding_BT, plausibility_ratio=plausibility_ratio
         )

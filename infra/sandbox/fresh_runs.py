@@ -6,13 +6,14 @@ the change in place. Neither product code nor a test module lies in the box; eac
 """
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ostinato.infra.platform.errors import SandboxLost
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess
 from ostinato.infra.sandbox.host.channel import BoxChannel
+from ostinato.infra.sandbox.host.tools import Blobs
 from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 
@@ -40,22 +41,13 @@ class FreshRuns:
         died twice.
         """
         sources = {path: text for path, text in files.items() if path.endswith(".py")}
-        for attempt in (1, 2):  # another run may take the box down
-            channel = await self._open_channel()
-            try:
-                reply, _ = await channel.request(
-                    "run",
-                    QUEUE_SECONDS + time_limit_seconds,
-                    blobs=tuple(sources.values()),
-                    tests=list(test_ids),
-                    paths=list(sources),
-                    time_limit_seconds=time_limit_seconds,
-                )
-                return reply
-            except SandboxLost:
-                if attempt == 2:
-                    raise
-        raise AssertionError("unreachable")
+        return await request_run(
+            self._open_channel,
+            time_limit_seconds,
+            blobs=tuple(sources.values()),
+            tests=list(test_ids),
+            paths=list(sources),
+        )
 
     async def close(self) -> None:
         """End the box."""
@@ -87,6 +79,32 @@ class FreshRuns:
     def _holds_tests(self, path: str) -> bool:
         is_code = self._repository.is_test(path) and path.endswith(".py")
         return is_code and _MARK_OF_A_TEST in self._repository.files[path]
+
+
+async def request_run(
+    open_channel: Callable[[], Awaitable[BoxChannel]],
+    time_limit_seconds: float,
+    blobs: Blobs,
+    **fields: Any,
+) -> dict[str, Any]:
+    """The reply to a run in a box that many runs share: when another takes it down, this one gets a
+    second try. SandboxLost when the box died twice.
+    """
+    for attempt in (1, 2):
+        channel = await open_channel()
+        try:
+            reply, _ = await channel.request(
+                "run",
+                QUEUE_SECONDS + time_limit_seconds,
+                blobs,
+                time_limit_seconds=time_limit_seconds,
+                **fields,
+            )
+            return reply
+        except SandboxLost:
+            if attempt == 2:
+                raise
+    raise AssertionError("unreachable")
 
 
 def blank_mounts(repository: PreparedRepository, others: Collection[str] = ()) -> tuple[str, ...]:

@@ -10,9 +10,9 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from ostinato.infra.platform.errors import ProblemError, SandboxError, SandboxLost
+from ostinato.infra.platform.errors import ProblemError, SandboxError
 from ostinato.infra.platform.record import Record
-from ostinato.infra.sandbox.fresh_runs import QUEUE_SECONDS, FreshRuns, blank_mounts
+from ostinato.infra.sandbox.fresh_runs import FreshRuns, blank_mounts, request_run
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess
 from ostinato.infra.sandbox.host.channel import BoxChannel
 from ostinato.infra.sandbox.protocol import (
@@ -223,26 +223,15 @@ class TestServer:
         **mode: bool,
     ) -> dict[str, Any]:
         kept = {path: content for path, content in changed.items() if content is not None}
-        fields: dict[str, Any] = {
-            "tests": list(test_ids),
-            "paths": list(kept),
-            "removed": [path for path, content in changed.items() if content is None],
-            "time_limit_seconds": time_limit_seconds,
+        return await request_run(
+            self._open_channel,
+            time_limit_seconds,
+            blobs=tuple(kept.values()),
+            tests=list(test_ids),
+            paths=list(kept),
+            removed=[path for path, content in changed.items() if content is None],
             **mode,
-        }
-        # A box is shared by many runs: when one of them takes it down, the others deserve a second
-        # try.
-        for attempt in (1, 2):
-            channel = await self._open_channel()
-            try:
-                reply, _ = await channel.request(
-                    "run", QUEUE_SECONDS + time_limit_seconds, blobs=tuple(kept.values()), **fields
-                )
-                return reply
-            except SandboxLost:
-                if attempt == 2:
-                    raise
-        raise AssertionError("unreachable")
+        )
 
     async def _open_channel(self) -> BoxChannel:
         async with self._starting:

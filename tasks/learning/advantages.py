@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import pstdev
 
+from ostinato.infra.agent.transcript import Segment
 from ostinato.tasks.learning.config import ObjectiveConfig
-from ostinato.tasks.records import Group, Sample
+from ostinato.tasks.records import Group, Sample, Trajectory
 
 
 def center_rewards(rewards: Sequence[float]) -> list[float]:
@@ -46,18 +47,25 @@ def advantages_of(group: Group, objective: ObjectiveConfig) -> list[float]:
     return advantages
 
 
+def make_sample(
+    group: Group, trajectory: Trajectory, part: str, segment: Segment, advantage: float
+) -> Sample:
+    """The sample of one part of a trajectory."""
+    return Sample(
+        sample_id=f"{trajectory.trajectory_id}/{part}",
+        trajectory_id=trajectory.trajectory_id,
+        group_id=group.group_id,
+        segment=segment,
+        advantage=advantage,
+        reward=trajectory.reward.total,
+    )
+
+
 def make_samples(group: Group, objective: ObjectiveConfig) -> tuple[Sample, ...]:
     """One sample per segment of every trajectory of the group."""
     advantages = advantages_of(group, objective)
     return tuple(
-        Sample(
-            sample_id=f"{trajectory.trajectory_id}/{index}",
-            trajectory_id=trajectory.trajectory_id,
-            group_id=group.group_id,
-            segment=segment,
-            advantage=advantage,
-            reward=trajectory.reward.total,
-        )
+        make_sample(group, trajectory, str(index), segment, advantage)
         for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
         for index, segment in enumerate(trajectory.transcript.segments)
     )

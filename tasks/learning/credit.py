@@ -14,7 +14,7 @@ import numpy as np
 
 from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
 from ostinato.infra.agent.transcript import CallStatus, Segment, Transcript
-from ostinato.tasks.learning.advantages import center_rewards, make_samples
+from ostinato.tasks.learning.advantages import center_rewards, make_sample, make_samples
 from ostinato.tasks.learning.config import ObjectiveConfig
 from ostinato.tasks.records import Group, Sample
 
@@ -47,14 +47,7 @@ def make_edit_samples(group: Group, discount: float) -> tuple[Sample, ...]:
         for index, advantage in zip(reached, center_rewards(list(reached.values())), strict=True)
     }
     return tuple(
-        Sample(
-            sample_id=f"{member.trajectory_id}/{number}.{part}",
-            trajectory_id=member.trajectory_id,
-            group_id=group.group_id,
-            segment=segment,
-            advantage=advantages[part, index],
-            reward=member.reward.total,
-        )
+        make_sample(group, member, f"{number}.{part}", segment, advantages[part, index])
         for index, member in enumerate(group.trajectories)
         for number, part, segment in parts[index]
     )

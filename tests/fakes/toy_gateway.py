@@ -32,6 +32,11 @@ PRISTINE = {
 }
 LINE = "toy"
 BROKEN = "def first(items):\n    return items[1]\n"
+REQUEST = {
+    "repository": "toy",
+    "message": "Fix first in pkg/first.py",
+    "files": {"pkg/first.py": BROKEN},
+}
 REPAIR = (
     "<read_file>pkg/first.py::first</read_file>",
     "<edit_file><L2>    return items[0]</edit_file><run_terminal>pytest</run_terminal>",

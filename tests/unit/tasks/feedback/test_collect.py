@@ -12,15 +12,9 @@ from ostinato.tasks.feedback.collect import choose_watermark, collect
 from ostinato.tasks.feedback.config import FeedbackConfig
 from ostinato.tasks.feedback.distil import distil
 from ostinato.tasks.feedback.interactions import Window
-from tests.fakes.toy_gateway import BROKEN, LINE, Toy
+from tests.fakes.toy_gateway import LINE, REQUEST, Toy
 
 pytestmark = pytest.mark.asyncio
-
-REQUEST = {
-    "repository": "toy",
-    "message": "Fix first in pkg/first.py",
-    "files": {"pkg/first.py": BROKEN},
-}
 
 
 def window(first: int, last: int, **changes: float | str) -> Window:

@@ -6,15 +6,9 @@ import pytest
 
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.infra.platform.errors import EngineError
-from tests.fakes.toy_gateway import BROKEN, PRISTINE, Toy
+from tests.fakes.toy_gateway import PRISTINE, REQUEST, Toy
 
 pytestmark = pytest.mark.asyncio
-
-REQUEST = {
-    "repository": "toy",
-    "message": "Fix first in pkg/first.py",
-    "files": {"pkg/first.py": BROKEN},
-}
 
 
 async def test_agent_repairs_the_users_file_and_returns_the_patch(toy: Toy) -> None:
