@@ -60,6 +60,10 @@ class Settings(BaseSettings):
     object_store_memory_bytes: int = Field(
         default=256 * 2**20, ge=80 * 2**20, description="Ray's shared memory on this machine"
     )
+    ray_address: str | None = Field(
+        default=None,
+        description="HOST:PORT of the head of a Ray cluster that RL joins; None: Ray on this machine alone",
+    )
     heartbeat_limit_seconds: float = Field(
         default=300.0,
         gt=0,

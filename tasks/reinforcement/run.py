@@ -56,7 +56,7 @@ def main(request: ReinforcementRequest, workspace: Workspace) -> ReinforcementRe
     """Runs to the step or time limit. Called again it continues."""
     configure_logging()
     settings = workspace.settings
-    start_ray(settings.cpu_limit, settings.object_store_memory_bytes)
+    start_ray(settings.cpu_limit, settings.object_store_memory_bytes, settings.ray_address)
     try:
         return asyncio.run(run(request, workspace))
     finally:

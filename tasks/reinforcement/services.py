@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.infra.platform.cluster.actors import end_actor, get_or_create_actor, wait_for
+from ostinato.infra.platform.cluster.actors import (
+    end_actor,
+    get_or_create_actor,
+    this_node,
+    wait_for,
+)
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.objects import ObjectStore
@@ -74,6 +79,7 @@ async def open_services(
         ),
         objects,
         num_cpus=trainer_cores(request.learning.world_size, workspace.settings.cpu_limit),
+        on_node=this_node(),  # its checkpoints are files of this run's folder
     )
     spec = load_spec(Path(request.checkpoint_directory))
     replicas = start_replicas(

@@ -5,6 +5,7 @@ sandbox_failed and Ray starts it again.
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from ostinato.infra.agent.transcript import EndReason, Transcript
-from ostinato.infra.platform.cluster.actors import end_actor, get_or_create_actor
+from ostinato.infra.platform.cluster.actors import end_actor, get_or_create_actor, live_nodes
 from ostinato.infra.platform.cluster.mailbox import Flush, Outbox
 from ostinato.infra.platform.errors import ClusterError, OstinatoError
 from ostinato.infra.platform.telemetry import fields
@@ -76,7 +77,10 @@ class RolloutActor:
 
 
 def start_workers(names: Sequence[str], build_worker: BuildWorker) -> dict[str, ActorHandle]:
-    """Starts one rollout worker per name."""
+    """Starts one rollout worker per name, on the machines of the cluster in turn, the last machine first:
+    engine replicas begin with this one.
+    """
+    machines = itertools.cycle(reversed(live_nodes()))
     return {
         name: get_or_create_actor(
             RolloutActor,
@@ -85,8 +89,10 @@ def start_workers(names: Sequence[str], build_worker: BuildWorker) -> dict[str, 
             num_cpus=0.0,
             max_concurrency=MAX_CONCURRENCY,
             max_restarts=RESTARTS,
+            on_node=machine,
+            is_movable=True,
         )
-        for name in names
+        for name, machine in zip(names, machines, strict=False)
     }
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import ProcessMark
 from ostinato.infra.platform.errors import ClusterError
@@ -23,34 +22,12 @@ from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.rows import JournalRow
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
-from ostinato.tasks.learning.config import LearningConfig
-from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
-from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig
-from tests.fakes.miniature import make_checkpoint, make_problem_set
+from ostinato.tasks.reinforcement.records import ReinforcementResult
 from tests.fakes.processes import command_line
+from tests.fakes.reinforcement import GROUPS_PER_STEP, miniature_request
 
 STEPS = 6
 CLI = (sys.executable, "-c", "from ostinato.flows.cli import main; main()")
-GROUPS_PER_STEP = 2
-
-
-def request_in(directory: Path, world_size: int = 1) -> ReinforcementRequest:
-    return ReinforcementRequest(
-        run_id="killed",
-        checkpoint_directory=str(make_checkpoint(directory / "start")),
-        problems_directory=str(make_problem_set(directory / "problems")),
-        rollout=RolloutConfig(
-            group_size=2,
-            groups_per_step=GROUPS_PER_STEP,
-            concurrent_trajectories=4,
-            least_spread=0.0,
-            curriculum=CurriculumConfig(revisit_groups=1),
-        ),
-        learning=LearningConfig(world_size=world_size, keep_for_replay=True),
-        harness=HarnessConfig(max_turns=2, max_generated_tokens=48, context_tokens=128),
-        max_steps=STEPS,
-        engine_slots=4,
-    )
 
 
 def processes_after_step(run: Path, step: int) -> list[psutil.Process]:
@@ -95,7 +72,10 @@ def test_run_killed_between_steps_ends_as_if_it_had_not_been(
     tmp_path: Path, world_size: int, kill: Callable[[Path, int], None]
 ) -> None:
     settings = Settings(home=tmp_path / "home", cpu_limit=2)
-    request, run = request_in(tmp_path, world_size), tmp_path / "run"
+    request, run = (
+        miniature_request(tmp_path, "killed", STEPS, world_size=world_size),
+        tmp_path / "run",
+    )
 
     def start() -> ReinforcementResult:
         return run_child(

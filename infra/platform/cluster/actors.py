@@ -10,6 +10,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import (
     ActorUnavailableError,
+    ActorUnschedulableError,
     GetTimeoutError,
     RayActorError,
     RaySystemError,
@@ -26,7 +27,6 @@ from tenacity import (
     wait_fixed,
 )
 
-from ostinato.infra.platform.cluster.ray_start import NAMESPACE
 from ostinato.infra.platform.errors import ClusterError, OstinatoError
 
 _RESTART_POLL_SECONDS = 0.2
@@ -42,18 +42,18 @@ def get_or_create_actor(
     max_concurrency: int | None = None,
     max_restarts: int = 0,
     on_node: str | None = None,
+    is_movable: bool = False,
     **named_arguments: object,
 ) -> ActorHandle:
     """The live actor of that name, or a new one made with the arguments.
 
     `actor_class` is a plain class or one decorated with `ray.remote`. `on_node` is Ray's id of the
-    only machine it may live on; None: any.
+    machine it lives on (None: any); one that is movable starts again elsewhere when that machine is gone.
     """
     _require_ray(name)
     remote_class = actor_class if hasattr(actor_class, "remote") else ray.remote(actor_class)
     options: dict[str, Any] = {
         "name": name,
-        "namespace": NAMESPACE,
         "get_if_exists": True,
         "num_cpus": num_cpus,
         "max_restarts": max_restarts,
@@ -61,15 +61,28 @@ def get_or_create_actor(
     if max_concurrency is not None:
         options["max_concurrency"] = max_concurrency
     if on_node is not None:
-        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(on_node, soft=False)
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(on_node, soft=is_movable)
+        options["memory"] = 1  # byte; an actor without needs is placed at random
     return remote_class.options(**options).remote(*arguments, **named_arguments)
+
+
+def this_node() -> str:
+    """Ray's id of the machine that this process runs on."""
+    return ray.get_runtime_context().get_node_id()
+
+
+def live_nodes() -> list[str]:
+    """Ray's ids of all machines, this one first."""
+    here = this_node()
+    others = (node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here)
+    return [here, *sorted(others)]
 
 
 def find_actor(name: str) -> ActorHandle | None:
     """The actor of that name, if one is registered."""
     _require_ray(name)
     try:
-        return ray.get_actor(name, namespace=NAMESPACE)
+        return ray.get_actor(name)
     except ValueError:
         return None
 
@@ -107,7 +120,7 @@ def wait_for(reference: Any, what: str, timeout_seconds: float) -> Any:
         if isinstance(error.cause, OstinatoError):
             raise error.cause from error
         raise
-    except (RayActorError, RaySystemError, WorkerCrashedError) as error:
+    except (RayActorError, ActorUnschedulableError, RaySystemError, WorkerCrashedError) as error:
         raise ClusterError(f"{what} failed: {type(error).__name__}: {error}") from error
 
 
@@ -123,6 +136,7 @@ def is_actor_alive(actor: ActorHandle, timeout_seconds: float = 10.0) -> bool:
     )
     try:
         trials(lambda: ray.get(actor.__ray_ready__.remote(), timeout=timeout_seconds))
-    except (GetTimeoutError, RayActorError):
+    # unschedulable: the only machine it may live on is gone
+    except (GetTimeoutError, RayActorError, ActorUnschedulableError):
         return False
     return True

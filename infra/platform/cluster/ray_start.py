@@ -1,4 +1,4 @@
-"""Ray on this machine.
+"""Ray: one of its own on this machine, or a cluster that is joined.
 
 `ray.init` and its options; nobody else calls it. Call from the main thread of a supervised child,
 never from a Prefect process: Ray replaces its signal handlers.
@@ -6,16 +6,20 @@ never from a Prefect process: Ray replaces its signal handlers.
 
 import logging
 import os
+import platform
+import socket
+import uuid
 
 import ray
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
-from ostinato.infra.platform.errors import ClusterError, boundary
+from ostinato.infra.platform.errors import ClusterError, ConfigError, boundary
 from ostinato.infra.platform.telemetry import fields
 
 NAMESPACE = "ostinato"
 
 _logger = logging.getLogger(__name__)
+_ANSWER_SECONDS = 5.0
 _START_TRIALS = 3  # Ray gives its own processes 30 seconds, too few on a machine that is busy
 
 # read by Ray when it starts its processes
@@ -27,11 +31,16 @@ _RAY_ENVIRONMENT = {
 }
 
 
-def start_ray(num_cpus: int, object_store_bytes: int) -> None:
-    """Start Ray here. A process that has Ray keeps it."""
+def start_ray(num_cpus: int, object_store_bytes: int, address: str | None = None) -> None:
+    """Start Ray here, or join the cluster at `address` (HOST:PORT), whose nodes have limits of their
+    own. A process that has Ray keeps it.
+    """
     if ray.is_initialized():
         return
     os.environ.update(_RAY_ENVIRONMENT)
+    if address is not None:
+        _join(address)
+        return
     what = (
         f"Ray did not start on this machine with {num_cpus} CPUs and {object_store_bytes} bytes "
         "(`ostinato doctor --deep` shows what is missing)"
@@ -57,7 +66,29 @@ def start_ray(num_cpus: int, object_store_bytes: int) -> None:
     _logger.info("ray is up %s", fields(cpus=num_cpus, object_store_bytes=object_store_bytes))
 
 
+def _join(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"OSTINATO_RAY_ADDRESS is {address!r}, wanted HOST:PORT of a head node")
+    what = (
+        f"Ray cluster {address} (OSTINATO_RAY_ADDRESS) cannot be joined with Ray {ray.__version__} "
+        f"and Python {platform.python_version()}; all nodes need the same of both"
+    )
+    with boundary(ClusterError, what):
+        # Ray itself tries for minutes
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+        ray.init(
+            address=address,
+            # actors are found by name: runs of one name that share a cluster must not meet
+            namespace=f"{NAMESPACE}-{uuid.uuid4().hex}",
+            log_to_driver=False,
+            configure_logging=False,
+        )
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    _logger.info("ray cluster joined %s", fields(address=address, nodes=nodes))
+
+
 def stop_ray() -> None:
-    """End Ray of this process and everything it started here. Nothing happens without Ray."""
+    """End Ray of this process and everything it started. Nothing happens without Ray."""
     if ray.is_initialized():
         ray.shutdown()

@@ -15,7 +15,12 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ostinato.infra.platform.cluster.actors import end_actor, get_or_create_actor
+from ostinato.infra.platform.cluster.actors import (
+    end_actor,
+    get_or_create_actor,
+    live_nodes,
+    this_node,
+)
 from ostinato.infra.platform.errors import ClusterError
 from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.sandbox.backends import SandboxKind
@@ -59,7 +64,7 @@ class RepositoryFleet:
         `warm_boxes` per repository are then kept ready.
         """
         by_name = {repository.name: repository for repository in repositories}
-        machines = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+        machines = live_nodes()
         nodes = {
             NodeSpec(node_id=f"machine{index}", capacity=await _measure(machine, writable)): machine
             for index, machine in enumerate(machines)
@@ -108,6 +113,7 @@ class RepositoryFleet:
             policy,
             list(zip(nodes, handles, strict=True)),
             max_concurrency=_MAX_CONCURRENCY,
+            on_node=this_node(),
         )
         await ask(fleet.start.remote(), f"start of fleet {name}")
         return cls(name, fleet, handles)

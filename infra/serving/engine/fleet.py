@@ -7,6 +7,7 @@ not repeated here: who asked knows whether a repeat is safe.
 """
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,7 +18,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from ostinato.infra.platform.cluster.actors import get_or_create_actor
+from ostinato.infra.platform.cluster.actors import get_or_create_actor, live_nodes
 from ostinato.infra.platform.errors import EngineError, OstinatoError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.telemetry import fields
@@ -50,7 +51,7 @@ def start_replicas(
     num_cpus: float = 1.0,
     chain: tuple[ObjectStore, str] | None = None,
 ) -> dict[str, ActorHandle]:
-    """Starts (or finds) one actor per id. They serve after `EngineFleet.follow`.
+    """Starts (or finds) one actor per id, on the machines of the cluster in turn. They serve after `EngineFleet.follow`.
 
     A replica whose process dies is started again without weights; with `chain` it then applies that
     chain's newest version by itself.
@@ -66,8 +67,10 @@ def start_replicas(
             num_cpus=num_cpus,
             max_restarts=_RESTARTS,
             max_concurrency=_MAX_CONCURRENCY,
+            on_node=node,
+            is_movable=True,
         )
-        for replica_id in replica_ids
+        for replica_id, node in zip(replica_ids, itertools.cycle(live_nodes()), strict=False)
     }
 
 
