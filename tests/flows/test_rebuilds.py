@@ -1,4 +1,6 @@
-"""A changed loss, corpus weight or grading rule builds again what depends on it, and nothing else."""
+"""The demo on an S3 server and Postgres: every artifact is there, and a changed loss, corpus weight or grading
+rule builds again what depends on it and nothing else.
+"""
 
 import os
 import shutil
@@ -12,9 +14,25 @@ from pathlib import Path
 import pytest
 
 import ostinato
+from ostinato.flows.stages.stage import StageContext
+from tests.fakes.storage import remote_storage
 
 COMMAND = "from ostinato.flows.cli import main; main()"
 AFTER_RL = {"reinforced", "scorecard", "candidate", "cycle", "traffic"}
+AWS_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL")
+
+
+@pytest.fixture
+def remote_home(
+    home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A home whose objects and ledger are on servers."""
+    with remote_storage(tmp_path_factory.mktemp("postgres"), home.name) as told:
+        for name, value in told.items():
+            monkeypatch.setenv(name, value)
+        for name in AWS_VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        yield home
 
 
 @contextmanager
@@ -27,11 +45,11 @@ def changed(path: Path, old: str, new: str) -> Iterator[None]:
 
 
 class Project:
-    """A copy of the source tree whose command runs in a home of its own."""
+    """A copy of the source tree whose command runs in the home that the environment names."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, home: Path) -> None:
         self.package = root / "ostinato"
-        self.home = root / "home"
+        self.home = home
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(Path(ostinato.__file__).parent, self.package, ignore=ignored)
 
@@ -43,13 +61,11 @@ class Project:
             env={
                 **os.environ,
                 "PYTHONPATH": str(self.package.parent),
-                "OSTINATO_HOME": str(self.home),
                 "OMP_NUM_THREADS": "1",
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=600,
             check=False,
         )
         assert done.returncode == 0, done.stdout
@@ -59,11 +75,30 @@ class Project:
         return {path.name for path in self.home.glob("runs/*/*")}
 
 
+def test_stage_context_keeps_objects_on_the_server_that_the_settings_name(
+    remote_home: Path,
+) -> None:
+    context = StageContext.open("miniature")
+    context.objects.put_bytes("key", b"value")
+    assert context.objects.list() == ["key"]
+    assert context.ledger.promotions.history("tests") == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1_500)
-def test_a_changed_loss_builds_again_what_follows_from_rl(tmp_path: Path) -> None:
-    project = Project(tmp_path)
+def test_a_changed_loss_builds_again_what_follows_from_rl_and_servers_keep_all_of_it(
+    tmp_path_factory: pytest.TempPathFactory, remote_home: Path
+) -> None:
+    project = Project(tmp_path_factory.mktemp("project"), remote_home)
     project.built_by_demo()
+
+    context = StageContext.open("miniature")
+    for kind in ("problems", "corpus", "pretrained", "drafted", "reinforced", "candidate"):
+        [row] = context.ledger.artifacts.list(kind)
+        assert context.objects.exists(f"{row.object_prefix}/artifact.json")
+    assert any("chain" in key for key in context.objects.list())
+    assert not (remote_home / "objects").exists()
+    assert not (remote_home / "ledger.db").exists()
 
     with changed(project.package / "tasks/learning/objective.py", "total=-(", "total=+("):
         assert set(project.built_by_demo()) == AFTER_RL
@@ -73,8 +108,10 @@ def test_a_changed_loss_builds_again_what_follows_from_rl(tmp_path: Path) -> Non
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1_800)
-def test_a_changed_grading_rule_or_corpus_weight_builds_again_what_follows(tmp_path: Path) -> None:
-    project = Project(tmp_path)
+def test_a_changed_grading_rule_or_corpus_weight_builds_again_what_follows(
+    tmp_path_factory: pytest.TempPathFactory, home: Path
+) -> None:
+    project = Project(tmp_path_factory.mktemp("project"), home)
     everything = project.built_by_demo()
 
     with changed(project.package / "tasks/grading/rewards.py", "-config.no_edit", "config.no_edit"):
