@@ -7,9 +7,9 @@ import pytest
 
 from ostinato.tasks.grading.blind_trial import BlindTrials, draw_tests
 from tests.fakes.hacks import hacked_files, load_hacks
-from tests.unit.tasks.grading.conftest import PATH, problem, repository, runner, server
+from tests.unit.tasks.grading.conftest import PATH, problem, repository, server
 
-__all__ = ("problem", "repository", "runner", "server")
+__all__ = ("problem", "repository", "server")
 HACKS = load_hacks()
 FAMILIES = {hack.family: name for name, hack in HACKS.items()}  # the last of each
 
