@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
+import httpx
 import pytest
+from prefect.settings import PREFECT_API_URL
 
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stages import realtime
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.ledger.rows import FeedbackRow
+from ostinato.tasks.evaluation.gates import gate_candidate
 from ostinato.tasks.promotion.serving_line import PromotionOutcome
 from tests.fakes.finished_stages import (
     add_checkpoint,
@@ -16,6 +20,8 @@ from tests.fakes.finished_stages import (
     make_scorecard,
     open_context,
 )
+from tests.fakes.interactions import new_interaction
+from tests.fakes.prefect_here import wait_until
 
 MINE = '[serving]\nline = "mine"\n[cycle.gate]\nfloor = 0.05\nmargin = 0.05\n'
 TESTS = '[serving]\nline = "tests"\n'
@@ -129,3 +135,43 @@ def test_candidate_of_a_cycle_with_a_canary_serves_beside_the_champion(
     assert model.checkpoint_id == str(champion)
     assert model.candidate is not None
     assert (model.candidate.checkpoint_id, model.candidate.share) == (str(candidate), 0.5)
+
+
+def test_candidate_whose_users_fare_worse_is_withdrawn_and_told_of(
+    prefect_server: None, tmp_path: Path, home: Path
+) -> None:
+    guard = "minimum_interactions = 20\nlooks = 1\nminimum_seconds = 0\nsettle_seconds = 0\n"
+    canary = f"\n[cycle.canary]\nshare = 0.5\n[cycle.canary.guard]\n{guard}"
+    context = open_context(tmp_path, "mine", MINE + canary)
+    problems = add_problems(context, "a")
+    champion = add_checkpoint(context, problems, "champion")
+    add_scorecard(context, problems, champion, 0.5)
+    realtime.serving_checkpoint(context, problems, champion)
+    candidate = add_checkpoint(context, problems, "candidate")
+    card = make_scorecard(str(candidate), problems.fingerprint, 0.6)
+    line = realtime.serving_line(context)
+    line.start_canary(gate_candidate(card, None, context.recipe.cycle.gate), 0.5)
+    for number in range(40):
+        arm, served = (("control", champion), ("candidate", candidate))[number % 2]
+        interaction = new_interaction(f"i{number}", "mine", str(served))
+        interaction = interaction.model_copy(update={"arm": arm, "session_id": f"s{number}"})
+        context.ledger.interactions.record(interaction)
+        context.ledger.interactions.add_feedback(
+            FeedbackRow(
+                feedback_id=f"f{number}",
+                interaction_id=f"i{number}",
+                signal="edit_kept" if arm == "control" else "edit_reverted",
+                value=1.0,
+                created_at=interaction.created_at,
+            )
+        )
+    model = realtime.served_model(context)
+    assert (model.checkpoint_id, model.candidate) == (str(champion), None)
+    wanted = {"filter": {"event": {"name": ["checkpoint.regressed"]}}}
+
+    def told() -> list[str]:
+        found = httpx.post(f"{PREFECT_API_URL.value()}/events/filter", json=wanted)
+        events = found.raise_for_status().json()["events"]
+        return [event["payload"]["checkpoint"] for event in events]
+
+    wait_until("the event", lambda: told() == [str(candidate)], 120)
