@@ -27,6 +27,15 @@ def test_changes_go_over_the_recipe_and_nothing_else_moves() -> None:
     assert changed == plain.model_copy(update={"cycle": cycle, "rollout": rollout})
 
 
+def test_lists_and_named_tables_are_replaced_as_a_whole() -> None:
+    nano = load_recipe("nano")
+    phases = [phase.model_dump(mode="json") for phase in nano.pretraining.phases[:1]]
+    sections = {"pretraining": {"phases": phases}, "environments": {}}
+    options = RunOptions.model_validate({"changes": sections})
+    changed = load_recipe("nano", changes=options.changes.model_dump(mode="json"))
+    assert changed.pretraining.phases == nano.pretraining.phases[:1]
+
+
 def test_options_without_changes_leave_the_recipe_as_it_is() -> None:
     changes = RunOptions.model_validate_json(RunOptions().model_dump_json()).changes
     assert changes.model_dump(mode="json") == {}
