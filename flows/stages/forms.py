@@ -2,6 +2,7 @@
 
 import functools
 import re
+import types
 import typing
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from ostinato.flows.recipe import Recipe, recipe_names
 from ostinato.flows.stages.checkpoints import CHAMPION, NEWEST
 from ostinato.infra.platform.artifacts import ArtifactRef
 
+_UNIONS = (typing.Union, types.UnionType)
 _REFERENCE = r"^[a-z_-]+/[\w.-]+@\d+$"
 
 RecipeName = Annotated[
@@ -65,10 +67,11 @@ def _changes_of(model: type[BaseModel]) -> type[Changes]:
     fields: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         kind: Any = field.annotation
-        tables = [part for part in (kind, *typing.get_args(kind)) if _is_table(part)]
+        parts = typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
+        tables = [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
         if tables:
-            may_be_null = type(None) in typing.get_args(kind)
-            kind = _changes_of(tables[0]) | None if may_be_null else _changes_of(tables[0])
+            table = _changes_of(tables[0])
+            kind = table | None if type(None) in parts else table
         for rule in field.metadata:
             kind = Annotated[kind, rule]
         label = name.replace("_", " ")
@@ -79,10 +82,6 @@ def _changes_of(model: type[BaseModel]) -> type[Changes]:
         __cls_kwargs__={"title": _words(model.__name__)},
         **fields,
     )
-
-
-def _is_table(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _words(name: str) -> str:

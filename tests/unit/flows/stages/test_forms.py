@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from ostinato.flows.recipe import load_recipe
+from ostinato.flows.recipe import load_recipe, recipe_names
 from ostinato.flows.stages.run_options import RunOptions
 
 CHANGES: dict[str, Any] = {
@@ -27,13 +27,11 @@ def test_changes_go_over_the_recipe_and_nothing_else_moves() -> None:
     assert changed == plain.model_copy(update={"cycle": cycle, "rollout": rollout})
 
 
-def test_lists_and_named_tables_are_replaced_as_a_whole() -> None:
-    nano = load_recipe("nano")
-    phases = [phase.model_dump(mode="json") for phase in nano.pretraining.phases[:1]]
-    sections = {"pretraining": {"phases": phases}, "environments": {}}
-    options = RunOptions.model_validate({"changes": sections})
-    changed = load_recipe("nano", changes=options.changes.model_dump(mode="json"))
-    assert changed.pretraining.phases == nano.pretraining.phases[:1]
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipe_laid_over_itself_is_itself(name: str) -> None:
+    recipe = load_recipe(name)
+    whole = RunOptions.model_validate({"changes": recipe.model_dump(mode="json")})
+    assert load_recipe(name, changes=whole.changes.model_dump(mode="json")) == recipe
 
 
 def test_options_without_changes_leave_the_recipe_as_it_is() -> None:
