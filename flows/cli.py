@@ -18,6 +18,7 @@ from rich.table import Table
 
 from ostinato.flows.commands import garbage, lineage, models, planning, replaying
 from ostinato.flows.commands.cycle_commands import cycles
+from ostinato.flows.commands.key_commands import keys
 from ostinato.flows.operating import local_prefect, status_report
 from ostinato.flows.operating import up as machine
 from ostinato.flows.recipe import describe_recipe, is_reference, load_recipe, recipe_names
@@ -157,6 +158,7 @@ def evaluate(
 recipes = typer.Typer(no_args_is_help=True, help="Shipped recipes, and what one comes to.")
 app.add_typer(recipes, name="recipe")
 app.add_typer(cycles, name="cycle")
+app.add_typer(keys, name="keys")
 
 
 @recipes.command("list")

@@ -10,6 +10,7 @@ from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.gateway.config import GatewayConfig, TenantConfig
+from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
 from ostinato.infra.serving.gateway.server import serve
 from ostinato.infra.serving.gateway.serving import (
     OpenGateway,
@@ -42,9 +43,12 @@ def plan_of(served: ServedModel) -> ServingPlan:
 
 @asynccontextmanager
 async def open_local_gateway(
-    served: ServedModel, settings: Settings, tenant_name: str
+    served: ServedModel,
+    settings: Settings,
+    tenant_name: str,
+    issued_keys: IssuedKeys | None = None,
 ) -> AsyncIterator[tuple[OpenGateway, TenantConfig]]:
-    """The gateway and its one tenant for the length of the block. Belongs to one event loop."""
+    """The gateway and its own tenant, beside those with issued keys, for the length of the block. Belongs to one event loop."""
     tenant = local_tenants(settings.home, (tenant_name,))[tenant_name]
     async with open_gateway(
         plan_of(served),
@@ -61,13 +65,15 @@ async def open_local_gateway(
         boxes_per_repository=served.boxes_per_repository,
         sandbox=served.sandbox,
         search=SearchService.load(served.search_directory),
+        issued_keys=issued_keys,
     ) as gateway:
         yield gateway, tenant
 
 
 async def serve_people(newest: Callable[[], ServedModel], settings: Settings) -> None:
     """Serves what `newest` names on the gateway's port and follows it, until cancelled."""
-    async with open_local_gateway(newest(), settings, PEOPLE_TENANT) as (gateway, _):
+    keys = IssuedKeys(settings.home)
+    async with open_local_gateway(newest(), settings, PEOPLE_TENANT, keys) as (gateway, _):
         following = asyncio.create_task(
             follow_plan(gateway, lambda: plan_of(newest()), poll_seconds=FOLLOW_SECONDS)
         )

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
 from ostinato.infra.serving.gateway.server import running_server
 from ostinato.tasks.feedback.simulated_users import (
     SimulatedRequest,
@@ -27,8 +28,6 @@ from ostinato.tasks.realtime.serving import open_local_gateway
 from ostinato.tasks.records import Problem, Split
 
 logger = logging.getLogger(__name__)
-
-SIMULATED_TENANT = "simulated"  # never mistaken for people's traffic
 
 
 def main(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersReport:

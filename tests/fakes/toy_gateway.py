@@ -21,6 +21,7 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.serving.gateway.app import GatewayContext, build_app
 from ostinato.infra.serving.gateway.arms import Arm, ArmTable
 from ostinato.infra.serving.gateway.config import GatewayConfig, RateLimitConfig, TenantConfig
+from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
 from ostinato.infra.serving.gateway.workplaces import Files
 from ostinato.models.rendering import Renderer, train_tokenizer
 from tests.fakes.answering_model import AnsweringModel
@@ -149,6 +150,7 @@ def make_toy_gateway(
         workplaces=workplaces,
         ledger=ledger,
         objects=objects,
+        issued_keys=IssuedKeys(directory),
         wall_clock=lambda: now[0],
         clock=lambda: now[0],
     )

@@ -24,8 +24,8 @@ from ostinato.infra.serving.gateway.config import (
     MAX_UPLOAD_BYTES,
     MAX_UPLOAD_FILES,
     SESSION_IDLE_SECONDS,
+    Caller,
     GatewayConfig,
-    TenantConfig,
 )
 from ostinato.infra.serving.gateway.failures import ApiError, check_length
 from ostinato.infra.serving.gateway.recorder import (
@@ -87,7 +87,7 @@ class AgentService:
     async def open(
         self,
         request: AgentSessionRequest,
-        tenant: TenantConfig,
+        tenant: Caller,
         idempotency_key: str | None = None,
     ) -> AgentAnswer:
         """Opens a session and works on its first message. With the key of an earlier try the work
@@ -118,7 +118,9 @@ class AgentService:
             files=dict(files),
         )
         async with session.lock:
-            answer = await self._work(session, interaction_id, request.message, request.seed)
+            answer = await self._work(
+                session, interaction_id, request.message, request.seed, tenant.account
+            )
         self.sessions[session.session_id] = session
         return answer
 
@@ -126,7 +128,7 @@ class AgentService:
         self,
         session_id: str,
         request: AgentMessageRequest,
-        tenant: TenantConfig,
+        tenant: Caller,
         idempotency_key: str | None = None,
     ) -> AgentAnswer:
         """Works on a further message in the state the agent left."""
@@ -142,18 +144,25 @@ class AgentService:
             interaction_id = new_interaction_id(
                 consent=session.consent, tenant=tenant.name, idempotency_key=idempotency_key
             )
-            return await self._work(session, interaction_id, request.message, request.seed)
+            return await self._work(
+                session, interaction_id, request.message, request.seed, tenant.account
+            )
 
-    def close(self, session_id: str, tenant: TenantConfig) -> None:
+    def close(self, session_id: str, tenant: Caller) -> None:
         self._find(session_id, tenant)
         del self.sessions[session_id]
 
-    def count_sessions(self, tenant: TenantConfig) -> int:
+    def count_sessions(self, tenant: Caller) -> int:
         """Number of a tenant's open sessions."""
         return sum(session.tenant == tenant.name for session in self.sessions.values())
 
     async def _work(
-        self, session: AgentSession, interaction_id: str, message: str, seed: int | None
+        self,
+        session: AgentSession,
+        interaction_id: str,
+        message: str,
+        seed: int | None,
+        account: str,
     ) -> AgentAnswer:
         check_length(message, MAX_MESSAGE_CHARACTERS, "message")
         started = self._clock()
@@ -174,6 +183,7 @@ class AgentService:
             problem_kind=session.problem_kind,
             consent=session.consent,
             latency_seconds=latency,
+            account=account,
         )
         await self._recorder.keep(interaction, transcript)
         changed = changed_files(pristine, session.files_at_start, session.files)
@@ -266,7 +276,7 @@ class AgentService:
             ),
         )
 
-    def _find(self, session_id: str, tenant: TenantConfig) -> AgentSession:
+    def _find(self, session_id: str, tenant: Caller) -> AgentSession:
         session = self.sessions.get(session_id)
         if session is None or session.tenant != tenant.name:
             raise ApiError(

@@ -7,7 +7,7 @@ completions.py and agents.py; nothing listens here (server.py does).
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -28,21 +28,24 @@ from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.gateway.agents import AgentService
 from ostinato.infra.serving.gateway.arms import ArmTable
 from ostinato.infra.serving.gateway.completions import ChatService, Finished
-from ostinato.infra.serving.gateway.config import GatewayConfig, TenantConfig
+from ostinato.infra.serving.gateway.config import Caller, GatewayConfig
 from ostinato.infra.serving.gateway.failures import ApiError, error_body
 from ostinato.infra.serving.gateway.generation import Answering
+from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
 from ostinato.infra.serving.gateway.limits import RequestLimits
+from ostinato.infra.serving.gateway.metrics import METRICS_TYPE, CountRequests, Metrics
 from ostinato.infra.serving.gateway.recorder import PRIVATE_PREFIX, Recorder
 from ostinato.infra.serving.gateway.schemas import (
     AgentAnswer,
     AgentMessageRequest,
     AgentSessionRequest,
     ChatRequest,
+    ErrorAnswer,
     FeedbackAnswer,
     FeedbackRequest,
 )
 from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS
-from ostinato.infra.serving.gateway.tenants import Tenants
+from ostinato.infra.serving.gateway.tenants import DAY_SECONDS, Tenants
 from ostinato.infra.serving.gateway.workplaces import Workplaces
 from ostinato.models.rendering import Renderer
 
@@ -59,6 +62,7 @@ class GatewayContext:
     workplaces: Workplaces
     ledger: Ledger
     objects: ObjectStore
+    issued_keys: IssuedKeys | None = None
     wall_clock: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic
 
@@ -69,16 +73,19 @@ class Gateway:
     def __init__(self, context: GatewayContext) -> None:
         self.context = context
         config, arms = context.config, context.arms
-        self.tenants = Tenants(config.tenants)
-        self.recorder = Recorder(config.line, context.ledger, context.objects, context.wall_clock)
+        self.tenants = Tenants(config.tenants, context.issued_keys)
+        self.recorder = Recorder(
+            config.line, context.ledger, context.objects, context.wall_clock, self.tenants.spend
+        )
         self.chat = ChatService(arms, context.renderer, self.recorder, config, context.clock)
         self.agents = AgentService(
             arms, context.renderer, context.workplaces, self.recorder, config, context.clock
         )
+        self.metrics = Metrics(self.recorder.counters, lambda: len(self.agents.sessions))
         self.started = context.clock()
 
-    def authenticate(self, authorization: str | None) -> TenantConfig:
-        """The tenant of a bearer key, counted against its rate limit."""
+    def authenticate(self, authorization: str | None) -> Caller:
+        """The caller of a bearer key, counted against its rate limit."""
         scheme, _, key = (authorization or "").partition(" ")
         tenant = self.tenants.identify(key.strip()) if scheme.lower() == "bearer" else None
         if tenant is None:
@@ -92,19 +99,33 @@ class Gateway:
             self.recorder.counters[tenant.name]["rate_limited"] += 1
             raise ApiError(
                 429,
-                f"tenant {tenant.name} asks faster than {tenant.rate_limit.requests_per_minute:g} "
+                f"{tenant.account} asks faster than {tenant.rate_limit.requests_per_minute:g} "
                 "requests per minute",
                 code="rate_limit_exceeded",
                 retry_after_seconds=wait_seconds,
             )
         return tenant
 
-    def status(self, tenant: TenantConfig) -> dict[str, Any]:
+    def require_tokens(self, tenant: Caller) -> Caller:
+        """The caller, if any of its day's tokens are left. Answers under way are not cut."""
+        now = self.context.wall_clock()
+        if self.tenants.tokens_left(tenant, now) == 0:
+            self.recorder.counters[tenant.name]["over_budget"] += 1
+            raise ApiError(
+                429,
+                f"{tenant.account} has used its {tenant.tokens_per_day} tokens of today (UTC)",
+                code="insufficient_quota",
+                retry_after_seconds=DAY_SECONDS - now % DAY_SECONDS,
+            )
+        return tenant
+
+    def status(self, tenant: Caller) -> dict[str, Any]:
         """One tenant's own numbers. Nothing of other tenants, arms or checkpoints."""
         return {
             "uptime_seconds": self.context.clock() - self.started,
             "open_sessions": self.agents.count_sessions(tenant),
             "repositories": list(self.context.workplaces.names()),
+            "tokens_left_today": self.tenants.tokens_left(tenant, self.context.wall_clock()),
             "counters": dict(sorted(self.recorder.counters[tenant.name].items())),
         }
 
@@ -112,26 +133,36 @@ class Gateway:
 def build_app(context: GatewayContext) -> FastAPI:
     """The application over `context`. It keeps its state in `app.state.gateway`."""
     gateway = Gateway(context)
-    app = FastAPI(title="Ostinato gateway", docs_url="/docs")
+    refusals: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorAnswer}}
+    faults: dict[int | str, dict[str, Any]] = {"5XX": {"model": ErrorAnswer}}
+    app = FastAPI(title="Ostinato gateway", docs_url="/docs", responses=refusals | faults)
     app.state.gateway = gateway
 
-    def tenant_of(authorization: Annotated[str | None, Header()] = None) -> TenantConfig:
+    async def tenant_of(authorization: Annotated[str | None, Header()] = None) -> Caller:
         return gateway.authenticate(authorization)
+
+    async def spender_of(tenant: Annotated[Caller, Depends(tenant_of)]) -> Caller:
+        return gateway.require_tokens(tenant)
 
     _answer_errors(app)
     app.add_middleware(RequestLimits)
-    _add_openai_routes(app, gateway, tenant_of)
+    app.add_middleware(CountRequests, metrics=gateway.metrics, clock=context.clock)
+    _add_openai_routes(app, gateway, tenant_of, spender_of)
+    _add_agent_routes(app, gateway, tenant_of, spender_of)
     _add_own_routes(app, gateway, tenant_of)
     return app
 
 
 def _add_openai_routes(
-    app: FastAPI, gateway: Gateway, tenant_of: Callable[..., TenantConfig]
+    app: FastAPI,
+    gateway: Gateway,
+    tenant_of: Callable[..., Awaitable[Caller]],
+    spender_of: Callable[..., Awaitable[Caller]],
 ) -> None:
     context = gateway.context
 
     @app.get("/v1/models")
-    async def list_models(tenant: Annotated[TenantConfig, Depends(tenant_of)]) -> dict[str, Any]:
+    async def list_models(tenant: Annotated[Caller, Depends(tenant_of)]) -> dict[str, Any]:
         model = {
             "id": context.config.model_name,
             "object": "model",
@@ -145,7 +176,7 @@ def _add_openai_routes(
     @app.post("/v1/chat/completions", response_model=None)
     async def complete_chat(
         request: ChatRequest,
-        tenant: Annotated[TenantConfig, Depends(tenant_of)],
+        tenant: Annotated[Caller, Depends(spender_of)],
         x_ostinato_session: Annotated[str | None, Header(max_length=200)] = None,
     ) -> Response:
         answering = await gateway.chat.begin(request, tenant, x_ostinato_session)
@@ -166,11 +197,16 @@ def _add_openai_routes(
         )
 
 
-def _add_own_routes(app: FastAPI, gateway: Gateway, tenant_of: Callable[..., TenantConfig]) -> None:
+def _add_agent_routes(
+    app: FastAPI,
+    gateway: Gateway,
+    tenant_of: Callable[..., Awaitable[Caller]],
+    spender_of: Callable[..., Awaitable[Caller]],
+) -> None:
     @app.post("/v1/agent/sessions")
     async def open_session(
         request: AgentSessionRequest,
-        tenant: Annotated[TenantConfig, Depends(tenant_of)],
+        tenant: Annotated[Caller, Depends(spender_of)],
         idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
     ) -> AgentAnswer:
         return await gateway.agents.open(request, tenant, idempotency_key)
@@ -179,20 +215,22 @@ def _add_own_routes(app: FastAPI, gateway: Gateway, tenant_of: Callable[..., Ten
     async def follow_up(
         session_id: str,
         request: AgentMessageRequest,
-        tenant: Annotated[TenantConfig, Depends(tenant_of)],
+        tenant: Annotated[Caller, Depends(spender_of)],
         idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
     ) -> AgentAnswer:
         return await gateway.agents.follow_up(session_id, request, tenant, idempotency_key)
 
     @app.delete("/v1/agent/sessions/{session_id}", status_code=204)
-    async def close_session(
-        session_id: str, tenant: Annotated[TenantConfig, Depends(tenant_of)]
-    ) -> None:
+    async def close_session(session_id: str, tenant: Annotated[Caller, Depends(tenant_of)]) -> None:
         gateway.agents.close(session_id, tenant)
 
+
+def _add_own_routes(
+    app: FastAPI, gateway: Gateway, tenant_of: Callable[..., Awaitable[Caller]]
+) -> None:
     @app.post("/v1/feedback")
     async def give_feedback(
-        request: FeedbackRequest, tenant: Annotated[TenantConfig, Depends(tenant_of)]
+        request: FeedbackRequest, tenant: Annotated[Caller, Depends(tenant_of)]
     ) -> FeedbackAnswer:
         if request.signal in GATEWAY_SIGNALS:
             raise ApiError(
@@ -222,8 +260,19 @@ def _add_own_routes(app: FastAPI, gateway: Gateway, tenant_of: Callable[..., Ten
         return {"status": "ok"}
 
     @app.get("/v1/status")
-    async def status(tenant: Annotated[TenantConfig, Depends(tenant_of)]) -> dict[str, Any]:
+    async def status(tenant: Annotated[Caller, Depends(tenant_of)]) -> dict[str, Any]:
         return gateway.status(tenant)
+
+    @app.get("/metrics", response_model=None)
+    async def metrics(tenant: Annotated[Caller, Depends(tenant_of)]) -> Response:
+        if not tenant.operator:
+            raise ApiError(
+                403,
+                f"{tenant.account} may not read the numbers of all tenants; wanted a key issued "
+                "with --operator",
+                code="permission_denied",
+            )
+        return Response(gateway.metrics.text(), media_type=METRICS_TYPE)
 
 
 async def _stream_events(gateway: Gateway, answering: Answering) -> AsyncIterator[str]:

@@ -25,8 +25,8 @@ from ostinato.infra.serving.gateway.config import (
     MAX_MESSAGE_CHARACTERS,
     MAX_SESSIONS,
     SESSION_IDLE_SECONDS,
+    Caller,
     GatewayConfig,
-    TenantConfig,
 )
 from ostinato.infra.serving.gateway.failures import ApiError, check_length
 from ostinato.infra.serving.gateway.generation import AnswerGenerator, Answering
@@ -84,7 +84,7 @@ class ChatService:
         self._generator = AnswerGenerator(renderer)
 
     async def begin(
-        self, request: ChatRequest, tenant: TenantConfig, client_session: str | None
+        self, request: ChatRequest, tenant: Caller, client_session: str | None
     ) -> Answering:
         """Checks a request and lays out its tokens. ApiError comes before any generation."""
         _check(request, self._config)
@@ -207,6 +207,7 @@ class ChatService:
             arm=answering.arm,
             problem_kind=CHAT_KIND,
             consent=answering.tenant.consents(answering.request.store),
+            account=answering.tenant.account,
             latency_seconds=latency,
             is_abandoned=is_abandoned,
         )

@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.record import Record
 
+SIMULATED_TENANT = "simulated"  # never mistaken for people's traffic
 MAX_SESSIONS = 1_000  # conversations kept in memory; the oldest go first
 SESSION_IDLE_SECONDS = 3_600.0  # after which a conversation is forgotten
 MAX_UPLOAD_FILES = 64  # of one request
@@ -25,13 +26,10 @@ class RateLimitConfig(Record):
     burst_requests: int = Field(default=60, ge=1)
 
 
-class TenantConfig(Record):
+class Caller(Record):
     """Someone who may call. Tenants are the populations that feedback baselines are kept for."""
 
-    name: str = Field(min_length=1, max_length=80)
-    api_keys: tuple[SecretStr, ...] = Field(
-        min_length=1, description="any of them identifies the tenant"
-    )
+    name: str = Field(min_length=1, max_length=80, description="the tenant")
     consent: bool = Field(
         default=False,
         description=(
@@ -40,10 +38,43 @@ class TenantConfig(Record):
         ),
     )
     rate_limit: RateLimitConfig = RateLimitConfig()
+    tokens_per_day: int | None = Field(
+        default=None,
+        ge=1,
+        description="tokens read and generated in a day (UTC), None: as many as asked for",
+    )
+    operator: bool = Field(default=False, description="may read /metrics, which tells of everybody")
+
+    @property
+    def account(self) -> str:
+        """Name that requests and tokens are counted under."""
+        return self.name
 
     def consents(self, store: bool | None) -> bool:
         """Whether a request with this `store` may be kept."""
         return self.consent and store is not False
+
+
+class TenantConfig(Caller):
+    """A caller whose keys are settings."""
+
+    api_keys: tuple[SecretStr, ...] = Field(
+        min_length=1, description="any of them identifies the tenant"
+    )
+
+
+class IssuedKey(Caller):
+    """One key that a command has issued. Its text is kept nowhere."""
+
+    key_id: str = Field(pattern=r"^[0-9a-f]{12}$")
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key")
+    created_at: float
+    revoked_at: float | None = None
+
+    @property
+    def account(self) -> str:
+        """Each issued key has a rate and a budget of its own."""
+        return f"key {self.key_id}"
 
 
 class GatewayConfig(Record):

@@ -17,7 +17,7 @@ from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.gateway.answer_text import AnswerText
 from ostinato.infra.serving.gateway.arms import Arm
-from ostinato.infra.serving.gateway.config import TenantConfig
+from ostinato.infra.serving.gateway.config import Caller
 from ostinato.infra.serving.gateway.schemas import ChatRequest, Usage
 from ostinato.models.decode.protocol import (
     GenerateRequest,
@@ -34,7 +34,7 @@ class Answering:
     """One answer under way."""
 
     request: ChatRequest
-    tenant: TenantConfig
+    tenant: Caller
     owner: tuple[str, str]  # tenant, session id of the client
     interaction_id: str
     session_id: str

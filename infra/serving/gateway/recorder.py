@@ -39,6 +39,7 @@ class Interaction:
     problem_kind: str
     consent: bool
     latency_seconds: float
+    account: str  # whose budget it is counted against
     is_abandoned: bool = False
 
 
@@ -64,9 +65,15 @@ class Recorder:
     """Writes interactions and feedback."""
 
     def __init__(
-        self, line: str, ledger: Ledger, objects: ObjectStore, clock: Callable[[], float]
+        self,
+        line: str,
+        ledger: Ledger,
+        objects: ObjectStore,
+        clock: Callable[[], float],
+        spend: Callable[[str, int, float], None],
     ) -> None:
         self._line = line
+        self._spend = spend
         self._ledger, self._objects, self._clock = ledger, objects, clock
         # by tenant: the only trace of what has no consent
         self.counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -79,6 +86,9 @@ class Recorder:
         counters = self.counters[interaction.tenant]
         counters["interactions"] += 1
         counters[f"ended.{transcript.end_reason.value}"] += 1
+        num_tokens = sum(len(segment.token_ids_T) for segment in transcript.segments)
+        counters["tokens"] += num_tokens
+        self._spend(interaction.account, num_tokens, self._clock())
         if not interaction.consent:
             counters["interactions.without_consent"] += 1
             return
@@ -96,13 +106,20 @@ class Recorder:
         value: float,
         feedback_id: str | None,
     ) -> str | None:
-        """Id of the stored signal. None for another tenant's or an unstored interaction."""
+        """Id of the stored signal. None for another tenant's or an unstored interaction.
+
+        The same again changes nothing; another under the same id is refused.
+        """
         feedback_id = feedback_id or signal.value
         row = await asyncio.to_thread(self._ledger.interactions.get, interaction_id)
         if row is None or row.tenant != tenant:
             return None
-        said = {event.feedback_id for event in row.feedback}
-        if len(said) >= MAX_FEEDBACK and f"{interaction_id}/{feedback_id}" not in said:
+        said = {event.feedback_id: event for event in row.feedback}
+        earlier = said.get(f"{interaction_id}/{feedback_id}")
+        if earlier is not None:
+            _refuse_conflict(earlier, feedback_id, signal, value)
+            return feedback_id
+        if len(said) >= MAX_FEEDBACK:
             raise ApiError(
                 400,
                 f"interaction {interaction_id} has {len(said)} signals, wanted fewer than "
@@ -112,6 +129,10 @@ class Recorder:
         await asyncio.to_thread(
             self._signal, interaction_id, feedback_id, signal, value, self._clock()
         )
+        kept = await asyncio.to_thread(self._ledger.interactions.get, interaction_id)
+        for event in kept.feedback if kept is not None else ():
+            if event.feedback_id == f"{interaction_id}/{feedback_id}":
+                _refuse_conflict(event, feedback_id, signal, value)  # another was first
         self.counters[tenant][f"feedback.{signal.value}"] += 1
         return feedback_id
 
@@ -155,3 +176,14 @@ class Recorder:
             created_at=now,
         )
         self._ledger.interactions.add_feedback(said)
+
+
+def _refuse_conflict(earlier: FeedbackRow, feedback_id: str, signal: Signal, value: float) -> None:
+    if (earlier.signal, earlier.value) != (signal.value, value):
+        raise ApiError(
+            409,
+            f"feedback {feedback_id} is {signal.value} = {value:g} and was {earlier.signal} = "
+            f"{earlier.value:g} before, wanted the same or another feedback_id",
+            code="feedback_conflict",
+            param="feedback_id",
+        )

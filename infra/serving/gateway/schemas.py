@@ -182,3 +182,18 @@ class FeedbackAnswer(Wire):
 
     stored: bool
     feedback_id: str
+
+
+class ErrorDetail(Wire):
+    """A refusal or a fault in OpenAI's format."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(Wire):
+    """Body of every answer with a status of 400 or more."""
+
+    error: ErrorDetail

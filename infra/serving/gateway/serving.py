@@ -24,6 +24,7 @@ from ostinato.infra.serving.engine.local import LocalEngine
 from ostinato.infra.serving.gateway.app import GatewayContext, build_app
 from ostinato.infra.serving.gateway.arms import CANDIDATE, CONTROL, Arm, ArmTable
 from ostinato.infra.serving.gateway.config import GatewayConfig
+from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
 from ostinato.infra.serving.gateway.workplaces import RepositoryWorkplaces
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.engine import EngineConfig
@@ -147,6 +148,7 @@ async def open_gateway(
     boxes_per_repository: int = 4,
     sandbox: SandboxKind = SandboxKind.NAMESPACE,
     search: SearchService | None = None,
+    issued_keys: IssuedKeys | None = None,
 ) -> AsyncIterator[OpenGateway]:
     """Everything a gateway needs, ended when the block ends. The tokenizer is the champion's."""
     harness = config.harness
@@ -175,6 +177,7 @@ async def open_gateway(
             workplaces=workplaces,
             ledger=ledger,
             objects=objects,
+            issued_keys=issued_keys,
         )
         await models.apply(plan, arms)
         yield OpenGateway(build_app(context), context, models)

@@ -1,12 +1,10 @@
-"""Who is calling, and whether they may call now: API keys, and one token bucket per tenant.
+"""Who is calling, and whether they may call now: API keys, rates and budgets of tokens.
 
 A machine without configured tenants has its own in `gateway_keys.json`: made once, readable by its
 owner only.
 """
 
-import hashlib
 import json
-import os
 import secrets
 from pathlib import Path
 
@@ -14,44 +12,64 @@ from pydantic import SecretStr
 
 from ostinato.infra.platform.admission import TokenBucket
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.serving.gateway.config import RateLimitConfig, TenantConfig
+from ostinato.infra.serving.gateway.config import Caller, RateLimitConfig, TenantConfig
+from ostinato.infra.serving.gateway.issued_keys import IssuedKeys, digest_of, write_private
 
 FILE_NAME = "gateway_keys.json"
+DAY_SECONDS = 86_400.0
 
 
 class Tenants:
-    """All tenants of a gateway."""
+    """All tenants of a gateway: those of its settings, and those with issued keys."""
 
-    def __init__(self, configs: tuple[TenantConfig, ...]) -> None:
+    def __init__(self, configs: tuple[TenantConfig, ...], issued: IssuedKeys | None = None) -> None:
+        self._issued = issued
         self._by_digest: dict[str, TenantConfig] = {}
-        self._buckets: dict[str, TokenBucket] = {}
+        self._buckets: dict[str, tuple[RateLimitConfig, TokenBucket]] = {}
+        self._spent: dict[str, tuple[int, int]] = {}  # day and tokens by account
+        names = [config.name for config in configs]
         for config in configs:
-            if config.name in self._buckets:
+            if names.count(config.name) > 1:
                 raise ConfigError(f"tenant {config.name!r} is named twice, wanted unique names")
-            limit = config.rate_limit
-            self._buckets[config.name] = TokenBucket(
-                limit.requests_per_minute / 60, limit.burst_requests, 0.0
-            )
             for key in config.api_keys:
-                digest = _digest(key.get_secret_value())
+                digest = digest_of(key.get_secret_value())
                 if digest in self._by_digest:
                     raise ConfigError(
                         f"an API key of tenant {config.name!r} is used twice, wanted unique keys"
                     )
                 self._by_digest[digest] = config
 
-    def identify(self, api_key: str) -> TenantConfig | None:
-        """Tenant of a key, or None. Looked up by digest, so timing tells nothing."""
-        return self._by_digest.get(_digest(api_key))
+    def identify(self, api_key: str) -> Caller | None:
+        """Caller of a key, or None. Looked up by digest, so timing tells nothing."""
+        known = self._by_digest.get(digest_of(api_key))
+        if known is None and self._issued is not None:
+            return self._issued.identify(api_key)
+        return known
 
-    def admit(self, tenant: TenantConfig, now: float) -> float:
-        """Counts one request against the tenant: 0 when admitted, else seconds to wait."""
-        bucket = self._buckets[tenant.name]
+    def admit(self, caller: Caller, now: float) -> float:
+        """Counts one request against the caller: 0 when admitted, else seconds to wait."""
+        limit, bucket = self._buckets.get(caller.account, (None, None))
+        if bucket is None or limit != caller.rate_limit:
+            limit = caller.rate_limit
+            bucket = TokenBucket(limit.requests_per_minute / 60, limit.burst_requests, now)
+            self._buckets[caller.account] = (limit, bucket)
         return 0.0 if bucket.take(now) else bucket.seconds_until_token(now)
 
+    def spend(self, account: str, tokens: int, wall_seconds: float) -> None:
+        """Counts tokens of an answer against the day."""
+        day = int(wall_seconds // DAY_SECONDS)
+        self._spent[account] = (day, tokens + self._spent_on(account, day))
 
-def _digest(api_key: str) -> str:
-    return hashlib.sha256(api_key.encode()).hexdigest()
+    def tokens_left(self, caller: Caller, wall_seconds: float) -> int | None:
+        """What the caller may still use today. None: no limit."""
+        if caller.tokens_per_day is None:
+            return None
+        spent = self._spent_on(caller.account, int(wall_seconds // DAY_SECONDS))
+        return max(0, caller.tokens_per_day - spent)
+
+    def _spent_on(self, account: str, day: int) -> int:
+        seen, tokens = self._spent.get(account, (day, 0))
+        return tokens if seen == day else 0
 
 
 def local_tenants(directory: Path, names: tuple[str, ...]) -> dict[str, TenantConfig]:
@@ -61,11 +79,16 @@ def local_tenants(directory: Path, names: tuple[str, ...]) -> dict[str, TenantCo
     missing = [name for name in names if name not in keys]
     if missing:
         keys |= {name: f"ostinato-{secrets.token_urlsafe(24)}" for name in missing}
-        _write(path, keys)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_private(path, json.dumps(keys, indent=1).encode())
     limit = RateLimitConfig(requests_per_minute=60_000, burst_requests=1_000)
     return {
         name: TenantConfig(
-            name=name, api_keys=(SecretStr(keys[name]),), consent=True, rate_limit=limit
+            name=name,
+            api_keys=(SecretStr(keys[name]),),
+            consent=True,
+            rate_limit=limit,
+            operator=True,
         )
         for name in names
     }
@@ -84,11 +107,3 @@ def _read(path: Path) -> dict[str, str]:
     if not isinstance(keys, dict) or not all(isinstance(key, str) and key for key in keys.values()):
         raise ConfigError(f"{path} does not hold an object of keys; delete it for new keys")
     return keys
-
-
-def _write(path: Path, keys: dict[str, str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.touch(mode=0o600)
-    partial.write_text(json.dumps(keys, indent=1))
-    partial.replace(path)

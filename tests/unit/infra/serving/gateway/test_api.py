@@ -129,3 +129,36 @@ async def test_candidate_arm_serves_and_is_recorded(toy: Toy) -> None:
             await client.post("/v1/agent/sessions", json=SESSION)
     arms = {(row.arm, row.weight_version) for row in toy.ledger.interactions.since(0)}
     assert arms == {("control", 4), ("candidate", 9)}
+
+
+async def test_feedback_that_contradicts_an_earlier_one_is_refused(toy: Toy) -> None:
+    async with toy.client() as client:
+        answer = (await client.post("/v1/agent/sessions", json=SESSION)).json()
+        body = {"interaction_id": answer["interaction_id"], "signal": "edit_survived", "value": 0.5}
+        codes = [
+            (await client.post("/v1/feedback", json=body | change)).status_code
+            for change in ({}, {}, {"value": 0.25}, {"value": 0.25, "feedback_id": "later"})
+        ]
+        status = (await client.get("/v1/status")).json()
+    assert codes == [200, 200, 409, 200]
+    (row,) = toy.ledger.interactions.since(0)
+    assert [said.value for said in row.feedback if said.signal == "edit_survived"] == [0.5, 0.25]
+    assert status["counters"]["feedback.edit_survived"] == 2
+
+
+async def test_every_refusal_has_openais_shape(toy: Toy) -> None:
+    async with toy.client() as client, toy.client("wrong") as stranger:
+        answers = [
+            await client.get("/nowhere"),
+            await client.put("/v1/models"),
+            await client.post("/v1/chat/completions", content=b"{"),
+            await client.post("/v1/chat/completions", json={}),
+            await client.post("/v1/feedback", json={"interaction_id": "x", "signal": "thumbs_up"}),
+            await client.delete("/v1/agent/sessions/none"),
+            await client.get("/metrics"),
+            await stranger.get("/v1/status"),
+        ]
+    assert [answer.status_code for answer in answers] == [404, 405, 400, 400, 404, 404, 403, 401]
+    for answer in answers:
+        assert set(answer.json()) == {"error"}
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

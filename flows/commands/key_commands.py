@@ -1,0 +1,90 @@
+"""`ostinato keys`: API keys of the gateway's tenants. A gateway that runs follows within one request."""
+
+import json
+import time
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.settings import load_settings
+from ostinato.infra.serving.gateway.config import SIMULATED_TENANT, IssuedKey, RateLimitConfig
+from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
+
+keys = typer.Typer(no_args_is_help=True, help="API keys of the gateway's tenants.")
+DEFAULT_RATE = RateLimitConfig()
+
+
+@keys.command("add")
+def add(
+    tenant: Annotated[str, typer.Argument(help="whose it is; one tenant may have several")],
+    consent: Annotated[
+        bool, typer.Option(help="its interactions may be stored and trained on")
+    ] = False,
+    requests_per_minute: Annotated[
+        float, typer.Option(min=0.001)
+    ] = DEFAULT_RATE.requests_per_minute,
+    burst_requests: Annotated[int, typer.Option(min=1)] = DEFAULT_RATE.burst_requests,
+    tokens_per_day: Annotated[
+        int | None, typer.Option(min=1, help="read and generated; no limit when absent")
+    ] = None,
+    operator: Annotated[
+        bool, typer.Option("--operator", help="may read /metrics, which tells of all tenants")
+    ] = False,
+) -> None:
+    """Issues a key and prints it, once: only its digest is kept."""
+    if tenant == SIMULATED_TENANT or not 0 < len(tenant.strip()) <= 80:
+        raise ConfigError(
+            f"tenant is {tenant!r}, wanted a name of 1 to 80 characters that is not "
+            f"{SIMULATED_TENANT!r}"
+        )
+    key, text = IssuedKeys(load_settings().home).issue(
+        tenant.strip(),
+        time.time(),
+        consent=consent,
+        rate_limit=RateLimitConfig(
+            requests_per_minute=requests_per_minute, burst_requests=burst_requests
+        ),
+        tokens_per_day=tokens_per_day,
+        operator=operator,
+    )
+    typer.echo(f"key {key.key_id} of {key.name}, shown this once:", err=True)
+    typer.echo(text)
+
+
+@keys.command("list")
+def list_keys(
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON list")] = False,
+) -> None:
+    """Keys, oldest first, revoked ones too."""
+    issued = IssuedKeys(load_settings().home).read()
+    if as_json:
+        rows = [key.model_dump(mode="json", exclude={"digest"}) for key in issued]
+        typer.echo(json.dumps(rows))
+        return
+    console = Console()
+    for key in issued:
+        console.print(_line(key), highlight=False, markup=False, soft_wrap=True)
+    if not issued:
+        console.print("no key issued yet")
+
+
+@keys.command("revoke")
+def revoke(key_id: Annotated[str, typer.Argument(help="as `ostinato keys list` shows it")]) -> None:
+    """Ends a key: the gateway refuses its next request. Answers under way are not cut."""
+    key = IssuedKeys(load_settings().home).revoke(key_id, time.time())
+    typer.echo(f"key {key.key_id} of {key.name} is revoked")
+
+
+def _line(key: IssuedKey) -> str:
+    made = datetime.fromtimestamp(key.created_at, UTC).strftime("%Y-%m-%d")
+    budget = "no limit" if key.tokens_per_day is None else f"{key.tokens_per_day} tokens a day"
+    marks = [
+        *(["consent"] if key.consent else []),
+        *(["operator"] if key.operator else []),
+        *(["revoked"] if key.revoked_at is not None else []),
+    ]
+    rate = f"{key.rate_limit.requests_per_minute:g} requests a minute"
+    return ", ".join([f"{key.key_id}  {key.name}  since {made}", rate, budget, *marks])

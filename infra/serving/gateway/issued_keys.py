@@ -1,0 +1,135 @@
+"""Keys of tenants in one file: issued and revoked by a command, read again by a gateway that runs.
+
+The file holds digests. A key is shown once, when it is issued.
+"""
+
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from ostinato.infra.platform.errors import ConfigError, StorageError
+from ostinato.infra.serving.gateway.config import IssuedKey, RateLimitConfig
+
+FILE_NAME = "gateway_tenants.json"
+_KEYS = TypeAdapter(tuple[IssuedKey, ...])
+
+
+class IssuedKeys:
+    """The file of a home. Readers see the old file or the whole new one."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE_NAME
+        self._seen: tuple[int, ...] | None = None
+        self._by_digest: dict[str, IssuedKey] = {}
+
+    def identify(self, api_key: str) -> IssuedKey | None:
+        """The key's record as the file is now. None when it is unknown or revoked.
+
+        StorageError when the file is damaged: nobody is let in by what it said before.
+        """
+        seen = self._look()
+        if seen != self._seen:
+            try:
+                keys = self.read()
+            except ConfigError as error:
+                raise StorageError(str(error)) from error  # no fault of whoever calls
+            self._by_digest = {key.digest: key for key in keys if key.revoked_at is None}
+            self._seen = seen
+        return self._by_digest.get(digest_of(api_key))
+
+    def read(self) -> tuple[IssuedKey, ...]:
+        """All keys, oldest first, revoked ones too."""
+        try:
+            return _KEYS.validate_json(self._path.read_bytes())
+        except FileNotFoundError:
+            return ()
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise ConfigError(
+                f"{self._path}: {where}: {first['msg']}; restore it, or delete it and issue keys anew"
+            ) from error
+
+    def issue(
+        self,
+        tenant: str,
+        now: float,
+        *,
+        consent: bool,
+        rate_limit: RateLimitConfig,
+        tokens_per_day: int | None,
+        operator: bool,
+    ) -> tuple[IssuedKey, str]:
+        """A new key: its record, and its text."""
+        text = f"ostinato-{secrets.token_urlsafe(24)}"
+        with self._changing() as write:
+            keys = self.read()
+            key = IssuedKey(
+                name=tenant,
+                consent=consent,
+                rate_limit=rate_limit,
+                tokens_per_day=tokens_per_day,
+                operator=operator,
+                key_id=secrets.token_hex(6),
+                digest=digest_of(text),
+                created_at=now,
+            )
+            write((*keys, key))
+        return key, text
+
+    def revoke(self, key_id: str, now: float) -> IssuedKey:
+        """Ends a key. ConfigError for an unknown id; a revoked one stays as it is."""
+        with self._changing() as write:
+            keys = self.read()
+            found = next((key for key in keys if key.key_id == key_id), None)
+            if found is None:
+                known = ", ".join(key.key_id for key in keys if key.revoked_at is None) or "none"
+                raise ConfigError(f"key id is {key_id!r}, wanted one of {known}")
+            if found.revoked_at is not None:
+                return found
+            revoked = found.model_copy(update={"revoked_at": now})
+            write(tuple(revoked if key is found else key for key in keys))
+        return revoked
+
+    def _look(self) -> tuple[int, ...] | None:
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+    @contextmanager
+    def _changing(self) -> Iterator[Callable[[tuple[IssuedKey, ...]], None]]:
+        """The file for one writer at a time."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        lock = self._path.with_name(f".{self._path.name}.lock")
+        with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), "w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            yield lambda keys: write_private(self._path, _KEYS.dump_json(keys, indent=1))
+
+
+def digest_of(api_key: str) -> str:
+    """SHA-256. Keys are drawn with 192 bits, so nothing slower is needed."""
+    return hashlib.sha256(api_key.encode()).hexdigest()
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Replaces a file that its owner alone may read. On disk when this returns."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
