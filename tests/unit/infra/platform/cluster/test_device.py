@@ -55,7 +55,7 @@ def test_second_trainer_waits_until_the_first_ends(is_killed: bool, tmp_path: Pa
         holder: Future[CountResult] = pool.submit(train, first, str(release))
         _await((first / "waiting").exists)
         waiter = pool.submit(train, second, "", seen.append)
-        _await((second / STATUS).exists)
+        _await(lambda: seen and (second / STATUS).exists())
         assert str(first) in (second / STATUS).read_text()
         assert not (second / "steps.txt").exists()
         if is_killed:
