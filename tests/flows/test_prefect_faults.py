@@ -284,9 +284,7 @@ def test_third_failed_cycle_calls_the_webhook_of_the_alarm(here: PrefectHere) ->
         here.api.post("events", json=failed).raise_for_status()
         wait_until("a call", lambda: called, 120)
         listener.shutdown()
-    [text] = called
-    assert "cycles fail" in text
-    assert f"cycle {FAILED_CYCLES - 1}" in text
+    assert "alarm: cycles fail" in called[0]
 
 
 @pytest.mark.parametrize(
