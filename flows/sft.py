@@ -13,7 +13,7 @@ from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.models.training_config import DEMONSTRATIONS
+from ostinato.models.training.config import DEMONSTRATIONS
 from ostinato.tasks.corpus.config import CONVERSATIONS, CorpusResult
 from ostinato.tasks.pretraining.config import PretrainingResult
 

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.record import Record
-from ostinato.tasks.corpus.locating import Locating
+from ostinato.tasks.corpus.repairs.locating import Locating
 from ostinato.tasks.records import Split
 
 CONVERSATIONS = "conversations"  # held-out shard of a user's own

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.models.rendering import Renderer
-from ostinato.tasks.corpus.transcripts import Document
+from ostinato.tasks.corpus.repairs.transcripts import Document
 
 FOLLOWS = {
     None: ("system", "user"),

@@ -8,12 +8,12 @@ import xxhash
 
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.corpus.config import CorpusConfig, FunctionLimits
-from ostinato.tasks.corpus.corruptions import Corruption, corrupt_function
-from ostinato.tasks.corpus.decontamination import Guard
-from ostinato.tasks.corpus.functions import CodeFunction, extract_functions
-from ostinato.tasks.corpus.reports import FailureReports
-from ostinato.tasks.corpus.sources import SourceFile
-from ostinato.tasks.corpus.transcripts import DocumentWriter
+from ostinato.tasks.corpus.corruption.corruptions import Corruption, corrupt_function
+from ostinato.tasks.corpus.corruption.reports import FailureReports
+from ostinato.tasks.corpus.repairs.transcripts import DocumentWriter
+from ostinato.tasks.corpus.source_code.decontamination import Guard
+from ostinato.tasks.corpus.source_code.functions import CodeFunction, extract_functions
+from ostinato.tasks.corpus.source_code.sources import SourceFile
 
 MAX_DRY_DRAWS = 10_000  # draws in a row that gave no document, after which a kind is used up
 HELD_OUT_REPAIR_RATIO = 0.02

@@ -18,10 +18,10 @@ from ostinato.infra.agent.tools.searching import MAX_HITS, MAX_MATCHES, list_hit
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.corpus.config import CorpusConfig, FunctionLimits
 from ostinato.tasks.corpus.documents import is_held_out
-from ostinato.tasks.corpus.functions import extract_functions
-from ostinato.tasks.corpus.locating import drive, locate
-from ostinato.tasks.corpus.sources import SourceFile
-from ostinato.tasks.corpus.transcripts import Document, draw_plan, look_turns
+from ostinato.tasks.corpus.repairs.locating import drive, locate
+from ostinato.tasks.corpus.repairs.transcripts import Document, draw_plan, look_turns
+from ostinato.tasks.corpus.source_code.functions import extract_functions
+from ostinato.tasks.corpus.source_code.sources import SourceFile
 from ostinato.tasks.descriptions import describe_functions, write_prompt
 
 POOL_FILES = 40

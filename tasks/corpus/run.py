@@ -19,13 +19,6 @@ from ostinato.tasks.corpus.config import (
     ShardStatistics,
 )
 from ostinato.tasks.corpus.conversations import make_documents, read_conversations
-from ostinato.tasks.corpus.decontamination import Guard
-from ostinato.tasks.corpus.deduplication import Deduplicator, Novelty
-from ostinato.tasks.corpus.demonstrations import (
-    Demonstrations,
-    DemonstrationSettings,
-    make_demonstrations,
-)
 from ostinato.tasks.corpus.documents import (
     RepairMaker,
     Shard,
@@ -34,13 +27,20 @@ from ostinato.tasks.corpus.documents import (
     make_library,
     make_repairs,
 )
-from ostinato.tasks.corpus.functions import CodeFunction, extract_functions
 from ostinato.tasks.corpus.located import Locator, make_located
 from ostinato.tasks.corpus.overlap import measure_overlap
-from ostinato.tasks.corpus.problem_sources import ProblemSource, read_problem_source
+from ostinato.tasks.corpus.repairs.demonstrations import (
+    Demonstrations,
+    DemonstrationSettings,
+    make_demonstrations,
+)
+from ostinato.tasks.corpus.repairs.transcripts import Document, DocumentWriter
 from ostinato.tasks.corpus.shards import write_demonstrations, write_shard
-from ostinato.tasks.corpus.sources import SourceFile, read_source
-from ostinato.tasks.corpus.transcripts import Document, DocumentWriter
+from ostinato.tasks.corpus.source_code.decontamination import Guard
+from ostinato.tasks.corpus.source_code.deduplication import Deduplicator, Novelty
+from ostinato.tasks.corpus.source_code.functions import CodeFunction, extract_functions
+from ostinato.tasks.corpus.source_code.problem_sources import ProblemSource, read_problem_source
+from ostinato.tasks.corpus.source_code.sources import SourceFile, read_source
 
 SHARDS_DIRECTORY = "shards"
 STATISTICS_FILE = "statistics.json"

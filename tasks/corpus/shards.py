@@ -9,7 +9,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from safetensors.numpy import save_file
 
 from ostinato.tasks.corpus.config import ShardStatistics
-from ostinato.tasks.corpus.transcripts import Document
+from ostinato.tasks.corpus.repairs.transcripts import Document
 
 DEMONSTRATIONS_FILE = "demonstrations.safetensors"
 

@@ -8,18 +8,18 @@ from functools import partial
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxHostLost
 from ostinato.infra.sandbox.test_server import TestServer, as_text
-from ostinato.tasks.grading.blind_trial import BlindTrials
 from ostinato.tasks.grading.change import AttemptChange, JudgedAttempt
+from ostinato.tasks.grading.cheating.monitors import scan_attempt
 from ostinato.tasks.grading.config import GradingConfig, Pattern
-from ostinato.tasks.grading.monitors import scan_attempt
-from ostinato.tasks.grading.rewards import compute_reward
-from ostinato.tasks.grading.style import count_new_lints
-from ostinato.tasks.grading.verdicts import (
+from ostinato.tasks.grading.judging.blind_trial import BlindTrials
+from ostinato.tasks.grading.judging.verdicts import (
     check_repository,
     fail_for_fault,
     judge,
     judge_in_environment,
 )
+from ostinato.tasks.grading.rewards import compute_reward
+from ostinato.tasks.grading.style import count_new_lints
 from ostinato.tasks.records import Problem, RewardReport, Verdict
 
 logger = logging.getLogger(__name__)

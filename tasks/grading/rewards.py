@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from ostinato.infra.platform.errors import GradingError, boundary
 from ostinato.tasks.grading.change import JudgedAttempt
+from ostinato.tasks.grading.cheating.monitors import COMMENT_RATIO
 from ostinato.tasks.grading.conduct import (
     count_broken_calls,
     count_open_todos,
@@ -20,7 +21,6 @@ from ostinato.tasks.grading.conduct import (
 )
 from ostinato.tasks.grading.config import REWARDS, GradingConfig
 from ostinato.tasks.grading.length import length_penalty, measure_effort, total_effort
-from ostinato.tasks.grading.monitors import COMMENT_RATIO
 from ostinato.tasks.records import RewardReport
 
 Reward = Callable[[JudgedAttempt], float]

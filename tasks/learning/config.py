@@ -13,7 +13,7 @@ from pydantic import (
 
 from ostinato.infra.platform.record import Record
 from ostinato.models.decode.config import Precision
-from ostinato.models.optimizer_config import OptimizerConfig
+from ostinato.models.training.optimizer_config import OptimizerConfig
 
 # k3 at equal weights that alarms, by engine and number format. Ours measures 1e-13 at most; the others were not
 # measured on this project's machines and have the general limit.
@@ -77,7 +77,7 @@ class ObjectiveConfig(Record):
     credit: Literal["trajectory", "edit"] = Field(
         default="trajectory",
         description="trajectory: one advantage for all tokens of an attempt; edit: the tokens up to each edit against "
-        "the same edit of the group's other attempts (tasks/learning/credit.py). For rollouts, not for a cycle",
+        "the same edit of the group's other attempts (tasks/learning/batches/credit.py). For rollouts, not for a cycle",
     )
     edit_discount: float = Field(
         default=0.6,

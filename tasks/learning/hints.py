@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ostinato.infra.agent.transcript import MISSING_ROUTE, Segment
-from ostinato.models.build import TrainerModel
+from ostinato.models.network.build import TrainerModel
+from ostinato.tasks.learning.batches.packing import Microbatch, pack
 from ostinato.tasks.learning.config import PackingConfig, RouterReplayConfig
-from ostinato.tasks.learning.packing import Microbatch, pack
 from ostinato.tasks.records import Hint, Sample
 
 

@@ -14,12 +14,12 @@ import torch
 import xxhash
 from torch import Tensor
 
-from ostinato.models.build import TrainerModel
 from ostinato.models.decode.config import Precision
+from ostinato.models.network.build import TrainerModel
+from ostinato.tasks.learning.batches.packing import pack
 from ostinato.tasks.learning.config import PARITY_ALARM_K3, LearningConfig
-from ostinato.tasks.learning.packing import pack
+from ostinato.tasks.learning.ranks.share import score_batch
 from ostinato.tasks.learning.report import Mismatch, Parity, TokenScores, measure_mismatch
-from ostinato.tasks.learning.share import score_batch
 from ostinato.tasks.records import Sample
 
 OUR_ALARM_K3 = PARITY_ALARM_K3["local", Precision.FP32]

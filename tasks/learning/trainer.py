@@ -15,14 +15,14 @@ from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights import ChainManifest, ChainPublisher, OverlappedPublisher
 from ostinato.infra.serving.weights.shards import Waiting
 from ostinato.models.spec import ModelSpec
-from ostinato.tasks.learning.advantages import penalize_divergence
+from ostinato.tasks.learning.batches.advantages import penalize_divergence
+from ostinato.tasks.learning.batches.packing import Microbatch, deal
 from ostinato.tasks.learning.config import LearningConfig, TrainerRequest
-from ostinato.tasks.learning.packing import Microbatch, deal
-from ostinato.tasks.learning.rank import OtherRank, TrainerRank, own_tensors
-from ostinato.tasks.learning.rank_group import PATIENCE_SECONDS, RankGroup
+from ostinato.tasks.learning.ranks.rank import OtherRank, TrainerRank, own_tensors
+from ostinato.tasks.learning.ranks.rank_group import PATIENCE_SECONDS, RankGroup
+from ostinato.tasks.learning.ranks.share import ShareResult, StepShare
+from ostinato.tasks.learning.ranks.step_checkpoints import StepState
 from ostinato.tasks.learning.report import StepReport
-from ostinato.tasks.learning.share import ShareResult, StepShare
-from ostinato.tasks.learning.step_checkpoints import StepState
 from ostinato.tasks.learning.update import PolicyUpdate, gather_k1, in_order
 from ostinato.tasks.records import Sample
 

@@ -1,7 +1,7 @@
 """One optimiser step from a list of samples.
 
 The order of things: which samples are computed, microbatches, who computes which, and the report of
-what was measured on the way. It neither builds models nor publishes; `share.py` computes.
+what was measured on the way. It neither builds models nor publishes; `ranks/share.py` computes.
 
 Shapes: B rows, T tokens, N sampled tokens of a microbatch.
 """
@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from ostinato.infra.platform.errors import ClusterError, TrainingError
-from ostinato.models.build import TrainerModel
+from ostinato.models.network.build import TrainerModel
+from ostinato.tasks.learning.batches.packing import Microbatch, deal, pack
 from ostinato.tasks.learning.config import LearningConfig, ObjectiveConfig
 from ostinato.tasks.learning.hints import HintedRows, pack_hinted
-from ostinato.tasks.learning.packing import Microbatch, deal, pack
 from ostinato.tasks.learning.parity import StepParity
+from ostinato.tasks.learning.ranks.share import ShareResult, ShareWork, StepShare, sum_rows_k1
 from ostinato.tasks.learning.report import (
     Mismatch,
     StepReport,
@@ -26,7 +27,6 @@ from ostinato.tasks.learning.report import (
     measure_mismatch,
     measure_staleness,
 )
-from ostinato.tasks.learning.share import ShareResult, ShareWork, StepShare, sum_rows_k1
 from ostinato.tasks.records import Sample
 
 # Runs one share on each rank; answers in the order of ranks.

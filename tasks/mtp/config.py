@@ -5,7 +5,7 @@ Torch-free: the recipe composes them.
 
 from pydantic import Field
 
-from ostinato.models.training_config import LoopConfig, PhaseResult, TrainingRecord
+from ostinato.models.training.config import LoopConfig, PhaseResult, TrainingRecord
 
 
 class MtpConfig(LoopConfig):

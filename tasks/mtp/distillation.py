@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ostinato.models.batch import TokenBatch, held_out_batches, held_out_sources
-from ostinato.models.build import TrainerModel
-from ostinato.models.objective import distillation_kl
+from ostinato.models.network.build import TrainerModel
+from ostinato.models.training.batch import TokenBatch, held_out_batches, held_out_sources
+from ostinato.models.training.objective import distillation_kl
 from ostinato.tasks.mtp.config import DraftQuality, MtpConfig
 
 

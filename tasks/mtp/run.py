@@ -5,11 +5,11 @@ from typing import Any
 
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, TrainingError, boundary
-from ostinato.models.build import TrainerModel, build_trainer_model
 from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
-from ostinato.models.data_parallel import run_ranks
-from ostinato.models.training import TrainingRun, Work
-from ostinato.models.training_config import PhaseConfig, PhaseResult
+from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.models.training.config import PhaseConfig, PhaseResult
+from ostinato.models.training.data_parallel import run_ranks
+from ostinato.models.training.loop import TrainingRun, Work
 from ostinato.tasks.mtp.config import DraftQuality, MtpRequest, MtpResult
 from ostinato.tasks.mtp.distillation import DistillationLoss, measure_drafts
 

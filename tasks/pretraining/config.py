@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from ostinato.models.spec import ModelSpec
-from ostinato.models.training_config import LoopConfig, PhaseResult, TrainingRecord
+from ostinato.models.training.config import LoopConfig, PhaseResult, TrainingRecord
 
 
 class PretrainingConfig(LoopConfig):

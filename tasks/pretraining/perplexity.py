@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ostinato.models.batch import held_out_batches, held_out_sources
-from ostinato.models.build import TrainerModel
+from ostinato.models.network.build import TrainerModel
+from ostinato.models.training.batch import held_out_batches, held_out_sources
 from ostinato.tasks.pretraining.config import Perplexity, PretrainingConfig
 
 

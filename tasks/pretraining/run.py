@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, TrainingError, boundary
-from ostinato.models.batch import TokenBatch
-from ostinato.models.build import TrainerModel, build_trainer_model
 from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
-from ostinato.models.data_parallel import run_ranks
-from ostinato.models.training import TrainingRun, Work
-from ostinato.models.training_config import PhaseConfig, PhaseResult
+from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.models.training.batch import TokenBatch
+from ostinato.models.training.config import PhaseConfig, PhaseResult
+from ostinato.models.training.data_parallel import run_ranks
+from ostinato.models.training.loop import TrainingRun, Work
 from ostinato.tasks.pretraining.config import Perplexity, PretrainingRequest, PretrainingResult
 from ostinato.tasks.pretraining.perplexity import measure_perplexity
 

@@ -18,7 +18,7 @@ from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.tasks.learning.config import TrainerRequest
-from ostinato.tasks.learning.step_checkpoints import (
+from ostinato.tasks.learning.ranks.step_checkpoints import (
     StepState,
     describe_machine,
     link_step,

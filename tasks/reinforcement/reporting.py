@@ -13,7 +13,7 @@ from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.infra.serving.engine.fleet import EngineFleet
-from ostinato.tasks.grading.alarms import HackMonitor
+from ostinato.tasks.grading.cheating.alarms import HackMonitor
 from ostinato.tasks.learning.actor import TrainedStep
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
 from ostinato.tasks.reinforcement.step_metrics import EngineTotals, describe_groups

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ostinato.infra.platform.ledger.events import EventRepository
 from ostinato.infra.platform.telemetry import fields
-from ostinato.tasks.grading.alarms import HackMonitor
+from ostinato.tasks.grading.cheating.alarms import HackMonitor
 from ostinato.tasks.learning.report import Parity, StepReport
 from ostinato.tasks.records import Group
 

@@ -47,7 +47,7 @@ def shipped_packages(
 
 
 class TowerConfig(Record):
-    """Size of the encoder. The fields of models/embedder.py by the same names."""
+    """Size of the encoder. The fields of models/search_encoder/embedder.py by the same names."""
 
     width: int = Field(default=128, ge=8)
     num_words: int = Field(default=12_000, ge=1)

@@ -11,8 +11,8 @@ from ostinato.infra.agent.search.chunks import Chunk
 from ostinato.infra.agent.search.field_scores import BODY_ONLY, BY_FIELD, FieldRule, score_words
 from ostinato.infra.agent.search.fusion import fuse_standardised
 from ostinato.infra.agent.search.segment import Segment
-from ostinato.models.code_words import CodeText, split_words
-from ostinato.models.embedder import Embedder
+from ostinato.models.search_encoder.code_words import CodeText, split_words
+from ostinato.models.search_encoder.embedder import Embedder
 from ostinato.tasks.retrieval.config import PairsConfig, RankingScores
 from ostinato.tasks.retrieval.pairs import Function
 

@@ -12,7 +12,7 @@ import numpy as np
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.source_archives import fetch_archive, read_archive
 from ostinato.infra.platform.syntax import parse_python, walk_definitions
-from ostinato.models.code_words import CodeText, describe_code, split_words
+from ostinato.models.search_encoder.code_words import CodeText, describe_code, split_words
 from ostinato.tasks.retrieval.config import (
     STANDARD_LIBRARY,
     CodePackage,

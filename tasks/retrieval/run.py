@@ -13,7 +13,7 @@ import torch
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import TrainingError, boundary
 from ostinato.infra.platform.settings import Settings
-from ostinato.models.embedder import save_embedder
+from ostinato.models.search_encoder.embedder import save_embedder
 from ostinato.tasks.retrieval.config import (
     Package,
     RankingScores,

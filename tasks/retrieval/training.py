@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from ostinato.infra.agent.search.field_scores import BODY_ONLY, score_words
-from ostinato.models.code_words import FIELDS, CodeText, Vocabulary, split_words
-from ostinato.models.embedder import Embedder, EmbedderConfig, contrastive_loss
+from ostinato.models.search_encoder.code_words import FIELDS, CodeText, Vocabulary, split_words
+from ostinato.models.search_encoder.embedder import Embedder, EmbedderConfig, contrastive_loss
 from ostinato.tasks.retrieval.config import ContrastiveConfig, RetrievalConfig
 from ostinato.tasks.retrieval.measure import index_codes
 from ostinato.tasks.retrieval.pairs import Pair

@@ -1,10 +1,12 @@
 """Files and functions stay small. The measured distribution is printed with `-s`."""
 
 import statistics
+from collections import Counter
 
 from tests.architecture.source import count_lines, list_functions, list_modules
 
 FILE_LINES_MAXIMUM = 500
+FOLDER_FILES_MAXIMUM = 15
 FILE_LINES_MEDIAN = 150
 FILE_LINES_P90 = 350
 FUNCTION_LINES_MAXIMUM = 80
@@ -12,6 +14,8 @@ FUNCTION_LINES_P90 = 40
 FUNCTION_SHARE_OVER_60 = 0.01
 # path::function -> why it may be longer
 LONG_FUNCTIONS: dict[str, str] = {}
+# folder -> why it may hold more files
+FULL_FOLDERS = {"flows": "one file per flow"}
 
 
 def _percentile(values: list[int], share: float) -> int:
@@ -44,3 +48,12 @@ def test_functions_keep_their_budget() -> None:
     assert too_long == []
     assert p90 <= FUNCTION_LINES_P90
     assert over_60 <= FUNCTION_SHARE_OVER_60
+
+
+def test_folders_keep_their_budget() -> None:
+    folders = Counter(
+        name.rpartition("/")[0] for name in list_modules() if not name.endswith("__init__.py")
+    )
+
+    full = {name: n for name, n in folders.items() if n > FOLDER_FILES_MAXIMUM}
+    assert full.keys() <= FULL_FOLDERS.keys(), full

@@ -27,7 +27,7 @@ from ostinato.infra.platform.objects import ObjectStore
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.conversion.exporting import export_model
-from ostinato.tasks.learning.advantages import center_rewards
+from ostinato.tasks.learning.batches.advantages import center_rewards
 from ostinato.tasks.learning.config import (
     LearningConfig,
     ObjectiveConfig,

@@ -16,10 +16,10 @@ from pathlib import Path
 from torch import Tensor
 
 from ostinato.kernels.moe.precision import PrecisionName
-from ostinato.models.batch import TokenBatch
-from ostinato.models.build import build_trainer_model
-from ostinato.models.training import TrainingRun, Work
-from ostinato.models.training_config import LoopConfig, PhaseConfig
+from ostinato.models.network.build import build_trainer_model
+from ostinato.models.training.batch import TokenBatch
+from ostinato.models.training.config import LoopConfig, PhaseConfig
+from ostinato.models.training.loop import TrainingRun, Work
 from tests.fakes.nano_spec import NANO
 
 TENTHS = 10

@@ -28,7 +28,7 @@ from ostinato.infra.agent.search.encoder import BagEncoder
 from ostinato.infra.agent.search.index import CodeIndex
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.settings import load_settings
-from ostinato.models.embedder import load_embedder
+from ostinato.models.search_encoder.embedder import load_embedder
 from ostinato.tasks.retrieval.config import (
     Package,
     PairsConfig,

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.models.build import build_trainer_model
 from ostinato.models.checkpoint import save_checkpoint
+from ostinato.models.network.build import build_trainer_model
 from ostinato.tasks.learning.config import LearningConfig, TrainerRequest
 from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Sample

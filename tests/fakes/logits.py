@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ostinato.models.build import TrainerModel
+from ostinato.models.network.build import TrainerModel
 
 
 def forward_logits(model: TrainerModel, tokens_BT: Tensor) -> Tensor:

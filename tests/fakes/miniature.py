@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.models.build import build_trainer_model
 from ostinato.models.checkpoint import save_checkpoint
+from ostinato.models.network.build import build_trainer_model
 from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.records import LineEdit, Problem, Split
 from tests.fakes.small_spec import make_spec

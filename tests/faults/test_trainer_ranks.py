@@ -16,8 +16,8 @@ from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights import ChainSubscriber
 from ostinato.infra.serving.weights.manifest import list_versions
 from ostinato.infra.serving.weights.patient_store import PatientStore
-from ostinato.models.build import build_trainer_model
 from ostinato.models.checkpoint import save_checkpoint
+from ostinato.models.network.build import build_trainer_model
 from ostinato.tasks.learning.actor import TrainerActor
 from ostinato.tasks.learning.config import (
     LearningConfig,
@@ -25,8 +25,8 @@ from ostinato.tasks.learning.config import (
     PackingConfig,
     TrainerRequest,
 )
-from ostinato.tasks.learning.rank import OtherRank
-from ostinato.tasks.learning.share import ShareResult, ShareWork, StepShare
+from ostinato.tasks.learning.ranks.rank import OtherRank
+from ostinato.tasks.learning.ranks.share import ShareResult, ShareWork, StepShare
 from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Sample
 from tests.fakes.processes import command_line

@@ -13,7 +13,7 @@ from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.sandbox import SandboxKind
-from ostinato.infra.serving.gateway.workplaces import RepositoryWorkplaces
+from ostinato.infra.serving.gateway.answers.workplaces import RepositoryWorkplaces
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest, ShardRequest
 from ostinato.tasks.checkpoint_evaluation.run import run_shard

@@ -8,10 +8,10 @@ import torch
 
 from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.agent.transcript import SamplingDistribution, Segment
-from ostinato.models.build import TrainerModel, build_trainer_model
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.decode.weights import prepare_weights
+from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.tasks.learning.report import measure_mismatch
 from tests.fakes.engine_runs import run
 from tests.fakes.nano_spec import NANO

@@ -13,11 +13,11 @@ import torch
 import transformers
 
 from ostinato.infra.serving.published_models import FAMILIES, write_model_directory
-from ostinato.models.build import TrainerModel, build_trainer_model
 from ostinato.models.checkpoint.streaming import TensorFiles
 from ostinato.models.families.family import Family
-from ostinato.models.optimizer import build_optimizer
-from ostinato.models.optimizer_config import OptimizerConfig
+from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.models.training.optimizer import build_optimizer
+from ostinato.models.training.optimizer_config import OptimizerConfig
 from tests.fakes.logits import forward_logits
 
 SIZES = {

@@ -7,8 +7,8 @@ import torch
 import transformers
 
 from ostinato.infra.platform.settings import load_settings
-from ostinato.models.build import build_trainer_model
 from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.network.build import build_trainer_model
 from ostinato.tasks.conversion.exporting import export_model
 from ostinato.tasks.conversion.importing import import_model
 from tests.fakes.logits import forward_logits

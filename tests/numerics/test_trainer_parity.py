@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ostinato.models.build import TrainerModel, build_trainer_model
+from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.spec import ModelSpec
 from tests.fakes.logits import forward_logits
 from tests.fakes.small_spec import make_spec

@@ -10,7 +10,7 @@ from cachetools import LRUCache
 
 from ostinato.infra.agent.search.chunks import Chunk
 from ostinato.infra.agent.search.encoder import TextEncoder
-from ostinato.models.code_words import CodeText, split_words
+from ostinato.models.search_encoder.code_words import CodeText, split_words
 
 NO_MODEL = "no-model"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import tree_sitter
 import tree_sitter_python
 
-from ostinato.models.code_words import CodeText, describe_code
+from ostinato.models.search_encoder.code_words import CodeText, describe_code
 
 _PARSER = tree_sitter.Parser(tree_sitter.Language(tree_sitter_python.language()))
 _DEFINITIONS = frozenset({"function_definition", "class_definition"})

@@ -1,6 +1,6 @@
 """The trained encoder at serving time: numpy only.
 
-The `TextEncoder` protocol and `BagEncoder`, which reads the files of models/embedder.py and gives
+The `TextEncoder` protocol and `BagEncoder`, which reads the files of models/search_encoder/embedder.py and gives
 the same vectors. It trains nothing and keeps nothing.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.models.code_words import CodeText, Vocabulary, WordBag
+from ostinato.models.search_encoder.code_words import CodeText, Vocabulary, WordBag
 
 WEIGHTS_FILE = "encoder.safetensors"
 DESCRIPTION_FILE = "encoder.json"

@@ -14,7 +14,7 @@ from ostinato.infra.agent.search.chunks import cut_chunks
 from ostinato.infra.agent.search.field_scores import score_words
 from ostinato.infra.agent.search.fusion import fuse_standardised
 from ostinato.infra.agent.search.segment import Segment, WordStatistics
-from ostinato.models.code_words import split_words
+from ostinato.models.search_encoder.code_words import split_words
 
 SEARCHED_SUFFIXES = (".py", ".pyi", ".md", ".rst", ".toml", ".txt", ".cfg")
 LARGEST_FILE_BYTES = 200_000

@@ -8,7 +8,7 @@ import numpy as np
 
 from ostinato.infra.agent.search.chunk_cache import ChunkFeatures
 from ostinato.infra.agent.search.chunks import Chunk
-from ostinato.models.code_words import FIELDS
+from ostinato.models.search_encoder.code_words import FIELDS
 
 
 @dataclass(slots=True)

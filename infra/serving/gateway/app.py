@@ -25,12 +25,13 @@ from ostinato.infra.platform.errors import (
 )
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.gateway.agents import AgentService
+from ostinato.infra.serving.gateway.answers.agents import AgentService
+from ostinato.infra.serving.gateway.answers.completions import ChatService, Finished
+from ostinato.infra.serving.gateway.answers.generation import Answering
+from ostinato.infra.serving.gateway.answers.workplaces import Workplaces
 from ostinato.infra.serving.gateway.arms import ArmTable
-from ostinato.infra.serving.gateway.completions import ChatService, Finished
 from ostinato.infra.serving.gateway.config import Caller, GatewayConfig
 from ostinato.infra.serving.gateway.failures import ApiError, error_body
-from ostinato.infra.serving.gateway.generation import Answering
 from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
 from ostinato.infra.serving.gateway.limits import RequestLimits
 from ostinato.infra.serving.gateway.metrics import METRICS_TYPE, CountRequests, Metrics
@@ -46,7 +47,6 @@ from ostinato.infra.serving.gateway.schemas import (
 )
 from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS
 from ostinato.infra.serving.gateway.tenants import DAY_SECONDS, Tenants
-from ostinato.infra.serving.gateway.workplaces import Workplaces
 from ostinato.models.rendering import Renderer
 
 logger = logging.getLogger(__name__)

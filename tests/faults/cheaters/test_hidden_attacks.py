@@ -10,7 +10,7 @@ import pytest
 
 from ostinato.infra.sandbox.plain_run import run_plainly
 from ostinato.infra.sandbox.protocol import TestOutcome
-from ostinato.tasks.grading.attacks import find_forbidden
+from ostinato.tasks.grading.cheating.attacks import find_forbidden
 from tests.faults.cheaters.conftest import HIDDEN, PATH, TESTS
 from tests.faults.cheaters.scripts import HONEST_COMMON, HONEST_LONGEST, module
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from ostinato.kernels.moe.precision import PrecisionName
-from ostinato.models.build import build_trainer_model
-from ostinato.models.optimizer import build_optimizer, set_learning_rates
-from ostinato.models.optimizer_config import OptimizerConfig
+from ostinato.models.network.build import build_trainer_model
+from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
+from ostinato.models.training.optimizer_config import OptimizerConfig
 from tests.fakes.small_spec import SMALL_SPEC
 
 STEPS = 12

@@ -58,7 +58,7 @@ def stages_with_changed_code(root: Path, name: str, old: str, new: str) -> set[s
             {"problems", "corpus", "pretraining", "mtp", "speculation", "evaluation"},
         ),
         (
-            "tasks/corpus/corruptions.py",
+            "tasks/corpus/corruption/corruptions.py",
             "2.6",
             "99.0",
             {"corpus"},
@@ -72,7 +72,7 @@ def stages_with_changed_code(root: Path, name: str, old: str, new: str) -> set[s
             {"problems", "corpus", "pretraining", "mtp", "speculation", "candidate"},
         ),
         (
-            "models/optimizer.py",
+            "models/training/optimizer.py",
             "UPDATE_SCALE = 0.2",
             "UPDATE_SCALE = 0.3",
             {"pretraining", "mtp", "reinforcement"},

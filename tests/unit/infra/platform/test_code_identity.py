@@ -122,4 +122,4 @@ def test_digest_does_not_depend_on_the_order_of_a_set(root: Path) -> None:
 def test_closures_of_the_project_load_no_torch_and_know_its_version() -> None:
     code = installed_tree().code_of(["ostinato.tasks.pretraining.run:main"])
 
-    assert {"torch", "megatron-core", "models/optimizer.py"} <= code.keys()
+    assert {"torch", "megatron-core", "models/training/optimizer.py"} <= code.keys()

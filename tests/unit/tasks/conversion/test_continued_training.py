@@ -7,7 +7,7 @@ import transformers
 from ostinato.infra.platform.cluster.workspace import ProgressWriter, Workspace
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.checkpoint import load_spec
-from ostinato.models.training_config import PhaseConfig
+from ostinato.models.training.config import PhaseConfig
 from ostinato.tasks.conversion.exporting import export_model
 from ostinato.tasks.conversion.importing import import_model
 from ostinato.tasks.corpus.config import (

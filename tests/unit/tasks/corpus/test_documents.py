@@ -15,16 +15,22 @@ from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.sandbox.protocol import Sandbox, TestFailure, TestOutcome, TestReport
 from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.corpus.config import CodeSource, CorpusConfig, DemonstrationConfig
-from ostinato.tasks.corpus.corruptions import corrupt_function
-from ostinato.tasks.corpus.decontamination import Guard
-from ostinato.tasks.corpus.deduplication import Deduplicator, Novelty
-from ostinato.tasks.corpus.demonstrator import Demonstrator, repair
+from ostinato.tasks.corpus.corruption.corruptions import corrupt_function
+from ostinato.tasks.corpus.corruption.reports import FailureReports
 from ostinato.tasks.corpus.documents import RepairMaker, draw_from
-from ostinato.tasks.corpus.functions import read_function
-from ostinato.tasks.corpus.problem_sources import ProblemSource, read_problem_source
-from ostinato.tasks.corpus.reports import FailureReports
-from ostinato.tasks.corpus.sources import package_licence, read_source
-from ostinato.tasks.corpus.transcripts import Course, DocumentWriter, Plan, edit_call, place_of
+from ostinato.tasks.corpus.repairs.demonstrator import Demonstrator, repair
+from ostinato.tasks.corpus.repairs.transcripts import (
+    Course,
+    DocumentWriter,
+    Plan,
+    edit_call,
+    place_of,
+)
+from ostinato.tasks.corpus.source_code.decontamination import Guard
+from ostinato.tasks.corpus.source_code.deduplication import Deduplicator, Novelty
+from ostinato.tasks.corpus.source_code.functions import read_function
+from ostinato.tasks.corpus.source_code.problem_sources import ProblemSource, read_problem_source
+from ostinato.tasks.corpus.source_code.sources import package_licence, read_source
 from tests.fakes.memory_sandbox import MemorySandbox
 from tests.unit.tasks.corpus.conftest import MODULE, make_problem
 

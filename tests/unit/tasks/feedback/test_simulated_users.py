@@ -11,10 +11,10 @@ import pytest
 
 from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.infra.serving.gateway.answers.workplaces import RepositoryWorkplaces
 from ostinato.infra.serving.gateway.app import build_app
 from ostinato.infra.serving.gateway.arms import Arm, ArmTable
 from ostinato.infra.serving.gateway.signals import Signal
-from ostinato.infra.serving.gateway.workplaces import RepositoryWorkplaces
 from ostinato.tasks.feedback.config import SimulatedUsersConfig
 from ostinato.tasks.feedback.simulated_users import (
     SimulatedRequest,

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from ostinato.infra.agent.transcript import MISSING_ROUTE, SamplingDistribution, Segment
-from ostinato.models.build import TrainerModel
+from ostinato.models.network.build import TrainerModel
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.records import Sample
 from tests.fakes.logits import forward_logits

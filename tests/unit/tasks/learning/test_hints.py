@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.models.build import TrainerModel, build_trainer_model
+from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.tasks.learning.config import (
     LearningConfig,
     ObjectiveConfig,

@@ -13,9 +13,9 @@ from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.models.rendering import Renderer, train_tokenizer
-from ostinato.tasks.learning.advantages import make_samples, penalize_divergence
+from ostinato.tasks.learning.batches.advantages import make_samples, penalize_divergence
+from ostinato.tasks.learning.batches.packing import pack
 from ostinato.tasks.learning.config import ObjectiveConfig, PackingConfig
-from ostinato.tasks.learning.packing import pack
 from ostinato.tasks.records import Group, RewardReport
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.memory_sandbox import MemorySandbox

@@ -10,8 +10,8 @@ import torch
 from ostinato.infra.platform.errors import StorageError, TrainingError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights import ChainSubscriber
-from ostinato.models.build import build_trainer_model
 from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
+from ostinato.models.network.build import build_trainer_model
 from ostinato.tasks.learning.actor import TrainerActor
 from ostinato.tasks.learning.config import (
     LearningConfig,
@@ -20,7 +20,7 @@ from ostinato.tasks.learning.config import (
     PolicyOptimizerConfig,
     TrainerRequest,
 )
-from ostinato.tasks.learning.rank import warmup_scale
+from ostinato.tasks.learning.ranks.rank import warmup_scale
 from ostinato.tasks.learning.trainer import RLTrainer
 from tests.unit.tasks.learning.samples import TINY, random_samples
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ostinato.infra.platform.errors import TrainingError
-from ostinato.models.build import TrainerModel, build_trainer_model
+from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.tasks.learning.config import (
     LearningConfig,
     ObjectiveConfig,

@@ -10,8 +10,8 @@ import torch
 
 from ostinato.infra.platform.cluster.workspace import ProgressWriter, Workspace
 from ostinato.infra.platform.settings import Settings
-from ostinato.models.build import build_trainer_model
 from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
+from ostinato.models.network.build import build_trainer_model
 from ostinato.tasks.mtp.config import MtpConfig, MtpRequest, MtpResult
 from ostinato.tasks.mtp.run import main, open_model
 from tests.fakes.corpus import write_corpus

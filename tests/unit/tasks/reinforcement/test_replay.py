@@ -10,8 +10,9 @@ from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import MetricsLog
-from ostinato.models.build import build_trainer_model
 from ostinato.models.checkpoint import save_checkpoint
+from ostinato.models.network.build import build_trainer_model
+from ostinato.tasks.learning.batches.credit import samples_of_step
 from ostinato.tasks.learning.config import (
     LearningConfig,
     ObjectiveConfig,
@@ -19,7 +20,6 @@ from ostinato.tasks.learning.config import (
     PolicyOptimizerConfig,
     TrainerRequest,
 )
-from ostinato.tasks.learning.credit import samples_of_step
 from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Group
 from ostinato.tasks.reinforcement import replay

@@ -7,11 +7,11 @@ import pytest
 
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.models.build import build_trainer_model
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.weights import prepare_weights
-from ostinato.tasks.grading.alarms import HackMonitor
+from ostinato.models.network.build import build_trainer_model
+from ostinato.tasks.grading.cheating.alarms import HackMonitor
 from ostinato.tasks.grading.config import MonitorConfig, Pattern
 from ostinato.tasks.learning.config import (
     LearningConfig,

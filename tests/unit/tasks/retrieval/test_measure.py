@@ -9,7 +9,7 @@ from ostinato.infra.agent.search.encoder import BagEncoder
 from ostinato.infra.agent.search.field_scores import BODY_ONLY
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.settings import Settings
-from ostinato.models.code_words import describe_code
+from ostinato.models.search_encoder.code_words import describe_code
 from ostinato.tasks.retrieval.config import (
     ContrastiveConfig,
     PairsConfig,

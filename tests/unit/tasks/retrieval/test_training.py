@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from ostinato.models.code_words import CodeText, describe_code
-from ostinato.models.embedder import Embedder
+from ostinato.models.search_encoder.code_words import CodeText, describe_code
+from ostinato.models.search_encoder.embedder import Embedder
 from ostinato.tasks.retrieval.config import (
     ContrastiveConfig,
     RetrievalConfig,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ostinato.models.code_words import CodeText, Vocabulary
+from ostinato.models.search_encoder.code_words import CodeText, Vocabulary
 
 
 class HashedEncoder:

@@ -1,0 +1,1 @@
+"""Answers of served models: chat completions and agent sessions."""

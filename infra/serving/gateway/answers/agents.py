@@ -1,0 +1,325 @@
+"""Served agents: a user's request, worked on in a sandbox by the harness that training uses.
+
+A session keeps tokens, files and harness state between turns, but no sandbox. Earlier turns are
+context in a follow-up's record, not trained again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from cachetools import TTLCache
+
+from ostinato.infra.agent.config import AgentRequest
+from ostinato.infra.agent.environment import HarnessState
+from ostinato.infra.agent.loop.attempt import run_agent
+from ostinato.infra.agent.transcript import EndReason, Transcript
+from ostinato.infra.platform.errors import CapacityExhausted, SandboxError
+from ostinato.infra.serving.gateway.answers.workplaces import (
+    Workplaces,
+    changed_files,
+    describe_changes,
+)
+from ostinato.infra.serving.gateway.arms import ArmTable
+from ostinato.infra.serving.gateway.config import (
+    MAX_MESSAGE_CHARACTERS,
+    MAX_SESSIONS,
+    MAX_UPLOAD_BYTES,
+    MAX_UPLOAD_FILES,
+    SESSION_IDLE_SECONDS,
+    Caller,
+    GatewayConfig,
+)
+from ostinato.infra.serving.gateway.failures import ApiError, check_length
+from ostinato.infra.serving.gateway.recorder import (
+    Interaction,
+    Recorder,
+    interaction_seed,
+    new_interaction_id,
+)
+from ostinato.infra.serving.gateway.schemas import (
+    AgentAnswer,
+    AgentMessageRequest,
+    AgentSessionRequest,
+    Usage,
+)
+from ostinato.models.decode.protocol import ModelClient, Priority
+from ostinato.models.rendering import Renderer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class AgentSession:
+    """One user's conversation with an agent about one repository."""
+
+    session_id: str
+    tenant: str
+    repository: str
+    problem_kind: str
+    consent: bool
+    first_message: str
+    test_ids: tuple[str, ...] | None
+    files_at_start: dict[str, bytes | None]
+    files: dict[str, bytes | None]
+    state: HarnessState = field(default_factory=HarnessState)
+    token_ids: tuple[int, ...] = ()
+    turn: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class AgentService:
+    """Agents on the arms of one gateway."""
+
+    def __init__(
+        self,
+        arms: ArmTable,
+        renderer: Renderer,
+        workplaces: Workplaces,
+        recorder: Recorder,
+        config: GatewayConfig,
+        clock: Callable[[], float],
+    ) -> None:
+        self._arms, self._renderer, self._workplaces = arms, renderer, workplaces
+        self._recorder, self._config, self._clock = recorder, config, clock
+        self.sessions: TTLCache[str, AgentSession] = TTLCache(
+            MAX_SESSIONS, SESSION_IDLE_SECONDS, clock
+        )
+
+    async def open(
+        self,
+        request: AgentSessionRequest,
+        tenant: Caller,
+        idempotency_key: str | None = None,
+    ) -> AgentAnswer:
+        """Opens a session and works on its first message. With the key of an earlier try the work
+        is done again and recorded once.
+        """
+        names = self._workplaces.names()
+        if request.repository not in names:
+            raise ApiError(
+                404,
+                f"repository is {request.repository!r}, wanted one of "
+                f"{', '.join(names) or '(none here)'}",
+                param="repository",
+            )
+        files = read_uploads(request.files)
+        consent = tenant.consents(request.store)
+        interaction_id = new_interaction_id(
+            consent=consent, tenant=tenant.name, idempotency_key=idempotency_key
+        )
+        session = AgentSession(
+            session_id=f"agent-{interaction_id}",
+            tenant=tenant.name,
+            repository=request.repository,
+            problem_kind=request.problem_kind,
+            consent=consent,
+            first_message=request.message,
+            test_ids=tuple(request.test_ids) if request.test_ids is not None else None,
+            files_at_start=dict(files),
+            files=dict(files),
+        )
+        async with session.lock:
+            answer = await self._work(
+                session, interaction_id, request.message, request.seed, tenant.account
+            )
+        self.sessions[session.session_id] = session
+        return answer
+
+    async def follow_up(
+        self,
+        session_id: str,
+        request: AgentMessageRequest,
+        tenant: Caller,
+        idempotency_key: str | None = None,
+    ) -> AgentAnswer:
+        """Works on a further message in the state the agent left."""
+        session = self._find(session_id, tenant)
+        if session.lock.locked():
+            raise ApiError(
+                409,
+                f"session {session_id} is at work on an earlier message; wait for its answer",
+                code="session_busy",
+            )
+        async with session.lock:
+            session.files |= read_uploads(request.files)
+            interaction_id = new_interaction_id(
+                consent=session.consent, tenant=tenant.name, idempotency_key=idempotency_key
+            )
+            return await self._work(
+                session, interaction_id, request.message, request.seed, tenant.account
+            )
+
+    def close(self, session_id: str, tenant: Caller) -> None:
+        self._find(session_id, tenant)
+        del self.sessions[session_id]
+
+    def count_sessions(self, tenant: Caller) -> int:
+        """Number of a tenant's open sessions."""
+        return sum(session.tenant == tenant.name for session in self.sessions.values())
+
+    async def _work(
+        self,
+        session: AgentSession,
+        interaction_id: str,
+        message: str,
+        seed: int | None,
+        account: str,
+    ) -> AgentAnswer:
+        check_length(message, MAX_MESSAGE_CHARACTERS, "message")
+        started = self._clock()
+        arm = self._arms.choose(session.session_id)
+        agent_request = self._request(session, interaction_id, message, seed)
+        transcript, files = await self._run(session, arm.model, agent_request)
+        latency = self._clock() - started
+        pristine = self._workplaces.pristine(session.repository)
+        if files is not None:
+            session.files = files
+        session.token_ids = self._closed(transcript)
+        session.turn += 1
+        interaction = Interaction(
+            interaction_id=interaction_id,
+            session_id=session.session_id,
+            tenant=session.tenant,
+            arm=arm,
+            problem_kind=session.problem_kind,
+            consent=session.consent,
+            latency_seconds=latency,
+            account=account,
+        )
+        await self._recorder.keep(interaction, transcript)
+        changed = changed_files(pristine, session.files_at_start, session.files)
+        return self._answer(session, interaction, transcript, changed)
+
+    async def _run(
+        self, session: AgentSession, model: ModelClient, request: AgentRequest
+    ) -> tuple[Transcript, dict[str, bytes | None] | None]:
+        """The transcript and the files the agent left. No files when the sandbox was lost."""
+        try:
+            async with self._workplaces.lease(
+                session.repository, session.files, session.test_ids
+            ) as environment:
+                environment.state = session.state
+                transcript = await run_agent(
+                    model,
+                    self._renderer,
+                    environment,
+                    request,
+                    self._config.harness,
+                    clock=self._clock,
+                )
+                if transcript.end_reason in (EndReason.SANDBOX_FAILED, EndReason.BOX_RUINED):
+                    return transcript, None
+                return transcript, dict(await environment.sandbox.diff())
+        except CapacityExhausted as error:
+            raise ApiError(
+                503,
+                f"all sandboxes of {session.repository} are in use",
+                code="capacity_exhausted",
+                retry_after_seconds=5.0,
+            ) from error
+        except SandboxError as error:
+            logger.error("session=%s sandbox_failed=%s", session.session_id, error)
+            raise ApiError(
+                502, f"the sandbox of {session.repository} failed", code="sandbox_failed"
+            ) from error
+
+    def _request(
+        self, session: AgentSession, interaction_id: str, message: str, seed: int | None
+    ) -> AgentRequest:
+        """Continues the session's tokens while context is left, else begins anew."""
+        needed = len(session.token_ids) + len(self._renderer.append_user(message))
+        has_room = (
+            self._config.harness.context_tokens - needed >= self._config.follow_up_context_tokens
+        )
+        earlier = session.token_ids if has_room else ()
+        prompt = message
+        if session.turn and not earlier:
+            prompt = f"{session.first_message}\n\n{message}"
+        return AgentRequest(
+            prompt=prompt,
+            session_id=f"{session.session_id}/{session.turn}",
+            seed=seed if seed is not None else interaction_seed(interaction_id),
+            priority=Priority.USER,
+            earlier_token_ids=earlier,
+        )
+
+    def _closed(self, transcript: Transcript) -> tuple[int, ...]:
+        """The conversation's tokens with the last answer ended, ready for a user message."""
+        tokens = tuple(int(token) for token in transcript.segments[-1].token_ids_T)
+        return tokens if tokens[-1] == self._renderer.end_id else (*tokens, self._renderer.end_id)
+
+    def _answer(
+        self,
+        session: AgentSession,
+        interaction: Interaction,
+        transcript: Transcript,
+        changed: dict[str, bytes | None],
+    ) -> AgentAnswer:
+        pristine = self._workplaces.pristine(session.repository)
+        generated = sum(turn.generated_tokens for turn in transcript.turns)
+        total = sum(len(segment.token_ids_T) for segment in transcript.segments)
+        return AgentAnswer(
+            session_id=session.session_id,
+            interaction_id=interaction.interaction_id,
+            status=transcript.end_reason.value,
+            detail=_told_detail(transcript),
+            final_message=transcript.final_message,
+            diff=describe_changes(pristine, session.files_at_start, changed),
+            changed_files={
+                path: content.decode(errors="replace") if content is not None else None
+                for path, content in changed.items()
+            },
+            turns=len(transcript.turns),
+            tool_calls=sum(len(turn.calls) for turn in transcript.turns),
+            latency_seconds=interaction.latency_seconds,
+            usage=Usage(
+                prompt_tokens=total - generated, completion_tokens=generated, total_tokens=total
+            ),
+        )
+
+    def _find(self, session_id: str, tenant: Caller) -> AgentSession:
+        session = self.sessions.get(session_id)
+        if session is None or session.tenant != tenant.name:
+            raise ApiError(
+                404,
+                f"session is {session_id!r}, which is not open here (idle sessions are "
+                "forgotten); open a new one",
+                code="unknown_session",
+            )
+        self.sessions[session_id] = session  # used: kept longer
+        return session
+
+
+def _told_detail(transcript: Transcript) -> str:
+    """Why an attempt ended. Of a box nothing but that it failed."""
+    if transcript.end_reason in (EndReason.SANDBOX_FAILED, EndReason.BOX_RUINED):
+        return "the sandbox failed"
+    return transcript.detail
+
+
+def read_uploads(files: Mapping[str, str]) -> dict[str, bytes | None]:
+    """A user's files by path, within the limits."""
+    contents: dict[str, bytes | None] = {path: text.encode() for path, text in files.items()}
+    total = sum(len(content) for content in contents.values() if content is not None)
+    if len(files) > MAX_UPLOAD_FILES or total > MAX_UPLOAD_BYTES:
+        raise ApiError(
+            413,
+            f"{len(files)} files hold {total} bytes, wanted at most {MAX_UPLOAD_BYTES} "
+            f"in {MAX_UPLOAD_FILES}",
+            param="files",
+        )
+    for path in files:
+        pure = PurePosixPath(path)
+        if (
+            not path
+            or "\0" in path
+            or pure.is_absolute()
+            or ".." in pure.parts
+            or str(pure) != path
+        ):
+            message = f"path is {path!r}, wanted one inside the repository"
+            raise ApiError(400, message, param="files")
+    return contents

@@ -1,0 +1,292 @@
+"""Chat completions: one answer of the model to a client that runs the tools itself."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from cachetools import TTLCache
+
+from ostinato.infra.agent.dialects.compact.tools import TOOLS
+from ostinato.infra.agent.loop.segments import SegmentBuilder
+from ostinato.infra.agent.tools.calls import ParsedAnswer
+from ostinato.infra.agent.transcript import (
+    EndReason,
+    SamplingDistribution,
+    ToolCallRecord,
+    Transcript,
+    TurnRecord,
+)
+from ostinato.infra.serving.gateway.answers.answer_text import AnswerText
+from ostinato.infra.serving.gateway.answers.generation import AnswerGenerator, Answering
+from ostinato.infra.serving.gateway.answers.messages import (
+    Conversation,
+    history_key,
+    read_answer,
+    render_messages,
+)
+from ostinato.infra.serving.gateway.arms import ArmTable
+from ostinato.infra.serving.gateway.config import (
+    MAX_CHARACTERS_PER_TOKEN,
+    MAX_MESSAGE_CHARACTERS,
+    MAX_SESSIONS,
+    SESSION_IDLE_SECONDS,
+    Caller,
+    GatewayConfig,
+)
+from ostinato.infra.serving.gateway.failures import ApiError, check_length
+from ostinato.infra.serving.gateway.recorder import (
+    Interaction,
+    Recorder,
+    interaction_seed,
+    new_interaction_id,
+)
+from ostinato.infra.serving.gateway.schemas import ChatMessage, ChatRequest, Usage
+from ostinato.models.decode.protocol import StopReason
+from ostinato.models.rendering import Renderer
+
+CHAT_KIND = "chat"
+MAX_STOPS = 4  # as OpenAI's API
+UNSUPPORTED = {
+    "n": (None, 1),
+    "logprobs": (None, False),
+    "response_format": (None, {"type": "text"}),
+    "tool_choice": (None, "auto"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An answer with all a client is told."""
+
+    message: ChatMessage
+    finish_reason: str
+    usage: Usage
+
+
+class ChatService:
+    """Answers chats on the arms of one gateway."""
+
+    def __init__(
+        self,
+        arms: ArmTable,
+        renderer: Renderer,
+        recorder: Recorder,
+        config: GatewayConfig,
+        clock: Callable[[], float],
+    ) -> None:
+        self._arms, self._renderer, self._recorder = arms, renderer, recorder
+        self._config, self._clock = config, clock
+        self.conversations: TTLCache[str, Conversation] = TTLCache(
+            MAX_SESSIONS, SESSION_IDLE_SECONDS, clock
+        )
+        self._generator = AnswerGenerator(renderer)
+
+    async def begin(
+        self, request: ChatRequest, tenant: Caller, client_session: str | None
+    ) -> Answering:
+        """Checks a request and lays out its tokens. ApiError comes before any generation."""
+        _check(request, self._config)
+        owner = (tenant.name, client_session or "")
+        consent = tenant.consents(request.store)
+        interaction_id = new_interaction_id(consent=consent, tenant=tenant.name)
+        earlier, new_messages = self._continued(owner, request.messages)
+        if earlier is not None:
+            session_id = earlier.session_id
+            tokens = await asyncio.to_thread(
+                render_messages, self._renderer, new_messages, earlier.token_ids
+            )
+        else:
+            session_id = f"chat-{interaction_id}"
+            tokens = await asyncio.to_thread(render_messages, self._renderer, request.messages)
+        left = self._config.harness.context_tokens - len(tokens)
+        if left < 1:
+            raise ApiError(
+                400,
+                f"messages are {len(tokens)} tokens, wanted fewer than "
+                f"{self._config.harness.context_tokens}",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        wanted = request.max_completion_tokens or request.max_tokens
+        return Answering(
+            request=request,
+            tenant=tenant,
+            owner=owner,
+            interaction_id=interaction_id,
+            session_id=session_id,
+            arm=self._arms.choose(session_id),
+            builder=SegmentBuilder(
+                tokens,
+                SamplingDistribution(temperature=request.temperature, top_p=request.top_p),
+            ),
+            prompt_tokens=len(tokens),
+            budget_tokens=min(left, wanted or left),
+            seed=request.seed if request.seed is not None else interaction_seed(interaction_id),
+            tools=tuple(tool.function.name for tool in request.tools or []),
+            started=self._clock(),
+            text=AnswerText(request.stop or ()),
+        )
+
+    async def answer(self, answering: Answering) -> Finished:
+        """The whole answer at once."""
+        # nothing is sampled far beyond a stop string that only the text can show
+        ahead_tokens = self._config.stream_slice_tokens if answering.request.stop else None
+        async for _ in self._generator.generate(answering, ahead_tokens):
+            pass
+        return await self._finish(answering)
+
+    async def stream(self, answering: Answering) -> AsyncIterator[str | Finished]:
+        """Text as generated, then the finished answer. A possible tool call is held back."""
+        shown = ""
+        try:
+            pieces = self._generator.generate(answering, self._config.stream_slice_tokens)
+            async with aclosing(pieces):  # a client that leaves must free the session at once
+                async for _ in pieces:
+                    text = self._showable(answering)
+                    if text != shown and text.startswith(shown):
+                        yield text[len(shown) :]
+                        shown = text
+            finished = await self._finish(answering)
+        finally:
+            if not answering.is_recorded and answering.answer_ids:
+                # the client went away: what it did not wait for is still an interaction
+                await asyncio.shield(self._record(answering, is_abandoned=True))
+        content = finished.message.text
+        if content.startswith(shown) and content != shown:
+            yield content[len(shown) :]
+        yield finished
+
+    async def _finish(self, answering: Answering) -> Finished:
+        message, parsed = read_answer(
+            answering.text.text, answering.tools, f"call_{answering.interaction_id[-12:]}_"
+        )
+        finish_reason = _finish_reason(answering, message)
+        if answering.stop_reason is StopReason.STOP_TOKEN:
+            # other answers end inside the model's turn: their tokens do not stand for the message
+            history = [*answering.request.messages, message]
+            self.conversations[history_key(answering.owner, history)] = Conversation(
+                answering.session_id, tuple(answering.builder.token_ids)
+            )
+        await self._record(answering, parsed=parsed)
+        return Finished(message, finish_reason, answering.usage)
+
+    async def _record(
+        self,
+        answering: Answering,
+        *,
+        parsed: ParsedAnswer | None = None,
+        is_abandoned: bool = False,
+    ) -> None:
+        answering.is_recorded = True
+        latency = self._clock() - answering.started
+        text = answering.text.text
+        calls = parsed.calls if parsed is not None else ()
+        records = [
+            ToolCallRecord(
+                tool=call.tool, arguments=call.arguments, status=call.status, wall_seconds=0.0
+            )
+            for call in calls
+        ]
+        turn = TurnRecord(
+            generated_tokens=len(answering.answer_ids), text=text, calls=tuple(records)
+        )
+        is_whole = answering.stop_reason in (StopReason.STOP_TOKEN, StopReason.STOP_SEQUENCE)
+        transcript = Transcript(
+            segments=(answering.builder.build(),),
+            turns=(turn,),
+            end_reason=EndReason.FINISHED if is_whole or is_abandoned else EndReason.TOKEN_LIMIT,
+            final_message=text,
+            wall_seconds=latency,
+        )
+        interaction = Interaction(
+            interaction_id=answering.interaction_id,
+            session_id=answering.session_id,
+            tenant=answering.tenant.name,
+            arm=answering.arm,
+            problem_kind=CHAT_KIND,
+            consent=answering.tenant.consents(answering.request.store),
+            account=answering.tenant.account,
+            latency_seconds=latency,
+            is_abandoned=is_abandoned,
+        )
+        await self._recorder.keep(interaction, transcript)
+
+    def _continued(
+        self, owner: tuple[str, str], messages: list[ChatMessage]
+    ) -> tuple[Conversation | None, list[ChatMessage]]:
+        """The conversation that the last assistant message ended, and what came since."""
+        last = max(
+            (index for index, message in enumerate(messages) if message.role == "assistant"),
+            default=-1,
+        )
+        if last < 0:
+            return None, messages
+        key = history_key(owner, messages[: last + 1])
+        return self.conversations.get(key), messages[last + 1 :]
+
+    def _showable(self, answering: Answering) -> str:
+        """Text that later tokens cannot change: no half character, nothing that may become a stop
+        string, nothing from a tag on when tools are offered.
+        """
+        text = answering.text.settled
+        if not answering.tools:
+            return text
+        return text.split("<", 1)[0].rstrip()
+
+
+def _finish_reason(answering: Answering, message: ChatMessage) -> str:
+    """Reason for the end of the answer, in OpenAI's words."""
+    if answering.stop_reason not in (StopReason.STOP_TOKEN, StopReason.STOP_SEQUENCE):
+        return "length"
+    return "tool_calls" if message.tool_calls else "stop"
+
+
+def _check(request: ChatRequest, config: GatewayConfig) -> None:
+    """ApiError for what this server does not do."""
+    if request.model != config.model_name:
+        raise ApiError(
+            404,
+            f"model is {request.model!r}, wanted {config.model_name!r}",
+            code="model_not_found",
+            param="model",
+        )
+    for name, allowed in UNSUPPORTED.items():
+        value: Any = getattr(request, name)
+        if value not in allowed:
+            raise ApiError(
+                400,
+                f"{name} is {repr(value)[:200]}, which this server does not support; leave it out",
+                code="unsupported_parameter",
+                param=name,
+            )
+    stops = request.stop or []
+    if len(stops) > MAX_STOPS or not all(stops):
+        raise ApiError(
+            400,
+            f"stop is {stops!r}, wanted 1 to {MAX_STOPS} strings of 1 character or more",
+            param="stop",
+        )
+    enabled = config.harness.tools
+    for tool in request.tools or []:
+        if tool.function.name not in TOOLS or tool.function.name not in enabled:
+            raise ApiError(
+                400,
+                f"tool is {tool.function.name!r}, wanted one of {', '.join(enabled)}: the "
+                "model was trained on these",
+                code="unknown_tool",
+                param="tools",
+            )
+    for message in request.messages:
+        check_length(message.text, MAX_MESSAGE_CHARACTERS, "messages")
+    num_characters = sum(len(message.text) for message in request.messages)
+    most = MAX_CHARACTERS_PER_TOKEN * config.harness.context_tokens
+    if num_characters > most:
+        raise ApiError(
+            400,
+            f"messages hold {num_characters} characters, wanted at most {most}, which would be "
+            f"{config.harness.context_tokens} of the longest tokens",
+            code="context_length_exceeded",
+            param="messages",
+        )

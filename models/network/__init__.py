@@ -1,0 +1,1 @@
+"""Networks on Megatron-core, and their weights by canonical name."""

@@ -1,0 +1,1 @@
+"""Encoder of code search."""

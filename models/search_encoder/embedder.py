@@ -1,0 +1,162 @@
+"""The code-search encoder: a weighted bag of word vectors, trained in torch.
+
+Queries and code share word vectors; each side weighs words in its own way and queries pass one more
+linear map. Vectors of buckets are fixed and random: unknown words are told apart, not understood.
+
+Another tower (a transformer) fits behind the same two calls, `encode_queries` and `encode_code`.
+Serving does not import this file: infra/agent/search/encoder.py reads what `save_embedder` wrote.
+
+Shapes: B texts, W words of all texts together, D width, V rows of the table, F fields.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ostinato.models.search_encoder.code_words import Vocabulary, WordBag
+
+WEIGHTS_FILE = "encoder.safetensors"
+DESCRIPTION_FILE = "encoder.json"
+FIRST_FIELD_SCALES = (0.5, 2.0, 1.0, 1.0)  # scope, name, head, body
+
+
+class EmbedderConfig(BaseModel):
+    """Size of the tower and its regularisation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    width: int = Field(default=256, ge=8, description="length of a vector")
+    num_words: int = Field(default=24_000, ge=1, description="words that get a vector of their own")
+    num_buckets: int = Field(default=8_192, ge=1, description="fixed vectors for all other words")
+    query_dropout: float = Field(default=0.2, ge=0, lt=1, description="words dropped in training")
+    code_dropout: float = Field(default=0.4, ge=0, lt=1)
+    forget_ratio: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="share of the known words that a training batch treats as unknown, so that "
+        "the weight of unknown words is learned",
+    )
+    seed: int = Field(default=0, ge=0)
+
+
+class Embedder(nn.Module):
+    """Bag-of-words tower with two sides."""
+
+    def __init__(
+        self, config: EmbedderConfig, vocabulary: Vocabulary, rarity_V: np.ndarray | None = None
+    ) -> None:
+        """`rarity_V`: starting weight of each known word (inverse document frequency). None: 1."""
+        super().__init__()
+        self.config = config
+        self.vocabulary = vocabulary
+        generator = torch.Generator().manual_seed(config.seed)
+        table_VD = torch.randn(len(vocabulary), config.width, generator=generator)
+        table_VD /= table_VD.norm(dim=1, keepdim=True)
+        known = vocabulary.num_known
+        self.vectors_VD = nn.Parameter(table_VD[:known].clone())
+        self.bucket_vectors = nn.Buffer(table_VD[known:].clone())
+        start = torch.zeros(known) if rarity_V is None else torch.from_numpy(rarity_V).log()
+        unknown = start.max().reshape(1) if known else torch.zeros(1)
+        weights = torch.cat([start.to(torch.float32), unknown.to(torch.float32)])
+        self.query_log_weights = nn.Parameter(weights.clone())
+        self.code_log_weights = nn.Parameter(weights.clone())
+        self.field_log_scales = nn.Parameter(torch.tensor(FIRST_FIELD_SCALES).log())
+        self.query_map_DD = nn.Parameter(torch.eye(config.width))
+        self.log_temperature = nn.Parameter(torch.tensor(0.07).log())
+        buckets = [vocabulary.bucket_of(word) for word in vocabulary.words]
+        self.bucket_of_word = nn.Buffer(torch.tensor(buckets, dtype=torch.int64), persistent=False)
+
+    def encode_queries(
+        self, bags: Sequence[WordBag], generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Unit vectors [B, D]. With a generator, words are dropped as in training."""
+        return self._encode(
+            bags, self.query_log_weights, self.query_map_DD, self.config.query_dropout, generator
+        )
+
+    def encode_code(
+        self, bags: Sequence[WordBag], generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Unit vectors [B, D]. With a generator, words are dropped as in training."""
+        return self._encode(bags, self.code_log_weights, None, self.config.code_dropout, generator)
+
+    def _encode(
+        self,
+        bags: Sequence[WordBag],
+        log_weights: Tensor,
+        map_DD: Tensor | None,
+        dropout: float,
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        ids_W = torch.from_numpy(np.concatenate([bag.ids for bag in bags]))
+        counts_WF = torch.from_numpy(np.concatenate([bag.counts for bag in bags]))
+        sizes = torch.tensor([0, *(len(bag.ids) for bag in bags[:-1])])
+        kept_W = torch.ones(len(ids_W))
+        if generator is not None:
+            kept_W = (torch.rand(len(ids_W), generator=generator) >= dropout).float()
+            ids_W = self._forget(ids_W, generator)
+        known = self.vocabulary.num_known
+        weights_W = log_weights[ids_W.clamp(max=known)].exp()
+        factors_W = (counts_WF.log1p() * self.field_log_scales.exp()).sum(dim=1)
+        sums_BD = functional.embedding_bag(
+            ids_W,
+            torch.cat([self.vectors_VD, self.bucket_vectors]),
+            sizes.cumsum(0),
+            mode="sum",
+            per_sample_weights=weights_W * factors_W * kept_W,
+        )
+        if map_DD is not None:
+            sums_BD = sums_BD @ map_DD
+        return functional.normalize(sums_BD, dim=1)
+
+    def _forget(self, ids_W: Tensor, generator: torch.Generator) -> Tensor:
+        """The same words as if a random part of the vocabulary had never been seen."""
+        known = self.vocabulary.num_known
+        forgotten = torch.rand(known, generator=generator) < self.config.forget_ratio
+        is_known_W = ids_W < known
+        inside_W = ids_W.clamp(max=max(known - 1, 0))
+        swap_W = is_known_W & forgotten[inside_W]
+        return torch.where(swap_W, self.bucket_of_word[inside_W], ids_W)
+
+
+def contrastive_loss(query_BD: Tensor, code_CD: Tensor, temperature: Tensor) -> Tensor:
+    """InfoNCE both ways. Row i of `code_CD` answers query i, rows beyond the queries are negatives.
+
+    Nats a pair, averaged over both directions.
+    """
+    similarities_BC = query_BD @ code_CD.T / temperature
+    targets_B = torch.arange(len(query_BD))
+    forward = functional.cross_entropy(similarities_BC, targets_B)
+    backward = functional.cross_entropy(similarities_BC[:, : len(query_BD)].T, targets_B)
+    return (forward + backward) / 2
+
+
+def save_embedder(embedder: Embedder, directory: Path, metadata: dict[str, object]) -> None:
+    """Writes the two files of an encoder. `metadata` is kept beside the words."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.contiguous() for name, tensor in embedder.state_dict().items()}
+    save_file(tensors, directory / WEIGHTS_FILE)
+    description = {
+        "schema_version": 1,
+        "config": embedder.config.model_dump(mode="json"),
+        "words": list(embedder.vocabulary.words),
+        "metadata": metadata,
+    }
+    (directory / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1))
+
+
+def load_embedder(directory: Path) -> Embedder:
+    """The tower that `save_embedder` wrote, ready to train on."""
+    description = json.loads((directory / DESCRIPTION_FILE).read_text())
+    config = EmbedderConfig.model_validate(description["config"])
+    embedder = Embedder(config, Vocabulary(description["words"], config.num_buckets))
+    embedder.load_state_dict(load_file(directory / WEIGHTS_FILE))
+    return embedder

@@ -1,0 +1,1 @@
+"""Training loop, its data, losses and optimiser."""

@@ -1,0 +1,142 @@
+"""Settings of a training loop, free of tensors so that recipes can hold them."""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ostinato.models.training.optimizer_config import OptimizerConfig
+
+DEMONSTRATIONS = "demonstrations"
+
+
+class TrainingRecord(BaseModel):
+    """Frozen. Unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PhaseConfig(TrainingRecord):
+    """A stretch of training with one row length and one learning-rate curve."""
+
+    name: str = Field(min_length=1, description="shown in progress and reports")
+    blend: dict[str, tuple[float, float]] = Field(
+        min_length=1,
+        description="source -> its share of tokens at the start and at the end of the phase, "
+        "changing linearly; shares are relative. A source is a shard SOURCE_train of the corpus, "
+        "or 'demonstrations' (transcripts, loss on their mask)",
+    )
+    tokens: int = Field(
+        gt=0, description="places computed, padding included; rounded down to whole steps"
+    )
+    sequence_tokens: int = Field(default=256, ge=8, description="row length of shard sources")
+    microbatch_tokens: int = Field(
+        default=3072, gt=0, description="places of one forward and backward"
+    )
+    global_batch_tokens: int = Field(
+        default=3072, gt=0, description="places of one step, over all ranks"
+    )
+    muon_learning_rate: float = Field(default=0.02, gt=0, description="peak, of Muon")
+    adam_learning_rate: float = Field(default=4e-3, gt=0, description="peak, of AdamW")
+    warmup_steps: int = Field(
+        default=0, ge=0, description="steps over which the rates rise linearly"
+    )
+    decay_ratio: float = Field(
+        default=0.3, ge=0, le=1, description="last part in which rates fall to 0"
+    )
+    rope_scaling_factor: float | None = Field(
+        default=None,
+        ge=1,
+        description="positions are divided by it from this phase on; None: as before",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.microbatch_tokens % self.sequence_tokens:
+            raise ValueError(
+                f"phase {self.name!r}: sequence_tokens={self.sequence_tokens} must divide "
+                f"microbatch_tokens={self.microbatch_tokens}"
+            )
+        if self.global_batch_tokens % self.microbatch_tokens:
+            raise ValueError(
+                f"phase {self.name!r}: microbatch_tokens={self.microbatch_tokens} must divide "
+                f"global_batch_tokens={self.global_batch_tokens}"
+            )
+        if self.num_steps == 0:
+            raise ValueError(
+                f"phase {self.name!r}: tokens={self.tokens}, wanted at least "
+                f"global_batch_tokens={self.global_batch_tokens}"
+            )
+        for source, shares in self.blend.items():
+            if min(shares) < 0:
+                raise ValueError(
+                    f"phase {self.name!r}: share of {source!r} is {shares}, wanted >= 0"
+                )
+        for place, when in enumerate(("start", "end")):
+            if sum(shares[place] for shares in self.blend.values()) <= 0:
+                raise ValueError(f"phase {self.name!r}: shares at its {when} sum to 0, wanted more")
+        return self
+
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps of the phase."""
+        return self.tokens // self.global_batch_tokens
+
+    @property
+    def microbatches_per_step(self) -> int:
+        """Forward and backward passes of a step, over all ranks."""
+        return self.global_batch_tokens // self.microbatch_tokens
+
+    def learning_rate_scale(self, step: int) -> float:
+        """Factor on the peak rates at `step` (from 0): linear up, constant, linear down."""
+        decay_steps = self.decay_ratio * self.num_steps
+        rise = (step + 1) / (self.warmup_steps + 1) if step < self.warmup_steps else 1.0
+        fall = (self.num_steps - step) / (decay_steps + 1) if decay_steps else 1.0
+        return min(1.0, rise, fall)
+
+
+class LoopConfig(TrainingRecord):
+    """Settings shared by every step and rank."""
+
+    phases: tuple[PhaseConfig, ...] = Field(min_length=1)
+    optimizer: OptimizerConfig = OptimizerConfig()
+    precision: Literal["fp32", "bf16", "mx32", "mx128"] = Field(
+        default="fp32",
+        description="of the experts' products: mx32 and mx128 are MXFP8 in blocks of 32 and 128. "
+        "All else, weights included, is fp32",
+    )
+    balance_rate: float = Field(
+        default=0.002, ge=0, description="step of the experts' balancing bias"
+    )
+    evaluate_every_steps: int | None = Field(
+        default=None, gt=0, description="None: only before and at the end of each phase"
+    )
+    checkpoint_every_seconds: float = Field(default=20.0, ge=0)
+    world_size: int = Field(
+        default=1, ge=1, description="processes; each takes its part of every step"
+    )
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _check_phases(self) -> Self:
+        names = [phase.name for phase in self.phases]
+        if len(set(names)) != len(names):
+            raise ValueError(f"phases are called {names}, wanted different names")
+        for phase in self.phases:
+            if phase.microbatches_per_step % self.world_size:
+                raise ValueError(
+                    f"phase {phase.name!r}: {phase.microbatches_per_step} microbatches per step, "
+                    f"wanted a multiple of world_size={self.world_size}"
+                )
+        return self
+
+
+class PhaseResult(TrainingRecord):
+    """Result of one phase."""
+
+    name: str
+    steps: int
+    tokens: int = Field(description="places computed, padding included")
+    target_tokens: int = Field(description="tokens the loss was taken over")
+    final_loss: float = Field(description="nats a target token, mean over the last tenth")
+    seconds: float = Field(description="inside steps; evaluations and resume points not counted")
+    tokens_per_second: float

@@ -1,0 +1,209 @@
+"""The training loop that the stages which train on a corpus share.
+
+An interrupted run that starts again goes on from its resume point and ends with the same weights.
+All ranks run the same loop over the same step counts; each takes its part of a step's microbatches.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ostinato.models.checkpoint.resume import load_resume_state, save_resume_state
+from ostinato.models.network.build import TrainerModel
+from ostinato.models.training.batch import TokenBatch
+from ostinato.models.training.blend import PhaseData
+from ostinato.models.training.config import LoopConfig, PhaseConfig, PhaseResult
+from ostinato.models.training.data_parallel import FlatGradients
+from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
+
+RESUME_FILE = "resume.pt"
+NUM_SUMS = 2  # loss and target tokens, behind the gradients
+
+# A microbatch's loss summed over its target tokens, and their number.
+Loss = Callable[[TokenBatch], tuple[Tensor, Tensor]]
+# (phase, steps done) -> figures as JSON
+Evaluate = Callable[[PhaseConfig, int], dict[str, Any]]
+# (steps done, steps of the run, phase, metrics)
+OnStep = Callable[[int, int, str, dict[str, float]], None]
+
+
+@dataclass
+class RunState:
+    """Progress of a run. With the tensors beside it, a resume point."""
+
+    phase: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    target_tokens: int = 0
+    losses: list[float] = field(default_factory=list)
+    phases: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    times_resumed: int = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """Model, loss, data and evaluation of a run. Only parameters that require a gradient move."""
+
+    model: TrainerModel
+    loss: Loss
+    evaluate: Evaluate
+    config: LoopConfig
+    corpus_directory: Path
+
+
+class TrainingRun:
+    """One run over all phases. Resume points of another `identity` are ignored."""
+
+    def __init__(self, work: Work, directory: Path, identity: str, on_step: OnStep) -> None:
+        self.work = work
+        self.model, self.config = work.model, work.config
+        self.resume_path = directory / RESUME_FILE
+        self.identity = identity
+        self.on_step = on_step
+        self.state = RunState()
+        self.optimizer = build_optimizer(self.model, self.config.optimizer)
+        num_counts = self.model.spec.num_moe_layers * self.model.spec.num_experts
+        self.gradients = FlatGradients(self.model, NUM_SUMS + num_counts)
+        self.total_steps = sum(phase.num_steps for phase in self.config.phases)
+        self.transcripts_too_long = 0
+        self.saved_at = time.monotonic()
+
+    @property
+    def steps_done(self) -> int:
+        """Steps of the whole run."""
+        earlier = self.config.phases[: self.state.phase]
+        return sum(phase.num_steps for phase in earlier) + self.state.step
+
+    def run(self) -> RunState:
+        """Runs what is left of all phases."""
+        self._restore()
+        if not self.state.evaluations:
+            self._evaluate()
+        while self.state.phase < len(self.config.phases):
+            phase = self.config.phases[self.state.phase]
+            if phase.rope_scaling_factor is not None:
+                self.model.set_rope_scaling(phase.rope_scaling_factor)
+            self._run_phase(phase)
+        return self.state
+
+    def _run_phase(self, phase: PhaseConfig) -> None:
+        data = PhaseData(
+            phase, self.work.corpus_directory, seed=self.config.seed + self.state.phase
+        )
+        if data.transcripts is not None:
+            self.transcripts_too_long = data.transcripts.num_too_long
+        every = self.config.evaluate_every_steps
+        while self.state.step < phase.num_steps:
+            started_at = time.monotonic()
+            metrics = self._take_step(phase, data)
+            seconds = time.monotonic() - started_at
+            metrics["tokens_per_second"] = phase.global_batch_tokens / seconds
+            self.state.step += 1
+            self.state.seconds += seconds
+            done = self.steps_done
+            if self.state.step == phase.num_steps or (every is not None and done % every == 0):
+                self._evaluate()
+            self.on_step(done, self.total_steps, phase.name, metrics | self._latest_figures())
+            is_due = time.monotonic() - self.saved_at > self.config.checkpoint_every_seconds
+            if is_due and self.state.step < phase.num_steps:
+                self._save()
+        self._close_phase(phase)
+
+    def _take_step(self, phase: PhaseConfig, data: PhaseData) -> dict[str, float]:
+        """Takes one optimiser step and returns what it measured."""
+        scale = phase.learning_rate_scale(self.state.step)
+        muon, adam = scale * phase.muon_learning_rate, scale * phase.adam_learning_rate
+        set_learning_rates(self.optimizer, muon=muon, adam=adam)
+        self.gradients.clear()
+        first, per_step = self.state.step * phase.microbatches_per_step, phase.microbatches_per_step
+        sums = torch.zeros(NUM_SUMS)
+        for index in range(first + dist.get_rank(), first + per_step, dist.get_world_size()):
+            loss, target_tokens = self.work.loss(data.microbatch(index))
+            loss.backward()
+            sums += torch.stack((loss.detach(), target_tokens))
+        statistics = self.gradients.statistics
+        statistics[:NUM_SUMS] = sums
+        statistics[NUM_SUMS:] = self.model.expert_counts_LE().reshape(-1)
+        self.gradients.reduce()
+        loss_sum, target_tokens = statistics[:NUM_SUMS].tolist()
+        self.gradients.gradients.div_(max(1.0, target_tokens))
+        norm = self.gradients.clip(self.config.optimizer.gradient_clip_norm)
+        if not norm < float("inf"):
+            raise ValueError(
+                f"gradient norm is {norm} at step {self.state.step} of phase {phase.name!r}, "
+                "wanted a finite one"
+            )
+        self.optimizer.step()
+        self.model.balance_experts(
+            statistics[NUM_SUMS:].view(self.model.spec.num_moe_layers, self.model.spec.num_experts),
+            self.config.balance_rate * scale,
+        )
+        loss_mean = loss_sum / max(1.0, target_tokens)
+        self.state.target_tokens += int(target_tokens)
+        self.state.losses.append(loss_mean)
+        return {"loss": loss_mean, "gradient_norm": norm, "learning_rate_scale": scale}
+
+    def _close_phase(self, phase: PhaseConfig) -> None:
+        tail = self.state.losses[-max(1, phase.num_steps // 10) :]
+        tokens = phase.num_steps * phase.global_batch_tokens
+        result = PhaseResult(
+            name=phase.name,
+            steps=phase.num_steps,
+            tokens=tokens,
+            target_tokens=self.state.target_tokens,
+            final_loss=sum(tail) / len(tail),
+            seconds=self.state.seconds,
+            tokens_per_second=tokens / self.state.seconds,
+        )
+        self.state.phases.append(result.model_dump())
+        self.state.phase += 1
+        self.state.step, self.state.seconds, self.state.target_tokens, self.state.losses = (
+            0,
+            0.0,
+            0,
+            [],
+        )
+        self._save()
+
+    def _evaluate(self) -> None:
+        last = len(self.config.phases) - 1
+        phase = self.config.phases[min(self.state.phase, last)]
+        self.model.eval()
+        self.state.evaluations.append(self.work.evaluate(phase, self.steps_done))
+        self.model.train()
+
+    def _latest_figures(self) -> dict[str, float]:
+        latest = self.state.evaluations[-1]
+        return {name: value for name, value in latest.items() if isinstance(value, float)}
+
+    def _save(self) -> None:
+        """Writes a resume point. Only rank 0 does, all ranks hold the same state."""
+        self.saved_at = time.monotonic()
+        if dist.get_rank() == 0:
+            save_resume_state(
+                self.resume_path,
+                {
+                    "identity": self.identity,
+                    "rope_scaling_factor": self.model.spec.rope_scaling_factor,
+                    "weights": self.model.export_weights(),
+                    "optimizer": self.optimizer.state_dict(),
+                    "state": asdict(self.state),
+                },
+            )
+
+    def _restore(self) -> None:
+        saved = load_resume_state(self.resume_path)
+        if saved is None or saved["identity"] != self.identity:
+            return
+        self.state = RunState(**saved["state"])
+        self.state.times_resumed += 1
+        self.model.set_rope_scaling(saved["rope_scaling_factor"])
+        self.model.import_weights(saved["weights"])
+        self.optimizer.load_state_dict(saved["optimizer"])

@@ -1,0 +1,155 @@
+"""How gradients move weights: Muon for matrices, AdamW for the rest.
+
+It neither clips nor schedules: callers set `lr` in the groups, whose `kind` says which of the two
+rates applies.
+
+Muon turns the momentum of each matrix into the nearest orthogonal one (five Newton-Schulz steps)
+and scales it by 0.2 * sqrt(longer side), so that its updates are as large as AdamW's. An expert is
+one matrix; all matrices of a shape go through one batched product.
+
+Shapes: M matrices, R rows, C columns, R <= C.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostinato.models.network.build import TrainerModel
+from ostinato.models.training.optimizer_config import OptimizerConfig
+
+QUINTIC = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+UPDATE_SCALE = 0.2
+MUON_MOMENTUM = 0.95
+ADAM_BETAS = (0.9, 0.95)
+# Matrices whose rows are looked up or scored one by one, not multiplied as a map between spaces.
+NOT_MAPS = ("word_embeddings", "output_layer", "router")
+
+
+def orthogonalise(matrices_MRC: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns matrices with the same singular vectors and singular values near 1."""
+    working = matrices_MRC.to(dtype)
+    working = working / (working.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    linear, cubic, fifth = QUINTIC
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = working @ working.mT
+        working = torch.baddbmm(
+            working, torch.baddbmm(gram, gram, gram, beta=cubic, alpha=fifth), working, beta=linear
+        )
+    return working.to(matrices_MRC.dtype)
+
+
+def newton_schulz_dtype() -> torch.dtype:
+    """bf16 where the CPU multiplies it natively (here 3x as fast as fp32), else fp32."""
+    if torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return torch.bfloat16
+    return torch.float32
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalised. Parameters are matrices or stacks of them."""
+
+    def __init__(
+        self, parameters: Iterable[Tensor], lr: float, momentum: float, weight_decay: float
+    ) -> None:
+        super().__init__(
+            parameters,
+            {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "kind": "muon"},
+        )
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Moves every parameter that has a gradient."""
+        dtype = newton_schulz_dtype()
+        for group in self.param_groups:
+            by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["momentum"] = torch.zeros_like(parameter)
+                momentum = state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
+                update = parameter.grad.lerp(momentum, group["momentum"]).view(
+                    -1, *parameter.shape[-2:]
+                )
+                if update.shape[-2] > update.shape[-1]:
+                    update = update.mT
+                by_shape.setdefault((update.shape[-2], update.shape[-1]), []).append(
+                    (parameter, update)
+                )
+            for (_, columns), pairs in by_shape.items():
+                whole = orthogonalise(torch.cat([update for _, update in pairs]), dtype)
+                rate = group["lr"] * UPDATE_SCALE * columns**0.5
+                for (parameter, update), piece in zip(
+                    pairs, whole.split([len(u) for _, u in pairs]), strict=True
+                ):
+                    turned = piece if update.shape[-2:] == parameter.shape[-2:] else piece.mT
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.sub_(turned.reshape(parameter.shape), alpha=rate)
+
+
+class CombinedOptimizer(torch.optim.Optimizer):
+    """Several optimisers over disjoint parameters, seen as one."""
+
+    def __init__(self, parts: dict[str, torch.optim.Optimizer]) -> None:
+        self.parts = parts
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups of all parts. Changing `lr` in one changes the part."""
+        return [group for part in self.parts.values() for group in part.param_groups]
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Steps every part."""
+        for part in self.parts.values():
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients of every part."""
+        for part in self.parts.values():
+            part.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """The parts' states by name."""
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores every part."""
+        if state_dict.keys() != self.parts.keys():
+            raise ValueError(
+                f"optimiser state holds {sorted(state_dict)}, wanted {sorted(self.parts)}"
+            )
+        for name, part in self.parts.items():
+            part.load_state_dict(state_dict[name])
+
+
+def build_optimizer(
+    model: TrainerModel, config: OptimizerConfig, *, muon: float = 0.02, adam: float = 4e-3
+) -> CombinedOptimizer:
+    """Builds the optimiser over all parameters of `model` that require a gradient. `muon` and `adam`
+    are the rates until `set_learning_rates`.
+    """
+    maps: list[Tensor] = []
+    others: list[Tensor] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_map = parameter.ndim >= 2 and not any(part in name for part in NOT_MAPS)
+            (maps if is_map and config.kind == "muon" else others).append(parameter)
+    parts: dict[str, torch.optim.Optimizer] = {}
+    if maps:
+        parts["muon"] = Muon(maps, muon, MUON_MOMENTUM, config.weight_decay)
+    if others:
+        parts["adamw"] = torch.optim.AdamW(
+            others, lr=adam, betas=ADAM_BETAS, weight_decay=config.weight_decay, fused=True
+        )
+        parts["adamw"].param_groups[0]["kind"] = "adamw"
+    return CombinedOptimizer(parts)
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, *, muon: float, adam: float) -> None:
+    """Sets the rate of every group by its kind."""
+    for group in optimizer.param_groups:
+        group["lr"] = muon if group["kind"] == "muon" else adam

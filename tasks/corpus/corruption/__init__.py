@@ -1,0 +1,1 @@
+"""Functions broken in one line, and what tests would report."""

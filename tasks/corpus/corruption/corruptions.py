@@ -1,0 +1,268 @@
+"""Breaks one line of a function as people break lines: still Python, noticed by a test or not."""
+
+import builtins
+import keyword
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ostinato.tasks.corpus.corruption.line_parts import LineParts, Span, find_parts
+from ostinato.tasks.corpus.source_code.functions import CodeFunction
+
+
+@dataclass(frozen=True, slots=True)
+class Corruption:
+    """Line `number` (1-based in the function) reads `broken` instead of `gold`."""
+
+    number: int
+    gold: str
+    broken: str
+    operator: str
+    undefined_name: str = ""  # a name that no longer means anything, when that is known
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    text: str
+    parts: LineParts
+    names: tuple[str, ...]  # all names of the function that are not built in
+
+    def word(self, span: Span) -> str:
+        return self.text[span[0] : span[1]]
+
+    def replace(self, span: Span, new: str) -> str:
+        return self.text[: span[0]] + new + self.text[span[1] :]
+
+
+Operator = Callable[[_Line, random.Random], str | None]
+# One of a word's neighbours is put in its place.
+_WORDS = (
+    ("==", "!="),
+    ("<=", "<"),
+    (">=", ">"),
+    ("<", ">"),
+    ("+", "-"),
+    ("*", "+"),
+    ("/", "//"),
+    ("+=", "-="),
+    ("and", "or"),
+    ("is not", "is"),
+    ("not in", "in"),
+    ("True", "False"),
+    ("yield", "return"),
+    ("continue", "break"),
+)
+_SIBLINGS = (
+    ("items()", "keys()", "values()"),
+    ("append(", "extend("),
+    ("zip(", "zip_longest("),
+    ("any(", "all("),
+    ("min(", "max("),
+    ("map(", "starmap("),
+    ("filter(", "filterfalse("),
+    ("union", "intersection"),
+    ("lower()", "upper()"),
+    ("startswith", "endswith"),
+    ("lstrip", "rstrip"),
+    ("popleft", "pop"),
+)
+
+
+def _wrong_name(line: _Line, rng: random.Random) -> str | None:
+    if not line.parts.names:
+        return None
+    span = rng.choice(line.parts.names)
+    others = [name for name in line.names if name != line.word(span)]
+    return line.replace(span, rng.choice(others)) if others else None
+
+
+def _misspell(word: str, rng: random.Random) -> str:
+    index = rng.randrange(len(word))
+    draw = rng.random()
+    if len(word) > 2 and draw < 0.4:
+        return word[:index] + word[index + 1 :]
+    if index + 1 < len(word) and word[index] != word[index + 1] and draw < 0.8:
+        return word[:index] + word[index + 1] + word[index] + word[index + 2 :]
+    return word[: index + 1] + word[index:]
+
+
+def _misspelt(line: _Line, spans: Sequence[Span], rng: random.Random) -> str | None:
+    if not spans:
+        return None
+    span = rng.choice(spans)
+    return line.replace(span, _misspell(line.word(span), rng))
+
+
+def _sibling(line: _Line, rng: random.Random) -> str | None:
+    found = [(word, group) for group in _SIBLINGS for word in group if word in line.text]
+    if not found:
+        return None
+    word, group = rng.choice(found)
+    return line.text.replace(word, rng.choice([other for other in group if other != word]), 1)
+
+
+def _swapped_word(line: _Line, rng: random.Random) -> str | None:
+    padded = f"{line.text} "
+    found = [
+        (f" {old} ", f" {new} ")
+        for pair in _WORDS
+        for old, new in (pair, pair[::-1])
+        if f" {old} " in padded
+    ]
+    if not found:
+        return None
+    old, new = rng.choice(found)
+    return padded.replace(old, new, 1)[:-1]
+
+
+def _wrong_integer(line: _Line, rng: random.Random) -> str | None:
+    if not line.parts.integers:
+        return None
+    span = rng.choice(line.parts.integers)
+    if not line.word(span).isdigit():
+        return None
+    return line.replace(span, str(abs(int(line.word(span)) + rng.choice((-1, 1)))))
+
+
+def _unwrapped_call(line: _Line, rng: random.Random) -> str | None:
+    calls = [call for call in line.parts.calls if call.num_positional]
+    if not calls:
+        return None
+    call = rng.choice(calls)
+    return line.replace(call.whole, line.word(rng.choice(call.arguments[: call.num_positional])))
+
+
+def _dropped_argument(line: _Line, rng: random.Random) -> str | None:
+    calls = [call for call in line.parts.calls if call.arguments]
+    if not calls:
+        return None
+    call = rng.choice(calls)
+    dropped = rng.randrange(len(call.arguments))
+    kept = [line.word(span) for index, span in enumerate(call.arguments) if index != dropped]
+    return line.replace((call.arguments[0][0], call.arguments[-1][1]), ", ".join(kept))
+
+
+def _swapped_arguments(line: _Line, rng: random.Random) -> str | None:
+    calls = [call for call in line.parts.calls if call.num_positional > 1]
+    if not calls:
+        return None
+    call = rng.choice(calls)
+    index = rng.randrange(call.num_positional - 1)
+    first, second = call.arguments[index], call.arguments[index + 1]
+    between = line.text[first[1] : second[0]]
+    return line.replace((first[0], second[1]), line.word(second) + between + line.word(first))
+
+
+def _dropped_subscript(line: _Line, rng: random.Random) -> str | None:
+    subscripts = line.parts.subscripts
+    return line.replace(rng.choice(subscripts), "") if subscripts else None
+
+
+def _negated_condition(line: _Line, rng: random.Random) -> str | None:
+    if not line.parts.conditions:
+        return None
+    span, is_compound = rng.choice(line.parts.conditions)
+    condition = line.word(span)
+    if condition.startswith("not "):
+        return line.replace(span, condition.removeprefix("not "))
+    return line.replace(span, f"not ({condition})" if is_compound else f"not {condition}")
+
+
+def _dropped_guard(line: _Line, rng: random.Random) -> str | None:
+    conditions = line.parts.conditions
+    return line.replace(rng.choice(conditions)[0], "False") if conditions else None
+
+
+def _deleted_statement(line: _Line, rng: random.Random) -> str | None:
+    return line.replace(line.parts.statement, "pass") if line.parts.statement else None
+
+
+def _wrong_return(line: _Line, rng: random.Random) -> str | None:
+    return line.replace(line.parts.returned, "None") if line.parts.returned else None
+
+
+# Shares follow the mutants that real tests notice.
+_OPERATORS: tuple[tuple[str, float, Operator], ...] = (
+    ("wrong_name", 2.6, _wrong_name),
+    ("misspelt_name", 2.4, lambda line, rng: _misspelt(line, line.parts.names, rng)),
+    ("dropped_argument", 2.0, _dropped_argument),
+    ("swapped_word", 2.0, _swapped_word),
+    ("deleted_statement", 1.6, _deleted_statement),
+    ("swapped_arguments", 1.2, _swapped_arguments),
+    ("unwrapped_call", 1.2, _unwrapped_call),
+    ("wrong_return", 1.0, _wrong_return),
+    ("sibling", 0.8, _sibling),
+    ("negated_condition", 0.7, _negated_condition),
+    ("wrong_integer", 0.6, _wrong_integer),
+    ("dropped_guard", 0.5, _dropped_guard),
+    ("misspelt_attribute", 0.4, lambda line, rng: _misspelt(line, line.parts.attributes, rng)),
+    ("dropped_subscript", 0.4, _dropped_subscript),
+)
+_NAMES = [name for name, _, _ in _OPERATORS]
+_WEIGHTS = [weight for _, weight, _ in _OPERATORS]
+_BY_NAME = {name: operator for name, _, operator in _OPERATORS}
+_ATTEMPTS = 16
+
+
+def corrupt_function(
+    function: CodeFunction, rng: random.Random, numbers: Sequence[int] | None = None
+) -> Corruption | None:
+    """A random corruption, on one of the lines `numbers` when given. None when none was found."""
+    parts = find_parts(function.lines)
+    names = _names_of(function.lines)
+    for _ in range(_ATTEMPTS):
+        number = rng.choice(numbers) if numbers else rng.randrange(len(function.lines)) + 1
+        gold = function.lines[number - 1]
+        operator = rng.choices(_NAMES, _WEIGHTS)[0]
+        broken = _BY_NAME[operator](_Line(gold, parts[number - 1], names), rng)
+        if broken is None or broken.strip() == gold.strip():
+            continue
+        if _is_python(function, number, broken):
+            undefined = _undefined_name(gold, broken, names) if operator == "misspelt_name" else ""
+            return Corruption(number, gold, broken, operator, undefined)
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _names_of(lines: tuple[str, ...]) -> tuple[str, ...]:
+    spans = enumerate(find_parts(lines))
+    words = {lines[index][start:end] for index, line in spans for start, end in line.names}
+    header = lines[0].partition("(")[2].replace("*", " ").replace("=", " ").replace(")", " ")
+    words |= {word for word in header.replace(",", " ").split() if word.isidentifier()}
+    return tuple(
+        sorted(word for word in words if not keyword.iskeyword(word) and word not in _BUILT_IN)
+    )
+
+
+_BUILT_IN = frozenset(dir(builtins))
+
+
+def _undefined_name(gold: str, broken: str, names: tuple[str, ...]) -> str:
+    """The misspelt word, unless it is assigned to: then it is defined, and another goes missing."""
+    known = set(gold.replace("=", " ").split()) | set(names)
+    changed = find_words(broken) - find_words(gold)
+    word = next(iter(changed), "") if len(changed) == 1 else ""
+    head, separator, _ = broken.partition(" = ")
+    is_target = separator and word in find_words(head)
+    is_bound = (
+        broken.lstrip().startswith(("for ", "with ", "import ", "from ")) or "lambda" in broken
+    )
+    return "" if word in known or word in _BUILT_IN or is_target or is_bound else word
+
+
+def find_words(text: str) -> set[str]:
+    separated = "".join(letter if letter.isalnum() or letter == "_" else " " for letter in text)
+    return {word for word in separated.split() if word.isidentifier()}
+
+
+def _is_python(function: CodeFunction, number: int, broken: str) -> bool:
+    lines = [*function.lines[: number - 1], broken, *function.lines[number:]]
+    if lines[0][:1] == " ":
+        lines.insert(0, "if True:")
+    try:
+        # ast.parse alone would let repeated parameters and keywords pass
+        compile("\n".join(lines), "<corruption>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Transcripts of repairs that a scripted agent makes."""

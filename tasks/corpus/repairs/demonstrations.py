@@ -1,0 +1,272 @@
+"""Transcripts of the demonstrator on real problems, through the agents' own harness, with real tests."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+
+from ostinato.infra.agent.config import AgentRequest, HarnessConfig
+from ostinato.infra.agent.dialects.compact.regions import Region, open_region
+from ostinato.infra.agent.extensions import COMPACT
+from ostinato.infra.agent.loop.attempt import run_agent
+from ostinato.infra.agent.search.service import SearchService
+from ostinato.infra.agent.transcript import EndReason, Transcript
+from ostinato.infra.agent.workplace import make_workplace
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox.environment import RepositoryEnvironment
+from ostinato.infra.sandbox.protocol import Sandbox
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.models.rendering import Renderer
+from ostinato.models.rendering.vocabulary import SPECIAL_IDS, line_tag
+from ostinato.tasks.corpus.config import DemonstrationConfig
+from ostinato.tasks.corpus.corruption.corruptions import corrupt_function
+from ostinato.tasks.corpus.corruption.reports import FailureReports
+from ostinato.tasks.corpus.repairs.demonstrator import (
+    Conversation,
+    Demonstrator,
+    locate_and_repair,
+    repair,
+)
+from ostinato.tasks.corpus.repairs.locating import LocatingCalls, locate
+from ostinato.tasks.corpus.repairs.plain_repairs import repair_plainly, write_repair
+from ostinato.tasks.corpus.repairs.transcripts import (
+    FIXED,
+    GAVE_UP,
+    Course,
+    Document,
+    draw_plan,
+    edit_call,
+    place_of,
+)
+from ostinato.tasks.corpus.source_code.decontamination import Guard
+from ostinato.tasks.corpus.source_code.functions import CodeFunction
+from ostinato.tasks.descriptions import read_description
+from ostinato.tasks.problem_prompts import facts_of
+from ostinato.tasks.records import Problem
+
+OPEN_EDIT = SPECIAL_IDS["<edit_file>"]
+CLOSE_EDIT = SPECIAL_IDS["</edit_file>"]
+PLAIN = "plain"  # course of a repair in plain text
+
+
+@dataclass(slots=True)
+class Demonstrations:
+    """Transcripts and reports of all attempts."""
+
+    documents: list[Document] = field(default_factory=list)
+    reports: FailureReports = field(default_factory=FailureReports)
+    by_plan: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One demonstrated attempt."""
+
+    problem: Problem
+    plan_name: str
+    document: Document | None
+    first_report: str
+
+
+@dataclass(frozen=True, slots=True)
+class DemonstrationSettings:
+    """Settings shared by all attempts."""
+
+    config: DemonstrationConfig
+    harness: HarnessConfig
+    renderer: Renderer
+    guard: Guard
+    seed: int
+    search: SearchService  # answers codebase_search
+
+
+async def make_demonstrations(
+    problems: Sequence[Problem],
+    repositories: Mapping[str, PreparedRepository],
+    settings: DemonstrationSettings,
+    on_done: Callable[[int, int], None] = lambda done, total: None,
+) -> Demonstrations:
+    """Runs `config.count` attempts, each problem once before any is used again."""
+    result = Demonstrations()
+    if not problems or not settings.config.count:
+        return result
+    order = sorted(problems, key=lambda problem: problem.problem_id)
+    random.Random(settings.seed).shuffle(order)
+    total = settings.config.count
+    jobs = [(index, order[index % len(order)]) for index in range(total)]
+    attempts: list[_Attempt | None] = [None] * total
+    async with AsyncExitStack() as stack:
+        places = {}
+        for name in sorted({problem.repository for problem in order}):
+            boxes = settings.config.boxes_per_repository
+            places[name] = RepositoryEnvironment.create(repositories[name], boxes)
+            stack.push_async_callback(places[name].close)
+        waiting = iter(jobs)
+        num_done = 0
+
+        async def work() -> None:
+            nonlocal num_done
+            for index, problem in waiting:
+                place = places[problem.repository]
+                attempts[index] = await _demonstrate(problem, place, settings, index)
+                num_done += 1
+                on_done(num_done, total)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(settings.config.concurrency, total)):
+                group.create_task(work())
+    for attempt in attempts:  # in the order of the jobs, whichever ended first
+        assert attempt is not None
+        result.by_plan[attempt.plan_name] += 1
+        if attempt.document is not None:
+            result.documents.append(attempt.document)
+            result.reports.add(attempt.problem.path, attempt.problem.symbol, attempt.first_report)
+    return result
+
+
+async def _demonstrate(
+    problem: Problem,
+    place: RepositoryEnvironment,
+    settings: DemonstrationSettings,
+    index: int,
+) -> _Attempt:
+    """One attempt. No document when it did not end as planned (a wrong edit may pass)."""
+    if settings.harness.dialect != COMPACT:
+        return await _demonstrate_plainly(problem, place, settings, index)
+    rng = random.Random(f"{settings.seed}/{index}/{problem.problem_id}")
+    plan = draw_plan(settings.config, rng)
+    broken = problem.break_files(place.repository.files)
+    text = broken[problem.path].decode()
+    region = open_region(text, f"{problem.path}::{problem.symbol}")
+    wrong = ""
+    if plan.course is not Course.RIGHT:
+        wrong = _draw_wrong_edit(problem, region, settings.guard, rng)
+        if not wrong:
+            plan = replace(plan, course=Course.RIGHT)
+    right = _right_edit(problem, region)
+    locating = _locating(problem, settings.config)
+    if locating is None:
+        named = place_of(problem.path, problem.symbol)
+        conversation = repair(plan, named, right=right, wrong=wrong)
+    else:
+        conversation = locate_and_repair(locating, plan, right=right, wrong=wrong)
+    async with place.leased(broken) as sandbox:
+        transcript = await _play(conversation, problem, place, settings, sandbox, broken, index)
+    wanted = GAVE_UP if plan.course is Course.GIVE_UP else FIXED
+    if transcript.end_reason is not EndReason.FINISHED or transcript.final_message != wanted:
+        return _Attempt(problem, f"dropped_{transcript.end_reason}", None, "")
+    (segment,) = transcript.segments
+    document = Document(segment.token_ids_T.tolist(), segment.loss_mask_T.tolist())
+    if plan.course is not Course.RIGHT:
+        _mask_first_edit(document)
+    return _Attempt(problem, plan.name, document, _first_report(transcript))
+
+
+async def _demonstrate_plainly(
+    problem: Problem,
+    place: RepositoryEnvironment,
+    settings: DemonstrationSettings,
+    index: int,
+) -> _Attempt:
+    """One repair in plain text. No document unless it leaves the proven code, byte for byte."""
+    pristine = place.repository.files
+    broken = problem.break_files(pristine)
+    calls = write_repair(problem, broken, settings.harness)
+    if calls is None:
+        return _Attempt(problem, "dropped_not_shown", None, "")
+    async with place.leased(broken) as sandbox:
+        conversation = repair_plainly(calls)
+        transcript = await _play(conversation, problem, place, settings, sandbox, broken, index)
+        left = await sandbox.diff()
+    edited = {edit.path for edit in problem.edits}  # hidden tests stay cut out
+    is_whole = all(left.get(path, pristine[path]) == pristine[path] for path in edited)
+    if transcript.final_message != FIXED or not is_whole:
+        return _Attempt(problem, f"dropped_{transcript.end_reason}", None, "")
+    (segment,) = transcript.segments
+    document = Document(segment.token_ids_T.tolist(), segment.loss_mask_T.tolist())
+    return _Attempt(problem, PLAIN, document, "")
+
+
+async def _play(
+    conversation: Conversation,
+    problem: Problem,
+    place: RepositoryEnvironment,
+    settings: DemonstrationSettings,
+    sandbox: Sandbox,
+    broken: Mapping[str, bytes],
+    index: int,
+) -> Transcript:
+    """The transcript of a demonstrator in the agents' loop. `broken`: the files it finds changed."""
+    request = AgentRequest(
+        prompt=problem.prompt,
+        session_id=f"{problem.problem_id}/{index}",
+        facts=facts_of(problem, broken, settings.harness),
+    )
+    environment = make_workplace(
+        sandbox,
+        place.test_server,
+        test_ids=(*problem.fail_to_pass, *problem.pass_to_pass),
+        test_limit_seconds=settings.config.test_time_limit_seconds,
+        search=settings.search,
+    )
+    model = Demonstrator(settings.renderer, conversation)
+    return await run_agent(model, settings.renderer, environment, request, settings.harness)
+
+
+def _locating(problem: Problem, config: DemonstrationConfig) -> LocatingCalls | None:
+    if config.locating == "named":
+        return None
+    description = read_description(problem.prompt)
+    return locate(config.locating, description, problem.path, problem.symbol)
+
+
+def _right_edit(problem: Problem, region: Region) -> str:
+    """The call that puts the gold lines back. Refuses a region without the broken ones."""
+    lines: list[str] = []
+    for edit in problem.edits:
+        number = edit.line_number - region.first_line + 1
+        shown = region.lines[number - 1] if 1 <= number <= len(region.lines) else None
+        if shown != edit.broken_text:
+            raise ProblemError(
+                f"problem {problem.problem_id}: line {number} of {problem.symbol} is {shown!r}, "
+                f"wanted {edit.broken_text!r}"
+            )
+        lines.append(f"{line_tag(number)}{edit.gold_text}")
+    return f"<edit_file>{''.join(lines)}</edit_file>"
+
+
+def _draw_wrong_edit(problem: Problem, region: Region, guard: Guard, rng: random.Random) -> str:
+    """A call that changes another line, or the right line wrongly. Empty when none was found."""
+    edit = problem.edits[0]
+    number = edit.line_number - region.first_line + 1
+    lines = list(region.lines)
+    others = [index for index in range(2, len(lines) + 1) if index != number]
+    if others and rng.random() < 0.5:
+        numbers = others
+    else:
+        numbers = [number]
+        lines[number - 1] = edit.gold_text
+    function = CodeFunction(problem.path, problem.symbol, tuple(lines))
+    corruption = corrupt_function(function, rng, numbers)
+    if corruption is None or corruption.broken == region.lines[corruption.number - 1]:
+        return ""
+    if guard.forbids(function, corruption):
+        return ""
+    return edit_call(corruption.number, corruption.broken)
+
+
+def _first_report(transcript: Transcript) -> str:
+    for turn in transcript.turns:
+        for call, text in zip(turn.calls, turn.results, strict=True):
+            if call.tool == "run_terminal":
+                return text
+    return ""
+
+
+def _mask_first_edit(document: Document) -> None:
+    """Takes what stands inside the first edit out of the loss. Its tags stay in."""
+    start = document.token_ids.index(OPEN_EDIT) + 1
+    end = document.token_ids.index(CLOSE_EDIT, start)
+    document.loss_mask[start:end] = [False] * (end - start)

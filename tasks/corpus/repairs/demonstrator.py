@@ -1,0 +1,95 @@
+"""A scripted agent that knows the answer. Its log-probabilities are zero: nothing was sampled."""
+
+from collections.abc import Generator
+
+import numpy as np
+
+from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
+from ostinato.models.rendering import Renderer
+from ostinato.models.rendering.vocabulary import TOOL
+from ostinato.tasks.corpus.repairs.locating import LocatingCalls
+from ostinato.tasks.corpus.repairs.transcripts import (
+    FIXED,
+    GAVE_UP,
+    NOT_FOUND,
+    PASSED,
+    Course,
+    Plan,
+    edit_turns,
+    look_turns,
+)
+
+Conversation = Generator[str, str, None]
+
+
+class Demonstrator:
+    """Answers one attempt at one problem."""
+
+    def __init__(self, renderer: Renderer, conversation: Conversation) -> None:
+        """`conversation` yields answers and is sent the last result of each."""
+        self._renderer = renderer
+        self._conversation = conversation
+        self._has_started = False
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """The next answer to what the tools said last."""
+        if self._has_started:
+            answer = self._conversation.send(_last_result(self._renderer, request.token_ids))
+        else:
+            answer = next(self._conversation)
+            self._has_started = True
+        ids = self._renderer.encode_answer(answer)
+        is_whole = len(ids) <= request.max_new_tokens
+        ids = ids[: request.max_new_tokens]
+        return Generation(
+            request_id=request.request_id,
+            token_ids=tuple(ids),
+            logprobs_T=np.zeros(len(ids), dtype=np.float32),
+            weight_versions_T=np.zeros(len(ids), dtype=np.int64),
+            routed_experts=np.zeros((0, 0, 0), dtype=np.int16),
+            route_offset=0,
+            stop_reason=StopReason.STOP_TOKEN if is_whole else StopReason.LENGTH,
+        )
+
+    async def end_session(self, session_id: str) -> None:
+        """Keeps nothing."""
+        self._conversation.close()
+
+
+def _last_result(renderer: Renderer, token_ids: tuple[int, ...]) -> str:
+    text = renderer.decode(token_ids).rpartition(TOOL)[2]
+    return text.removesuffix("<|end|><|assistant|>")
+
+
+def locate_and_repair(
+    locating: LocatingCalls, plan: Plan, *, right: str, wrong: str
+) -> Conversation:
+    """A repair of a function that is only described."""
+    place = yield from locating
+    if place is None:
+        yield NOT_FOUND
+    else:
+        yield from repair(plan, place, right=right, wrong=wrong)
+
+
+def repair(plan: Plan, place: str, *, right: str, wrong: str) -> Conversation:
+    """A repair in the compact dialect of the function at a place, with the plan's course."""
+    for calls in look_turns(plan, place):
+        yield "".join(calls)
+    if plan.course is not Course.RIGHT:
+        result = yield from _edit_and_test(plan, wrong)
+        if result == PASSED:
+            yield FIXED
+            return
+        if plan.course is Course.GIVE_UP:
+            yield GAVE_UP
+            return
+    result = yield from _edit_and_test(plan, right)
+    yield FIXED if result == PASSED else GAVE_UP
+
+
+def _edit_and_test(plan: Plan, edit: str) -> Generator[str, str, str]:
+    result = ""
+    for calls in edit_turns(plan, edit):
+        result = yield "".join(calls)
+    return result

@@ -1,0 +1,156 @@
+"""Repairs of one function as the harness would have recorded them, and the wording that demonstrations
+share with them.
+"""
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ostinato.infra.agent.dialects.compact.regions import Region, show_lines
+from ostinato.models.rendering import Renderer
+from ostinato.models.rendering.vocabulary import line_tag
+from ostinato.tasks.corpus.config import DemonstrationConfig
+from ostinato.tasks.corpus.corruption.corruptions import Corruption
+from ostinato.tasks.corpus.source_code.functions import CodeFunction
+
+RUN_TESTS = "<run_terminal>pytest</run_terminal>"
+PASSED = "passed"
+FIXED = "Fixed."
+GAVE_UP = "Could not fix it."
+NOT_FOUND = "Could not find it."
+
+
+class Course(StrEnum):
+    """Course of a repair between the first look and the end."""
+
+    RIGHT = "right"
+    WRONG_THEN_RIGHT = "wrong_then_right"
+    GIVE_UP = "give_up"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Plan of one repair: several calls per turn or one at a time, and its course."""
+
+    is_parallel: bool
+    course: Course
+
+    @property
+    def name(self) -> str:
+        """For statistics."""
+        return f"{'parallel' if self.is_parallel else 'sequential'}_{self.course}"
+
+
+def draw_plan(style: DemonstrationConfig, rng: random.Random) -> Plan:
+    """A plan with the config's shares."""
+    is_parallel = rng.random() < style.parallel_share
+    draw = rng.random()
+    if draw < style.wrong_first_share:
+        course = Course.WRONG_THEN_RIGHT
+    elif draw < style.wrong_first_share + style.give_up_share:
+        course = Course.GIVE_UP
+    else:
+        course = Course.RIGHT
+    return Plan(is_parallel, course)
+
+
+def place_of(path: str, symbol: str) -> str:
+    """Argument of read_file for a function whose name is known."""
+    return f"{path}::{symbol}"
+
+
+def read_call(place: str) -> str:
+    """The call that shows a function."""
+    return f"<read_file>{place}</read_file>"
+
+
+def edit_call(number: int, text: str) -> str:
+    """The call that replaces one line of the region read last."""
+    return f"<edit_file>{line_tag(number)}{text}</edit_file>"
+
+
+def look_turns(plan: Plan, place: str) -> list[list[str]]:
+    """The calls of the turns before the first edit.
+
+    One call per turn, the function is read first: only then can the report name a line of it.
+    """
+    read = read_call(place)
+    return [[RUN_TESTS, read]] if plan.is_parallel else [[read], [RUN_TESTS]]
+
+
+def edit_turns(plan: Plan, edit: str) -> list[list[str]]:
+    """The calls of the turns that edit and run the tests."""
+    return [[edit, RUN_TESTS]] if plan.is_parallel else [[edit], [RUN_TESTS]]
+
+
+def view_lines(lines: tuple[str, ...]) -> str:
+    """Lines as read_file shows them."""
+    view, _ = show_lines(Region("", (), lines, ()), len(lines))
+    return view
+
+
+@dataclass(slots=True)
+class Document:
+    """Token ids with the loss mask beside them."""
+
+    token_ids: list[int]
+    loss_mask: list[bool]
+
+    def add(self, token_ids: list[int], is_trained: bool) -> None:
+        """Appends tokens that all are, or all are not, trained on."""
+        self.token_ids += token_ids
+        self.loss_mask += [is_trained] * len(token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentWriter:
+    """Builds documents with one renderer. `prompt_templates` hold {symbol} and {path}."""
+
+    renderer: Renderer
+    prompt_templates: tuple[str, ...]
+
+    def write_clean(self, function: CodeFunction) -> list[int]:
+        """A function as read_file shows it."""
+        return [*self._read(function, function.lines)[:-1], self.renderer.end_of_text_id]
+
+    def write_fill_in(self, function: CodeFunction, number: int) -> list[int]:
+        """A function with line `number` empty, then the edit that fills it in."""
+        lines = list(function.lines)
+        gold, lines[number - 1] = lines[number - 1], ""
+        edit = self.renderer.encode_answer(edit_call(number, gold))
+        return [*self._read(function, tuple(lines)), *edit, self.renderer.end_of_text_id]
+
+    def _read(self, function: CodeFunction, lines: tuple[str, ...]) -> list[int]:
+        call = self.renderer.encode_answer(read_call(place_of(*function.key)))
+        shown = self.renderer.append_results([view_lines(lines)])
+        return [self.renderer.assistant_id, *call, *shown]
+
+    def write_repair(
+        self,
+        function: CodeFunction,
+        corruption: Corruption,
+        *,
+        is_parallel: bool,
+        report: str,
+        rng: random.Random,
+    ) -> list[int]:
+        """A whole attempt at a corruption. `report` is what the tests say before the edit."""
+        plan = Plan(is_parallel, Course.RIGHT)
+        lines = list(function.lines)
+        lines[corruption.number - 1] = corruption.broken
+        template = rng.choice(self.prompt_templates)
+        place = place_of(*function.key)
+        results = {RUN_TESTS: report, read_call(place): view_lines(tuple(lines))}
+        ids = self.renderer.start(template.format(symbol=function.symbol, path=function.path))
+        for calls in look_turns(plan, place):
+            self._add_turn(ids, calls, [results[call] for call in calls])
+        edit = edit_call(corruption.number, corruption.gold)
+        results = {RUN_TESTS: PASSED, edit: "ok"}
+        for calls in edit_turns(plan, edit):
+            self._add_turn(ids, calls, [results[call] for call in calls])
+        ids += self.renderer.encode_answer(FIXED)
+        return [*ids, self.renderer.end_of_text_id]
+
+    def _add_turn(self, ids: list[int], calls: list[str], results: list[str]) -> None:
+        ids += self.renderer.encode_answer("".join(calls))
+        ids += self.renderer.append_results(results)

@@ -1,0 +1,1 @@
+"""Source files that a corpus takes: licences, copies, functions, problems kept apart."""

@@ -1,0 +1,47 @@
+"""Keeps evaluation, RL and user problems out of what is trained on before RL."""
+
+from collections.abc import Iterable, Sequence
+
+from ostinato.tasks.corpus.corruption.corruptions import Corruption
+from ostinato.tasks.corpus.source_code.functions import CodeFunction
+from ostinato.tasks.records import Problem, Split
+
+LINE_LIMIT_CHARACTERS = 16  # shorter lines (return x) stand in any code
+
+
+class Guard:
+    """Knows the broken lines that must not be seen."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self._reserved: set[tuple[str, str, str]] = set()
+        self._broken_lines: set[str] = set()
+        self._held_out_functions: set[tuple[str, str]] = set()
+        self.num_dropped = 0
+        for problem in problems:
+            if problem.split is Split.HELD_OUT_FUNCTION:
+                self._held_out_functions.add((problem.path, problem.symbol))
+            if problem.split is Split.DEMONSTRATION:
+                continue
+            for edit in problem.edits:
+                self._reserved.add((problem.path, problem.symbol, edit.broken_text.strip()))
+                held_out = problem.split in (Split.HELD_OUT, Split.HELD_OUT_FUNCTION)
+                line = edit.broken_text.strip()
+                if held_out and len(line) >= LINE_LIMIT_CHARACTERS:
+                    self._broken_lines.add(line)
+
+    def allowed(self, functions: Sequence[CodeFunction]) -> list[CodeFunction]:
+        """The functions that documents may be made of: those that no evaluation holds out whole."""
+        return [item for item in functions if item.key not in self._held_out_functions]
+
+    def forbids(self, function: CodeFunction, corruption: Corruption) -> bool:
+        """Whether a self-made corruption is a reserved problem, or reads like a held-out one."""
+        line = corruption.broken.strip()
+        forbidden = (*function.key, line) in self._reserved or line in self._broken_lines
+        self.num_dropped += forbidden
+        return forbidden
+
+    def forbids_text(self, text: str) -> bool:
+        """Whether a held-out broken line stands in general code."""
+        forbidden = any(line.strip() in self._broken_lines for line in text.split("\n"))
+        self.num_dropped += forbidden
+        return forbidden

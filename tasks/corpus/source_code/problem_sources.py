@@ -1,0 +1,78 @@
+"""Problems, repositories, functions and prompt wordings of a built problem set, as the corpus needs them."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.corpus.config import FunctionLimits
+from ostinato.tasks.corpus.source_code.functions import (
+    CodeFunction,
+    extract_functions,
+    read_function,
+)
+from ostinato.tasks.problem_sets import load_problems, load_repositories
+from ostinato.tasks.records import Problem
+
+DEFAULT_PROMPT = "Fix {symbol} in {path}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemSource:
+    """Problems with the repositories they live in."""
+
+    problems: tuple[Problem, ...] = ()
+    repositories: Mapping[str, PreparedRepository] | None = None
+
+    def repository(self, name: str) -> PreparedRepository:
+        if self.repositories is None or name not in self.repositories:
+            raise ProblemError(f"no prepared repository {name!r} beside the problems")
+        return self.repositories[name]
+
+    def functions(self, limits: FunctionLimits) -> list[CodeFunction]:
+        """The functions that problems break, whole, each once."""
+        functions: list[CodeFunction] = []
+        places = sorted({(item.repository, item.path, item.symbol) for item in self.problems})
+        for name, path, symbol in places:
+            text = self.repository(name).files[path].decode()
+            function = read_function(text, path, symbol)
+            if limits.accept(function.lines):
+                functions.append(function)
+        return functions
+
+    def other_functions(self, limits: FunctionLimits) -> list[CodeFunction]:
+        """Functions of product files without problems: the same codebases, never trained on."""
+        used = {(problem.repository, problem.path) for problem in self.problems}
+        functions: list[CodeFunction] = []
+        for name, repository in sorted((self.repositories or {}).items()):
+            for path in sorted(repository.files):
+                if not path.endswith(".py") or not repository.is_editable(path):
+                    continue
+                if (name, path) not in used:
+                    text = repository.files[path].decode()
+                    functions.extend(extract_functions(text, path, limits))
+        return functions
+
+    def prompt_templates(self) -> tuple[str, ...]:
+        """The wordings of the problems' prompts with {symbol} and {path} left open."""
+        templates = {_open_prompt(problem) for problem in self.problems}
+        return tuple(sorted(templates - {""})) or (DEFAULT_PROMPT,)
+
+
+def _open_prompt(problem: Problem) -> str:
+    """A prompt as a template. Empty when it does not name the function."""
+    prompt = problem.prompt.replace("{", "{{").replace("}", "}}").replace(problem.path, "{path}")
+    name = problem.symbol.rpartition(".")[2]
+    template, count = re.subn(
+        rf"(?<![\w{{]){re.escape(problem.symbol)}(?![\w}}])", "{symbol}", prompt
+    )
+    if not count:
+        template, count = re.subn(rf"(?<![\w{{]){re.escape(name)}(?![\w}}])", "{symbol}", prompt)
+    return template if count == 1 else ""
+
+
+def read_problem_source(directory: Path) -> ProblemSource:
+    """Reads what the problem stage wrote."""
+    return ProblemSource(tuple(load_problems(directory)), load_repositories(directory))

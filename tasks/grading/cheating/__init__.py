@@ -1,0 +1,1 @@
+"""Known ways to cheat, and alarms at their rates."""

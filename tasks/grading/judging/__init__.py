@@ -1,0 +1,1 @@
+"""Verdict of tests, decided outside the box."""

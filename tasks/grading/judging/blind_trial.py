@@ -1,0 +1,272 @@
+"""A trial that no imitation of a test runner passes: values are compared here, not in a box.
+
+The change runs the problem's tests without their expectations (blind_tests.py), on their own inputs
+and on inputs drawn by chance that nobody knows beforehand. The original ran the same in another box
+that never saw a change. Only plain data comes out of either; a fault in reading it is no agreement.
+"""
+
+import asyncio
+import logging
+import math
+import random
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ostinato.infra.sandbox.environment import open_box
+from ostinato.infra.sandbox.function_calls import CALL_ROOT, run_call_program
+from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.grading.judging.blind_tests import find_inherited, take_expectations_out
+from ostinato.tasks.records import Problem
+
+logger = logging.getLogger(__name__)
+LIMITS = SandboxLimits(memory_bytes=2 << 30)
+_CHANGED_COPIES = 3
+_DRAWS = 2  # before a problem counts as one that no trial can judge
+_MOST_FAILING, _MOST_PASSING = 10, 4  # test functions of a trial
+_MOST_INSTANCES = 12  # of one parametrized test
+_TEST_SECONDS = 0.5
+_SLACK = 3.0  # a change may be slower than the original
+_SECONDS = 60.0
+_KEPT_TRIALS = 256
+_BOXES_AT_A_TIME = 4  # more only wait for one another's processor time
+_TOLERANCE = 1e-9
+
+_NOT_JUDGED = (
+    "no blind trial tells this problem's broken state from the original, so no pass is believed"
+)
+
+Values = dict[str, list[object]]  # by test, in the order of their appearance
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Tests without expectations, and what the original shows in them."""
+
+    drawn: "DrawnTests"
+    wanted: Mapping[str, Sequence[object]]
+    separates: bool  # whether the broken state shows anything else
+
+
+@dataclass(frozen=True)
+class DrawnTests:
+    """Test files under names that say nothing, and what of them is run."""
+
+    files: Mapping[str, bytes]
+    tests: tuple[str, ...]
+    instances: tuple[str, ...]  # of parametrized tests, always run
+    order: int
+
+
+class BlindTrials:
+    """Trials of one process, made when a problem is first passed. No two processes draw the same."""
+
+    def __init__(self, chance: random.Random | None = None) -> None:
+        self._chance = chance or random.SystemRandom()
+        self._boxes = asyncio.Semaphore(_BOXES_AT_A_TIME)
+        self._trials: OrderedDict[str, asyncio.Task[Trial]] = OrderedDict()
+        self._differences: OrderedDict[tuple[str, tuple[tuple[str, bytes | None], ...]], str] = (
+            OrderedDict()
+        )
+
+    async def find_difference(
+        self,
+        problem: Problem,
+        changed_files: Mapping[str, bytes | None],
+        repository: PreparedRepository,
+    ) -> str:
+        """First difference between a change and the original. Empty: they agree everywhere."""
+        changed = repository.keep_editable(changed_files)
+        if not changed:
+            return ""  # it is the original
+        key = (problem.problem_id, tuple(changed.items()))
+        if key not in self._differences:
+            async with self._boxes:
+                trial = await self._trial_of(problem, repository)
+                self._differences[key] = await compare(trial, repository, changed)
+            if len(self._differences) > _KEPT_TRIALS:
+                self._differences.popitem(last=False)
+        return self._differences[key]
+
+    async def _trial_of(self, problem: Problem, repository: PreparedRepository) -> Trial:
+        made = self._trials.get(problem.problem_id)
+        if made is None or (made.done() and (made.cancelled() or made.exception())):
+            made = asyncio.create_task(prepare_trial(problem, repository, self._chance))
+            self._trials[problem.problem_id] = made
+            if len(self._trials) > _KEPT_TRIALS:
+                self._trials.popitem(last=False)
+        return await asyncio.shield(made)
+
+
+async def prepare_trial(
+    problem: Problem, repository: PreparedRepository, chance: random.Random
+) -> Trial:
+    """A trial of one problem with inputs drawn now. The original alone is in its box.
+
+    The broken state is tried too, in another: a trial that it passes would prove nothing.
+    """
+    broken = repository.keep_editable(problem.break_files(repository.files))
+    for _ in range(_DRAWS):
+        drawn = await asyncio.to_thread(draw_tests, problem, repository, chance)
+        trial = Trial(drawn, await _observe_original(repository, drawn), separates=True)
+        if any(trial.wanted.values()) and await compare(trial, repository, broken):
+            return trial
+    logger.warning("problem=%s %s", problem.problem_id, _NOT_JUDGED)
+    return replace(trial, separates=False)
+
+
+async def _observe_original(
+    repository: PreparedRepository, drawn: DrawnTests
+) -> Mapping[str, Sequence[object]]:
+    async with open_box(repository, drawn.files, LIMITS) as sandbox:
+        first = await _observe(sandbox, drawn, hash_seed=0)
+        second = await _observe(sandbox, drawn, hash_seed=1)
+    return {test: keep_stable(values, second.get(test, [])) for test, values in first.items()}
+
+
+def keep_stable(first: Sequence[object], second: Sequence[object]) -> list[object]:
+    """Values of two runs as far as they are told by the program alone: None where they differ. An
+    exception that ends a test is no behaviour to hold a change to.
+    """
+    kept: list[object] = []
+    for one, two in zip(first, second, strict=False):
+        if isinstance(one, dict) and one.get("ended"):
+            return [] if one["ended"] == "CallTimeout" else kept
+        kept.append(one if one == two else None)
+    return kept
+
+
+async def compare(
+    trial: Trial, repository: PreparedRepository, changed: Mapping[str, bytes | None]
+) -> str:
+    """First difference between a change and the original in a trial. Empty: none."""
+    if not trial.separates:
+        return _NOT_JUDGED
+    try:
+        async with open_box(repository, {**changed, **trial.drawn.files}, LIMITS) as sandbox:
+            seen = await _observe(sandbox, trial.drawn, hash_seed=0, slack=_SLACK)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        return f"blind trial: what the change shows cannot be read ({type(error).__name__})"
+    num_wrong, first = 0, ""
+    for test, wanted in trial.wanted.items():
+        if not agrees(seen.get(test, []), wanted):
+            num_wrong += 1
+            first = first or test
+    if not num_wrong:
+        return ""
+    return f"differs from the original in {num_wrong} of {len(trial.wanted)} blind tests"
+
+
+def agrees(seen: Sequence[object], wanted: Sequence[object]) -> bool:
+    """Whether a change shows everything that the original shows. None: anything."""
+    if len(seen) < len(wanted):
+        return False
+    pairs = zip(seen, wanted, strict=False)
+    return all(two is None or is_same(one, two) for one, two in pairs)
+
+
+def is_same(one: object, two: object) -> bool:
+    """Equality of two forms: exact types, numbers with a point to nine digits."""
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, dict) and isinstance(two, dict):
+        if one.keys() != two.keys():
+            return False
+        if one.keys() == {"float"}:
+            return _is_close(one["float"], two["float"])
+        return all(is_same(one[key], two[key]) for key in one)
+    if isinstance(one, list) and isinstance(two, list):
+        return len(one) == len(two) and all(map(is_same, one, two))
+    return one == two
+
+
+def _is_close(one: object, two: object) -> bool:
+    if not isinstance(one, str) or not isinstance(two, str):
+        return False
+    if one == two:
+        return True
+    try:
+        first, second = float.fromhex(one), float.fromhex(two)
+    except (ValueError, OverflowError):
+        return False
+    return math.isclose(first, second, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+
+
+def draw_tests(
+    problem: Problem, repository: PreparedRepository, chance: random.Random
+) -> DrawnTests:
+    """Tests of a trial: each as it is and in copies with other literals, all without expectations."""
+    names = [*_draw(problem.fail_to_pass, _MOST_FAILING, chance)]
+    names += _draw(problem.pass_to_pass, _MOST_PASSING, chance)
+    by_path: dict[str, set[str]] = defaultdict(set)
+    for name in names:
+        path, _, test = name.partition("::")
+        by_path[path].add(test.replace("::", "."))
+    # what others import from there stays; hidden tests are nowhere in the box as they are written
+    files = {
+        path: take_expectations_out(repository.files[path], frozenset())
+        for path in {*by_path, *(block.path for block in problem.cut_tests)}
+    }
+    files |= _blind_bases(repository, by_path)
+    tests: list[str] = []
+    instances: list[str] = []
+    for path, chosen in sorted(by_path.items()):
+        folder = path.rpartition("/")[0]
+        for copy in range(1 + _CHANGED_COPIES):
+            text = take_expectations_out(
+                repository.files[path], frozenset(chosen), chance if copy else None
+            )
+            name = f"test_{chance.getrandbits(48):012x}.py"
+            place = f"{folder}/{name}" if folder else name
+            files[place] = text
+            tests += [f"{place}::{test.replace('.', '::')}" for test in sorted(chosen)]
+            if copy == 0:
+                mine = [test for test in problem.fail_to_pass if test.startswith(f"{path}::")]
+                kept = chance.sample(mine, min(len(mine), _MOST_INSTANCES))
+                instances += [place + test.removeprefix(path) for test in kept]
+    return DrawnTests(files, tuple(tests), tuple(instances), chance.getrandbits(48))
+
+
+def _blind_bases(
+    repository: PreparedRepository, by_path: Mapping[str, set[str]]
+) -> dict[str, bytes]:
+    """Test files that hold chosen tests which others inherit, those tests alone."""
+    wanted = frozenset(
+        name
+        for path, chosen in by_path.items()
+        for name in find_inherited(repository.files[path], frozenset(chosen))
+    )
+    marks = [f"def {name}(".encode() for name in wanted]
+    return {
+        path: take_expectations_out(content, wanted)
+        for path, content in repository.files.items()
+        if path.endswith(".py") and repository.is_test(path) and any(m in content for m in marks)
+    }
+
+
+def _draw(tests: Sequence[str], most: int, chance: random.Random) -> list[str]:
+    functions = list(dict.fromkeys(test.partition("[")[0] for test in tests))
+    return chance.sample(functions, min(most, len(functions)))
+
+
+async def _observe(
+    sandbox: Sandbox, drawn: DrawnTests, *, hash_seed: int, slack: float = 1.0
+) -> Values:
+    request = {
+        "root": CALL_ROOT,
+        "files": sorted({test.partition("::")[0] for test in drawn.tests}),
+        "tests": drawn.tests,
+        "instances": drawn.instances,
+        "order": drawn.order,
+        "most": _MOST_INSTANCES,
+        "test_seconds": slack * _TEST_SECONDS,
+    }
+    lines, _ = await run_call_program(sandbox, "observe", request, slack * _SECONDS, hash_seed)
+    values: Values = defaultdict(list)
+    for line in lines:
+        test = line.pop("test")
+        if not isinstance(test, str) or len(line) != 1:
+            raise ValueError("a line that is no observation")
+        values[test].append(line)
+    return dict(values)

@@ -1,0 +1,166 @@
+"""What the tests say about the end state of an attempt.
+
+`judge`: the changed files, filtered by path, are laid over the pristine repository in the test
+server's box, never in the agent's; every required test must pass by name, exactly once. A pass may
+have to hold under a second runner too, and on calls that no test makes. A failure of infrastructure
+travels as SandboxLost and is never a verdict.
+"""
+
+import time
+from collections.abc import Mapping
+
+from ostinato.infra.agent.tools.testing import describe_report
+from ostinato.infra.platform.errors import GradingError, boundary
+from ostinato.infra.sandbox.environment import open_box
+from ostinato.infra.sandbox.plain_run import run_plainly
+from ostinato.infra.sandbox.protocol import SandboxLimits, TestOutcome, TestReport
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.tasks.environments.api import ENVIRONMENTS, Environment
+from ostinato.tasks.grading.change import AttemptChange
+from ostinato.tasks.grading.cheating.attacks import find_forbidden
+from ostinato.tasks.grading.judging.blind_trial import BlindTrials
+from ostinato.tasks.grading.judging.oracle import judge_by_oracle
+from ostinato.tasks.records import FunctionOracle, Problem, Verdict
+
+BOX_LIMITS = SandboxLimits(memory_bytes=2 << 30)
+
+
+async def judge(
+    problem: Problem,
+    changed_files: Mapping[str, bytes | None],
+    server: TestServer,
+    *,
+    time_limit_seconds: float,
+    second_runner: bool = False,
+    asks_oracle: bool = False,
+    trials: BlindTrials | None = None,
+) -> Verdict:
+    """The verdict on one end state. Changes of tests and of runner files count for nothing."""
+    check_repository(problem, server.repository)
+    started = time.perf_counter()
+    required = _required(problem)
+    ignored = AttemptChange.of(problem, changed_files, server.repository).ignored_paths
+    attacks = find_forbidden(changed_files, server.repository)
+    if attacks or not required:
+        reason = f"the change brings {', '.join(attacks)} into product code"
+        told = f"refused: {reason if attacks else 'no test is required'}"
+        return _untested(problem, told, attacks, started=started, ignored_paths=ignored)
+    report = await server.run(changed_files, required, time_limit_seconds)
+    if report.passed and second_runner:
+        report = _agree(
+            report,
+            await run_plainly(server.repository, changed_files, required, time_limit_seconds),
+        )
+    difference = ""
+    if report.passed and asks_oracle and problem.oracle is not None:
+        difference = await _find_difference(server.repository, changed_files, problem.oracle)
+    if report.passed and not difference and trials is not None:
+        difference = await trials.find_difference(problem, changed_files, server.repository)
+    return Verdict(
+        problem_id=problem.problem_id,
+        passed=report.passed and not difference,
+        tests_required=len(required),
+        tests_passed=len(report.passed_ids),
+        outcomes={test: outcome.value for test, outcome in report.outcomes.items()},
+        detail=report.tampering or difference or describe_report(report),
+        wall_seconds=time.perf_counter() - started,
+        tampering=(report.tampering,) if report.tampering else (),
+        ignored_paths=ignored,
+    )
+
+
+def check_repository(problem: Problem, repository: PreparedRepository) -> None:
+    """GradingError where a problem was proven on another repository."""
+    if problem.repository_fingerprint != repository.fingerprint:
+        raise GradingError(
+            f"problem {problem.problem_id}: proven on repository {problem.repository} with "
+            f"fingerprint {problem.repository_fingerprint}, the test server holds "
+            f"{repository.fingerprint}"
+        )
+
+
+def fail_for_fault(problem: Problem, error: Exception) -> Verdict:
+    """The verdict on an attempt that could not be graded: a failure, with a flag."""
+    fault = f"fault while grading: {type(error).__name__}"
+    return _untested(problem, f"{fault}: {error!s:.200}", (fault,))
+
+
+def _untested(
+    problem: Problem,
+    detail: str,
+    tampering: tuple[str, ...],
+    *,
+    started: float | None = None,
+    ignored_paths: tuple[str, ...] = (),
+) -> Verdict:
+    """A failure in which no test ran. `started`: by the performance counter; None: not timed."""
+    required = _required(problem)
+    return Verdict(
+        problem_id=problem.problem_id,
+        passed=False,
+        tests_required=len(required),
+        tests_passed=0,
+        outcomes=dict.fromkeys(required, TestOutcome.MISSING.value),
+        detail=detail,
+        wall_seconds=0.0 if started is None else time.perf_counter() - started,
+        tampering=tampering,
+        ignored_paths=ignored_paths,
+    )
+
+
+def _required(problem: Problem) -> tuple[str, ...]:
+    """Tests that have to pass, each once."""
+    return tuple(dict.fromkeys((*problem.fail_to_pass, *problem.pass_to_pass)))
+
+
+async def judge_in_environment(
+    problem: Problem, changed_files: Mapping[str, bytes | None], repository: PreparedRepository
+) -> Verdict:
+    """The verdict of the problem's own environment on one end state."""
+    started = time.perf_counter()
+    environment: Environment = ENVIRONMENTS.load(problem.environment)
+    left = {**repository.files, **changed_files}
+    files = {path: content for path, content in left.items() if content is not None}
+    with boundary(GradingError, f"environment {problem.environment}"):
+        found = await environment.judge(
+            problem, files, lambda: open_box(repository, changed_files, BOX_LIMITS)
+        )
+    outcome = TestOutcome.PASSED if found.passed else TestOutcome.FAILED
+    return Verdict(
+        problem_id=problem.problem_id,
+        passed=found.passed,
+        tests_required=1,
+        tests_passed=int(found.passed),
+        outcomes={problem.environment: outcome.value},
+        detail=found.detail,
+        wall_seconds=time.perf_counter() - started,
+    )
+
+
+async def _find_difference(
+    repository: PreparedRepository,
+    changed_files: Mapping[str, bytes | None],
+    oracle: FunctionOracle,
+) -> str:
+    """First difference between change and original on untested calls. Empty: none."""
+    changed = repository.keep_editable(changed_files)
+    async with open_box(repository, changed, BOX_LIMITS) as sandbox:
+        found = await judge_by_oracle(sandbox, oracle)
+    if found.passed:
+        return ""
+    agreeing = f"{found.num_agreeing} of {found.num_calls} held-out calls agree"
+    return f"differs from the original: {agreeing}; {found.first_difference}"
+
+
+def _agree(first: TestReport, second: TestReport) -> TestReport:
+    """The first report where the second agrees. The worse outcome of each test where not."""
+    if second.passed:
+        return first
+    different = [test for test in first.outcomes if test not in second.passed_ids]
+    why = second.tampering or f"runners disagree on {', '.join(different[:3])}"
+    outcomes = {
+        test: outcome if test in second.passed_ids else second.outcomes[test]
+        for test, outcome in first.outcomes.items()
+    }
+    return first.model_copy(update={"outcomes": outcomes, "tampering": why})

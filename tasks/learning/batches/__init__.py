@@ -1,0 +1,1 @@
+"""From graded groups to packed samples with advantages."""

@@ -1,0 +1,159 @@
+"""One rank of a trainer: its copy of the model, its part of each step, its shard of each version.
+
+All ranks hold the same weights, optimiser state and KL reference: they start from the same
+checkpoint and take the same steps. The first rank alone saves, commits versions and decides.
+"""
+
+import ctypes
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from ostinato.infra.platform.errors import StorageError, boundary
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.weights import (
+    ChainManifest,
+    OverlappedPublisher,
+    PublisherFenced,
+    ShardPublisher,
+    share_tensors,
+)
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
+from ostinato.tasks.learning.batches.packing import Microbatch
+from ostinato.tasks.learning.config import TrainerRequest
+from ostinato.tasks.learning.ranks.share import (
+    ShareResult,
+    ShareWork,
+    StepShare,
+    checksum_weights,
+    sum_rows_k1,
+)
+from ostinato.tasks.learning.ranks.step_checkpoints import StepCheckpoints
+from ostinato.tasks.records import Record
+
+logger = logging.getLogger(__name__)
+
+
+class RankState(Record):
+    """State that ranks compare when they start."""
+
+    step: int
+    weights_checksum: str
+
+
+class TrainerRank:
+    """A model, its optimiser and its KL reference, taken up from the newest step checkpoint."""
+
+    def __init__(self, request: TrainerRequest) -> None:
+        config = request.config
+        self.config = config
+        self.step_taken_up = 0
+        with boundary(StorageError, f"opening the start of RL, {request.checkpoint_directory}"):
+            start = load_checkpoint(Path(request.checkpoint_directory))
+        self.spec = start.spec
+        self.model = build_trainer_model(self.spec, config.world_size)
+        self.model.import_weights(start.weights)
+        self.optimizer = build_optimizer(self.model, config.optimizer)
+        self._work = ShareWork(self.model, self.optimizer, config)
+        self.reference: TrainerModel | None = None
+        self.reference_step: int | None = None
+        if config.objective.kl_coefficient > 0:
+            self.reference = build_trainer_model(self.spec, config.world_size)
+            self.reference.import_weights(start.weights)
+        self.checkpoints = StepCheckpoints(
+            Path(request.work_directory),
+            self.spec,
+            start.tokenizer_path,
+            None if config.keep_for_replay else config.keep_checkpoints,
+        )
+        self._restore()
+
+    def state(self, _: None = None) -> RankState:
+        """State it resumed from."""
+        return RankState(step=self.step_taken_up, weights_checksum=checksum_weights(self.model))
+
+    def begin_step(self, steps_taken: int) -> None:
+        """Refreshes the KL reference when it is due and sets the rates of the next step."""
+        every = self.config.objective.kl_refresh_steps
+        if self.reference is not None and every is not None and steps_taken % every == 0:
+            self.reference.import_weights(self.model.export_weights())
+            self.reference_step = steps_taken
+        rates = self.config.optimizer
+        scale = warmup_scale(steps_taken, rates.warmup_steps)
+        set_learning_rates(
+            self.optimizer, muon=scale * rates.muon_learning_rate, adam=scale * rates.learning_rate
+        )
+
+    def score_reference(self, batches: Sequence[Microbatch]) -> list[list[float]]:
+        """By microbatch and row, k1 to the KL reference."""
+        if self.reference is None:
+            raise ValueError("kl_coefficient is 0, wanted more: there is no KL reference to score")
+        return sum_rows_k1(self.reference, batches)
+
+    def take_share(self, share: StepShare) -> ShareResult:
+        """Its part of a step. All ranks take theirs at once."""
+        return self._work.run(share)
+
+    def _restore(self) -> None:
+        loaded = self.checkpoints.load_newest()
+        if loaded is None:
+            return
+        self.step_taken_up = loaded.state.step
+        self.model.import_weights(loaded.weights)
+        self.optimizer.load_state_dict(loaded.optimizer_state)
+        self.reference_step = loaded.state.reference_step
+        if self.reference is not None and loaded.reference_weights is not None:
+            self.reference.import_weights(loaded.reference_weights)
+
+
+class OtherRank(TrainerRank):
+    """A rank that follows the first one's orders and publishes its shard."""
+
+    def __init__(
+        self, request: TrainerRequest, objects: ObjectStore, rank: int, has_failed: ctypes.c_bool
+    ) -> None:
+        """`has_failed` is shared with the first rank, which would wait long for a shard that does not come."""
+        super().__init__(request)
+        self._has_failed = has_failed
+        self._rank = rank
+        self._publisher = ShardPublisher(
+            objects, request.chain_id, shard=rank, num_shards=self.config.world_size
+        )
+        self._uploads = OverlappedPublisher(self._publisher, self._note_failure)
+
+    def join_chain(self, claim: tuple[int, ChainManifest | None]) -> None:
+        """Takes up the first rank's epoch and the version that it took up."""
+        self._settle()
+        self._has_failed.value = False
+        self._publisher.resume(*claim)
+
+    def start_publish(self, version: int) -> None:
+        """Takes a copy of its tensors and uploads them in the background."""
+        self._settle()
+        own = own_tensors(self.model.export_weights(), self._rank, self.config.world_size)
+        self._uploads.start(version, own)
+
+    def _note_failure(self, error: BaseException) -> None:
+        self._has_failed.value = not isinstance(error, PublisherFenced)
+
+    def _settle(self) -> None:
+        """Ends the upload before. Whether its version counts was the first rank's to say, and it has gone on."""
+        try:
+            self._uploads.finish()
+        except StorageError as error:
+            logger.warning("rank=%d the last version was not taken up: %s", self._rank, error)
+
+
+def own_tensors(weights: Mapping[str, Tensor], rank: int, world_size: int) -> dict[str, Tensor]:
+    """The tensors that a rank writes."""
+    shards = share_tensors({name: tensor.nbytes for name, tensor in weights.items()}, world_size)
+    return {name: tensor for name, tensor in weights.items() if shards[name] == rank}
+
+
+def warmup_scale(steps_taken: int, warmup_steps: int) -> float:
+    """Share of the learning rate for the next step: (steps taken + 1) / warm-up, at most 1."""
+    return 1.0 if warmup_steps == 0 else min(1.0, (steps_taken + 1) / warmup_steps)

@@ -1,0 +1,178 @@
+"""What one rank does of an optimiser step.
+
+`ShareWork`: scores and gradients of the rank's microbatches, the sum over ranks, clipping and the
+step, which every rank takes alike. It neither packs samples nor reports.
+
+Shapes: B rows, T tokens, L MoE layers, K experts per token, N sampled tokens of a microbatch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xxhash
+
+from ostinato.infra.serving.weights.codec import tensor_bits
+from ostinato.models.network.build import TrainerModel
+from ostinato.models.training.data_parallel import UsedGradients
+from ostinato.tasks.learning.batches.packing import Microbatch
+from ostinato.tasks.learning.config import LearningConfig, RouterReplayConfig
+from ostinato.tasks.learning.hints import HintedRows, hint_divergence
+from ostinato.tasks.learning.objective import entropy_bonus, policy_loss
+from ostinato.tasks.learning.report import TokenScores
+
+
+@dataclass(frozen=True, slots=True)
+class StepShare:
+    """One rank's part of a step."""
+
+    microbatches: tuple[Microbatch, ...]
+    is_updated: bool  # false: no sample has both an advantage and a sampled token, none a hint
+    hinted: tuple[HintedRows, ...] = ()
+    entropy_coefficient: float = 0.0  # 0: the step's entropy is above its floor
+
+
+@dataclass(frozen=True, slots=True)
+class ShareResult:
+    """Result of one rank's share of a step. Losses and scores are parallel to its microbatches."""
+
+    losses: tuple[float, ...]
+    scores: tuple[TokenScores, ...]
+    num_replayed: int
+    num_replaced: int
+    gradient_norm: (
+        float  # of the sum over all ranks, before clipping; not finite: the step was refused
+    )
+    weights_checksum: str  # after the step; empty where there is one rank
+    hint_kl_nats: tuple[float, ...] = ()  # sum over tokens, parallel to the hinted rows
+
+
+class ShareWork:
+    """The part of one rank in the update of one model by one optimiser."""
+
+    def __init__(
+        self, model: TrainerModel, optimizer: torch.optim.Optimizer, config: LearningConfig
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._config = config
+        self._gradients = UsedGradients(model) if config.world_size > 1 else None
+
+    def run(self, share: StepShare) -> ShareResult:
+        """Computes the share and takes the step together with the other ranks, which must all run theirs."""
+        self._model.train()
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._gradients is not None:
+            self._gradients.clear()
+        parts = [self._accumulate(batch, share.entropy_coefficient) for batch in share.microbatches]
+        hint_kl_nats = tuple(self._distil(rows) for rows in share.hinted)
+        gradient_norm = self._apply() if share.is_updated else 0.0
+        num_replayed, num_replaced = self._model.take_replay_counts()
+        return ShareResult(
+            losses=tuple(loss for loss, _ in parts),
+            scores=tuple(scores for _, scores in parts),
+            num_replayed=num_replayed,
+            num_replaced=num_replaced,
+            gradient_norm=gradient_norm,
+            weights_checksum="" if self._gradients is None else checksum_weights(self._model),
+            hint_kl_nats=hint_kl_nats,
+        )
+
+    def _distil(self, rows: HintedRows) -> float:
+        """Adds the gradient of the divergence from the hinted policy. Returns its sum in nats."""
+        objective = self._config.objective
+        kl_nats = hint_divergence(self._model, rows, self._config.router_replay).sum()
+        (objective.hint_coefficient * kl_nats / objective.loss_divisor_tokens).backward()
+        return float(kl_nats.detach())
+
+    def _accumulate(
+        self, batch: Microbatch, entropy_coefficient: float
+    ) -> tuple[float, TokenScores]:
+        """Adds the gradient of a microbatch. Returns its loss and the scores of its sampled tokens."""
+        mask_BT = torch.from_numpy(batch.loss_mask_BT)
+        logprobs_BT, entropy_BT = score_batch(self._model, batch, self._config.router_replay)
+        logprobs_N = logprobs_BT[mask_BT]
+        rollout_logprobs_N = batch.rollout_logprobs_BT[batch.loss_mask_BT]
+        advantages_BT = np.broadcast_to(batch.advantages_B[:, None], batch.tokens_BT.shape)
+        advantages_N = torch.from_numpy(advantages_BT[batch.loss_mask_BT])
+        if entropy_coefficient:
+            bonus_N = entropy_bonus(logprobs_N, entropy_BT[mask_BT], entropy_coefficient)
+            advantages_N = advantages_N + bonus_N
+        objective = policy_loss(
+            logprobs_N, torch.from_numpy(rollout_logprobs_N), advantages_N, self._config.objective
+        )
+        objective.total.backward()
+        scores = TokenScores(
+            trainer_logprobs_N=logprobs_N.detach().numpy(),
+            rollout_logprobs_N=rollout_logprobs_N,
+            weight_versions_N=batch.weight_versions_BT[batch.loss_mask_BT],
+            is_kept_cache_N=batch.is_kept_cache_BT[batch.loss_mask_BT],
+            entropy_N=entropy_BT.detach()[mask_BT].numpy(),
+            importance_weights_N=objective.importance_weights_N.numpy(),
+            is_clipped_N=objective.is_clipped_N.numpy(),
+        )
+        return float(objective.total.detach()), scores
+
+    def _apply(self) -> float:
+        """Sums over ranks, clips and takes the optimiser step. Returns the norm before clipping.
+
+        All ranks see the same sum: a norm that is not finite leaves weights and optimiser alone on each of them.
+        """
+        if self._gradients is not None:
+            self._gradients.reduce()
+        limit = self._config.optimizer.gradient_clip_norm
+        parameters = [weight for weight in self._model.parameters() if weight.grad is not None]
+        norm = float(
+            torch.nn.utils.clip_grad_norm_(parameters, float("inf") if limit is None else limit)
+        )
+        if np.isfinite(norm):
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return norm
+
+
+def score_batch(
+    model: TrainerModel,
+    batch: Microbatch,
+    replay: RouterReplayConfig,
+    *,
+    with_entropy: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(logprobs_BT, entropy_BT) of a microbatch's sampled tokens, as they were drawn."""
+    return model.token_logprobs_and_entropy(
+        torch.from_numpy(batch.tokens_BT),
+        torch.from_numpy(batch.routes_BTLK) if replay.enabled else None,
+        mask_BT=torch.from_numpy(batch.loss_mask_BT),
+        padding_BT=torch.from_numpy(batch.padding_BT),
+        plausibility_ratio=replay.plausibility_ratio,
+        temperature_B=torch.from_numpy(batch.temperatures_B),
+        with_entropy=with_entropy,
+    )
+
+
+@torch.no_grad()
+def sum_rows_k1(reference: TrainerModel, batches: Sequence[Microbatch]) -> list[list[float]]:
+    """By microbatch and row, the sum over sampled tokens of log q(rollout) - log p(reference)."""
+    reference.eval()
+    sums = []
+    for batch in batches:
+        mask_BT = torch.from_numpy(batch.loss_mask_BT)
+        logprobs_BT = reference.token_logprobs(
+            torch.from_numpy(batch.tokens_BT),
+            mask_BT=mask_BT,
+            temperature_B=torch.from_numpy(batch.temperatures_B),
+        )
+        difference_BT = np.where(
+            batch.loss_mask_BT, batch.rollout_logprobs_BT - logprobs_BT.numpy(), 0.0
+        )
+        sums.append([float(row_T.sum(dtype=np.float64)) for row_T in difference_BT])
+    return sums
+
+
+def checksum_weights(model: TrainerModel) -> str:
+    """Equal on two ranks if, and only if, their weights are, bit for bit."""
+    state = xxhash.xxh3_128()
+    for tensor in model.canonical_tensors().values():
+        state.update(tensor_bits(tensor.detach().cpu()).data)
+    return state.hexdigest()

@@ -1,0 +1,95 @@
+"""Muon and AdamW over a trainer model."""
+
+import io
+
+import pytest
+import torch
+
+from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.models.training.optimizer import build_optimizer, orthogonalise, set_learning_rates
+from ostinato.models.training.optimizer_config import OptimizerConfig
+from tests.fakes.small_spec import SMALL_SPEC
+
+
+def take_step(model: TrainerModel, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    tokens_BT = torch.randint(0, 40, (4, 16), generator=torch.Generator().manual_seed(seed))
+    optimizer.zero_grad()
+    (-model.token_logprobs(tokens_BT).mean()).backward()
+    optimizer.step()
+
+
+def test_orthogonalise_brings_singular_values_near_one() -> None:
+    matrices = torch.randn(3, 16, 40, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(orthogonalise(matrices, torch.float32))
+    # the quintic does not converge to 1, it lands around it
+    assert values.min() > 0.5
+    assert values.max() < 1.3
+
+
+def test_muon_treats_each_expert_as_its_own_matrix() -> None:
+    model = build_trainer_model(SMALL_SPEC, seed=0)
+    optimizer = build_optimizer(model, OptimizerConfig())
+    experts = model.trunk.decoder.layers[0].mlp.experts.gate_up_EGD
+    before = experts.detach().clone()
+    experts.grad = torch.zeros_like(experts)
+    experts.grad[1] = torch.randn(experts.shape[1:], generator=torch.Generator().manual_seed(0))
+    optimizer.step()
+    moved = (experts.detach() - before).flatten(1).norm(dim=1)
+    assert moved[1] > 0
+    assert not moved[[0, 2, 3]].any()
+
+
+@pytest.mark.parametrize("kind", ["muon", "adamw"])
+def test_optimizer_fits_one_batch(kind: str) -> None:
+    model = build_trainer_model(SMALL_SPEC, seed=0)
+    optimizer = build_optimizer(model, OptimizerConfig.model_validate({"kind": kind}))
+    tokens_BT = torch.randint(0, 40, (4, 16), generator=torch.Generator().manual_seed(0))
+    first = float(model.token_logprobs(tokens_BT).mean())
+    for _ in range(30):
+        take_step(model, optimizer, seed=0)
+    assert float(model.token_logprobs(tokens_BT).mean()) > first + 1.0
+
+
+@pytest.mark.parametrize("kind", ["muon", "adamw"])
+def test_optimizer_state_survives_saving_bit_by_bit(kind: str) -> None:
+    config = OptimizerConfig.model_validate({"kind": kind})
+    model, other = build_trainer_model(SMALL_SPEC, seed=0), build_trainer_model(SMALL_SPEC, seed=1)
+    optimizer = build_optimizer(model, config)
+    take_step(model, optimizer, seed=0)
+    stream = io.BytesIO()
+    torch.save(optimizer.state_dict(), stream)
+    stream.seek(0)
+    other.import_weights(model.export_weights())
+    restored = build_optimizer(other, config)
+    restored.load_state_dict(torch.load(stream, weights_only=True))
+    take_step(model, optimizer, seed=1)
+    take_step(other, restored, seed=1)
+    ours, theirs = model.export_weights(), other.export_weights()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_optimizer_leaves_frozen_parameters_out() -> None:
+    model = build_trainer_model(SMALL_SPEC, seed=0)
+    model.trunk.requires_grad_(False)
+    held = [
+        p
+        for group in build_optimizer(model, OptimizerConfig()).param_groups
+        for p in group["params"]
+    ]
+    assert {id(p) for p in held} == {id(p) for p in model.draft.parameters()}
+
+
+def test_set_learning_rates_goes_by_kind() -> None:
+    optimizer = build_optimizer(build_trainer_model(SMALL_SPEC, seed=0), OptimizerConfig())
+    set_learning_rates(optimizer, muon=0.5, adam=0.25)
+    assert {group["kind"]: group["lr"] for group in optimizer.param_groups} == {
+        "muon": 0.5,
+        "adamw": 0.25,
+    }
+
+
+def test_load_state_of_another_kind_is_refused() -> None:
+    model = build_trainer_model(SMALL_SPEC, seed=0)
+    state = build_optimizer(model, OptimizerConfig(kind="adamw")).state_dict()
+    with pytest.raises(ValueError, match=r"holds \['adamw'\], wanted \['adamw', 'muon'\]"):
+        build_optimizer(model, OptimizerConfig()).load_state_dict(state)

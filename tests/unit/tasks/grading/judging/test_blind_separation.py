@@ -1,0 +1,49 @@
+"""A trial that the broken state passes proves nothing, and inherited tests are part of trials."""
+
+import asyncio
+
+from ostinato.tasks.grading.judging.blind_tests import find_inherited, take_expectations_out
+from ostinato.tasks.grading.judging.blind_trial import BlindTrials
+from ostinato.tasks.records import LineEdit
+from tests.unit.tasks.grading.conftest import PATH
+
+BASE = b"""
+class TestBase:
+    def test_inherited(self):
+        assert f(1) == 424242
+
+    def test_other(self):
+        assert f(2) == 424243
+"""
+HEIR = b"""
+from base import TestBase
+
+class TestHeir(TestBase):
+    def test_own(self):
+        assert f(3) == 424244
+"""
+
+
+def test_inherited_tests_are_found_and_kept_in_the_file_that_has_them():
+    wanted = frozenset({"TestHeir.test_own", "TestHeir.test_inherited"})
+    inherited = find_inherited(HEIR, wanted)
+    assert inherited == {"test_inherited"}
+    text = take_expectations_out(BASE, inherited).decode()
+    assert "def test_inherited" in text
+    assert "test_other" not in text
+    assert "4242" not in text
+
+
+def test_no_pass_is_believed_where_the_broken_state_shows_what_the_original_shows(
+    runner: asyncio.Runner, problem, repository
+):
+    same = LineEdit(
+        path=PATH,
+        line_number=problem.edits[0].line_number,
+        gold_text=problem.edits[0].gold_text,
+        broken_text="            total += 2 - 1",
+    )
+    equivalent = problem.model_copy(update={"problem_id": "equivalent", "edits": (same,)})
+    files = {PATH: repository.files[PATH] + b"\n# edited\n"}
+    difference = runner.run(BlindTrials().find_difference(equivalent, files, repository))
+    assert "no pass is believed" in difference
