@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.flows.commands import garbage, lineage, models, planning, replaying
+from ostinato.flows.commands import bringing, garbage, lineage, models, planning, replaying
 from ostinato.flows.commands.cycle_commands import cycles
 from ostinato.flows.commands.key_commands import keys
 from ostinato.flows.operating import local_prefect, status_report
@@ -159,6 +159,39 @@ recipes = typer.Typer(no_args_is_help=True, help="Shipped recipes, and what one 
 app.add_typer(recipes, name="recipe")
 app.add_typer(cycles, name="cycle")
 app.add_typer(keys, name="keys")
+
+
+problem_sets = typer.Typer(no_args_is_help=True, help="Problems of repositories.")
+app.add_typer(problem_sets, name="problems")
+
+
+@problem_sets.command("from")
+def problems_from(
+    place: Annotated[
+        str,
+        typer.Argument(help="a directory, a git repository (path or URL), NAME or NAME==VERSION"),
+    ],
+    name: Annotated[str | None, typer.Option("--as", help="of the recipe; the source's")] = None,
+    problems: Annotated[
+        int, typer.Option(help="mutations over all splits", min=bringing.SMALLEST)
+    ] = 100,
+    commits: Annotated[
+        int, typer.Option(help="newest commits of a git repository to mine for problems", min=0)
+    ] = 0,
+    extends: Annotated[
+        str, typer.Option(help="recipe whose other settings it takes")
+    ] = "problems_16",
+) -> None:
+    """Makes problems of a repository that nobody prepared: writes NAME.toml here, then builds and proves
+    them. Run it again and it continues. Exit code 2 when a split stays empty.
+    """
+    load_recipe(extends)
+    path = bringing.write_recipe(load_settings(), place, name, extends, problems, commits)
+    parameters = {"needs_all_splits": True}
+    _run_flow("problem_building", str(path), None, _options(None, None, None), parameters)
+    say(
+        f"next: `ostinato demo --recipe {path}`, or name its table [[problems.repositories]] in another recipe"
+    )
 
 
 @recipes.command("list")

@@ -8,11 +8,16 @@ from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.tasks.problems.config import ProblemsResult
 
 
 @flow(name="problem-building", flow_run_name=run_name)
 def problem_building(
-    recipe: RecipeName = "nano", seed: Seed = None, options: RunOptions | None = None
+    recipe: RecipeName = "nano",
+    seed: Seed = None,
+    options: RunOptions | None = None,
+    needs_all_splits: bool = False,
 ) -> ArtifactRef:
     """Builds, proves and splits the recipe's problems.
 
@@ -20,9 +25,18 @@ def problem_building(
         recipe: name of a shipped recipe or path of a TOML file.
         seed: overrides the recipe's seed.
         options: overridden settings, stages to keep or to build again.
+        needs_all_splits: whether a split without a problem is an error.
     """
     context = StageContext.open(recipe, seed, options)
-    showing.show_problems(context, chain.build_proven_problems(context))
+    proven = chain.build_proven_problems(context)
+    showing.show_problems(context, proven)
+    sizes = chain.result_of(context, proven, ProblemsResult).split_sizes
+    empty = [split for split, size in sizes.items() if not size]
+    if empty and needs_all_splits:
+        raise ProblemError(
+            f"recipe {recipe}: no problem for {', '.join(empty)}; what was left out stands above; "
+            "take a larger source, more problems, or set those splits' [problems.sizes] to 0"
+        )
     problems = chain.build_problems(context)
     if context.recipe.environments:
         showing.show_environments(context, problems)

@@ -4,14 +4,16 @@ The archive cache: one file per package and version beside its SHA-256. It talks
 through pip, and not at all when the archive is cached. Nothing of an archive is run by us.
 """
 
+import gzip
 import hashlib
+import io
 import logging
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
@@ -59,6 +61,26 @@ def fetch_archive(source: SourceArchive, cache: Path) -> Path:
     return known
 
 
+def store_archive(name: str, files: Mapping[str, bytes], cache: Path) -> SourceArchive:
+    """Files that no index has, kept in the cache as an archive whose version is their checksum."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for path in sorted(files):
+            member = tarfile.TarInfo(f"{name}/{path}")
+            member.size = len(files[path])
+            tar.addfile(member, io.BytesIO(files[path]))
+    # no time of day: the same files are the same archive
+    content = gzip.compress(packed.getvalue(), mtime=0)
+    sha256 = hashlib.sha256(content).hexdigest()
+    source = SourceArchive(name=name, version=f"0+{sha256[:12]}", sha256=sha256)
+    folder = cache / f"{source.name}-{source.version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / "partial"
+    partial.write_bytes(content)
+    partial.replace(folder / f"{name}.tar.gz")
+    return source
+
+
 def fetch_wheel(requirement: str, cache: Path, sha256: str = "") -> Path:
     """The cached wheel of `name==version`, of this checksum where one is given. As `fetch_archive`."""
     name, _, version = requirement.partition("==")
@@ -75,13 +97,16 @@ def fetch_wheel(requirement: str, cache: Path, sha256: str = "") -> Path:
     return wheel
 
 
-def read_wheel(wheel: Path) -> dict[str, bytes]:
-    """Python files and data of a wheel by path, without compiled modules, metadata and tests."""
+def read_wheel(wheel: Path, *, is_whole: bool = False) -> dict[str, bytes]:
+    """Python files and data of a wheel by path, without tests. `is_whole`: with its compiled modules and
+    metadata.
+    """
+    left_out = (".pyd", ".pyi", ".c", ".h") if is_whole else (".so", ".pyd", ".pyi", ".c", ".h")
     return {
         path: content
         for path, content in _zip_members(wheel)
-        if not path.endswith((".so", ".pyd", ".pyi", ".c", ".h"))
-        and ".dist-info/" not in path
+        if not path.endswith(left_out)
+        and (is_whole or ".dist-info/" not in path)
         and ".data/" not in path
         and "/tests/" not in path
     }

@@ -5,7 +5,6 @@ repository runs.
 import difflib
 import io
 import re
-import subprocess
 import tarfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.git import run_git
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.breaking.definitions import read_definitions
@@ -20,7 +20,6 @@ from ostinato.tasks.problems.config import GitSource, Kind
 from ostinato.tasks.problems.repositories import is_below, prepare_repository, strip_prefix
 from ostinato.tasks.records import BlockEdit
 
-_SECONDS = 120
 _MIN_SUBJECT = 12
 _MIN_WORDS = 3  # shorter lines are what is left of a reference
 _BOT = re.compile(r"\[bot\]|dependabot|renovate|pre-commit-ci|github-actions", re.IGNORECASE)
@@ -229,19 +228,7 @@ def _read_tree(source: GitSource, commit: str) -> dict[str, bytes]:
 
 
 def _git(source: GitSource, *arguments: str) -> bytes:
-    command = ["git", "-c", f"safe.directory={Path(source.path).resolve()}", "-C", source.path]
-    try:
-        done = subprocess.run([*command, *arguments], capture_output=True, timeout=_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ProblemError(
-            f"git {arguments[0]} of {source.name} at {source.path}: {error}"
-        ) from error
-    if done.returncode != 0:
-        raise ProblemError(
-            f"git {arguments[0]} of {source.name} at {source.path} ended with "
-            f"{done.returncode}: {done.stderr.decode(errors='replace').strip()[-300:]}"
-        )
-    return done.stdout
+    return run_git(Path(source.path), *arguments)
 
 
 def _is_product(path: str, source: GitSource) -> bool:

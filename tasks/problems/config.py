@@ -56,8 +56,19 @@ class Source(Record):
     stripped_prefix: str = Field(
         default="", description="folder of the source that is on the import path, such as src"
     )
+    kept_paths: tuple[str, ...] = Field(
+        default=(), description="other files or folders of the source that tests read"
+    )
     dependencies: tuple[str, ...] = Field(
         default=(), description="name==version of wheels laid beside the code"
+    )
+    is_installed: bool = Field(
+        default=False,
+        description="as after an installation: importlib.metadata knows the package and its "
+        "dependencies, and these keep their compiled modules",
+    )
+    generated_files: dict[str, str] = Field(
+        default={}, description="path -> text of modules that the project's build writes"
     )
 
 

@@ -38,7 +38,9 @@ def prepare_repository(
         place.parent.mkdir(parents=True, exist_ok=True)
         is_product = path.endswith(".py") and not is_below(path, source.test_paths)
         place.write_bytes(strip_source(content, path) if is_product and strip_text else content)
-    for path, content in (beside or {}).items():
+    others = {path: content for path, content in files.items() if is_below(path, source.kept_paths)}
+    others |= {path: text.encode() for path, text in source.generated_files.items()}
+    for path, content in {**(beside or {}), **others}.items():
         place = target / path
         if not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +62,13 @@ def strip_prefix(files: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:
         if is_below(path, (prefix,)):
             moved[path.removeprefix(f"{prefix}/")] = content
     return moved
+
+
+def describe_installation(source: Source) -> dict[str, bytes]:
+    """Metadata as an installation leaves it, for code that asks for its own version."""
+    version = source.version if isinstance(source, RepositorySource) else "0"
+    text = f"Metadata-Version: 2.1\nName: {source.name}\nVersion: {version}\n"
+    return {f"{source.name}-{version}.dist-info/METADATA": text.encode()}
 
 
 def strip_source(text: bytes, path: str) -> bytes:

@@ -32,7 +32,12 @@ from ostinato.tasks.problems.config import (
 )
 from ostinato.tasks.problems.proving.judging import Finding
 from ostinato.tasks.problems.publishing import publish
-from ostinato.tasks.problems.repositories import is_below, prepare_repository, strip_prefix
+from ostinato.tasks.problems.repositories import (
+    describe_installation,
+    is_below,
+    prepare_repository,
+    strip_prefix,
+)
 from ostinato.tasks.problems.shipped import check_repositories, find_set
 from ostinato.tasks.problems.statistics import summarise
 from ostinato.tasks.records import Problem
@@ -125,7 +130,9 @@ def _parts_of(
     config, cache = request.config, request.archives_directory
     beside: dict[str, bytes] = {}
     for requirement in source.dependencies:
-        beside |= read_wheel(fetch_wheel(requirement, cache))
+        beside |= read_wheel(fetch_wheel(requirement, cache), is_whole=source.is_installed)
+    if source.is_installed:
+        beside |= describe_installation(source)
     if isinstance(source, GitSource):
         mining = mine_commits(source, target, beside)
         if not mining.found:

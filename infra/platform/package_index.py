@@ -1,0 +1,45 @@
+"""Questions to the package index through pip: the newest version of a package, and what it needs."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from ostinato.infra.platform.errors import ConfigError
+
+_SECONDS = 300
+
+
+def newest_version(name: str) -> str:
+    """The newest release of a package. ConfigError when the index has none."""
+    said = _pip("index", "versions", name)
+    found = re.match(r"\S+ \(([^)]+)\)", said)
+    if found is None:
+        raise ConfigError(f"package {name!r}: pip tells no version: {said[:200]!r}")
+    return found[1]
+
+
+def pin(requirements: Sequence[str]) -> tuple[str, ...]:
+    """All packages that come with the requirements as name==version, wheels alone: nothing is built.
+    ConfigError with pip's words when they cannot be had together.
+    """
+    if not requirements:
+        return ()
+    report = _pip(
+        *("install", "--quiet", "--dry-run", "--ignore-installed", "--only-binary", ":all:"),
+        *("--report", "-", *requirements),
+    )
+    found = [item["metadata"] for item in json.loads(report)["install"]]
+    return tuple(sorted(f"{item['name'].lower()}=={item['version']}" for item in found))
+
+
+def _pip(*arguments: str) -> str:
+    command = [sys.executable, "-P", "-m", "pip", *arguments, "--disable-pip-version-check"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"pip {arguments[0]} did not end in {_SECONDS} s") from error
+    if done.returncode != 0:
+        raise ConfigError(f"pip {arguments[0]}: {(done.stderr or done.stdout).strip()[-600:]}")
+    return done.stdout

@@ -1,0 +1,184 @@
+"""What a project says of itself in files: name, version, requirements, pytest settings. Nothing of it is run."""
+
+import configparser
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from email.parser import BytesParser
+from fnmatch import fnmatch
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from pydantic import Field
+
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.record import Record
+
+REQUIREMENT_FILES = (
+    "*requirements*test*.txt", "*test*requirements*.txt", "requirements/*test*.txt", "*requirements*dev*.txt",
+    "dev-requirements*.txt", "requirements/*dev*.txt", "tests/requirements*.txt", "test/requirements*.txt",
+)  # fmt: skip
+TEST_GROUPS = re.compile(r"test|dev|ci\b", re.IGNORECASE)
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
+
+
+class Metadata(Record):
+    """Static facts of a project."""
+
+    name: str
+    version: str = Field(description="0 where only a build would know it")
+    requires: tuple[str, ...] = Field(description="of the code, markers evaluated for this Python")
+    test_requires: tuple[str, ...] = Field(description="of extras, groups and files for tests")
+    top_level: tuple[str, ...] = Field(description="import names, where stated")
+    test_patterns: tuple[str, ...] = Field(description="pytest's python_files, where set")
+    version_files: tuple[str, ...] = Field(description="modules that a build writes the version to")
+
+
+def read_metadata(files: Mapping[str, bytes], fallback_name: str) -> Metadata:
+    """Facts from PKG-INFO, pyproject.toml, setup.cfg, tox.ini, pytest.ini and requirement files.
+    ProblemError names the file that does not parse.
+    """
+    project = _toml(files, "pyproject.toml")
+    setup, tox, ini = (_ini(files, name) for name in ("setup.cfg", "tox.ini", "pytest.ini"))
+    info = BytesParser().parsebytes(files.get("PKG-INFO", b""), headersonly=True)
+    table, tool = project.get("project", {}), project.get("tool", {})
+    poetry = tool.get("poetry", {})
+    stated = [str(text) for text in info.get_all("Requires-Dist", [])]
+    requires = [text for text in stated if not _EXTRA.search(text)]
+    if not stated:
+        requires = [*table.get("dependencies", ()), *_lines(setup, "options", "install_requires")]
+        requires += [name for name in poetry.get("dependencies", {}) if name != "python"]
+    tests = [text for text in stated if any(TEST_GROUPS.search(e) for e in _EXTRA.findall(text))]
+    tests += _groups(table.get("optional-dependencies", {}))
+    tests += _groups(project.get("dependency-groups", {}))
+    tests += [
+        name
+        for group, names in _poetry_groups(poetry)
+        if TEST_GROUPS.search(group)
+        for name in names
+    ]
+    if setup.has_section("options.extras_require"):
+        for extra, text in setup.items("options.extras_require"):
+            tests += text.splitlines() if TEST_GROUPS.search(extra) else []
+    tests += _lines(setup, "options", "tests_require") + _lines(tox, "testenv", "deps")
+    tests += [line for text in _requirement_files(files) for line in text.splitlines()]
+    name = str(
+        info.get("Name")
+        or table.get("name")
+        or poetry.get("name")
+        or _get(setup, "metadata", "name")
+    )
+    version = str(info.get("Version") or table.get("version") or poetry.get("version") or "0")
+    return Metadata(
+        name=name or fallback_name,
+        version=version,
+        requires=_usable(requires),
+        test_requires=_usable(tests),
+        top_level=_top_level(files, setup, tool),
+        test_patterns=_test_patterns(tool, setup, tox, ini),
+        version_files=_version_files(tool, files),
+    )
+
+
+def _toml(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(files.get(name, b"").decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ProblemError(f"{name} does not parse: {error}") from error
+
+
+def _ini(files: Mapping[str, bytes], name: str) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    try:
+        parser.read_string(files.get(name, b"").decode(errors="replace"))
+    except configparser.Error as error:
+        raise ProblemError(f"{name} does not parse: {error}") from error
+    return parser
+
+
+def _get(parser: configparser.ConfigParser, section: str, key: str) -> str:
+    return parser.get(section, key, fallback="")
+
+
+def _lines(parser: configparser.ConfigParser, section: str, key: str) -> list[str]:
+    return _get(parser, section, key).splitlines()
+
+
+def _groups(table: Mapping[str, Any]) -> list[str]:
+    return [
+        item
+        for group, items in table.items()
+        if TEST_GROUPS.search(group)
+        for item in items
+        if isinstance(item, str)  # not {include-group = ...}: that group is read by its own name
+    ]
+
+
+def _poetry_groups(poetry: Mapping[str, Any]) -> Iterator[tuple[str, Iterable[str]]]:
+    yield "dev", poetry.get("dev-dependencies", {})
+    for group, table in poetry.get("group", {}).items():
+        yield group, table.get("dependencies", {})
+
+
+def _requirement_files(files: Mapping[str, bytes]) -> Iterator[str]:
+    for path, content in sorted(files.items()):
+        if any(fnmatch(path, pattern) for pattern in REQUIREMENT_FILES):
+            yield content.decode(errors="replace")
+
+
+def _usable(texts: Iterable[str]) -> tuple[str, ...]:
+    """Requirements that apply here, each once; options, links and tox factors are passed over."""
+    found: dict[str, None] = {}
+    for text in texts:
+        line = text.partition(" #")[0].strip()
+        line = re.sub(r"^[\w!,{}.-]+:\s+", "", line)  # a factor of tox: `py311: mock`
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            continue
+        marker = requirement.marker
+        extras = _EXTRA.findall(str(marker)) or [""]
+        if requirement.url or (marker and not any(marker.evaluate({"extra": e}) for e in extras)):
+            continue
+        asked = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+        found[f"{canonicalize_name(requirement.name)}{asked}{requirement.specifier}"] = None
+    return tuple(found)
+
+
+def _top_level(
+    files: Mapping[str, bytes], setup: configparser.ConfigParser, tool: Mapping[str, Any]
+) -> tuple[str, ...]:
+    for path, content in files.items():
+        if path.endswith(".egg-info/top_level.txt"):
+            return tuple(content.decode(errors="replace").split())
+    modules = [*_lines(setup, "options", "py_modules")]
+    modules += tool.get("setuptools", {}).get("py-modules", [])
+    flit = tool.get("flit", {}).get("module", {}).get("name")
+    return tuple(item.strip() for item in [*modules, *([flit] if flit else [])] if item.strip())
+
+
+def _test_patterns(
+    tool: Mapping[str, Any],
+    setup: configparser.ConfigParser,
+    tox: configparser.ConfigParser,
+    ini: configparser.ConfigParser,
+) -> tuple[str, ...]:
+    told = tool.get("pytest", {}).get("ini_options", {}).get("python_files", ())
+    patterns = told.split() if isinstance(told, str) else list(told)
+    for parser, section in ((ini, "pytest"), (tox, "pytest"), (setup, "tool:pytest")):
+        patterns += _get(parser, section, "python_files").split()
+    return tuple(dict.fromkeys(patterns))
+
+
+def _version_files(tool: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple[str, ...]:
+    scm = tool.get("setuptools_scm", {})
+    hook = tool.get("hatch", {}).get("build", {}).get("hooks", {}).get("vcs", {})
+    pdm = tool.get("pdm", {}).get("version", {})
+    told = (
+        scm.get("write_to"),
+        scm.get("version_file"),
+        hook.get("version-file"),
+        pdm.get("write_to"),
+    )
+    return tuple(path for path in told if path and path.endswith(".py") and path not in files)
