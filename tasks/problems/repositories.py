@@ -2,7 +2,7 @@
 
 import ast
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from ostinato.infra.platform.errors import ProblemError
@@ -97,6 +97,6 @@ def _is_wanted(path: str, source: Source) -> bool:
     return is_below(path, source.package_paths) or is_below(path, source.test_paths)
 
 
-def is_below(path: str, roots: Sequence[str]) -> bool:
+def is_below(path: str, roots: Iterable[str]) -> bool:
     """Whether a path is one of the roots or lies in one."""
     return any(path == root or path.startswith(f"{root}/") for root in roots)

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from packaging.utils import canonicalize_name
 from pydantic import Field
@@ -25,7 +24,7 @@ from ostinato.infra.platform.source_archives import (
     store_archive,
 )
 from ostinato.infra.platform.syntax import parse_python
-from ostinato.tasks.problems.config import GitSource, RepositorySource
+from ostinato.tasks.problems.config import GitSource, RepositorySource, Source
 from ostinato.tasks.problems.discovery.layout import Layout, find_layout
 from ostinato.tasks.problems.discovery.metadata import Metadata, read_metadata
 from ostinato.tasks.problems.repositories import is_below, strip_prefix
@@ -72,30 +71,25 @@ def describe_source(place: str, name: str | None, cache: Path, max_commits: int)
         test_patterns=metadata.test_patterns,
     )
     dependencies, remarks = _dependencies(taken.files, metadata, layout, cache)
-    described: dict[str, Any] = {
-        "name": name or canonicalize_name(taken.archive.name),
-        "package_paths": layout.package_paths,
-        "test_paths": layout.test_paths,
-        "kept_paths": layout.kept_paths,
-        "stripped_prefix": layout.stripped_prefix,
-        "dependencies": dependencies,
-        "is_installed": True,
-        "generated_files": _version_modules(metadata, layout),
-    }
-    repository = RepositorySource(
-        version=taken.archive.version,
-        sha256=taken.archive.sha256,
-        **described | {"name": taken.archive.name},
-    )
-    history = None
+    shared = Source(
+        name=taken.archive.name,
+        package_paths=layout.package_paths,
+        test_paths=layout.test_paths,
+        kept_paths=layout.kept_paths,
+        stripped_prefix=layout.stripped_prefix,
+        dependencies=dependencies,
+        is_installed=True,
+        generated_files=_version_modules(metadata, layout),
+    ).model_dump()
+    repository = RepositorySource.model_validate(shared | taken.archive.model_dump())
     if max_commits and taken.clone is None:
         raise ConfigError(f"--commits {max_commits} of {place}, wanted a git repository")
-    if max_commits:
-        history = GitSource(
-            path=str(taken.clone),
-            max_commits=max_commits,
-            **described | {"name": f"{taken.archive.name}-commits"},
-        )
+    told = {
+        "name": f"{taken.archive.name}-commits",
+        "path": str(taken.clone),
+        "max_commits": max_commits,
+    }
+    history = GitSource.model_validate(shared | told) if max_commits else None
     return Described(repository=repository, history=history, remarks=remarks)
 
 
@@ -162,9 +156,12 @@ def _dependencies(
     moved = strip_prefix(files, layout.stripped_prefix) if layout.stripped_prefix else files
     here = {path.partition("/")[0].removesuffix(".py") for path in moved if path.endswith(".py")}
     here |= {Path(path).stem for path in moved if is_below(path, layout.test_paths)}
-    needed = _imports(moved, (*layout.package_paths, *layout.test_paths)) - here
+    imported = _imports(moved, (*layout.package_paths, *layout.test_paths))
+    needed = imported - here
     needed -= sys.stdlib_module_names | _IN_BOX | {"_pytest", "py"}
-    pins = set(pin([text for text in metadata.requires if _name(text) not in _IN_BOX | {own}]))
+    runtime = [text for text in metadata.requires if _name(text) not in _IN_BOX | {own}]
+    # boxes have no time zones of the system
+    pins = set(pin([*runtime, *(["tzdata"] if "zoneinfo" in imported else [])]))
     missing = needed - _provided(pins, cache)
     wanted = [text for text in metadata.test_requires if _is_test_library(text, own)]
     # by name first: what a distribution holds is known only when it is here

@@ -4,6 +4,7 @@ import configparser
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from email.message import Message
 from email.parser import BytesParser
 from fnmatch import fnmatch
 from typing import Any
@@ -14,6 +15,7 @@ from pydantic import Field
 
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.record import Record
+from ostinato.tasks.problems.discovery.setup_program import read_setup_call
 
 REQUIREMENT_FILES = (
     "*requirements*test*.txt", "*test*requirements*.txt", "requirements/*test*.txt", "*requirements*dev*.txt",
@@ -36,49 +38,61 @@ class Metadata(Record):
 
 
 def read_metadata(files: Mapping[str, bytes], fallback_name: str) -> Metadata:
-    """Facts from PKG-INFO, pyproject.toml, setup.cfg, tox.ini, pytest.ini and requirement files.
+    """Facts from PKG-INFO, pyproject.toml, setup.cfg, setup.py, tox.ini, pytest.ini and requirement files.
     ProblemError names the file that does not parse.
     """
     project = _toml(files, "pyproject.toml")
     setup, tox, ini = (_ini(files, name) for name in ("setup.cfg", "tox.ini", "pytest.ini"))
+    program = read_setup_call(files.get("setup.py", b""))
     info = BytesParser().parsebytes(files.get("PKG-INFO", b""), headersonly=True)
     table, tool = project.get("project", {}), project.get("tool", {})
     poetry = tool.get("poetry", {})
-    stated = [str(text) for text in info.get_all("Requires-Dist", [])]
+    stated = [str(text) for text in info.get_all("Requires-Dist", [])] or _requires_txt(files)
     requires = [text for text in stated if not _EXTRA.search(text)]
     if not stated:
         requires = [*table.get("dependencies", ()), *_lines(setup, "options", "install_requires")]
         requires += [name for name in poetry.get("dependencies", {}) if name != "python"]
+        requires += program.get("install_requires", [])
     tests = [text for text in stated if any(TEST_GROUPS.search(e) for e in _EXTRA.findall(text))]
     tests += _groups(table.get("optional-dependencies", {}))
     tests += _groups(project.get("dependency-groups", {}))
-    tests += [
-        name
-        for group, names in _poetry_groups(poetry)
-        if TEST_GROUPS.search(group)
-        for name in names
-    ]
+    tests += _groups(_poetry_groups(poetry))
     if setup.has_section("options.extras_require"):
-        for extra, text in setup.items("options.extras_require"):
-            tests += text.splitlines() if TEST_GROUPS.search(extra) else []
+        told = dict(setup.items("options.extras_require"))
+        tests += _groups({extra: text.splitlines() for extra, text in told.items()})
     tests += _lines(setup, "options", "tests_require") + _lines(tox, "testenv", "deps")
+    tests += [*program.get("tests_require", []), *_groups(program.get("extras_require", {}))]
     tests += [line for text in _requirement_files(files) for line in text.splitlines()]
-    name = str(
-        info.get("Name")
-        or table.get("name")
-        or poetry.get("name")
-        or _get(setup, "metadata", "name")
-    )
-    version = str(info.get("Version") or table.get("version") or poetry.get("version") or "0")
+    places = (info, table, poetry, dict(setup["metadata"]) if "metadata" in setup else {}, program)
     return Metadata(
-        name=name or fallback_name,
-        version=version,
+        name=_first_stated("name", places) or fallback_name,
+        version=_first_stated("version", places) or "0",
         requires=_usable(requires),
         test_requires=_usable(tests),
-        top_level=_top_level(files, setup, tool),
+        top_level=_top_level(files, setup, tool) or tuple(program.get("py_modules", ())),
         test_patterns=_test_patterns(tool, setup, tox, ini),
         version_files=_version_files(tool, files),
     )
+
+
+def _first_stated(field: str, places: Iterable[Any]) -> str:
+    found = (place.get(field.title() if isinstance(place, Message) else field) for place in places)
+    return next((text for text in found if isinstance(text, str) and text), "")
+
+
+def _requires_txt(files: Mapping[str, bytes]) -> list[str]:
+    """Requirements that older builds wrote down, with their extras as markers."""
+    found: list[str] = []
+    for path, content in files.items():
+        if path.endswith(".egg-info/requires.txt"):
+            extra = ""
+            for line in content.decode(errors="replace").splitlines():
+                if line.startswith("["):
+                    extra, _, marker = line.strip("[]").partition(":")
+                    extra = f"; extra == '{extra}'" if extra else f"; {marker}"
+                elif line.strip():
+                    found.append(line + extra)
+    return found
 
 
 def _toml(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
@@ -97,28 +111,26 @@ def _ini(files: Mapping[str, bytes], name: str) -> configparser.ConfigParser:
     return parser
 
 
-def _get(parser: configparser.ConfigParser, section: str, key: str) -> str:
-    return parser.get(section, key, fallback="")
-
-
 def _lines(parser: configparser.ConfigParser, section: str, key: str) -> list[str]:
-    return _get(parser, section, key).splitlines()
+    return parser.get(section, key, fallback="").splitlines()
 
 
-def _groups(table: Mapping[str, Any]) -> list[str]:
+def _groups(table: Mapping[str, Iterable[Any]]) -> list[str]:
+    """Requirements of the groups that are for tests."""
     return [
         item
         for group, items in table.items()
         if TEST_GROUPS.search(group)
-        for item in items
+        for item in items or ()
         if isinstance(item, str)  # not {include-group = ...}: that group is read by its own name
     ]
 
 
-def _poetry_groups(poetry: Mapping[str, Any]) -> Iterator[tuple[str, Iterable[str]]]:
-    yield "dev", poetry.get("dev-dependencies", {})
-    for group, table in poetry.get("group", {}).items():
-        yield group, table.get("dependencies", {})
+def _poetry_groups(poetry: Mapping[str, Any]) -> dict[str, Iterable[str]]:
+    groups = {
+        name: table.get("dependencies", {}) for name, table in poetry.get("group", {}).items()
+    }
+    return groups | {"dev-dependencies": poetry.get("dev-dependencies", {})}
 
 
 def _requirement_files(files: Mapping[str, bytes]) -> Iterator[str]:
@@ -167,7 +179,7 @@ def _test_patterns(
     told = tool.get("pytest", {}).get("ini_options", {}).get("python_files", ())
     patterns = told.split() if isinstance(told, str) else list(told)
     for parser, section in ((ini, "pytest"), (tox, "pytest"), (setup, "tool:pytest")):
-        patterns += _get(parser, section, "python_files").split()
+        patterns += parser.get(section, "python_files", fallback="").split()
     return tuple(dict.fromkeys(patterns))
 
 

@@ -1,0 +1,100 @@
+"""`ostinato problems from` over a repository that nobody prepared, up to the published set."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ostinato.tasks.problem_sets import PROBLEMS_FILE
+
+COMMAND = "from ostinato.flows.cli import main; main()"
+NAMES = ("clamp", "spread", "middle", "rising", "counted", "pairs", "gaps", "share")
+MODULE = '''
+def NAME(numbers, low=0, high=9):
+    """Numbers of a range, from the lower to the higher."""
+    kept = []
+    for number in numbers:
+        if number >= low and number < high:
+            kept.append(number + 1)
+        elif number == high:
+            kept.append(number - 1)
+    return sorted(kept)
+'''
+TESTS = """
+def test_NAME():
+    assert shop.NAME([3, 1, 20]) == [2, 4]
+    assert shop.NAME([9]) == [8]
+    assert shop.NAME([], 1, 2) == []
+    assert shop.NAME([0, -1]) == [1]
+"""
+
+
+def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-c", COMMAND, *arguments],
+        cwd=folder,
+        env={**os.environ, "OSTINATO_HOME": str(folder / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def write_project(directory: Path) -> Path:
+    (directory / "src" / "shop").mkdir(parents=True)
+    (directory / "tests").mkdir()
+    code = "".join(MODULE.replace("NAME", name) for name in NAMES)
+    (directory / "src" / "shop" / "__init__.py").write_text(code)
+    tests = "import shop\n" + "".join(TESTS.replace("NAME", name) for name in NAMES)
+    (directory / "tests" / "test_shop.py").write_text(tests)
+    (directory / "tests" / "test_broken.py").write_text("import no_such_module_anywhere\n")
+    return directory
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_directory_becomes_problems_in_all_splits(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "shop")
+
+    made = run_in(tmp_path, "problems", "from", str(project), "--problems", "20")
+
+    told = made.stdout + made.stderr
+    assert made.returncode == 0, told
+    assert "no_such_module_anywhere" in told
+    assert 'extends = "problems_16"' in (tmp_path / "shop.toml").read_text()
+    [published] = (tmp_path / "home" / "objects" / "artifacts" / "problems").rglob(PROBLEMS_FILE)
+    rows = [json.loads(line) for line in published.read_text().splitlines()]
+    assert {row["split"] for row in rows} == {
+        "demonstration", "train", "held_out", "held_out_function", "user",
+    }  # fmt: skip
+    again = run_in(tmp_path, "problems", "from", str(project), "--problems", "20")
+    assert again.returncode == 0
+    assert "already_built" in again.stdout + again.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_splits_that_stay_empty_are_an_error(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "shop")
+    (project / "tests" / "test_shop.py").write_text(
+        "import shop\n\n\ndef test_a():\n    assert shop.clamp([]) == []\n"
+    )
+
+    made = run_in(tmp_path, "problems", "from", str(project), "--problems", "20")
+
+    assert made.returncode == 2
+    assert "no problem for" in made.stderr or "no source gave a problem" in made.stderr
+
+
+@pytest.mark.parametrize("place", ["./nowhere", "two words"])
+def test_a_place_where_nothing_is_is_refused_before_anything_starts(
+    tmp_path: Path, place: str
+) -> None:
+    made = run_in(tmp_path, "problems", "from", place)
+
+    assert made.returncode == 2
+    assert "wanted a directory, a git repository" in made.stderr
+    assert not (tmp_path / "home").exists()

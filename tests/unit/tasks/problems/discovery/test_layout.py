@@ -1,0 +1,117 @@
+"""Layouts of made-up projects: import root, code, tests, files that tests read."""
+
+import pytest
+
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.tasks.problems.discovery.layout import find_layout
+
+CODE, TEST = b"def add(a, b):\n    return a + b\n", b"def test_add():\n    assert True\n"
+
+
+def test_src_layout() -> None:
+    found = find_layout(
+        {
+            "src/shop/__init__.py": CODE,
+            "src/shop/cart.py": CODE,
+            "tests/test_cart.py": TEST,
+            "tests/helpers.py": CODE,
+            "setup.py": b"raise SystemExit",
+        },
+        "Shop",
+    )
+
+    assert found.stripped_prefix == "src"
+    assert found.package_paths == ("shop",)
+    assert found.test_paths == ("tests",)
+    assert found.kept_paths == ()
+
+
+def test_code_at_the_top_leaves_scripts_docs_and_examples_out() -> None:
+    found = find_layout(
+        {
+            "shop/__init__.py": CODE,
+            "release.py": CODE,
+            "docs/conf.py": CODE,
+            "examples/test_drive.py": TEST,
+            "test/test_cart.py": TEST,
+        },
+        "shop",
+    )
+
+    assert found.stripped_prefix == ""
+    assert found.package_paths == ("shop",)
+    assert found.test_paths == ("test",)
+
+
+def test_one_module_with_its_test_beside_it() -> None:
+    found = find_layout({"parse.py": CODE, "test_parse.py": TEST, "setup.py": b""}, "parse")
+
+    assert found.package_paths == ("parse.py",)
+    assert found.test_paths == ("test_parse.py",)
+
+
+def test_a_stated_import_name_wins_over_the_projects() -> None:
+    files = {"slugify/__init__.py": CODE, "test.py": CODE, "tests/test_all.py": TEST}
+
+    assert find_layout(files, "python-slugify", top_level=["slugify"]).package_paths == ("slugify",)
+    assert find_layout(files, "python-slugify").package_paths == ("slugify", "test.py")
+
+
+def test_tests_inside_the_package() -> None:
+    found = find_layout(
+        {"shop/__init__.py": CODE, "shop/tests/__init__.py": b"", "shop/tests/test_cart.py": TEST},
+        "shop",
+    )
+
+    assert found.test_paths == ("shop/tests",)
+
+
+def test_a_testing_folder_of_product_code_gives_its_test_files_alone() -> None:
+    found = find_layout(
+        {
+            "shop/__init__.py": CODE,
+            "shop/testing/__init__.py": CODE,
+            "shop/testing/test_tools.py": TEST,
+            "tests/test_cart.py": TEST,
+        },
+        "shop",
+    )
+
+    assert found.test_paths == ("shop/testing/test_tools.py", "tests")
+
+
+def test_unusual_names_of_tests_are_named_one_by_one() -> None:
+    files = {
+        "shop.py": CODE,
+        "tests/check_cart.py": TEST,
+        "tests/helpers.py": CODE,
+        "tests/test_a.py": TEST,
+    }
+
+    found = find_layout(files, "shop", test_patterns=["check_*.py"])
+
+    assert found.test_paths == ("tests", "tests/check_cart.py")
+
+
+def test_what_tests_name_at_the_top_is_kept() -> None:
+    found = find_layout(
+        {
+            "shop.py": CODE,
+            "tests/test_cart.py": b'from fixtures import cart\nopen("data/prices.csv")\n',
+            "fixtures.py": CODE,
+            "data/prices.csv": b"1",
+            "conftest.py": b"",
+            "README.md": b"",
+            ".github/workflow.yml": b"",
+        },
+        "shop",
+    )
+
+    assert found.kept_paths == ("conftest.py", "data", "fixtures.py")
+
+
+def test_no_code_and_no_tests_are_refused_with_what_was_looked_for() -> None:
+    with pytest.raises(ProblemError, match=r"shop: no package or module.*'README.md'"):
+        find_layout({"README.md": b""}, "shop")
+    with pytest.raises(ProblemError, match=r"shop: no test file"):
+        find_layout({"shop.py": CODE}, "shop")

@@ -1,0 +1,100 @@
+"""Static facts of projects, from each of the files that state them."""
+
+import pytest
+
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.tasks.problems.discovery.metadata import read_metadata
+
+
+def test_pyproject() -> None:
+    found = read_metadata(
+        {
+            "pyproject.toml": b"""
+[project]
+name = "shop"
+version = "1.2"
+dependencies = ["six>=1", "tomli; python_version < '3.5'"]
+[project.optional-dependencies]
+test = ["freezegun", "pytest-mock"]
+docs = ["sphinx"]
+[dependency-groups]
+dev = ["pretend", {include-group = "test"}]
+[tool.pytest.ini_options]
+python_files = "check_*.py other.py"
+[tool.setuptools_scm]
+version_file = "src/shop/_version.py"
+"""
+        },
+        "folder",
+    )
+
+    assert (found.name, found.version) == ("shop", "1.2")
+    assert found.requires == ("six>=1",)
+    assert found.test_requires == ("freezegun", "pytest-mock", "pretend")
+    assert found.test_patterns == ("check_*.py", "other.py")
+    assert found.version_files == ("src/shop/_version.py",)
+
+
+def test_metadata_of_a_source_distribution_wins() -> None:
+    found = read_metadata(
+        {
+            "PKG-INFO": b"Name: Shop\nVersion: 3\nRequires-Dist: six\nRequires-Dist: mock; extra == 'tests'\n\ntext",
+            "setup.cfg": b"[options]\ninstall_requires =\n    other\n",
+            "Shop.egg-info/top_level.txt": b"shop\n_shop\n",
+        },
+        "folder",
+    )
+
+    assert (found.name, found.version, found.requires) == ("Shop", "3", ("six",))
+    assert found.test_requires == ("mock",)
+    assert found.top_level == ("shop", "_shop")
+
+
+def test_setup_cfg_tox_and_requirement_files() -> None:
+    found = read_metadata(
+        {
+            "setup.cfg": b"[metadata]\nname = shop\n[options]\ninstall_requires =\n    six\n"
+            b"[options.extras_require]\ntesting =\n    mock>=1\n",
+            "tox.ini": b"[testenv]\ndeps =\n    pytest\n    py311: freezegun\n    -r requirements.txt\n",
+            "requirements-dev.txt": b"# of developers\npretend==1.0.9  # spies\n-e .\n",
+        },
+        "folder",
+    )
+
+    assert found.requires == ("six",)
+    assert found.test_requires == ("mock>=1", "pytest", "freezegun", "pretend==1.0.9")
+
+
+def test_setup_py_is_read_and_not_run() -> None:
+    found = read_metadata(
+        {
+            "setup.py": b"import sys\nneeded = ['six']\nsys.exit('ran')\n"
+            b"setup(name='shop', version=str(1), install_requires=needed + ['attrs'], py_modules=['shop'],\n"
+            b"      extras_require={'tests': ['mock'], 'docs': ['sphinx']})\n"
+        },
+        "folder",
+    )
+
+    assert (found.name, found.version, found.top_level) == ("shop", "0", ("shop",))
+    assert (found.requires, found.test_requires) == (("six", "attrs"), ("mock",))
+
+
+def test_requirements_that_an_older_build_wrote_down() -> None:
+    text = b"six\n\n[test]\nmock\n\n[:python_version < '3']\nenum34\n"
+
+    found = read_metadata(
+        {"PKG-INFO": b"Name: shop\n", "shop.egg-info/requires.txt": text}, "folder"
+    )
+
+    assert (found.requires, found.test_requires) == (("six",), ("mock",))
+
+
+def test_nothing_stated_takes_the_name_of_the_folder() -> None:
+    found = read_metadata({}, "folder")
+
+    assert (found.name, found.version, found.requires) == ("folder", "0", ())
+
+
+def test_a_file_that_does_not_parse_is_named() -> None:
+    with pytest.raises(ProblemError, match=r"pyproject\.toml does not parse"):
+        read_metadata({"pyproject.toml": b"[project"}, "folder")
