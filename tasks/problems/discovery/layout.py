@@ -20,7 +20,8 @@ NO_PRODUCT = TEST_FOLDERS | frozenset(
     }
 )  # fmt: skip
 NO_MODULES = frozenset(("setup.py", "conftest.py", "noxfile.py", "tasks.py", "versioneer.py"))
-TEST_PATTERNS = ("test_*.py", "*_test.py", "tests.py")
+USUAL_PATTERNS = ("test_*.py", "*_test.py")  # that the test runner looks for
+TEST_PATTERNS = (*USUAL_PATTERNS, "tests.py")
 _WORD = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
@@ -131,7 +132,7 @@ def _tests(
         # a product folder called `testing` holds helpers for others, as numpy's: only its test files are tests
         inside = bool(above) and not (is_below(path, packages) and folders[above[0]] == "testing")
         found.add("/".join(folders[: above[0] + 1]) if inside else path)
-    usual = set(TEST_PATTERNS)
+    usual = set(USUAL_PATTERNS)
     odd = [
         p
         for p in files

@@ -83,6 +83,7 @@ def test_a_testing_folder_of_product_code_gives_its_test_files_alone() -> None:
 def test_unusual_names_of_tests_are_named_one_by_one() -> None:
     files = {
         "shop.py": CODE,
+        "tests/tests.py": TEST,
         "tests/check_cart.py": TEST,
         "tests/helpers.py": CODE,
         "tests/test_a.py": TEST,
@@ -90,7 +91,7 @@ def test_unusual_names_of_tests_are_named_one_by_one() -> None:
 
     found = find_layout(files, "shop", test_patterns=["check_*.py"])
 
-    assert found.test_paths == ("tests", "tests/check_cart.py")
+    assert found.test_paths == ("tests", "tests/check_cart.py", "tests/tests.py")
 
 
 def test_what_tests_name_at_the_top_is_kept() -> None:
