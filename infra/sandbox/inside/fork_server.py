@@ -40,6 +40,7 @@ PYTEST_ARGUMENTS = [
     *("-c", os.path.join(os.path.dirname(__file__), "pytest.ini")),
     *("-W", "ignore"),
     *("-p", "no:cacheprovider", "-p", "no:junitxml", "-p", "no:pastebin"),
+    "--keep-duplicates",  # a file of an unusual name below a folder that is named too
     "--doctest-glob=none",  # no text file is a test; the plugin stays for its fixtures
     *("-p", "no:stepwise", "-p", "no:faulthandler", "-p", "no:logging"),
     CANARY,
