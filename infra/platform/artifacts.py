@@ -9,15 +9,20 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.ledger.rows import ArtifactRow
-from ostinato.infra.platform.objects import ObjectStore, checksum_file, open_object_store
+from ostinato.infra.platform.objects import (
+    DamagedObject,
+    ObjectStore,
+    checksum_file,
+    open_object_store,
+)
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 
@@ -40,9 +45,17 @@ class ArtifactRef(Record):
 class ArtifactFile(Record):
     """One file of an artifact."""
 
-    path: str
+    path: str = Field(description="relative to the artifact, never outside of it")
     size_bytes: int
     checksum: str
+
+    @field_validator("path")
+    @classmethod
+    def _inside(cls, path: str) -> str:
+        pure = PurePosixPath(path)
+        if pure.is_absolute() or ".." in pure.parts or str(pure) != path or path == ".":
+            raise ValueError(f"path is {path!r}, wanted a relative one without ..")
+        return path
 
 
 class Manifest(Record):
@@ -229,9 +242,15 @@ class Artifacts:
         for file in manifest.files:
             path = directory / file.path
             if not _is_intact(path, file):
-                self._objects.get_file(
-                    f"{ref.object_prefix}/files/{file.path}", path, checksum=file.checksum
-                )
+                try:
+                    self._objects.get_file(
+                        f"{ref.object_prefix}/files/{file.path}", path, checksum=file.checksum
+                    )
+                except DamagedObject as error:
+                    raise StorageError(
+                        f"artifact {ref}: {error}; delete {ref.object_prefix}/{_MANIFEST} in "
+                        f"{self._objects.url} and run its stage again to make it anew"
+                    ) from error
         return directory
 
     def local_copy(self, ref: ArtifactRef, home: Path) -> Path:

@@ -1,5 +1,5 @@
 """Objects as files under one directory. A put writes a temporary file beside the target and renames
-it. Backends raise OSError; `ObjectStore` makes it a StorageError.
+it; when it returns, power may fail. Backends raise OSError; `ObjectStore` makes it a StorageError.
 """
 
 import contextlib
@@ -65,11 +65,17 @@ class LocalBackend:
         move: Callable[[Path, Path], object],
     ) -> None:
         target = self.root / key
+        present = next(folder for folder in target.parents if folder.is_dir())
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.parent / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}"
         try:
             fill(temporary)
+            _flush(temporary)
             move(temporary, target)
+            for folder in target.parents:  # the name of the object, and of folders made for it
+                _flush(folder)
+                if folder == present:
+                    break
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -77,3 +83,11 @@ class LocalBackend:
 
 def _link(temporary: Path, target: Path) -> None:
     target.hardlink_to(temporary)  # fails if the target exists, in one step
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

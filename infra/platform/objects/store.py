@@ -17,6 +17,10 @@ from ostinato.infra.platform.objects.s3 import S3Backend, S3Options
 from ostinato.infra.platform.settings import Settings
 
 
+class DamagedObject(StorageError):
+    """An object that is gone, or whose bytes are not those that were put."""
+
+
 class ObjectStore:
     """One place for bytes. Safe to use from several threads and processes at once."""
 
@@ -96,9 +100,8 @@ class ObjectStore:
 
     def _check(self, key: str, seen: str, wanted: str) -> None:
         if seen != wanted:
-            raise StorageError(
-                f"object {key} in {self.url} is corrupt: checksum {seen}, wanted {wanted}; "
-                "delete it and run again to make it anew"
+            raise DamagedObject(
+                f"object {key} in {self.url} is corrupt: checksum {seen}, wanted {wanted}"
             )
 
     @contextmanager
@@ -110,6 +113,8 @@ class ObjectStore:
             yield
         except StorageError:
             raise
+        except FileNotFoundError as error:
+            raise DamagedObject(f"cannot {verb} {key} in {self.url}: {_explain(error)}") from error
         except Exception as error:  # s3fs lets botocore and aiohttp types through
             raise StorageError(f"cannot {verb} {key} in {self.url}: {_explain(error)}") from error
 

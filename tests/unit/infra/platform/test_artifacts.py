@@ -2,6 +2,7 @@
 out.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,39 @@ def test_damaged_object_is_named_with_both_checksums(
     objects.put_bytes(f"{ref.object_prefix}/artifact.json", b"{}")
     with pytest.raises(StorageError, match=r"artifact\.json .*corrupt"):
         artifacts.find("corpus", "nano", ref.fingerprint)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_advice_for_a_damaged_artifact_works(
+    artifacts: Artifacts, objects: ObjectStore, tmp_path: Path, is_lost: bool
+) -> None:
+    ref = _publish(artifacts, _directory(tmp_path, a="one"), {"seed": 1})
+    key = f"{ref.object_prefix}/files/deep/a"
+    if is_lost:
+        objects.delete(key)
+    else:
+        objects.put_bytes(key, b"")
+    with pytest.raises(StorageError, match=f"delete {ref.object_prefix}/artifact.json in "):
+        artifacts.fetch(ref, tmp_path / "copy")
+
+    objects.delete(f"{ref.object_prefix}/artifact.json")
+    assert artifacts.find(ref.kind, ref.name, ref.fingerprint) is None
+    again = _publish(artifacts, _directory(tmp_path, a="one"), {"seed": 1})
+    assert again == ref
+    assert (artifacts.fetch(again, tmp_path / "copy") / "deep" / "a").read_text() == "one"
+
+
+@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "a//b", "", "."])
+def test_manifest_that_names_a_path_outside_is_refused(
+    artifacts: Artifacts, objects: ObjectStore, tmp_path: Path, path: str
+) -> None:
+    ref = _publish(artifacts, _directory(tmp_path, a="one"), {"seed": 1})
+    key = f"{ref.object_prefix}/artifact.json"
+    manifest = json.loads(objects.get_bytes(key))
+    manifest["files"][0]["path"] = path
+    objects.put_bytes(key, json.dumps(manifest).encode())
+    with pytest.raises(StorageError, match="corrupt: 1 wrong fields"):
+        artifacts.fetch(ref, tmp_path / "copy")
 
 
 def test_fetch_mends_damaged_copies_and_leaves_whole_ones(

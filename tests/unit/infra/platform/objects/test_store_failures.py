@@ -1,6 +1,7 @@
 """Failures of the machine under the object store: full disk, closed port, killed writer."""
 
 import errno
+import os
 import signal
 import subprocess
 import sys
@@ -80,3 +81,23 @@ def test_killed_writer_leaves_a_whole_object_and_lists_no_debris(tmp_path: Path)
 
     assert objects.get_bytes("hot") in (b"a" * 3_000_000, b"b" * 3_000_000)
     assert objects.list() == ["hot"]
+
+
+def test_bytes_and_names_are_flushed_before_a_put_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[tuple[str, bool]] = []
+    flush, target = os.fsync, tmp_path / "objects" / "a" / "b" / "object"
+
+    def note(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        name = "bytes" if path.name.startswith(".put-") else path.relative_to(tmp_path).as_posix()
+        flushed.append((name, target.exists()))
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    source = tmp_path / "source"
+    source.write_bytes(b"x")
+    ObjectStore.from_url(f"file://{tmp_path}/objects").put_file("a/b/object", source)
+    folders = ["objects/a/b", "objects/a", "objects", "."]
+    assert flushed == [("bytes", False), *((folder, True) for folder in folders)]
