@@ -5,7 +5,7 @@ It knows no table.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +116,19 @@ def _create_sqlite(url: URL) -> Engine:
                 f"cannot make the folder of ledger {url}: {error}; check OSTINATO_LEDGER_URL"
             ) from error
     engine = create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_SECONDS})
+    if url.database and url.database != ":memory:":
+        file = Path(url.database)
+        event.listen(engine, "connect", lambda *_: _keep_new_file_private(file))
     event.listen(engine, "connect", _prepare_sqlite_connection)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _keep_new_file_private(file: Path) -> None:
+    """Before anything is in it. SQLite gives its log and index the same mode."""
+    with suppress(OSError):  # somebody else's file, or one that is no file
+        if file.stat().st_size == 0:
+            file.chmod(0o600)
 
 
 def _while_locked() -> Retrying:

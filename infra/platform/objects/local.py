@@ -69,6 +69,7 @@ class LocalBackend:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.parent / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}"
         try:
+            temporary.touch(mode=0o600)  # transcripts of users are among the objects
             fill(temporary)
             _flush(temporary)
             move(temporary, target)

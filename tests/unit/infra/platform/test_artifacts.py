@@ -221,3 +221,11 @@ def test_empty_directory_is_refused(artifacts: Artifacts, tmp_path: Path) -> Non
     (tmp_path / "empty").mkdir()
     with pytest.raises(StorageError, match="no file in"):
         _publish(artifacts, tmp_path / "empty", {"seed": 1})
+
+
+def test_new_ledger_is_for_its_owner_alone(tmp_path: Path) -> None:
+    ledger = Ledger(f"sqlite:///{tmp_path}/private.db").migrate()
+    ledger.artifacts.list("corpus")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("private.db*")}
+    assert modes["private.db"] == 0o600
+    assert {mode for name, mode in modes.items() if not name.endswith("lock")} == {0o600}

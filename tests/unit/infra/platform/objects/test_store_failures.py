@@ -101,3 +101,14 @@ def test_bytes_and_names_are_flushed_before_a_put_returns(
     ObjectStore.from_url(f"file://{tmp_path}/objects").put_file("a/b/object", source)
     folders = ["objects/a/b", "objects/a", "objects", "."]
     assert flushed == [("bytes", False), *((folder, True) for folder in folders)]
+
+
+def test_objects_are_for_their_owner_alone(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"x")
+    store = ObjectStore.from_url(f"file://{tmp_path}/objects")
+    store.put_bytes("bytes", b"x")
+    store.put_new("new", b"x")
+    store.put_file("file", source)
+    for name in ("bytes", "new", "file"):
+        assert (tmp_path / "objects" / name).stat().st_mode & 0o777 == 0o600
