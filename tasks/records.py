@@ -278,15 +278,6 @@ class Sample(Record):
     hint: Hint | None = Field(default=None, description="where the objective distils one")
 
 
-class CheckpointRef(Record):
-    """A trained model. `directory` is where this machine holds its files."""
-
-    name: str
-    fingerprint: str
-    directory: str
-    weight_version: int = 0
-
-
 class Metric(Record):
     """A mean with its interval over problems."""
 

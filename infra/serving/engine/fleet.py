@@ -39,8 +39,6 @@ _PATIENCE_SECONDS = 180.0  # a request waits this long for a serving replica; a 
 _REFRESH_SECONDS = 1.0
 _LOOK_SECONDS = 0.02  # whoever finds no serving replica looks again after it
 _PROBE_SECONDS = 60.0  # a question about health is answered within this, or the replica is silent
-# a recovery may take as long as so many probes: it starts a process and fetches
-_RECOVERY_PROBES = 4
 
 
 def start_replicas(
