@@ -8,7 +8,7 @@ import psutil
 
 from ostinato.infra.sandbox.backends import open_backend
 from tests.contracts.sandbox_backends import running_bench
-from tests.fakes.processes import command_line, is_running, wait_for_end
+from tests.fakes.processes import is_running, wait_for_child, wait_for_end
 
 
 def test_host_files_and_installed_packages_are_absent_and_pytest_runs():
@@ -44,8 +44,7 @@ def test_killed_host_takes_its_boxes_along(tmp_path):
     )
     assert host.stdout is not None
     assert host.stdout.readline() == b"ready\n"
-    inside = list(psutil.Process(host.pid).children(recursive=True))
-    assert any("987654" in command_line(process) for process in inside)
+    inside = wait_for_child(psutil.Process(host.pid), "987654")
     host.kill()
     host.communicate()
     wait_for_end(lambda: [process for process in inside if is_running(process)])

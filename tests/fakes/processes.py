@@ -32,6 +32,21 @@ def wait_for_end(find: Callable[[], list[psutil.Process]], limit_seconds: float 
         time.sleep(0.1)
 
 
+def wait_for_child(
+    process: psutil.Process, told: str, limit_seconds: float = 60.0
+) -> list[psutil.Process]:
+    """All descendants, once the command of one holds `told`. A process that changes its parent while they
+    are listed is missed.
+    """
+    deadline = time.monotonic() + limit_seconds
+    while True:
+        found = process.children(recursive=True)
+        if any(told in command_line(child) for child in found):
+            return found
+        assert time.monotonic() < deadline, [command_line(child) for child in found]
+        time.sleep(0.05)
+
+
 def of_home(home: Path) -> list[psutil.Process]:
     """Every live process that was told of this home."""
     found = []
