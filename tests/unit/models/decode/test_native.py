@@ -237,7 +237,8 @@ def test_the_process_that_compiles_has_the_bits_of_those_that_find_it_compiled(
     tmp_path: Path,
 ) -> None:
     program = """if True:
-        from tests.unit.models.decode.test_native import make_engine, requests, run
+        from tests.fakes.engine_runs import run_in_order
+        from tests.unit.models.decode.test_native import make_engine, requests
         for made in run_in_order(make_engine(draft_layers=2), requests(4, 90)):
             print(made.token_ids, made.logprobs_T.tobytes().hex())
         """
