@@ -11,11 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from megatron.core.transformer.moe import moe_utils
 from torch._C._distributed_c10d import FileStore, HashStore
 
 from ostinato.kernels.accelerator import load_gpu_kernels
 from ostinato.kernels.fp32_products import choose_fp32_products
+from ostinato.models.layout import ParallelLayout
 
 MEETING_SECONDS = 60.0  # from a rank's start to that of the last; imports take seconds
 
@@ -27,6 +29,8 @@ def prepare_cpu() -> None:
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment]
     # Megatron reads this name although only Transformer Engine defines it.
     moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
+    # Megatron draws dropout of cut sequences from CUDA generators of its own; nothing here is dropped.
+    initialize_rng_tracker(inference_rng_tracker=True)
     choose_fp32_products()
     # Two OpenMP threads on a shared pair of cores train 2-4x slower than one; use ranks.
     torch.set_num_threads(1)
@@ -37,13 +41,14 @@ def open_process_groups(
     world_size: int = 1,
     rendezvous_file: Path | None = None,
     patience_seconds: float = 1800.0,
+    layout: ParallelLayout | None = None,
 ) -> None:
     """Opens torch's and Megatron's process groups over gloo. A second call with groups open changes
     nothing.
 
     One process needs no rendezvous. Several meet in `rendezvous_file`, which must not exist before
     the first of them starts. A rank that does not come within `MEETING_SECONDS` is an error, and so
-    is a collective that lasts longer than `patience_seconds`.
+    is a collective that lasts longer than `patience_seconds`. `layout` None: data parallel only.
     """
     prepare_cpu()
     if not dist.is_initialized():
@@ -66,7 +71,12 @@ def open_process_groups(
             f"process groups are open for {dist.get_world_size()} ranks, wanted {world_size}"
         )
     if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel()
+        one = layout or ParallelLayout(data=world_size)
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=one.tensor,
+            expert_model_parallel_size=one.expert,
+            expert_tensor_parallel_size=one.expert_tensor,
+        )
 
 
 def _meet(store: Any, rank: int, world_size: int) -> None:

@@ -74,7 +74,7 @@ class _ExpertMlp(torch.autograd.Function):
         )
         ctx.rows_of_expert = rows_of_expert
         ctx.shape = (num_tokens, top_k)
-        return output_PD.index_select(0, place_S).view(num_tokens, top_k, -1).sum(1)
+        return output_PD.index_select(0, place_S).unflatten(0, (num_tokens, top_k)).sum(1)
 
     @staticmethod
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -100,7 +100,8 @@ class _ExpertMlp(torch.autograd.Function):
             grad_gate_RF.copy_(torch.ops.aten.silu_backward(grad_active_RF.mul_(up_RF), gate_RF))
             torch.mm(grad_inner_RG.T, sorted_PD[rows], out=grad_gate_up_EGD[expert])
             torch.mm(grad_inner_RG, gate_up_EGD[expert], out=grad_sorted_PD[rows])
-        grad_tokens_ND = grad_sorted_PD.index_select(0, place_S).view(num_tokens, top_k, -1).sum(1)
+        placed_SD = grad_sorted_PD.index_select(0, place_S)
+        grad_tokens_ND = placed_SD.unflatten(0, (num_tokens, top_k)).sum(1)
         grad_weights_NK = grad_scale_P.index_select(0, place_S).view(num_tokens, top_k)
         return grad_tokens_ND, None, grad_weights_NK, grad_gate_up_EGD, grad_down_EDF
 

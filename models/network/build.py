@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from typing import Any, TypedDict, Unpack
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
@@ -26,13 +29,12 @@ from torch import Tensor
 from ostinato.kernels.logprobs.op import token_logprobs
 from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.cpu import open_process_groups
-from ostinato.models.network.attention import BlockCoreAttention
-from ostinato.models.network.canonical import join_qkv, layer_tensors, split_qkv
 from ostinato.models.network.experts import DENSE_MLP, SortedMoELayer, TrunkConfig
 from ostinato.models.network.mtp import DraftLayer
 from ostinato.models.network.norm import RootMeanSquareNorm
 from ostinato.models.network.rope import stretch_frequencies
 from ostinato.models.network.routing import ReplayRouter
+from ostinato.models.network.shards import cut_mine, find_cut, gather_whole
 from ostinato.models.spec import ModelSpec, check_shapes
 
 EMBEDDING_STD = 0.02
@@ -55,10 +57,17 @@ class HiddenStateGPT(GPTModel):
 
 
 def megatron_config(spec: ModelSpec, precision: PrecisionName = "fp32") -> TrunkConfig:
-    """Translates a shape into Megatron's configuration."""
+    """Translates a shape, and the layout of the open process groups, into Megatron's configuration."""
+    tensor = parallel_state.get_tensor_model_parallel_world_size()
     return TrunkConfig(
         spec=spec,
         precision=precision,
+        tensor_model_parallel_size=tensor,
+        sequence_parallel=tensor > 1,  # without it every rank would run the experts on all tokens
+        expert_model_parallel_size=parallel_state.get_expert_model_parallel_world_size(),
+        expert_tensor_parallel_size=1,  # experts stay whole
+        calculate_per_token_loss=True,  # gradients are summed; the loop divides by target tokens
+        moe_router_bias_update_rate=0.0,  # `balance_experts` moves it
         num_layers=spec.num_layers,
         hidden_size=spec.hidden_size,
         num_attention_heads=spec.num_attention_heads,
@@ -198,7 +207,10 @@ class TrainerModel(torch.nn.Module):
         """
         self._set_replay(routes_BTLK, plausibility_ratio)
         try:
-            return self.trunk(tokens_BT, None, None, padding_mask=padding_BT)
+            hidden_TBD = self.trunk(tokens_BT, None, None, padding_mask=padding_BT)
+            if self.trunk.config.sequence_parallel:
+                hidden_TBD = gather_from_sequence_parallel_region(hidden_TBD)
+            return hidden_TBD
         finally:
             self._set_replay(None, 0.0)
 
@@ -253,16 +265,13 @@ class TrainerModel(torch.nn.Module):
         hidden_ND = hidden_TBD[:-1].reshape(-1, hidden_TBD.shape[-1])
         targets_N = tokens_BT.T[1:].reshape(-1)
         if mask_BT is None:
-            logprobs_N, entropy_N = token_logprobs(
-                hidden_ND, self.head_VD, targets_N, with_entropy=with_entropy
-            )
+            logprobs_N, entropy_N = self._score(hidden_ND, targets_N, with_entropy)
         else:
             chosen_C = mask_BT.T[1:].reshape(-1).nonzero()[:, 0]
-            logprobs_C, entropy_C = token_logprobs(
+            logprobs_C, entropy_C = self._score(
                 hidden_ND.index_select(0, chosen_C),
-                self.head_VD,
                 targets_N.index_select(0, chosen_C),
-                with_entropy=with_entropy,
+                with_entropy,
             )
             zeros_N = hidden_ND.new_zeros(targets_N.shape)
             logprobs_N = zeros_N.index_put((chosen_C,), logprobs_C)
@@ -273,6 +282,17 @@ class TrainerModel(torch.nn.Module):
             torch.cat((first_B1, logprobs_N.view(shape).T), dim=1),
             torch.cat((first_B1, entropy_N.view(shape).T), dim=1),
         )
+
+    def _score(
+        self, hidden_ND: Tensor, targets_N: Tensor, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies where the vocabulary lies on one rank or on several."""
+        if find_cut(self.head_VD) is None:
+            return token_logprobs(hidden_ND, self.head_VD, targets_N, with_entropy=with_entropy)
+        if with_entropy:
+            raise ValueError("with_entropy is True under tensor parallelism, wanted False")
+        losses_N = vocab_parallel_cross_entropy(hidden_ND @ self.head_VD.T, targets_N)
+        return -losses_N, torch.zeros_like(losses_N)
 
     def draft_states(self, hidden_TBD: Tensor, tokens_BT: Tensor) -> list[Tensor]:
         """Returns, per depth d, states_SBD of positions 0 .. T-2-d whose product with the head
@@ -343,10 +363,12 @@ class TrainerModel(torch.nn.Module):
 
     @torch.no_grad()
     def export_weights(self) -> dict[str, Tensor]:
-        """Returns clones of all weights: canonical names, contiguous, fp32, on the CPU."""
+        """Returns clones of all weights: canonical names, contiguous, fp32, on the CPU. All ranks call
+        it together: each gets the whole."""
         weights: dict[str, Tensor] = {}
         for name, tensor in self.canonical_tensors().items():
-            value = tensor.detach().to("cpu", torch.float32)
+            whole = gather_whole(tensor.detach(), find_cut(tensor))
+            value = whole.to("cpu", torch.float32)
             if "qkv_proj" in name:
                 for part, rows in zip("qkv", split_qkv(value, self.spec), strict=True):
                     weights[name.replace("qkv_proj", f"{part}_proj")] = rows.clone()
@@ -361,9 +383,10 @@ class TrainerModel(torch.nn.Module):
         for name, tensor in self.canonical_tensors().items():
             if "qkv_proj" in name:
                 q, k, v = (weights[name.replace("qkv_proj", f"{part}_proj")] for part in "qkv")
-                tensor.copy_(join_qkv((q, k, v), self.spec))
+                whole = join_qkv((q, k, v), self.spec)
             else:
-                tensor.copy_(weights[name])
+                whole = weights[name]
+            tensor.copy_(cut_mine(whole, find_cut(tensor)))
 
 
 def build_trainer_model(

@@ -1,7 +1,8 @@
 """The mixture-of-experts layer, plugged in where Megatron builds the MLP of a layer.
 
-One process holds all experts of its layers: Megatron's token dispatcher, which moves tokens between
-processes and pads or permutes dense maps, is left out of the path.
+Where one rank holds all experts of its layers, tokens stay where they are. Where expert parallelism
+spreads them, Megatron's dispatcher brings tokens to their experts, permuted into the order of experts,
+and the sums back.
 
 The configuration names the experts' precision. In fp32 one fused operation sorts, multiplies and sums;
 in any other the tokens are laid out, rounded, and the grouped kernels multiply. The
@@ -11,21 +12,30 @@ Shapes: T tokens, B batch, N = T*B, E experts, D model width, F inner width of a
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe.moe_layer import BaseMoELayer
 from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
+from megatron.core.transformer.moe.token_dispatcher import (
+    MoEAllGatherTokenDispatcher,
+    MoEAlltoAllTokenDispatcher,
+    MoETokenDispatcher,
+)
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
+from torch.nn import functional
 
 from ostinato.kernels.moe.grouped_mlp import grouped_mlp
 from ostinato.kernels.moe.op import expert_mlp
 from ostinato.kernels.moe.precision import PrecisionName, find_precision
 from ostinato.models.network.routing import ReplayRouter
+from ostinato.models.network.shards import cut_mine, find_cut, mark_experts
 from ostinato.models.spec import ModelSpec
 
 DENSE_MLP = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
@@ -39,6 +49,19 @@ class TrunkConfig(TransformerConfig):
     precision: PrecisionName = "fp32"
 
 
+def _fresh_experts(
+    shape: tuple[int, int, int], draw: Callable[[Tensor], object] | None
+) -> torch.nn.Parameter:
+    """This rank's experts, cut from all: equal seeds give equal experts in every layout."""
+    whole = torch.nn.Parameter(torch.empty(shape))
+    mark_experts(whole)
+    assert draw is not None
+    draw(whole)
+    part = torch.nn.Parameter(cut_mine(whole.detach(), find_cut(whole)).clone())
+    mark_experts(part)
+    return part
+
+
 class ExpertMlp(torch.nn.Module):
     """All experts' SwiGLU matrices, stacked. Gate rows before up rows."""
 
@@ -47,10 +70,10 @@ class ExpertMlp(torch.nn.Module):
         self.precision: PrecisionName = precision
         num_experts, hidden = config.num_moe_experts or 0, config.hidden_size
         inner = config.moe_ffn_hidden_size or 0
-        self.gate_up_EGD = torch.nn.Parameter(torch.empty(num_experts, 2 * inner, hidden))
-        self.down_EDF = torch.nn.Parameter(torch.empty(num_experts, hidden, inner))
-        config.init_method(self.gate_up_EGD)  # type: ignore[misc]
-        config.output_layer_init_method(self.down_EDF)  # type: ignore[misc]
+        self.gate_up_EGD = _fresh_experts((num_experts, 2 * inner, hidden), config.init_method)
+        self.down_EDF = _fresh_experts(
+            (num_experts, hidden, inner), config.output_layer_init_method
+        )
 
     def forward(self, tokens_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
         """Output, and None as bias. `padding_mask` is batch first; True is padding."""
@@ -80,6 +103,7 @@ class SortedMoELayer(BaseMoELayer):
         self.router: ReplayRouter = ReplayRouter(config=config, pg_collection=groups)
         self.router.spec = config.spec
         self.experts = ExpertMlp(config, config.precision)
+        self.token_dispatcher = open_dispatcher(self, groups)
         shared = config.spec.shared_expert_hidden_size
         if shared:
             narrow = copy.copy(config)
@@ -93,7 +117,58 @@ class SortedMoELayer(BaseMoELayer):
         mask_TB = None if padding_mask is None else padding_mask.transpose(0, 1)
         weights_NK, experts_NK = self.router(hidden_states, mask_TB)
         tokens_ND = hidden_states.reshape(-1, hidden_states.shape[-1])
-        output = self.experts(tokens_ND, experts_NK, weights_NK).view_as(hidden_states)
+        if self.token_dispatcher is None:
+            output_ND = self.experts(tokens_ND, experts_NK, weights_NK)
+        else:
+            output_ND = self._run_afar(self.token_dispatcher, tokens_ND, experts_NK, weights_NK)
+        output = output_ND.view_as(hidden_states)
         if self.shared_experts is not None:
             output = output + self.shared_experts(hidden_states)[0]
         return output, None
+
+    def _run_afar(
+        self,
+        dispatcher: MoETokenDispatcher,
+        tokens_ND: Tensor,
+        experts_NK: Tensor,
+        weights_NK: Tensor,
+    ) -> Tensor:
+        """The experts' sums of tokens whose experts lie on several ranks."""
+        num_tokens, missing = len(tokens_ND), _missing_rows(len(tokens_ND), dispatcher)
+        shape = (num_tokens, self.config.num_moe_experts or 0)
+        is_chosen_NE = torch.zeros(shape, dtype=torch.bool).scatter(1, experts_NK, True)
+        shares_NE = torch.zeros(shape).scatter(1, experts_NK, weights_NK)
+        rows = (0, 0, 0, missing)
+        tokens_ND, shares_NE = dispatcher.dispatch_preprocess(
+            functional.pad(tokens_ND, rows),
+            functional.pad(is_chosen_NE, rows),
+            functional.pad(shares_NE, rows),
+        )
+        tokens_ND, shares_NE = dispatcher.token_dispatch(tokens_ND, shares_NE)
+        sorted_PD, counts_E, shares_P = dispatcher.dispatch_postprocess(tokens_ND, shares_NE)
+        expert_P = torch.arange(len(counts_E)).repeat_interleave(counts_E)
+        output_PD = self.experts(sorted_PD, expert_P[:, None], shares_P[:, None])
+        combined = dispatcher.token_combine(dispatcher.combine_preprocess(output_PD))
+        return dispatcher.combine_postprocess(combined)[:num_tokens]
+
+
+def open_dispatcher(
+    layer: BaseMoELayer, groups: ProcessGroupCollection
+) -> MoETokenDispatcher | None:
+    """Megatron's dispatcher for the backend of the ranks that share the experts: gloo has no
+    all-to-all. None where one rank holds all experts."""
+    if groups.tp_ep.size() == 1:
+        return None
+    is_gloo = dist.get_backend(groups.tp_ep) == "gloo"
+    kind = MoEAllGatherTokenDispatcher if is_gloo else MoEAlltoAllTokenDispatcher
+    return kind(
+        layer.num_local_experts, layer.local_expert_indices, layer.config, pg_collection=groups
+    )
+
+
+def _missing_rows(rows: int, dispatcher: MoETokenDispatcher) -> int:
+    """Rows that make this rank's as many as those of the rank with most: transcripts of several
+    lengths fill microbatches differently."""
+    most = torch.tensor(rows)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=dispatcher.tp_ep_group)
+    return int(most) - rows

@@ -16,6 +16,8 @@ class RootMeanSquareNorm(torch.nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = torch.nn.Parameter(torch.ones(hidden_size))
+        if config is not None:  # Megatron then sums the gradients of the sequence's parts
+            self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalises the last dimension."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
@@ -182,12 +182,17 @@ def stack_rows(rows: Sequence[NDArray[np.int64]]) -> TokenBatch:
 def held_out_batches(
     corpus_directory: Path, name: str, row_tokens: int, tokens: int
 ) -> Iterator[TokenBatch]:
-    """This rank's part of the first `tokens` of a held-out shard, in rows of `row_tokens`."""
+    """This rank's part of the first `tokens` of a held-out shard, in rows of `row_tokens`. Every rank
+    has as many batches: experts on other ranks wait for all. Rows of no loss fill them up."""
     source = RowSource(corpus_directory / "shards" / f"{name}_heldout", row_tokens, seed=0)
     num_rows = min(source.rows_per_epoch, max(1, tokens // row_tokens))
-    mine = range(dist.get_rank(), num_rows, dist.get_world_size())
+    ranks = parallel_state.get_data_parallel_world_size()
+    mine = range(parallel_state.get_data_parallel_rank(), -(-num_rows // ranks) * ranks, ranks)
     for first in range(0, len(mine), ROWS_A_BATCH):
-        yield stack_rows([source.row(row) for row in mine[first : first + ROWS_A_BATCH]])
+        rows = mine[first : first + ROWS_A_BATCH]
+        batch = stack_rows([source.row(row) for row in rows])
+        batch.loss_mask_BT[torch.tensor(rows) >= num_rows] = False
+        yield batch
 
 
 def held_out_sources(corpus_directory: Path) -> list[str]:

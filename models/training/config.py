@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ostinato.models.layout import ParallelLayout
 from ostinato.models.training.optimizer_config import OptimizerConfig
 
 DEMONSTRATIONS = "demonstrations"
@@ -94,6 +95,19 @@ class PhaseConfig(TrainingRecord):
         return min(1.0, rise, fall)
 
 
+class LayoutConfig(TrainingRecord):
+    """Degrees of parallelism over the ranks; data parallelism takes the ranks that they leave."""
+
+    tensor: int = Field(
+        default=1, ge=1, description="ranks that share each matrix, the vocabulary and each row"
+    )
+    expert: int = Field(default=1, ge=1, description="ranks that share the experts of a layer")
+
+    def over(self, world_size: int) -> ParallelLayout:
+        """The layout of `world_size` ranks. ValueError where they do not divide."""
+        return ParallelLayout.over(world_size, tensor=self.tensor, expert=self.expert)
+
+
 class LoopConfig(TrainingRecord):
     """Settings shared by every step and rank."""
 
@@ -122,12 +136,17 @@ class LoopConfig(TrainingRecord):
         if len(set(names)) != len(names):
             raise ValueError(f"phases are called {names}, wanted different names")
         for phase in self.phases:
-            if phase.microbatches_per_step % self.world_size:
+            if phase.microbatches_per_step % self.parallel_layout.data:
                 raise ValueError(
                     f"phase {phase.name!r}: {phase.microbatches_per_step} microbatches per step, "
-                    f"wanted a multiple of world_size={self.world_size}"
+                    f"wanted a multiple of {self.parallel_layout.data} data-parallel ranks"
                 )
         return self
+
+    @property
+    def parallel_layout(self) -> ParallelLayout:
+        """The layout of the ranks: data parallelism alone."""
+        return ParallelLayout(data=self.world_size)
 
 
 class PhaseResult(TrainingRecord):

@@ -1,5 +1,4 @@
-"""Data-parallel training without Megatron's CUDA-only optimiser: one flat gradient, one collective
-a step.
+"""Ranks of a stage as processes of this machine, and the flat gradient of RL's ranks.
 
 It does not decide when to stop: callers agree on step counts beforehand, since a rank that stops
 alone leaves the others waiting.
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ostinato.models.cpu import close_process_groups, open_process_groups
+from ostinato.models.layout import ParallelLayout
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -23,19 +23,22 @@ Answer = TypeVar("Answer")
 EXIT_WAIT_SECONDS = 60
 
 
-class FlatGradients:
-    """The gradients of a model as views of one buffer, with room for statistics behind them."""
+class UsedGradients:
+    """The gradients of a model as views of one buffer. What no rank used has no gradient after
+    `reduce`, as on one rank: the optimiser passes over it.
+    """
 
-    def __init__(self, model: torch.nn.Module, num_statistics: int) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         total = sum(parameter.numel() for parameter in self.parameters)
-        self.buffer = torch.zeros(total + num_statistics)
-        self.gradients = self.buffer[:total]
-        self.statistics = self.buffer[total:]
+        self.buffer = torch.zeros(total + len(self.parameters))
+        self.uses = self.buffer[total:]
+        for index, parameter in enumerate(self.parameters):
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._note_use, index))
         self.clear()
 
     def clear(self) -> None:
-        """Zeroes gradients and statistics and makes the parameters accumulate here."""
+        """Zeroes gradients and makes the parameters accumulate here."""
         self.buffer.zero_()
         start = 0
         for parameter in self.parameters:
@@ -43,43 +46,24 @@ class FlatGradients:
             start += parameter.numel()
 
     def reduce(self) -> None:
-        """Sums gradients and statistics over all ranks."""
+        """Sums gradients over all ranks."""
         if dist.get_world_size() > 1:
             dist.all_reduce(self.buffer)
-
-    def clip(self, largest_norm: float | None) -> float:
-        """Scales gradients down to `largest_norm` (None: never). Returns their norm before."""
-        norm = float(self.gradients.norm())
-        if largest_norm is not None and norm > largest_norm:
-            self.gradients.mul_(largest_norm / norm)
-        return norm
-
-
-class UsedGradients(FlatGradients):
-    """As FlatGradients, but what no rank used has no gradient after `reduce`, as on one rank: the
-    optimiser passes over it.
-    """
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__(model, sum(parameter.requires_grad for parameter in model.parameters()))
-        for index, parameter in enumerate(self.parameters):
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._note_use, index))
-
-    def reduce(self) -> None:
-        """Sums gradients over all ranks."""
-        super().reduce()
-        for parameter, num_users in zip(self.parameters, self.statistics.tolist(), strict=True):
+        for parameter, num_users in zip(self.parameters, self.uses.tolist(), strict=True):
             if not num_users:
                 parameter.grad = None
 
     def _note_use(self, index: int, _: torch.Tensor) -> None:
-        self.statistics[index] = 1.0
+        self.uses[index] = 1.0
 
 
 def run_ranks(
-    function: Callable[[Request, int], Answer], request: Request, world_size: int, directory: Path
+    function: Callable[[Request, int], Answer],
+    request: Request,
+    layout: ParallelLayout,
+    directory: Path,
 ) -> Answer:
-    """Runs `function(request, rank)` in `world_size` processes with open process groups and returns
+    """Runs `function(request, rank)` in the processes of `layout` with open process groups and returns
     rank 0's answer.
 
     Rank 0 is this process. A rank that dies makes the others fail in their next collective.
@@ -90,14 +74,14 @@ def run_ranks(
     context = multiprocessing.get_context("spawn")
     others = [
         context.Process(
-            target=_run_rank, args=(function, request, rank, world_size, rendezvous), daemon=True
+            target=_run_rank, args=(function, request, rank, layout, rendezvous), daemon=True
         )
-        for rank in range(1, world_size)
+        for rank in range(1, layout.world_size)
     ]
     try:
         for process in others:
             process.start()
-        open_process_groups(0, world_size, rendezvous)
+        open_process_groups(0, layout.world_size, rendezvous, layout=layout)
         answer = function(request, 0)
         for process in others:
             process.join(EXIT_WAIT_SECONDS)
@@ -114,8 +98,8 @@ def _run_rank(
     function: Callable[[Request, int], Answer],
     request: Request,
     rank: int,
-    world_size: int,
+    layout: ParallelLayout,
     rendezvous: Path,
 ) -> None:
-    open_process_groups(rank, world_size, rendezvous)
+    open_process_groups(rank, layout.world_size, rendezvous, layout=layout)
     function(request, rank)

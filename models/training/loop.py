@@ -1,7 +1,8 @@
 """The training loop that the stages which train on a corpus share.
 
 An interrupted run that starts again goes on from its resume point and ends with the same weights.
-All ranks run the same loop over the same step counts; each takes its part of a step's microbatches.
+All ranks run the same loop over the same step counts; each takes the microbatches of its place in
+data parallelism. A resume point holds whole tensors and continues in any layout.
 """
 
 import time
@@ -12,18 +13,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from torch import Tensor
 
 from ostinato.models.checkpoint.resume import load_resume_state, save_resume_state
-from ostinato.models.network.build import TrainerModel
-from ostinato.models.training.batch import TokenBatch
-from ostinato.models.training.blend import PhaseData
-from ostinato.models.training.config import LoopConfig, PhaseConfig, PhaseResult
-from ostinato.models.training.data_parallel import FlatGradients
+from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
+from ostinato.models.training.config import LoopConfig, PhaseConfig, PhaseResult
 
 RESUME_FILE = "resume.pt"
-NUM_SUMS = 2  # loss and target tokens, behind the gradients
 
 # A microbatch's loss summed over its target tokens, and their number.
 Loss = Callable[[TokenBatch], tuple[Tensor, Tensor]]
@@ -69,8 +67,7 @@ class TrainingRun:
         self.on_step = on_step
         self.state = RunState()
         self.optimizer = build_optimizer(self.model, self.config.optimizer)
-        num_counts = self.model.spec.num_moe_layers * self.model.spec.num_experts
-        self.gradients = FlatGradients(self.model, NUM_SUMS + num_counts)
+        self.gradients = LayoutGradients(self.model)
         self.total_steps = sum(phase.num_steps for phase in self.config.phases)
         self.transcripts_too_long = 0
         self.saved_at = time.monotonic()
@@ -123,17 +120,19 @@ class TrainingRun:
         set_learning_rates(self.optimizer, muon=muon, adam=adam)
         self.gradients.clear()
         first, per_step = self.state.step * phase.microbatches_per_step, phase.microbatches_per_step
-        sums = torch.zeros(NUM_SUMS)
-        for index in range(first + dist.get_rank(), first + per_step, dist.get_world_size()):
+        sums = torch.zeros(2)
+        rank = parallel_state.get_data_parallel_rank()
+        ranks = parallel_state.get_data_parallel_world_size()
+        for index in range(first + rank, first + per_step, ranks):
             loss, target_tokens = self.work.loss(data.microbatch(index))
             loss.backward()
             sums += torch.stack((loss.detach(), target_tokens))
-        statistics = self.gradients.statistics
-        statistics[:NUM_SUMS] = sums
-        statistics[NUM_SUMS:] = self.model.expert_counts_LE().reshape(-1)
+        dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
+        loss_sum, target_tokens = sums.tolist()
+        counts_LE = self.model.expert_counts_LE().clone()
+        dist.all_reduce(counts_LE, group=parallel_state.get_tensor_and_data_parallel_group())
         self.gradients.reduce()
-        loss_sum, target_tokens = statistics[:NUM_SUMS].tolist()
-        self.gradients.gradients.div_(max(1.0, target_tokens))
+        self.gradients.scale(1 / max(1.0, target_tokens))
         norm = self.gradients.clip(self.config.optimizer.gradient_clip_norm)
         if not norm < float("inf"):
             raise ValueError(
@@ -141,10 +140,7 @@ class TrainingRun:
                 "wanted a finite one"
             )
         self.optimizer.step()
-        self.model.balance_experts(
-            statistics[NUM_SUMS:].view(self.model.spec.num_moe_layers, self.model.spec.num_experts),
-            self.config.balance_rate * scale,
-        )
+        self.model.balance_experts(counts_LE, self.config.balance_rate * scale)
         loss_mean = loss_sum / max(1.0, target_tokens)
         self.state.target_tokens += int(target_tokens)
         self.state.losses.append(loss_mean)
@@ -184,19 +180,17 @@ class TrainingRun:
         return {name: value for name, value in latest.items() if isinstance(value, float)}
 
     def _save(self) -> None:
-        """Writes a resume point. Only rank 0 does, all ranks hold the same state."""
+        """Gathers a resume point from all ranks; rank 0 writes it."""
         self.saved_at = time.monotonic()
+        state = {
+            "identity": self.identity,
+            "rope_scaling_factor": self.model.spec.rope_scaling_factor,
+            "weights": self.model.export_weights(),
+            "optimizer": self.optimizer.state_dict(),
+            "state": asdict(self.state),
+        }
         if dist.get_rank() == 0:
-            save_resume_state(
-                self.resume_path,
-                {
-                    "identity": self.identity,
-                    "rope_scaling_factor": self.model.spec.rope_scaling_factor,
-                    "weights": self.model.export_weights(),
-                    "optimizer": self.optimizer.state_dict(),
-                    "state": asdict(self.state),
-                },
-            )
+            save_resume_state(self.resume_path, state)
 
     def _restore(self) -> None:
         saved = load_resume_state(self.resume_path)

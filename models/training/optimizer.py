@@ -5,12 +5,13 @@ rates applies.
 
 Muon turns the momentum of each matrix into the nearest orthogonal one (five Newton-Schulz steps)
 and scales it by 0.2 * sqrt(longer side), so that its updates are as large as AdamW's. An expert is
-one matrix; all matrices of a shape go through one batched product.
+one matrix; all matrices of a shape go through one batched product. A matrix that tensor parallelism
+cuts is gathered first, and every rank of the group repeats its product.
 
 Shapes: M matrices, R rows, C columns, R <= C.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.training.optimizer_config import OptimizerConfig
+from ostinato.models.network.shards import Cut, cut_mine, find_cut, gather_whole, is_expert
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
@@ -72,23 +74,27 @@ class Muon(torch.optim.Optimizer):
                 if not state:
                     state["momentum"] = torch.zeros_like(parameter)
                 momentum = state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
-                update = parameter.grad.lerp(momentum, group["momentum"]).view(
-                    -1, *parameter.shape[-2:]
-                )
-                if update.shape[-2] > update.shape[-1]:
-                    update = update.mT
-                by_shape.setdefault((update.shape[-2], update.shape[-1]), []).append(
-                    (parameter, update)
-                )
+                update = parameter.grad.lerp(momentum, group["momentum"])
+                update = gather_whole(update, _matrix_cut(parameter))
+                update = update.view(-1, *update.shape[-2:])
+                longer, shorter = max(update.shape[-2:]), min(update.shape[-2:])
+                by_shape.setdefault((shorter, longer), []).append((parameter, update))
             for (_, columns), pairs in by_shape.items():
-                whole = orthogonalise(torch.cat([update for _, update in pairs]), dtype)
+                wide = [update if update.shape[-1] == columns else update.mT for _, update in pairs]
+                whole = orthogonalise(torch.cat(wide), dtype)
                 rate = group["lr"] * UPDATE_SCALE * columns**0.5
                 for (parameter, update), piece in zip(
-                    pairs, whole.split([len(u) for _, u in pairs]), strict=True
+                    pairs, whole.split([len(one) for one in wide]), strict=True
                 ):
-                    turned = piece if update.shape[-2:] == parameter.shape[-2:] else piece.mT
+                    turned = piece if update.shape[-1] == columns else piece.mT
+                    turned = turned.reshape(*parameter.shape[:-2], *update.shape[-2:])
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.sub_(turned.reshape(parameter.shape), alpha=rate)
+                    parameter.sub_(cut_mine(turned, _matrix_cut(parameter)), alpha=rate)
+
+
+def _matrix_cut(parameter: Tensor) -> Cut | None:
+    """How tensor parallelism cuts one matrix. An expert's lies whole on a rank."""
+    return None if is_expert(parameter) else find_cut(parameter)
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
@@ -113,8 +119,8 @@ class CombinedOptimizer(torch.optim.Optimizer):
             part.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
-        """The parts' states by name."""
-        return {name: part.state_dict() for name, part in self.parts.items()}
+        """The parts' states by name, whole: the same in every layout. All ranks call it together."""
+        return {name: _map_state(part, part.state_dict(), gather_whole) for name, part in self.parts.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores every part."""
@@ -123,7 +129,26 @@ class CombinedOptimizer(torch.optim.Optimizer):
                 f"optimiser state holds {sorted(state_dict)}, wanted {sorted(self.parts)}"
             )
         for name, part in self.parts.items():
-            part.load_state_dict(state_dict[name])
+            part.load_state_dict(_map_state(part, state_dict[name], cut_mine))
+
+
+def _map_state(
+    part: torch.optim.Optimizer,
+    state_dict: dict[str, Any],
+    change: Callable[[Tensor, Cut | None], Tensor],
+) -> dict[str, Any]:
+    """The state with every tensor that belongs to a parameter's elements changed by how it is cut."""
+    parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+    state = {
+        index: {
+            name: change(value, find_cut(parameters[index]))
+            if isinstance(value, Tensor) and value.ndim
+            else value
+            for name, value in values.items()
+        }
+        for index, values in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state}
 
 
 def build_optimizer(

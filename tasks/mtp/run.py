@@ -22,8 +22,8 @@ def main(request: MtpRequest, workspace: Workspace) -> MtpResult:
     if not (corpus / "shards").is_dir():
         raise ConfigError(f"corpus_directory={corpus} holds no shards/, wanted a corpus")
     with boundary(TrainingError, "mtp"):
-        ranks = request.config.world_size
-        return run_ranks(train_rank, (request, workspace), ranks, workspace.directory)
+        layout = request.config.parallel_layout
+        return run_ranks(train_rank, (request, workspace), layout, workspace.directory)
 
 
 def train_rank(given: tuple[MtpRequest, Workspace], rank: int) -> MtpResult:

@@ -7,13 +7,20 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
-from ostinato.models.training.config import LoopConfig, PhaseResult, TrainingRecord
+from ostinato.models.training.config import (
+    LayoutConfig,
+    LoopConfig,
+    PhaseResult,
+    TrainingRecord,
+)
 
 
 class PretrainingConfig(LoopConfig):
     """Settings of pretraining."""
 
+    layout: LayoutConfig = LayoutConfig()
     codebase_sources: tuple[str, ...] = Field(
         default=("code", "library"),
         min_length=1,
@@ -21,6 +28,11 @@ class PretrainingConfig(LoopConfig):
     )
     evaluation_tokens: int = Field(default=16_384, gt=0, description="of each held-out shard")
     evaluation_row_tokens: int = Field(default=256, ge=8)
+
+    @property
+    def parallel_layout(self) -> ParallelLayout:
+        """The layout of the ranks."""
+        return self.layout.over(self.world_size)
 
 
 class PretrainingRequest(TrainingRecord):

@@ -1,6 +1,6 @@
 """Perplexity of held-out shards.
 
-Rows of a shard are shared out over the ranks; every rank returns the same numbers.
+Rows of a shard are shared out over data parallelism; every rank returns the same numbers.
 """
 
 import math
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.training.batch import held_out_batches, held_out_sources
@@ -28,10 +29,10 @@ def measure_perplexity(
         for batch in held_out_batches(
             corpus_directory, name, config.evaluation_row_tokens, config.evaluation_tokens
         ):
-            sums[index, 0] -= model.token_logprobs(batch.tokens_BT).sum(dtype=torch.float64)
+            logprobs_BT = model.token_logprobs(batch.tokens_BT, mask_BT=batch.loss_mask_BT)
+            sums[index, 0] -= logprobs_BT.sum(dtype=torch.float64)
             sums[index, 1] += batch.loss_mask_BT.sum()
-    if dist.get_world_size() > 1:
-        dist.all_reduce(sums)
+    dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
     chosen = sums[[names.index(name) for name in config.codebase_sources]].sum(0)
     by_source = zip(names, (sums[:, 0] / sums[:, 1]).exp().tolist(), strict=True)
     return Perplexity(

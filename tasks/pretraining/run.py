@@ -11,12 +11,13 @@ from torch import Tensor
 
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, TrainingError, boundary
-from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
-from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.training.batch import TokenBatch
-from ostinato.models.training.config import PhaseConfig, PhaseResult
+from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoint
 from ostinato.models.training.data_parallel import run_ranks
+from ostinato.models.spec import ModelSpec
 from ostinato.models.training.loop import TrainingRun, Work
+from ostinato.models.training.config import PhaseConfig, PhaseResult
 from ostinato.tasks.pretraining.config import Perplexity, PretrainingRequest, PretrainingResult
 from ostinato.tasks.pretraining.perplexity import measure_perplexity
 
@@ -29,8 +30,9 @@ def main(request: PretrainingRequest, workspace: Workspace) -> PretrainingResult
     if not (corpus / "tokenizer.json").exists():
         raise ConfigError(f"corpus_directory={corpus} holds no tokenizer.json, wanted a corpus")
     with boundary(TrainingError, "pretraining"):
-        ranks = request.config.world_size
-        return run_ranks(train_rank, (request, workspace), ranks, workspace.directory)
+        layout = request.config.parallel_layout
+        layout.check(starting_spec(request))
+        return run_ranks(train_rank, (request, workspace), layout, workspace.directory)
 
 
 def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> PretrainingResult:
@@ -54,14 +56,15 @@ def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> Pretra
             workspace.progress.update(done, total, phase, **metrics)
 
     work = Work(model, loss, evaluate, request.config, corpus)
-    run = TrainingRun(work, directory, request.model_dump_json(), report)
+    run = TrainingRun(work, directory, identity_of(request), report)
     state = run.run()
     evaluations = tuple(Perplexity(**evaluation) for evaluation in state.evaluations)
+    weights = model.export_weights()
     if rank == 0:
         save_checkpoint(
             directory / CHECKPOINT,
             model.spec,
-            model.export_weights(),
+            weights,
             tokenizer_path=corpus / "tokenizer.json",
             metadata={"stage": "pretraining", "codebase_perplexity": evaluations[-1].perplexity},
         )
@@ -75,6 +78,19 @@ def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> Pretra
         transcripts_too_long=run.transcripts_too_long,
         times_resumed=state.times_resumed,
     )
+
+
+def identity_of(request: PretrainingRequest) -> str:
+    """Names the run whose resume point a request may continue: ranks and layout may change."""
+    return request.model_dump_json(exclude={"config": {"world_size", "layout"}})
+
+
+def starting_spec(request: PretrainingRequest) -> ModelSpec:
+    """The shape that training starts from."""
+    if request.checkpoint_directory is not None:
+        return load_spec(Path(request.checkpoint_directory))
+    assert request.spec is not None  # the request checks it
+    return request.spec
 
 
 def open_model(request: PretrainingRequest) -> TrainerModel:

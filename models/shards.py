@@ -1,0 +1,62 @@
+"""A rank's part of each tensor, and the whole that the ranks hold together.
+
+Megatron marks what tensor parallelism cuts; our experts are marked the same way. A fused gate and up
+matrix is cut in each of its halves (`partition_stride` 2). Every function with a whole tensor in it is
+a collective: all ranks call it in the same order.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
+
+
+class Cut(NamedTuple):
+    """Dimension along which ranks of a group hold parts, and in how many strides."""
+
+    dimension: int
+    strides: int
+    group: dist.ProcessGroup
+
+
+def mark_experts(parameter: Tensor) -> None:
+    """Marks a stack of experts: whole experts lie on the ranks of expert parallelism, and Megatron
+    sums their gradients over the ranks that hold the same ones."""
+    parameter.allreduce = False  # type: ignore[attr-defined]  # Megatron's name
+
+
+def is_expert(parameter: Tensor) -> bool:
+    """True for what `mark_experts` marked."""
+    return not getattr(parameter, "allreduce", True)
+
+
+def find_cut(parameter: Tensor) -> Cut | None:
+    """How a parameter is cut. None: every rank holds all of it."""
+    if is_expert(parameter):
+        group = parallel_state.get_expert_model_parallel_group()
+        return Cut(0, 1, group) if group.size() > 1 else None
+    group = parallel_state.get_tensor_model_parallel_group()
+    if group.size() == 1 or not getattr(parameter, "tensor_model_parallel", False):
+        return None
+    strides = getattr(parameter, "partition_stride", 1)
+    return Cut(getattr(parameter, "partition_dim", 0), strides, group)
+
+
+def gather_whole(part: Tensor, cut: Cut | None) -> Tensor:
+    """The whole tensor from the ranks' parts."""
+    if cut is None:
+        return part
+    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(cut.group.size())]
+    dist.all_gather(parts, part.contiguous(), group=cut.group)
+    pieces = [one.chunk(cut.strides, cut.dimension) for one in parts]
+    return torch.cat([piece[stride] for stride in range(cut.strides) for piece in pieces], cut.dimension)
+
+
+def cut_mine(whole: Tensor, cut: Cut | None) -> Tensor:
+    """This rank's part of a whole tensor."""
+    if cut is None:
+        return whole
+    pieces = whole.chunk(cut.strides * cut.group.size(), cut.dimension)
+    return torch.cat(pieces[cut.group.rank() :: cut.group.size()], cut.dimension)

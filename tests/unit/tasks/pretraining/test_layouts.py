@@ -1,0 +1,132 @@
+"""Layouts of continued pretraining: losses, gradient norms and weights do not depend on them, and a run
+killed in one goes on in another.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ostinato.infra.platform.cluster.workspace import ProgressWriter, Workspace
+from ostinato.infra.platform.errors import TrainingError
+from ostinato.infra.platform.settings import Settings
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.spec import ModelSpec
+from ostinato.tasks.pretraining.config import PretrainingConfig, PretrainingRequest
+from ostinato.tasks.pretraining.run import main
+from tests.fakes.corpus import write_corpus
+from tests.fakes.small_spec import make_spec
+
+STEPS = 5
+SHAPE = {"sequence_tokens": 64, "microbatch_tokens": 192, "global_batch_tokens": 768}
+# nano's kind: sigmoid scores with a balancing bias, tied embeddings, draft layers, a dense first layer
+NANO = make_spec(40, 32, heads=(4, 2, 8), max_sequence_tokens=64, drafts=(1, 24)).model_copy(
+    update={"num_dense_layers": 1, "dense_hidden_size": 48, "shared_expert_hidden_size": 16}
+)
+# qwen3_moe's: softmax scores, no bias, an output matrix of its own
+QWEN3_MOE = make_spec(40, 32, heads=(4, 2, 8), max_sequence_tokens=64).model_copy(
+    update={"router_score": "softmax", "tied_embeddings": False}
+)
+# Layouts sum in another order: 1e-7 a step in fp32, times what AdamW makes of it where a gradient is
+# near 0 (a step of the whole rate, 4e-3, whatever its size).
+WEIGHTS = {"atol": 2e-4, "rtol": 1e-3}
+FIGURES = 1e-4
+
+
+class RecordingProgress(ProgressWriter):
+    """Keeps losses and norms; fails after a step where told."""
+
+    def __init__(self, directory: Path, die_at: int | None = None) -> None:
+        super().__init__(directory)
+        self.die_at = die_at
+        self.figures: list[tuple[float, float]] = []
+
+    def update(
+        self, done: float, total: float, message: str = "", **metrics: float | int | str
+    ) -> None:
+        self.figures.append((float(metrics["loss"]), float(metrics["gradient_norm"])))
+        if done == self.die_at:
+            raise KeyboardInterrupt
+
+
+Trained = tuple[list[tuple[float, float]], dict[str, torch.Tensor]]
+
+
+def train(
+    corpus: Path,
+    directory: Path,
+    spec: ModelSpec,
+    world_size: int,
+    layout: dict[str, int],
+    *,
+    die_at: int | None = None,
+    optimizer: str = "adamw",
+) -> Trained:
+    phase = {"name": "bulk", "blend": {"code": (0.5, 0.5), "demonstrations": (0.5, 0.5)}}
+    config: dict[str, Any] = {
+        "phases": [{**phase, "tokens": SHAPE["global_batch_tokens"] * STEPS, **SHAPE}],
+        "optimizer": {"kind": optimizer, "gradient_clip_norm": 1.0},
+        "evaluation_row_tokens": 32,
+        "evaluation_tokens": 128,
+        "checkpoint_every_seconds": 0.0,
+        "world_size": world_size,
+        "layout": layout,
+    }
+    request = PretrainingRequest(
+        config=PretrainingConfig.model_validate(config), corpus_directory=str(corpus), spec=spec
+    )
+    directory.mkdir(exist_ok=True)
+    progress = RecordingProgress(directory, die_at)
+    result = main(request, Workspace(directory, Settings(home=directory), progress))
+    return progress.figures, load_checkpoint(Path(result.checkpoint_directory)).weights
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
+    directory = tmp_path_factory.mktemp("alone")
+    return {
+        name: train(corpus, directory / name, spec, 1, {})
+        for name, spec in (("nano", NANO), ("qwen3_moe", QWEN3_MOE))
+    }
+
+
+def check_equal(seen: Trained, wanted: Trained) -> None:
+    for ours, theirs in zip(seen[0], wanted[0][-len(seen[0]) :], strict=True):
+        assert ours == pytest.approx(theirs, rel=FIGURES)
+    for name, weight in wanted[1].items():
+        torch.testing.assert_close(
+            seen[1][name], weight, **WEIGHTS, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [
+        (2, {}),
+        (2, {"tensor": 2}),
+        (2, {"expert": 2}),
+        (4, {"tensor": 2}),
+        (4, {"expert": 2}),
+        (4, {"tensor": 2, "expert": 2}),
+    ],
+)
+@pytest.mark.parametrize("name", ["nano", "qwen3_moe"])
+def test_training_does_not_depend_on_the_layout(
+    corpus: Path,
+    tmp_path: Path,
+    alone: dict[str, Trained],
+    name: str,
+    ranks: int,
+    layout: dict[str, int],
+) -> None:
+    spec = {"nano": NANO, "qwen3_moe": QWEN3_MOE}[name]
+    seen = train(corpus, tmp_path / "run", spec, ranks, layout)
+    assert len(seen[0]) == STEPS
+    check_equal(seen, alone[name])
