@@ -34,6 +34,10 @@ WEIGHTS = {"atol": 2e-4, "rtol": 1e-3}
 FIGURES = 1e-4
 
 
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
 class RecordingProgress(ProgressWriter):
     """Keeps losses and norms; fails after a step where told."""
 
@@ -47,7 +51,7 @@ class RecordingProgress(ProgressWriter):
     ) -> None:
         self.figures.append((float(metrics["loss"]), float(metrics["gradient_norm"])))
         if done == self.die_at:
-            raise KeyboardInterrupt
+            raise Killed
 
 
 Trained = tuple[list[tuple[float, float]], dict[str, torch.Tensor]]
@@ -130,3 +134,44 @@ def test_training_does_not_depend_on_the_layout(
     seen = train(corpus, tmp_path / "run", spec, ranks, layout)
     assert len(seen[0]) == STEPS
     check_equal(seen, alone[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{"tensor": 2}, {"expert": 2}])
+def test_run_killed_on_one_rank_goes_on_in_another_layout(
+    corpus: Path, tmp_path: Path, alone: dict[str, Trained], layout: dict[str, int]
+) -> None:
+    with pytest.raises(TrainingError, match="Killed"):
+        train(corpus, tmp_path / "run", NANO, 1, {}, die_at=3)
+    seen = train(corpus, tmp_path / "run", NANO, 2, layout)
+    assert len(seen[0]) == STEPS - 2  # the step that was reported last was not saved
+    check_equal(seen, alone["nano"])
+
+
+@pytest.mark.slow
+def test_run_killed_under_tensor_parallelism_goes_on_on_one_rank(
+    corpus: Path, tmp_path: Path, alone: dict[str, Trained]
+) -> None:
+    with pytest.raises(TrainingError, match="Killed"):
+        train(corpus, tmp_path / "run", NANO, 2, {"tensor": 2}, die_at=3)
+    check_equal(train(corpus, tmp_path / "run", NANO, 1, {}), alone["nano"])
+
+
+@pytest.mark.slow
+def test_muon_does_not_depend_on_the_layout(corpus: Path, tmp_path: Path) -> None:
+    one = train(corpus, tmp_path / "one", NANO, 1, {}, optimizer="muon")
+    two = train(corpus, tmp_path / "two", NANO, 2, {"tensor": 2}, optimizer="muon")
+    # orthogonalisation lifts the smallest singular values, rounding among them
+    for name, weight in one[1].items():
+        torch.testing.assert_close(two[1][name], weight, atol=2e-3, rtol=1e-2)
+
+
+def test_layout_that_does_not_fit_is_refused_before_a_rank_starts(
+    corpus: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="wanted a divisor of the 4 ranks"):
+        train(corpus, tmp_path / "ranks", NANO, 4, {"tensor": 3})
+    with pytest.raises(TrainingError, match="tensor=4 does not divide num_query_groups=2"):
+        train(corpus, tmp_path / "heads", NANO, 4, {"tensor": 4})
+    with pytest.raises(TrainingError, match="expert=8 does not divide num_experts=4"):
+        train(corpus, tmp_path / "experts", NANO, 8, {"tensor": 2, "expert": 8})
