@@ -46,7 +46,9 @@ class LayoutGradients:
         on every rank and in every layout."""
         shared, cut, experts = torch.zeros(3, 1, dtype=torch.float64)
         for parameter in self.parameters:
-            kind = experts if is_expert(parameter) else shared if find_cut(parameter) is None else cut
+            kind = (
+                experts if is_expert(parameter) else shared if find_cut(parameter) is None else cut
+            )
             kind += _square(parameter)
         dist.all_reduce(cut, group=parallel_state.get_tensor_model_parallel_group())
         dist.all_reduce(experts, group=parallel_state.get_expert_model_parallel_group())

@@ -48,10 +48,15 @@ def gather_whole(part: Tensor, cut: Cut | None) -> Tensor:
     """The whole tensor from the ranks' parts."""
     if cut is None:
         return part
-    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(cut.group.size())]
+    parts = [
+        torch.empty_like(part, memory_format=torch.contiguous_format)
+        for _ in range(cut.group.size())
+    ]
     dist.all_gather(parts, part.contiguous(), group=cut.group)
     pieces = [one.chunk(cut.strides, cut.dimension) for one in parts]
-    return torch.cat([piece[stride] for stride in range(cut.strides) for piece in pieces], cut.dimension)
+    return torch.cat(
+        [piece[stride] for stride in range(cut.strides) for piece in pieces], cut.dimension
+    )
 
 
 def cut_mine(whole: Tensor, cut: Cut | None) -> Tensor:

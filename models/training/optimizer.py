@@ -120,7 +120,10 @@ class CombinedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """The parts' states by name, whole: the same in every layout. All ranks call it together."""
-        return {name: _map_state(part, part.state_dict(), gather_whole) for name, part in self.parts.items()}
+        return {
+            name: _map_state(part, part.state_dict(), gather_whole)
+            for name, part in self.parts.items()
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores every part."""
