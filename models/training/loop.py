@@ -17,9 +17,9 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from ostinato.models.checkpoint.resume import load_resume_state, save_resume_state
+from ostinato.models.training.config import LoopConfig, PhaseConfig, PhaseResult
 from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
-from ostinato.models.training.config import LoopConfig, PhaseConfig, PhaseResult
 
 RESUME_FILE = "resume.pt"
 

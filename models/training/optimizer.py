@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ostinato.models.network.build import TrainerModel
-from ostinato.models.training.optimizer_config import OptimizerConfig
 from ostinato.models.network.shards import Cut, cut_mine, find_cut, gather_whole, is_expert
+from ostinato.models.training.optimizer_config import OptimizerConfig
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5

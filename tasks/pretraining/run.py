@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, TrainingError, boundary
-from ostinato.models.training.batch import TokenBatch
-from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoint
-from ostinato.models.training.data_parallel import run_ranks
+from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.spec import ModelSpec
-from ostinato.models.training.loop import TrainingRun, Work
+from ostinato.models.training.batch import TokenBatch
 from ostinato.models.training.config import PhaseConfig, PhaseResult
+from ostinato.models.training.data_parallel import run_ranks
+from ostinato.models.training.loop import TrainingRun, Work
 from ostinato.tasks.pretraining.config import Perplexity, PretrainingRequest, PretrainingResult
 from ostinato.tasks.pretraining.perplexity import measure_perplexity
 
