@@ -138,6 +138,14 @@ class Recipe(Record):
             )
         return self
 
+    @model_validator(mode="after")
+    def _layout_fits_the_model(self) -> "Recipe":
+        try:
+            self.pretraining.parallel_layout.check(self.model)
+        except ValueError as error:
+            raise ValueError(f"pretraining.layout: {error}") from None
+        return self
+
     @field_validator("environments")
     @classmethod
     def _known_environments(

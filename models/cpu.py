@@ -29,7 +29,7 @@ def prepare_cpu() -> None:
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment]
     # Megatron reads this name although only Transformer Engine defines it.
     moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
-    # Megatron draws dropout of cut sequences from CUDA generators of its own; nothing here is dropped.
+    # Megatron forks a CUDA generator for the dropout of cut sequences; ours drop nothing.
     initialize_rng_tracker(inference_rng_tracker=True)
     choose_fp32_products()
     # Two OpenMP threads on a shared pair of cores train 2-4x slower than one; use ranks.

@@ -27,8 +27,8 @@ AXES = ("tensor", "pipeline", "interleave", "context", "expert", "expert_tensor"
 GIGA = 1e9
 NOTE = (
     "An estimate of what the hardware allows: beside published figures mostly too fast, by half "
-    "(docs/cluster-plan.md). The trainer of this version is data-parallel on CPUs and cannot run a "
-    "layout yet."
+    "(docs/cluster-plan.md). This version trains on CPUs: pretraining in layouts of tensor and expert "
+    "parallelism, RL data-parallel only."
 )
 
 

@@ -30,7 +30,7 @@ from ostinato.tasks.corpus.config import (
 from ostinato.tasks.environments.run import EnvironmentsRequest, EnvironmentsResult
 from ostinato.tasks.mtp.config import MtpRequest, MtpResult
 from ostinato.tasks.mtp.speculation_config import SpeculationRequest, SpeculationResult
-from ostinato.tasks.pretraining.config import PretrainingRequest, PretrainingResult
+from ostinato.tasks.pretraining.config import PLACEMENT, PretrainingRequest, PretrainingResult
 from ostinato.tasks.problems.config import (
     ProblemsConfig,
     ProblemSelection,
@@ -243,7 +243,11 @@ def pretrain(
         )
         return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
 
-    identity = {"config": recipe.pretraining, "model": recipe.model, "base": base_identity(recipe)}
+    identity = {
+        "config": recipe.pretraining.model_dump(mode="json", exclude=PLACEMENT),
+        "model": recipe.model,
+        "base": base_identity(recipe),
+    }
     parents = (corpus,) if start is None else (corpus, start)
     return context.ensure("pretraining", identity, parents, build)
 

@@ -29,6 +29,8 @@ from torch import Tensor
 from ostinato.kernels.logprobs.op import token_logprobs
 from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.cpu import open_process_groups
+from ostinato.models.network.attention import BlockCoreAttention
+from ostinato.models.network.canonical import join_qkv, layer_tensors, split_qkv
 from ostinato.models.network.experts import DENSE_MLP, SortedMoELayer, TrunkConfig
 from ostinato.models.network.mtp import DraftLayer
 from ostinato.models.network.norm import RootMeanSquareNorm
@@ -57,7 +59,7 @@ class HiddenStateGPT(GPTModel):
 
 
 def megatron_config(spec: ModelSpec, precision: PrecisionName = "fp32") -> TrunkConfig:
-    """Translates a shape, and the layout of the open process groups, into Megatron's configuration."""
+    """Translates a shape and the layout of the open process groups into Megatron's configuration."""
     tensor = parallel_state.get_tensor_model_parallel_world_size()
     return TrunkConfig(
         spec=spec,
@@ -291,6 +293,8 @@ class TrainerModel(torch.nn.Module):
             return token_logprobs(hidden_ND, self.head_VD, targets_N, with_entropy=with_entropy)
         if with_entropy:
             raise ValueError("with_entropy is True under tensor parallelism, wanted False")
+        if len(targets_N) == 0:  # still a part of the graph: other ranks' experts wait for it
+            return hidden_ND.sum(-1), hidden_ND.new_zeros(0)
         losses_N = vocab_parallel_cross_entropy(hidden_ND @ self.head_VD.T, targets_N)
         return -losses_N, torch.zeros_like(losses_N)
 
@@ -363,8 +367,9 @@ class TrainerModel(torch.nn.Module):
 
     @torch.no_grad()
     def export_weights(self) -> dict[str, Tensor]:
-        """Returns clones of all weights: canonical names, contiguous, fp32, on the CPU. All ranks call
-        it together: each gets the whole."""
+        """Returns clones of all weights: canonical names, contiguous, fp32, on the CPU. All ranks
+        call it together and each gets the whole.
+        """
         weights: dict[str, Tensor] = {}
         for name, tensor in self.canonical_tensors().items():
             whole = gather_whole(tensor.detach(), find_cut(tensor))

@@ -1,8 +1,8 @@
 """The mixture-of-experts layer, plugged in where Megatron builds the MLP of a layer.
 
-Where one rank holds all experts of its layers, tokens stay where they are. Where expert parallelism
-spreads them, Megatron's dispatcher brings tokens to their experts, permuted into the order of experts,
-and the sums back.
+Where one rank holds all experts of a layer, tokens stay where they are. Where expert parallelism
+spreads them, Megatron's dispatcher brings tokens to their experts, in the order of the experts, and
+the sums back. It is the one that gathers: the others open CUDA streams.
 
 The configuration names the experts' precision. In fp32 one fused operation sorts, multiplies and sums;
 in any other the tokens are laid out, rounded, and the grouped kernels multiply. The
@@ -24,8 +24,6 @@ from megatron.core.transformer.moe.moe_layer import BaseMoELayer
 from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
 from megatron.core.transformer.moe.token_dispatcher import (
     MoEAllGatherTokenDispatcher,
-    MoEAlltoAllTokenDispatcher,
-    MoETokenDispatcher,
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -55,8 +53,7 @@ def _fresh_experts(
     """This rank's experts, cut from all: equal seeds give equal experts in every layout."""
     whole = torch.nn.Parameter(torch.empty(shape))
     mark_experts(whole)
-    assert draw is not None
-    draw(whole)
+    draw(whole)  # type: ignore[misc]  # Megatron fills it in
     part = torch.nn.Parameter(cut_mine(whole.detach(), find_cut(whole)).clone())
     mark_experts(part)
     return part
@@ -103,7 +100,10 @@ class SortedMoELayer(BaseMoELayer):
         self.router: ReplayRouter = ReplayRouter(config=config, pg_collection=groups)
         self.router.spec = config.spec
         self.experts = ExpertMlp(config, config.precision)
-        self.token_dispatcher = open_dispatcher(self, groups)
+        if self.num_local_experts < (config.num_moe_experts or 0):
+            self.token_dispatcher = MoEAllGatherTokenDispatcher(
+                self.num_local_experts, self.local_expert_indices, config, pg_collection=groups
+            )
         shared = config.spec.shared_expert_hidden_size
         if shared:
             narrow = copy.copy(config)
@@ -120,55 +120,40 @@ class SortedMoELayer(BaseMoELayer):
         if self.token_dispatcher is None:
             output_ND = self.experts(tokens_ND, experts_NK, weights_NK)
         else:
-            output_ND = self._run_afar(self.token_dispatcher, tokens_ND, experts_NK, weights_NK)
+            output_ND = self._run_spread(self.token_dispatcher, tokens_ND, experts_NK, weights_NK)
         output = output_ND.view_as(hidden_states)
         if self.shared_experts is not None:
             output = output + self.shared_experts(hidden_states)[0]
         return output, None
 
-    def _run_afar(
+    def _run_spread(
         self,
-        dispatcher: MoETokenDispatcher,
+        dispatcher: MoEAllGatherTokenDispatcher,
         tokens_ND: Tensor,
         experts_NK: Tensor,
         weights_NK: Tensor,
     ) -> Tensor:
-        """The experts' sums of tokens whose experts lie on several ranks."""
-        num_tokens, missing = len(tokens_ND), _missing_rows(len(tokens_ND), dispatcher)
-        shape = (num_tokens, self.config.num_moe_experts or 0)
-        is_chosen_NE = torch.zeros(shape, dtype=torch.bool).scatter(1, experts_NK, True)
-        shares_NE = torch.zeros(shape).scatter(1, experts_NK, weights_NK)
-        rows = (0, 0, 0, missing)
+        """Output of tokens whose experts lie on several ranks."""
+        num_tokens = len(tokens_ND)
+        shape = (num_tokens, self.router.weight.shape[0])
+        is_chosen_NE = experts_NK.new_zeros(shape, dtype=torch.bool).scatter(1, experts_NK, True)
+        shares_NE = weights_NK.new_zeros(shape).scatter(1, experts_NK, weights_NK)
+        more_rows = (0, 0, 0, _missing_rows(tokens_ND, dispatcher.tp_ep_group))
         tokens_ND, shares_NE = dispatcher.dispatch_preprocess(
-            functional.pad(tokens_ND, rows),
-            functional.pad(is_chosen_NE, rows),
-            functional.pad(shares_NE, rows),
+            functional.pad(tokens_ND, more_rows),
+            functional.pad(is_chosen_NE, more_rows),
+            functional.pad(shares_NE, more_rows),
         )
         tokens_ND, shares_NE = dispatcher.token_dispatch(tokens_ND, shares_NE)
         sorted_PD, counts_E, shares_P = dispatcher.dispatch_postprocess(tokens_ND, shares_NE)
-        expert_P = torch.arange(len(counts_E)).repeat_interleave(counts_E)
+        expert_P = torch.arange(len(counts_E)).repeat_interleave(counts_E).to(sorted_PD.device)
         output_PD = self.experts(sorted_PD, expert_P[:, None], shares_P[:, None])
         combined = dispatcher.token_combine(dispatcher.combine_preprocess(output_PD))
         return dispatcher.combine_postprocess(combined)[:num_tokens]
 
 
-def open_dispatcher(
-    layer: BaseMoELayer, groups: ProcessGroupCollection
-) -> MoETokenDispatcher | None:
-    """Megatron's dispatcher for the backend of the ranks that share the experts: gloo has no
-    all-to-all. None where one rank holds all experts."""
-    if groups.tp_ep.size() == 1:
-        return None
-    is_gloo = dist.get_backend(groups.tp_ep) == "gloo"
-    kind = MoEAllGatherTokenDispatcher if is_gloo else MoEAlltoAllTokenDispatcher
-    return kind(
-        layer.num_local_experts, layer.local_expert_indices, layer.config, pg_collection=groups
-    )
-
-
-def _missing_rows(rows: int, dispatcher: MoETokenDispatcher) -> int:
-    """Rows that make this rank's as many as those of the rank with most: transcripts of several
-    lengths fill microbatches differently."""
-    most = torch.tensor(rows)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=dispatcher.tp_ep_group)
-    return int(most) - rows
+def _missing_rows(tokens_ND: Tensor, group: dist.ProcessGroup) -> int:
+    """Rows by which the rank with most has more: microbatches of transcripts differ in size."""
+    most = torch.tensor(len(tokens_ND), device=tokens_ND.device)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    return int(most) - len(tokens_ND)

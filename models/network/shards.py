@@ -1,8 +1,7 @@
 """A rank's part of each tensor, and the whole that the ranks hold together.
 
-Megatron marks what tensor parallelism cuts; our experts are marked the same way. A fused gate and up
-matrix is cut in each of its halves (`partition_stride` 2). Every function with a whole tensor in it is
-a collective: all ranks call it in the same order.
+Megatron marks what tensor parallelism cuts. A fused gate and up matrix is cut in each of its halves
+(`partition_stride` 2). `gather_whole` is a collective: all ranks call it in the same order.
 """
 
 from typing import NamedTuple
@@ -23,7 +22,8 @@ class Cut(NamedTuple):
 
 def mark_experts(parameter: Tensor) -> None:
     """Marks a stack of experts: whole experts lie on the ranks of expert parallelism, and Megatron
-    sums their gradients over the ranks that hold the same ones."""
+    sums their gradients over the ranks that hold the same ones.
+    """
     parameter.allreduce = False  # type: ignore[attr-defined]  # Megatron's name
 
 
@@ -35,13 +35,15 @@ def is_expert(parameter: Tensor) -> bool:
 def find_cut(parameter: Tensor) -> Cut | None:
     """How a parameter is cut. None: every rank holds all of it."""
     if is_expert(parameter):
-        group = parallel_state.get_expert_model_parallel_group()
-        return Cut(0, 1, group) if group.size() > 1 else None
-    group = parallel_state.get_tensor_model_parallel_group()
-    if group.size() == 1 or not getattr(parameter, "tensor_model_parallel", False):
+        group = parallel_state.get_expert_model_parallel_group(check_initialized=False)
+        dimension, strides = 0, 1
+    else:
+        group = parallel_state.get_tensor_model_parallel_group(check_initialized=False)
+        dimension = getattr(parameter, "partition_dim", -1)
+        strides = getattr(parameter, "partition_stride", 1)
+    if group is None or group.size() == 1 or dimension < 0:
         return None
-    strides = getattr(parameter, "partition_stride", 1)
-    return Cut(getattr(parameter, "partition_dim", 0), strides, group)
+    return Cut(dimension, strides, group)
 
 
 def gather_whole(part: Tensor, cut: Cut | None) -> Tensor:

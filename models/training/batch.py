@@ -182,8 +182,9 @@ def stack_rows(rows: Sequence[NDArray[np.int64]]) -> TokenBatch:
 def held_out_batches(
     corpus_directory: Path, name: str, row_tokens: int, tokens: int
 ) -> Iterator[TokenBatch]:
-    """This rank's part of the first `tokens` of a held-out shard, in rows of `row_tokens`. Every rank
-    has as many batches: experts on other ranks wait for all. Rows of no loss fill them up."""
+    """This rank's part of the first `tokens` of a held-out shard, in rows of `row_tokens`. Rows
+    without loss give every rank as many batches: experts wait for the tokens of all.
+    """
     source = RowSource(corpus_directory / "shards" / f"{name}_heldout", row_tokens, seed=0)
     num_rows = min(source.rows_per_epoch, max(1, tokens // row_tokens))
     ranks = parallel_state.get_data_parallel_world_size()

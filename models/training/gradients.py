@@ -1,11 +1,13 @@
 """Gradients of all ranks, summed by Megatron, and their norm.
 
-Megatron's own norm allocates on CUDA, so this file takes it.
+Megatron's own norm allocates on CUDA whatever the device is, so it is taken here.
 """
+
+import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -14,7 +16,7 @@ from megatron.core.distributed import (
 from torch import Tensor
 
 from ostinato.models.network.build import TrainerModel
-from ostinato.models.network.shards import find_cut, is_expert
+from ostinato.models.network.shards import find_cut
 
 
 class LayoutGradients:
@@ -43,21 +45,24 @@ class LayoutGradients:
 
     def clip(self, largest_norm: float | None) -> float:
         """Scales gradients down to `largest_norm` (None: never). Returns their norm before, the same
-        on every rank and in every layout."""
-        shared, cut, experts = torch.zeros(3, 1, dtype=torch.float64)
+        on every rank and in every layout.
+        """
+        whole = torch.zeros((), dtype=torch.float64)
+        cut_over: dict[dist.ProcessGroup, Tensor] = {}
         for parameter in self.parameters:
-            kind = (
-                experts if is_expert(parameter) else shared if find_cut(parameter) is None else cut
-            )
-            kind += _square(parameter)
-        dist.all_reduce(cut, group=parallel_state.get_tensor_model_parallel_group())
-        dist.all_reduce(experts, group=parallel_state.get_expert_model_parallel_group())
-        norm = float((shared + cut + experts).sqrt())
+            gradient: Any = parameter.grad
+            square = torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
+            cut = find_cut(parameter)
+            if cut is None:
+                whole += square
+            elif cut.group in cut_over:
+                cut_over[cut.group] += square
+            else:
+                cut_over[cut.group] = square
+        for group, square in cut_over.items():
+            dist.all_reduce(square, group=group)
+            whole += square
+        norm = math.sqrt(whole)
         if largest_norm is not None and norm > largest_norm:
             self.scale(largest_norm / norm)
         return norm
-
-
-def _square(parameter: Tensor) -> float:
-    assert parameter.grad is not None
-    return float(parameter.grad.norm()) ** 2

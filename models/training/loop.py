@@ -17,6 +17,9 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from ostinato.models.checkpoint.resume import load_resume_state, save_resume_state
+from ostinato.models.network.build import TrainerModel
+from ostinato.models.training.batch import TokenBatch
+from ostinato.models.training.blend import PhaseData
 from ostinato.models.training.config import LoopConfig, PhaseConfig, PhaseResult
 from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
@@ -130,7 +133,8 @@ class TrainingRun:
         dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
         loss_sum, target_tokens = sums.tolist()
         counts_LE = self.model.expert_counts_LE().clone()
-        dist.all_reduce(counts_LE, group=parallel_state.get_tensor_and_data_parallel_group())
+        if counts_LE.numel():  # each rank counts the tokens of its rows, or of its part of each
+            dist.all_reduce(counts_LE, group=parallel_state.get_tensor_and_data_parallel_group())
         self.gradients.reduce()
         self.gradients.scale(1 / max(1.0, target_tokens))
         norm = self.gradients.clip(self.config.optimizer.gradient_clip_norm)

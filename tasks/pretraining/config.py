@@ -16,6 +16,9 @@ from ostinato.models.training.config import (
     TrainingRecord,
 )
 
+# Settings that say where a run is computed and not what: a run goes on when they change.
+PLACEMENT = {"world_size", "layout"}
+
 
 class PretrainingConfig(LoopConfig):
     """Settings of pretraining."""
@@ -33,6 +36,22 @@ class PretrainingConfig(LoopConfig):
     def parallel_layout(self) -> ParallelLayout:
         """The layout of the ranks."""
         return self.layout.over(self.world_size)
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> Self:
+        lengths = {"evaluation_row_tokens": self.evaluation_row_tokens}
+        for phase in self.phases:
+            lengths |= {
+                f"sequence_tokens of phase {phase.name!r}": phase.sequence_tokens,
+                f"microbatch_tokens of phase {phase.name!r}": phase.microbatch_tokens,
+            }
+        for name, tokens in lengths.items():
+            if tokens % self.layout.tensor:
+                raise ValueError(
+                    f"layout.tensor={self.layout.tensor} does not divide {name}={tokens}: ranks of "
+                    "tensor parallelism share each row"
+                )
+        return self
 
 
 class PretrainingRequest(TrainingRecord):

@@ -18,7 +18,12 @@ from ostinato.models.training.batch import TokenBatch
 from ostinato.models.training.config import PhaseConfig, PhaseResult
 from ostinato.models.training.data_parallel import run_ranks
 from ostinato.models.training.loop import TrainingRun, Work
-from ostinato.tasks.pretraining.config import Perplexity, PretrainingRequest, PretrainingResult
+from ostinato.tasks.pretraining.config import (
+    PLACEMENT,
+    Perplexity,
+    PretrainingRequest,
+    PretrainingResult,
+)
 from ostinato.tasks.pretraining.perplexity import measure_perplexity
 
 CHECKPOINT = "checkpoint"
@@ -29,9 +34,10 @@ def main(request: PretrainingRequest, workspace: Workspace) -> PretrainingResult
     corpus = Path(request.corpus_directory)
     if not (corpus / "tokenizer.json").exists():
         raise ConfigError(f"corpus_directory={corpus} holds no tokenizer.json, wanted a corpus")
-    with boundary(TrainingError, "pretraining"):
-        layout = request.config.parallel_layout
+    layout = request.config.parallel_layout
+    with boundary(ConfigError, "pretraining.layout"):
         layout.check(starting_spec(request))
+    with boundary(TrainingError, "pretraining"):
         return run_ranks(train_rank, (request, workspace), layout, workspace.directory)
 
 
@@ -81,16 +87,15 @@ def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> Pretra
 
 
 def identity_of(request: PretrainingRequest) -> str:
-    """Names the run whose resume point a request may continue: ranks and layout may change."""
-    return request.model_dump_json(exclude={"config": {"world_size", "layout"}})
+    """Name of the run whose resume point a request may continue."""
+    return request.model_dump_json(exclude={"config": PLACEMENT})
 
 
 def starting_spec(request: PretrainingRequest) -> ModelSpec:
     """The shape that training starts from."""
-    if request.checkpoint_directory is not None:
-        return load_spec(Path(request.checkpoint_directory))
-    assert request.spec is not None  # the request checks it
-    return request.spec
+    if request.spec is not None:
+        return request.spec
+    return load_spec(Path(request.checkpoint_directory or ""))
 
 
 def open_model(request: PretrainingRequest) -> TrainerModel:

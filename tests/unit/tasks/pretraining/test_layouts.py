@@ -3,13 +3,13 @@ killed in one goes on in another.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from ostinato.infra.platform.cluster.workspace import ProgressWriter, Workspace
-from ostinato.infra.platform.errors import TrainingError
+from ostinato.infra.platform.errors import ConfigError, TrainingError
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.spec import ModelSpec
@@ -54,7 +54,12 @@ class RecordingProgress(ProgressWriter):
             raise Killed
 
 
-Trained = tuple[list[tuple[float, float]], dict[str, torch.Tensor]]
+class Trained(NamedTuple):
+    """Loss and gradient norm of each step, perplexity and weights at the end."""
+
+    figures: list[tuple[float, float]]
+    perplexity: float
+    weights: dict[str, torch.Tensor]
 
 
 def train(
@@ -72,7 +77,7 @@ def train(
         "phases": [{**phase, "tokens": SHAPE["global_batch_tokens"] * STEPS, **SHAPE}],
         "optimizer": {"kind": optimizer, "gradient_clip_norm": 1.0},
         "evaluation_row_tokens": 32,
-        "evaluation_tokens": 128,
+        "evaluation_tokens": 32,  # one row: other ranks measure rows without loss
         "checkpoint_every_seconds": 0.0,
         "world_size": world_size,
         "layout": layout,
@@ -83,7 +88,8 @@ def train(
     directory.mkdir(exist_ok=True)
     progress = RecordingProgress(directory, die_at)
     result = main(request, Workspace(directory, Settings(home=directory), progress))
-    return progress.figures, load_checkpoint(Path(result.checkpoint_directory)).weights
+    weights = load_checkpoint(Path(result.checkpoint_directory)).weights
+    return Trained(progress.figures, result.after.perplexity, weights)
 
 
 @pytest.fixture(scope="module")
@@ -101,11 +107,12 @@ def alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, T
 
 
 def check_equal(seen: Trained, wanted: Trained) -> None:
-    for ours, theirs in zip(seen[0], wanted[0][-len(seen[0]) :], strict=True):
+    for ours, theirs in zip(seen.figures, wanted.figures[-len(seen.figures) :], strict=True):
         assert ours == pytest.approx(theirs, rel=FIGURES)
-    for name, weight in wanted[1].items():
+    assert seen.perplexity == pytest.approx(wanted.perplexity, rel=FIGURES)
+    for name, weight in wanted.weights.items():
         torch.testing.assert_close(
-            seen[1][name], weight, **WEIGHTS, msg=lambda text, name=name: f"{name}: {text}"
+            seen.weights[name], weight, **WEIGHTS, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 
@@ -132,7 +139,7 @@ def test_training_does_not_depend_on_the_layout(
 ) -> None:
     spec = {"nano": NANO, "qwen3_moe": QWEN3_MOE}[name]
     seen = train(corpus, tmp_path / "run", spec, ranks, layout)
-    assert len(seen[0]) == STEPS
+    assert len(seen.figures) == STEPS
     check_equal(seen, alone[name])
 
 
@@ -144,7 +151,7 @@ def test_run_killed_on_one_rank_goes_on_in_another_layout(
     with pytest.raises(TrainingError, match="Killed"):
         train(corpus, tmp_path / "run", NANO, 1, {}, die_at=3)
     seen = train(corpus, tmp_path / "run", NANO, 2, layout)
-    assert len(seen[0]) == STEPS - 2  # the step that was reported last was not saved
+    assert len(seen.figures) == STEPS - 2  # the step that was reported last was not saved
     check_equal(seen, alone["nano"])
 
 
@@ -162,8 +169,8 @@ def test_muon_does_not_depend_on_the_layout(corpus: Path, tmp_path: Path) -> Non
     one = train(corpus, tmp_path / "one", NANO, 1, {}, optimizer="muon")
     two = train(corpus, tmp_path / "two", NANO, 2, {"tensor": 2}, optimizer="muon")
     # orthogonalisation lifts the smallest singular values, rounding among them
-    for name, weight in one[1].items():
-        torch.testing.assert_close(two[1][name], weight, atol=2e-3, rtol=1e-2)
+    for name, weight in one.weights.items():
+        torch.testing.assert_close(two.weights[name], weight, atol=2e-3, rtol=1e-2)
 
 
 def test_layout_that_does_not_fit_is_refused_before_a_rank_starts(
@@ -171,7 +178,9 @@ def test_layout_that_does_not_fit_is_refused_before_a_rank_starts(
 ) -> None:
     with pytest.raises(ValueError, match="wanted a divisor of the 4 ranks"):
         train(corpus, tmp_path / "ranks", NANO, 4, {"tensor": 3})
-    with pytest.raises(TrainingError, match="tensor=4 does not divide num_query_groups=2"):
+    with pytest.raises(ValueError, match="tensor=6 does not divide evaluation_row_tokens=32"):
+        train(corpus, tmp_path / "rows", NANO, 6, {"tensor": 6})
+    with pytest.raises(ConfigError, match="tensor=4 does not divide num_query_groups=2"):
         train(corpus, tmp_path / "heads", NANO, 4, {"tensor": 4})
-    with pytest.raises(TrainingError, match="expert=8 does not divide num_experts=4"):
+    with pytest.raises(ConfigError, match="expert=8 does not divide num_experts=4"):
         train(corpus, tmp_path / "experts", NANO, 8, {"tensor": 2, "expert": 8})

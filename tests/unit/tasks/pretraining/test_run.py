@@ -152,6 +152,6 @@ def test_pretraining_request_needs_exactly_one_start(corpus: Path) -> None:
 
 def test_pretraining_ranks_must_divide_the_microbatches(corpus: Path) -> None:
     with pytest.raises(
-        ValueError, match="2 microbatches per step, wanted a multiple of world_size=3"
+        ValueError, match="2 microbatches per step, wanted a multiple of 3 data-parallel ranks"
     ):
         make_request(corpus, world_size=3)
