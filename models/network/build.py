@@ -138,6 +138,20 @@ def _layer_modules(spec: ModelSpec, mlp: ModuleSpec | type[SortedMoELayer]) -> M
     )
 
 
+def _score_tokens(
+    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, with_entropy: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies, with the vocabulary on one rank or cut over several."""
+    if find_cut(head_VD) is None:
+        return token_logprobs(hidden_ND, head_VD, targets_N, with_entropy=with_entropy)
+    if with_entropy:
+        raise ValueError("with_entropy is True under tensor parallelism, wanted False")
+    if len(targets_N) == 0:  # still a part of the graph: other ranks' experts wait for it
+        return hidden_ND.sum(-1), hidden_ND.new_zeros(0)
+    losses_N = vocab_parallel_cross_entropy(hidden_ND @ head_VD.T, targets_N)
+    return -losses_N, torch.zeros_like(losses_N)
+
+
 class TrainerModel(torch.nn.Module):
     """The trunk and its draft layers, spoken to in canonical names and batch-first token ids."""
 
@@ -267,11 +281,12 @@ class TrainerModel(torch.nn.Module):
         hidden_ND = hidden_TBD[:-1].reshape(-1, hidden_TBD.shape[-1])
         targets_N = tokens_BT.T[1:].reshape(-1)
         if mask_BT is None:
-            logprobs_N, entropy_N = self._score(hidden_ND, targets_N, with_entropy)
+            logprobs_N, entropy_N = _score_tokens(hidden_ND, self.head_VD, targets_N, with_entropy)
         else:
             chosen_C = mask_BT.T[1:].reshape(-1).nonzero()[:, 0]
-            logprobs_C, entropy_C = self._score(
+            logprobs_C, entropy_C = _score_tokens(
                 hidden_ND.index_select(0, chosen_C),
+                self.head_VD,
                 targets_N.index_select(0, chosen_C),
                 with_entropy,
             )
@@ -284,19 +299,6 @@ class TrainerModel(torch.nn.Module):
             torch.cat((first_B1, logprobs_N.view(shape).T), dim=1),
             torch.cat((first_B1, entropy_N.view(shape).T), dim=1),
         )
-
-    def _score(
-        self, hidden_ND: Tensor, targets_N: Tensor, with_entropy: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies where the vocabulary lies on one rank or on several."""
-        if find_cut(self.head_VD) is None:
-            return token_logprobs(hidden_ND, self.head_VD, targets_N, with_entropy=with_entropy)
-        if with_entropy:
-            raise ValueError("with_entropy is True under tensor parallelism, wanted False")
-        if len(targets_N) == 0:  # still a part of the graph: other ranks' experts wait for it
-            return hidden_ND.sum(-1), hidden_ND.new_zeros(0)
-        losses_N = vocab_parallel_cross_entropy(hidden_ND @ self.head_VD.T, targets_N)
-        return -losses_N, torch.zeros_like(losses_N)
 
     def draft_states(self, hidden_TBD: Tensor, tokens_BT: Tensor) -> list[Tensor]:
         """Returns, per depth d, states_SBD of positions 0 .. T-2-d whose product with the head

@@ -116,19 +116,29 @@ def check_equal(seen: Trained, wanted: Trained) -> None:
         )
 
 
-@pytest.mark.slow
+LAYOUTS: list[tuple[int, dict[str, int]]] = [
+    (2, {}),
+    (2, {"tensor": 2}),
+    (2, {"expert": 2}),
+    (4, {"tensor": 2, "expert": 2}),
+    (4, {"tensor": 2}),
+    (4, {"expert": 2}),
+]
+ALWAYS = 4  # of nano's; four ranks take 12 s
+
+
 @pytest.mark.parametrize(
-    ("ranks", "layout"),
+    ("name", "ranks", "layout"),
     [
-        (2, {}),
-        (2, {"tensor": 2}),
-        (2, {"expert": 2}),
-        (4, {"tensor": 2}),
-        (4, {"expert": 2}),
-        (4, {"tensor": 2, "expert": 2}),
+        pytest.param(
+            name,
+            *layout,
+            marks=pytest.mark.slow if number < always else pytest.mark.nightly,
+        )
+        for name, always in (("nano", ALWAYS), ("qwen3_moe", ALWAYS - 1))
+        for number, layout in enumerate(LAYOUTS)
     ],
 )
-@pytest.mark.parametrize("name", ["nano", "qwen3_moe"])
 def test_training_does_not_depend_on_the_layout(
     corpus: Path,
     tmp_path: Path,
