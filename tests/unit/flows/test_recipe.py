@@ -8,6 +8,7 @@ import pytest
 from ostinato.flows.recipe import Recipe, describe_recipe, load_recipe, recipe_names
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.grading.rewards import term_weights
+from ostinato.tasks.pretraining.config import PLACEMENT
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -120,3 +121,25 @@ def test_credit_per_edit_is_refused_where_there_are_no_groups() -> None:
     assert load_recipe("nano", overrides=["learning.objective.credit=edit"])
     with pytest.raises(ConfigError, match="wanted 'trajectory'"):
         load_recipe("nano", overrides=["cycle.learning.objective.credit=edit"])
+
+
+def test_a_layout_that_does_not_fit_is_refused_with_the_recipe() -> None:
+    ranks = "pretraining.world_size=4"
+    fitting = load_recipe("nano", overrides=[ranks, "pretraining.layout.tensor=2"])
+    assert fitting.pretraining.parallel_layout.data == 2
+
+    with pytest.raises(ConfigError, match=r"  pretraining: .*wanted a divisor of the 4 ranks"):
+        load_recipe("nano", overrides=[ranks, "pretraining.layout.tensor=3"])
+    with pytest.raises(ConfigError, match=r"  the whole: .*tensor=4 does not divide num_query"):
+        load_recipe("nano", overrides=[ranks, "pretraining.layout.tensor=4"])
+
+
+def test_ranks_and_layout_are_no_part_of_what_pretraining_makes() -> None:
+    other = load_recipe(
+        "nano", overrides=["pretraining.world_size=4", "pretraining.layout.tensor=2"]
+    )
+    made, same = (
+        recipe.pretraining.model_dump(mode="json", exclude=PLACEMENT)
+        for recipe in (load_recipe("nano"), other)
+    )
+    assert made == same
