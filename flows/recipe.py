@@ -372,9 +372,8 @@ def _explain(path: Path, error: ValidationError) -> str:
             close = difflib.get_close_matches(str(mistake["loc"][-1]), known, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             lines.append(f"  {key}: unknown key; {hint}known keys: {', '.join(known)}")
-        elif isinstance(
-            mistake["input"], dict
-        ):  # of a whole section, whose message names the values
+        elif isinstance(mistake["input"], dict):
+            # a whole section: the message names the values
             lines.append(f"  {key or 'the whole'}: {mistake['msg']}")
         else:
             lines.append(f"  {key} = {mistake['input']!r}: {mistake['msg']}")

@@ -244,7 +244,9 @@ def pretrain(
         return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
 
     identity = {
-        "config": recipe.pretraining.model_dump(mode="json", exclude=PLACEMENT),
+        "config": recipe.pretraining.model_dump(
+            mode="json", exclude=PLACEMENT, exclude_defaults=True
+        ),
         "model": recipe.model,
         "base": base_identity(recipe),
     }

@@ -22,9 +22,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe.moe_layer import BaseMoELayer
 from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
-from megatron.core.transformer.moe.token_dispatcher import (
-    MoEAllGatherTokenDispatcher,
-)
+from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
@@ -117,10 +115,10 @@ class SortedMoELayer(BaseMoELayer):
         mask_TB = None if padding_mask is None else padding_mask.transpose(0, 1)
         weights_NK, experts_NK = self.router(hidden_states, mask_TB)
         tokens_ND = hidden_states.reshape(-1, hidden_states.shape[-1])
-        if self.token_dispatcher is None:
-            output_ND = self.experts(tokens_ND, experts_NK, weights_NK)
-        else:
+        if isinstance(self.token_dispatcher, MoEAllGatherTokenDispatcher):
             output_ND = self._run_spread(self.token_dispatcher, tokens_ND, experts_NK, weights_NK)
+        else:
+            output_ND = self.experts(tokens_ND, experts_NK, weights_NK)
         output = output_ND.view_as(hidden_states)
         if self.shared_experts is not None:
             output = output + self.shared_experts(hidden_states)[0]

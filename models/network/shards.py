@@ -41,7 +41,7 @@ def find_cut(parameter: Tensor) -> Cut | None:
         group = parallel_state.get_tensor_model_parallel_group(check_initialized=False)
         dimension = getattr(parameter, "partition_dim", -1)
         strides = getattr(parameter, "partition_stride", 1)
-    if group is None or group.size() == 1 or dimension < 0:
+    if not isinstance(group, dist.ProcessGroup) or group.size() == 1 or dimension < 0:
         return None
     return Cut(dimension, strides, group)
 
