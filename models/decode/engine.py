@@ -26,7 +26,6 @@ from ostinato.models.decode.protocol import GenerateRequest, Generation, StopRea
 from ostinato.models.decode.requests import (
     RequestQueue,
     RunningRequest,
-    WaitingRequest,
     check_request,
 )
 from ostinato.models.decode.slots import SlotTable, Taken
@@ -95,7 +94,7 @@ class DecodeEngine:
     def submit(self, request: GenerateRequest) -> None:
         """Takes a request. ValueError names what is wrong with it."""
         check_request(request, self.spec.vocab_size)
-        self._queue.push(request, self._clock())
+        self._queue.push(request)
 
     def sampled_tokens(self, request_id: str, start: int) -> tuple[int, ...]:
         """Tokens sampled so far for a request that holds a slot, from number `start` on."""
@@ -111,7 +110,7 @@ class DecodeEngine:
         """Ends a request now and returns what it has. None when it is not held."""
         waiting = self._queue.remove(request_id)
         if waiting is not None:
-            return self._end_waiting(waiting, StopReason.CANCELLED)
+            return empty_generation(self.spec, waiting, StopReason.CANCELLED)
         for slot, running in self._running.items():
             if running.request.request_id == request_id:
                 return self._finish(slot, StopReason.CANCELLED)
@@ -169,13 +168,12 @@ class DecodeEngine:
 
     def _admit_waiting(self) -> list[Generation]:
         finished = []
-        for waiting in self._queue.in_order():
-            request = waiting.request
+        for request in self._queue.in_order():
             if len(request.token_ids) >= self.max_context_tokens or request.max_new_tokens == 0:
                 is_full = len(request.token_ids) >= self.max_context_tokens
                 reason = StopReason.CONTEXT if is_full else StopReason.LENGTH
-                self._queue.discard(waiting)
-                finished.append(self._end_waiting(waiting, reason))
+                self._queue.discard(request)
+                finished.append(empty_generation(self.spec, request, reason))
                 continue
             if len(self._running) == self.config.slots:
                 break
@@ -190,18 +188,17 @@ class DecodeEngine:
             )
             if place is None:
                 continue  # another slot is about to have this prefix
-            self._queue.discard(waiting)
-            self._start(*place, prompt_T, waiting)
+            self._queue.discard(request)
+            self._start(*place, prompt_T, request)
         return finished
 
-    def _start(self, slot: int, reused: int, prompt_T: np.ndarray, waiting: WaitingRequest) -> None:
-        request = waiting.request
+    def _start(
+        self, slot: int, reused: int, prompt_T: np.ndarray, request: GenerateRequest
+    ) -> None:
         self.statistics.reused_tokens += reused
         self._slots.take(slot, request.session_id)
         self._slots.start(slot, request, prompt_T, reused, self.max_context_tokens)
-        self._running[slot] = RunningRequest(
-            request, waiting.submitted_at, self._clock(), len(prompt_T)
-        )
+        self._running[slot] = RunningRequest(request, self._clock(), len(prompt_T))
         self._settled_slots_B = None
 
     # --- one pass
@@ -276,12 +273,6 @@ class DecodeEngine:
         if self._speculator is not None and self._is_speculating:
             context_T = slots.tokens_SC[slot, : slots.context_S[slot]]
             self._speculator.learn(context_T, running.prompt_tokens)
-        generation = take_generation(slots, self._cache, slot, running, reason, self._clock())
+        generation = take_generation(slots, self._cache, slot, running, reason)
         slots.release(slot)
-        self.statistics.finished_requests += 1
         return generation
-
-    def _end_waiting(self, waiting: WaitingRequest, reason: StopReason) -> Generation:
-        self.statistics.finished_requests += 1
-        queued_seconds = self._clock() - waiting.submitted_at
-        return empty_generation(self.spec, waiting.request, reason, queued_seconds)

@@ -21,12 +21,7 @@ def stop_reason(end: int, made_tokens: int, request: GenerateRequest) -> StopRea
 
 
 def take_generation(
-    slots: SlotTable,
-    cache: SlotCache,
-    slot: int,
-    running: RunningRequest,
-    reason: StopReason,
-    now: float,
+    slots: SlotTable, cache: SlotCache, slot: int, running: RunningRequest, reason: StopReason
 ) -> Generation:
     """The answer in a slot. Routes are those not yet reported for the session."""
     request, prompt, end = running.request, running.prompt_tokens, int(slots.context_S[slot])
@@ -44,17 +39,13 @@ def take_generation(
         routed_experts=routes,
         route_offset=offset,
         stop_reason=reason,
-        queued_seconds=running.started_at - running.submitted_at,
-        generate_seconds=now - running.started_at,
         draft_tokens_proposed=int(slots.drafts_proposed_S[slot]),
         draft_tokens_accepted=int(slots.drafts_used_S[slot]),
         oldest_cache_version=int(slots.oldest_version_S[slot]),
     )
 
 
-def empty_generation(
-    spec: ModelSpec, request: GenerateRequest, reason: StopReason, queued_seconds: float
-) -> Generation:
+def empty_generation(spec: ModelSpec, request: GenerateRequest, reason: StopReason) -> Generation:
     """The answer to a request that ended before its first token."""
     return Generation(
         request_id=request.request_id,
@@ -64,5 +55,4 @@ def empty_generation(
         routed_experts=np.zeros((0, spec.num_moe_layers, spec.experts_per_token), dtype=np.int16),
         route_offset=0,
         stop_reason=reason,
-        queued_seconds=queued_seconds,
     )

@@ -70,8 +70,6 @@ class Generation:
     routed_experts: np.ndarray
     route_offset: int
     stop_reason: StopReason
-    queued_seconds: float = 0.0
-    generate_seconds: float = 0.0
     draft_tokens_proposed: int = 0
     draft_tokens_accepted: int = 0
     # Oldest version of the weights that made a key or value the tokens were sampled from. None: each

@@ -12,19 +12,10 @@ from ostinato.models.decode.protocol import GenerateRequest, Priority
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingRequest:
-    """A request that holds no slot yet."""
-
-    request: GenerateRequest
-    submitted_at: float
-
-
-@dataclass(frozen=True, slots=True)
 class RunningRequest:
     """A request that holds a slot."""
 
     request: GenerateRequest
-    submitted_at: float
     started_at: float
     prompt_tokens: int
 
@@ -33,7 +24,7 @@ class RequestQueue:
     """Waiting requests: users before evaluation before training."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Priority, dict[str, WaitingRequest]] = {
+        self._waiting: dict[Priority, dict[str, GenerateRequest]] = {
             priority: {} for priority in Priority
         }
         self._count = 0
@@ -42,37 +33,37 @@ class RequestQueue:
     def __len__(self) -> int:
         return self._count
 
-    def push(self, request: GenerateRequest, submitted_at: float) -> None:
+    def push(self, request: GenerateRequest) -> None:
         """Adds a request at the end of its class."""
         queue = self._waiting[request.priority]
         if request.request_id in queue:
             raise ValueError(
                 f"request_id {request.request_id!r} is already waiting, wanted a new one"
             )
-        queue[request.request_id] = WaitingRequest(request, submitted_at)
+        queue[request.request_id] = request
         self._count += 1
         self.tokens += _tokens_at_most(request)
 
-    def in_order(self) -> Iterator[WaitingRequest]:
+    def in_order(self) -> Iterator[GenerateRequest]:
         """A snapshot, best first. Entries may be discarded while iterating."""
         if not self._count:
             return
         for priority in Priority:
             yield from list(self._waiting[priority].values())
 
-    def discard(self, waiting: WaitingRequest) -> None:
+    def discard(self, request: GenerateRequest) -> None:
         """Removes an entry that was admitted or ended."""
-        del self._waiting[waiting.request.priority][waiting.request.request_id]
+        del self._waiting[request.priority][request.request_id]
         self._count -= 1
-        self.tokens -= _tokens_at_most(waiting.request)
+        self.tokens -= _tokens_at_most(request)
 
-    def remove(self, request_id: str) -> WaitingRequest | None:
+    def remove(self, request_id: str) -> GenerateRequest | None:
         """Removes by id. None when it is not waiting."""
         for queue in self._waiting.values():
             if request_id in queue:
-                waiting = queue[request_id]
-                self.discard(waiting)
-                return waiting
+                request = queue[request_id]
+                self.discard(request)
+                return request
         return None
 
 

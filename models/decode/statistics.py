@@ -19,7 +19,6 @@ class EngineStatistics:
     prefill_tokens: int = 0
     reused_tokens: int = 0  # prompt tokens found in the cache
     occupied_slot_steps: int = 0  # sum over steps of decoding slots
-    finished_requests: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     swaps: int = 0

@@ -30,8 +30,8 @@ RESUME_FILE = "resume.pt"
 Loss = Callable[[TokenBatch], tuple[Tensor, Tensor]]
 # (phase, steps done) -> figures as JSON
 Evaluate = Callable[[PhaseConfig, int], dict[str, Any]]
-# (steps done, steps of the run, phase, metrics)
-OnStep = Callable[[int, int, str, dict[str, float]], None]
+# (steps done, steps of the run, phase, metrics by name)
+OnStep = Callable[..., None]
 
 
 @dataclass
@@ -60,7 +60,9 @@ class Work:
 
 
 class TrainingRun:
-    """One run over all phases. Resume points of another `identity` are ignored."""
+    """One run over all phases. Resume points of another `identity` are ignored; rank 0 alone tells
+    `on_step`.
+    """
 
     def __init__(self, work: Work, directory: Path, identity: str, on_step: OnStep) -> None:
         self.work = work
@@ -110,7 +112,9 @@ class TrainingRun:
             done = self.steps_done
             if self.state.step == phase.num_steps or (every is not None and done % every == 0):
                 self._evaluate()
-            self.on_step(done, self.total_steps, phase.name, metrics | self._latest_figures())
+            if dist.get_rank() == 0:
+                metrics |= self._latest_figures()
+                self.on_step(done, self.total_steps, phase.name, **metrics)
             is_due = time.monotonic() - self.saved_at > self.config.checkpoint_every_seconds
             if is_due and self.state.step < phase.num_steps:
                 self._save()

@@ -40,16 +40,13 @@ def train_rank(given: tuple[MtpRequest, Workspace], rank: int) -> MtpResult:
             f"kl_nats_{depth}": value for depth, value in enumerate(quality.kl_nats)
         }
 
-    def report(done: int, total: int, phase: str, metrics: dict[str, float]) -> None:
-        if rank == 0:
-            workspace.progress.update(done, total, phase, **metrics)
-
     config = request.config
     if not config.is_joint:
         # a frozen trunk keeps its routing too
         config = config.model_copy(update={"balance_rate": 0.0})
     work = Work(model, DistillationLoss(model, config), evaluate, config, corpus)
-    state = TrainingRun(work, directory, request.model_dump_json(), report).run()
+    run = TrainingRun(work, directory, request.model_dump_json(), workspace.progress.update)
+    state = run.run()
     names = DraftQuality.model_fields
     evaluations = tuple(
         DraftQuality(**{name: evaluation[name] for name in names})

@@ -57,12 +57,8 @@ def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> Pretra
     def evaluate(_: PhaseConfig, step: int) -> dict[str, Any]:
         return measure_perplexity(model, corpus, request.config, step=step).model_dump()
 
-    def report(done: int, total: int, phase: str, metrics: dict[str, float]) -> None:
-        if rank == 0:
-            workspace.progress.update(done, total, phase, **metrics)
-
     work = Work(model, loss, evaluate, request.config, corpus)
-    run = TrainingRun(work, directory, identity_of(request), report)
+    run = TrainingRun(work, directory, identity_of(request), workspace.progress.update)
     state = run.run()
     evaluations = tuple(Perplexity(**evaluation) for evaluation in state.evaluations)
     weights = model.export_weights()

@@ -75,7 +75,6 @@ class BuiltPart:
     splits: dict[str, Split] = field(default_factory=dict)
     findings: Counter[tuple[Kind, Finding]] = field(default_factory=Counter)
     oracles: dict[tuple[str, str], FunctionOracle] = field(default_factory=dict)
-    seconds_in_boxes: float = 0.0
 
 
 class RepositoryProver:
@@ -140,7 +139,6 @@ class RepositoryProver:
             self._known[candidate.candidate_id] = judgement
             self._journal.append(len(self._known), judgement.model_dump(mode="json"))
         self.built.findings[candidate.kind, judgement.finding] += 1
-        self.built.seconds_in_boxes += judgement.seconds
         self._on_judged(self.part.repository.name, judgement.finding)
         return judgement
 

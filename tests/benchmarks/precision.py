@@ -51,7 +51,7 @@ def train(
         )
         return -logprobs_BT.sum(), batch.loss_mask_BT.sum()
 
-    def record(done: int, total: int, phase_name: str, metrics: dict[str, float]) -> None:
+    def record(done: int, total: int, phase_name: str, **metrics: float) -> None:
         losses.append(metrics["loss"])
 
     work = Work(model, loss, lambda *_: {}, config, corpus)

@@ -76,11 +76,10 @@ class VllmEngine:
         """Samples an answer. A caller that is cancelled cancels the request."""
         check_request(request, self.spec.vocab_size)
         self._check_open()
-        started_at = perf_counter()
         room = self.max_context_tokens - len(request.token_ids)
         if room <= 0 or request.max_new_tokens == 0:
             reason = StopReason.CONTEXT if room <= 0 else StopReason.LENGTH
-            return self._generation(request, (), [], None, reason, started_at)
+            return self._generation(request, (), [], None, reason)
         async with self._swapping:
             version = self.version  # a swap waits until this request has ended
         outputs = self._engine.generate(
@@ -105,7 +104,6 @@ class VllmEngine:
             _logprobs(last)[:cut],
             last.routed_experts,
             _stop_reason(last, request, cut),
-            started_at,
         )
         generation.weight_versions_T[:] = version
         self._generated_tokens += len(generation.token_ids)
@@ -194,7 +192,6 @@ class VllmEngine:
         logprobs: list[float],
         routes: np.ndarray | None,
         stop_reason: StopReason,
-        started_at: float,
     ) -> Generation:
         fed = len(request.token_ids) + len(token_ids) - 1 if token_ids else 0
         shape = (0, self.spec.num_moe_layers, self.spec.experts_per_token)
@@ -208,7 +205,6 @@ class VllmEngine:
             routed_experts=routes[:fed].astype(np.int16),
             route_offset=0,
             stop_reason=stop_reason,
-            generate_seconds=perf_counter() - started_at,
         )
 
 
