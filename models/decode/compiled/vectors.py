@@ -150,7 +150,7 @@ def _folded(builder: ir.IRBuilder, vector: Any) -> Any:
 
 
 def _write_sum(
-    builder: ir.IRBuilder, address: Any, count: Any, *, is_squared: bool, is_paired: bool = True
+    builder: ir.IRBuilder, address: Any, count: Any, *, is_squared: bool, is_paired: bool
 ) -> Any:
     """The sum of floats or of their squares: four vectors at a time, added as pairs or one after
     another and folded. Then eight floats at a time, then one by one.
@@ -205,31 +205,16 @@ def _write_sum(
     return _fenced(builder, builder.load(total, typ=FLOAT))
 
 
-def _sum_at(typing_context, address, count):
-    """The sum of floats."""
+def _sum_of(*, is_squared: bool, is_paired: bool = True) -> Any:
+    def sum_of(typing_context, address, count):
+        """The sum of floats at an address, or of their squares."""
 
-    def generate(context, builder, signature, arguments):
-        return _write_sum(builder, *arguments, is_squared=False)
+        def generate(context, builder, signature, arguments):
+            return _write_sum(builder, *arguments, is_squared=is_squared, is_paired=is_paired)
 
-    return types.float32(types.int64, types.int64), generate
+        return types.float32(types.int64, types.int64), generate
 
-
-def _mass_at(typing_context, address, count):
-    """The sum of floats, in the order that log-probabilities had from the start."""
-
-    def generate(context, builder, signature, arguments):
-        return _write_sum(builder, *arguments, is_squared=False, is_paired=False)
-
-    return types.float32(types.int64, types.int64), generate
-
-
-def _squares_at(typing_context, address, count):
-    """The sum of floats' squares."""
-
-    def generate(context, builder, signature, arguments):
-        return _write_sum(builder, *arguments, is_squared=True)
-
-    return types.float32(types.int64, types.int64), generate
+    return intrinsic(sum_of)
 
 
 def _address_of(typing_context, array, at):
@@ -291,9 +276,10 @@ float_of_bits: Any = intrinsic(_float_of_bits)
 bits_of_float: Any = intrinsic(_bits_of_float)
 rotate_pairs: Any = intrinsic(_rotate_pairs)
 _largest: Any = intrinsic(_largest_of_vectors)
-sum_at: Any = intrinsic(_sum_at)
-mass_at: Any = intrinsic(_mass_at)
-squares_at: Any = intrinsic(_squares_at)
+sum_at = _sum_of(is_squared=False)
+# in the order that log-probabilities had from the start
+mass_at = _sum_of(is_squared=False, is_paired=False)
+squares_at = _sum_of(is_squared=True)
 
 
 @numba.njit(**BARE)

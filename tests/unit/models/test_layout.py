@@ -4,22 +4,13 @@ import pytest
 from megatron.core.parallel_state import RankGenerator
 
 from ostinato.models.layout import ParallelLayout
-from ostinato.models.spec import ModelSpec
+from tests.fakes.small_spec import make_spec
 
 ORDER = "tp-cp-ep-dp-pp"  # Megatron's default
 AXES = {"tp": "tensor", "cp": "context", "dp": "data", "pp": "pipeline"}
 EXPERT_AXES = {"tp": "expert_tensor", "ep": "expert", "dp": "expert_data", "pp": "pipeline"}
-MODEL = ModelSpec(
-    vocab_size=512,
-    hidden_size=64,
-    num_layers=4,
-    num_attention_heads=8,
-    num_query_groups=4,
-    head_dim=8,
-    num_experts=8,
-    experts_per_token=2,
-    expert_hidden_size=32,
-    max_sequence_tokens=64,
+MODEL = make_spec(
+    512, 64, heads=(8, 4, 8), experts=(8, 2, 32), num_layers=4, max_sequence_tokens=64
 )
 
 

@@ -34,6 +34,15 @@ def make_engine(weights: DecodeWeights = WEIGHTS, **changes: object) -> DecodeEn
     return DecodeEngine(TINY, weights, EngineConfig(**({"slots": 8} | changes)))  # type: ignore[arg-type]
 
 
+def begun() -> tuple[DecodeEngine, GenerateRequest]:
+    """An engine that has sampled five tokens of a request."""
+    engine, one = make_engine(), request(0, (1, 2, 3))
+    engine.submit(one)
+    for _ in range(5):
+        engine.step()
+    return engine, one
+
+
 def plain_logprobs(prompt: tuple[int, ...], generation: Generation, seed: int = 0) -> np.ndarray:
     context = torch.tensor(prompt + generation.token_ids)
     logprobs_TV = plain_logits(context, random_weights(TINY, seed), TINY).log_softmax(-1)
@@ -137,11 +146,7 @@ def test_idle_sessions_are_evicted_oldest_first() -> None:
 
 
 def test_a_swap_in_flight_versions_each_token() -> None:
-    engine = make_engine()
-    one = request(0, (1, 2, 3))
-    engine.submit(one)
-    for _ in range(5):
-        engine.step()
+    engine, one = begun()
     engine.swap_weights(LATER_WEIGHTS)
     generation = run(engine, [])[one.request_id]
     assert generation.weight_versions_T.tolist() == [3] * 5 + [4] * 15
@@ -233,11 +238,7 @@ def test_top_k_of_one_is_greedy_and_leaves_its_neighbours_alone() -> None:
 
 
 def test_sampled_tokens_are_told_while_the_request_runs() -> None:
-    engine = make_engine()
-    one = request(0, (1, 2, 3))
-    engine.submit(one)
-    for _ in range(5):
-        engine.step()
+    engine, one = begun()
     told = engine.sampled_tokens(one.request_id, 0)
     assert engine.sampled_tokens(one.request_id, 3) == told[3:]
     assert run(engine, [])[one.request_id].token_ids[: len(told)] == told

@@ -4,26 +4,16 @@ import pytest
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.layout import ParallelLayout
-from ostinato.models.spec import ModelSpec
 from ostinato.tasks.planning.inputs import load_inputs
 from ostinato.tasks.planning.plan import plan_training, search_layout, search_replica
 from ostinato.tasks.planning.shapes import stage_parameters, token_operations
 from ostinato.tasks.planning.step import estimate_step
 from ostinato.tasks.planning.workload import RolloutWork, TrainingWork
+from tests.fakes.small_spec import make_spec
 
-MODEL = ModelSpec(
-    vocab_size=4096,
-    hidden_size=512,
-    num_layers=8,
-    num_attention_heads=8,
-    num_query_groups=8,
-    head_dim=64,
-    num_experts=16,
-    experts_per_token=2,
-    expert_hidden_size=256,
-    tied_embeddings=False,
-    max_sequence_tokens=4096,
-)
+MODEL = make_spec(
+    4096, 512, heads=(8, 8, 64), experts=(16, 2, 256), num_layers=8, max_sequence_tokens=4096
+).model_copy(update={"tied_embeddings": False})
 WORK = TrainingWork(
     row_tokens=4096, attended_tokens=4096, microbatch_tokens=4096, step_tokens=2**20
 )
