@@ -79,10 +79,6 @@ class SourceTree:
         self._facts: dict[Path, ModuleFacts] = {}
         self._imports: dict[str, frozenset[str]] = {}
 
-    def modules(self) -> Mapping[str, Path]:
-        """Every module of the package by dotted name."""
-        return self._paths
-
     def imports(self, module: str) -> frozenset[str]:
         """Project modules that `module` imports or names in a string, as in "pkg.mod:function",
         and the packages above them.

@@ -84,7 +84,7 @@ def test_killed_node_ends_its_leases_and_leaves_the_others(ray_here):
         boxes = [await client.acquire("wordkit") for _ in range(6)]
         is_doomed = [box.node_id == boxes[0].node_id for box in boxes]
         node = find_actor(f"killed-node-{boxes[0].node_id}")
-        os.kill(await ask(node.process_id.remote(), "id"), signal.SIGKILL)
+        os.kill(await ask(node.__ray_call__.remote(lambda _: os.getpid()), "id"), signal.SIGKILL)
 
         async def has_ended() -> bool:
             return (await ask(fleet.count.remote(), "count"))["leases"] == is_doomed.count(False)

@@ -4,7 +4,6 @@ Calls on boxes go from the holder to the node, past the fleet.
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,10 +40,6 @@ class SandboxNodeActor(NodeDaemon):
         if self._fence is None:
             self._fence = asyncio.create_task(self.fence(_FENCE_SECONDS))
         return await super().report(counted_at_seconds)
-
-    async def process_id(self) -> int:
-        """The process whose end is the end of its boxes."""
-        return os.getpid()
 
 
 class RemoteNode:
