@@ -15,49 +15,33 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ostinato.models.search_encoder.code_words import Vocabulary, WordBag
+from ostinato.models.search_encoder.config import TowerConfig
 
 WEIGHTS_FILE = "encoder.safetensors"
 DESCRIPTION_FILE = "encoder.json"
 FIRST_FIELD_SCALES = (0.5, 2.0, 1.0, 1.0)  # scope, name, head, body
 
 
-class EmbedderConfig(BaseModel):
-    """Size of the tower and its regularisation."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    width: int = Field(default=256, ge=8, description="length of a vector")
-    num_words: int = Field(default=24_000, ge=1, description="words that get a vector of their own")
-    num_buckets: int = Field(default=8_192, ge=1, description="fixed vectors for all other words")
-    query_dropout: float = Field(default=0.2, ge=0, lt=1, description="words dropped in training")
-    code_dropout: float = Field(default=0.4, ge=0, lt=1)
-    forget_ratio: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        description="share of the known words that a training batch treats as unknown, so that "
-        "the weight of unknown words is learned",
-    )
-    seed: int = Field(default=0, ge=0)
-
-
 class Embedder(nn.Module):
     """Bag-of-words tower with two sides."""
 
     def __init__(
-        self, config: EmbedderConfig, vocabulary: Vocabulary, rarity_V: np.ndarray | None = None
+        self,
+        config: TowerConfig,
+        vocabulary: Vocabulary,
+        rarity_V: np.ndarray | None = None,
+        seed: int = 0,
     ) -> None:
         """`rarity_V`: starting weight of each known word (inverse document frequency). None: 1."""
         super().__init__()
         self.config = config
         self.vocabulary = vocabulary
-        generator = torch.Generator().manual_seed(config.seed)
+        generator = torch.Generator().manual_seed(seed)
         table_VD = torch.randn(len(vocabulary), config.width, generator=generator)
         table_VD /= table_VD.norm(dim=1, keepdim=True)
         known = vocabulary.num_known
@@ -156,7 +140,7 @@ def save_embedder(embedder: Embedder, directory: Path, metadata: dict[str, objec
 def load_embedder(directory: Path) -> Embedder:
     """The tower that `save_embedder` wrote, ready to train on."""
     description = json.loads((directory / DESCRIPTION_FILE).read_text())
-    config = EmbedderConfig.model_validate(description["config"])
+    config = TowerConfig.model_validate(description["config"])
     embedder = Embedder(config, Vocabulary(description["words"], config.num_buckets))
     embedder.load_state_dict(load_file(directory / WEIGHTS_FILE))
     return embedder

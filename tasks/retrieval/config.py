@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.source_archives import SourceArchive
+from ostinato.models.search_encoder.config import TowerConfig
 
 STANDARD_LIBRARY = "standard_library"
 PACKAGES_FILE = "packages.toml"
@@ -44,17 +45,6 @@ def shipped_packages(
     """The pinned packages that come with the stage."""
     written = tomllib.loads(files("ostinato.tasks.retrieval").joinpath(PACKAGES_FILE).read_text())
     return tuple(CodePackage.model_validate(row) for row in written[use])
-
-
-class TowerConfig(Record):
-    """Size of the encoder. The fields of models/search_encoder/embedder.py by the same names."""
-
-    width: int = Field(default=128, ge=8)
-    num_words: int = Field(default=12_000, ge=1)
-    num_buckets: int = Field(default=4_096, ge=1)
-    query_dropout: float = Field(default=0.2, ge=0, lt=1)
-    code_dropout: float = Field(default=0.4, ge=0, lt=1)
-    forget_ratio: float = Field(default=0.1, ge=0, lt=1)
 
 
 class PairsConfig(Record):

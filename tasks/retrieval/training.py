@@ -9,7 +9,7 @@ import torch
 
 from ostinato.infra.agent.search.field_scores import BODY_ONLY, score_words
 from ostinato.models.search_encoder.code_words import FIELDS, CodeText, Vocabulary, split_words
-from ostinato.models.search_encoder.embedder import Embedder, EmbedderConfig, contrastive_loss
+from ostinato.models.search_encoder.embedder import Embedder, contrastive_loss
 from ostinato.tasks.retrieval.config import ContrastiveConfig, RetrievalConfig
 from ostinato.tasks.retrieval.measure import index_codes
 from ostinato.tasks.retrieval.pairs import Pair
@@ -26,11 +26,11 @@ def build_embedder(codes: Sequence[CodeText], config: RetrievalConfig) -> Embedd
     counts: Counter[str] = Counter()
     for code in codes:
         counts.update({word for field in code for word in split_words(field)})
-    tower = EmbedderConfig(**config.tower.model_dump(), seed=config.seed)
+    tower = config.tower
     vocabulary = Vocabulary.from_counts(counts, tower.num_words, tower.num_buckets)
     found = np.array([counts[word] for word in vocabulary.words], dtype=np.float64)
     rarity = np.log(1 + len(codes) / found).astype(np.float32)
-    return Embedder(tower, vocabulary, rarity)
+    return Embedder(tower, vocabulary, rarity, config.seed)
 
 
 def mine_negatives(pairs: Sequence[Pair], per_query: int, seed: int) -> np.ndarray:

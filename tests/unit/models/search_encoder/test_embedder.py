@@ -8,9 +8,9 @@ import torch
 
 from ostinato.infra.agent.search.encoder import BagEncoder
 from ostinato.models.search_encoder.code_words import Vocabulary, describe_code
+from ostinato.models.search_encoder.config import TowerConfig
 from ostinato.models.search_encoder.embedder import (
     Embedder,
-    EmbedderConfig,
     contrastive_loss,
     load_embedder,
     save_embedder,
@@ -27,9 +27,9 @@ QUERIES = ["merge a list", "zebra", ""]
 
 @pytest.fixture
 def embedder() -> Embedder:
-    config = EmbedderConfig(width=8, num_words=6, num_buckets=32, seed=3)
+    config = TowerConfig(width=8, num_words=6, num_buckets=32)
     rarity = np.linspace(0.5, 2.0, len(WORDS)).astype(np.float32)
-    tower = Embedder(config, Vocabulary(WORDS, 32), rarity)
+    tower = Embedder(config, Vocabulary(WORDS, 32), rarity, seed=3)
     with torch.no_grad():
         tower.query_map_DD += 0.1 * torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
         tower.code_log_weights += 0.3

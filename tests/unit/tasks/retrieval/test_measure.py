@@ -10,12 +10,12 @@ from ostinato.infra.agent.search.field_scores import BODY_ONLY
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.search_encoder.code_words import describe_code
+from ostinato.models.search_encoder.config import TowerConfig
 from ostinato.tasks.retrieval.config import (
     ContrastiveConfig,
     PairsConfig,
     RetrievalConfig,
     RetrievalRequest,
-    TowerConfig,
 )
 from ostinato.tasks.retrieval.measure import (
     Pool,

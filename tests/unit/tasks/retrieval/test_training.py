@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from ostinato.models.search_encoder.code_words import CodeText, describe_code
+from ostinato.models.search_encoder.config import TowerConfig
 from ostinato.models.search_encoder.embedder import Embedder
 from ostinato.tasks.retrieval.config import (
     ContrastiveConfig,
     RetrievalConfig,
-    TowerConfig,
 )
 from ostinato.tasks.retrieval.measure import Pool, measure, score_densely
 from ostinato.tasks.retrieval.pairs import Pair
