@@ -3,13 +3,14 @@
 import shutil
 import time
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from ostinato.flows.commands.lineage import SOURCES
 from ostinato.flows.recipe import Recipe, base_directory, is_reference
 from ostinato.flows.stages.child_task import run_stage
+from ostinato.flows.stages.run_options import STAGES
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.extensions import COMPACT, FULL
@@ -84,9 +85,8 @@ def _add_environments(context: StageContext, problems: ArtifactRef) -> ArtifactR
             environments=recipe.environments,
             seed=recipe.seed,
         )
-        entry = "ostinato.tasks.environments.run:main"
-        result = run_stage("environments", entry, request, EnvironmentsResult, directory)
-        return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
+        result, summary = _run("environments", request, EnvironmentsResult, directory)
+        return Path(result.directory), summary
 
     identity = {"environments": recipe.environments, "seed": recipe.seed}
     return context.ensure("environments", identity, (problems,), build)
@@ -108,11 +108,8 @@ def build_proven_problems(context: StageContext, *, use_shipped: bool = True) ->
     kind = "problems" if use_shipped else "rebuilt-problems"
 
     def build(directory: Path) -> tuple[Path, dict]:
-        result = run_stage(
-            "problems", "ostinato.tasks.problems.run:main", request, ProblemsResult, directory
-        )
-        summary = {SUMMARY: result.model_dump(mode="json"), SOURCES: _sources(recipe.problems)}
-        return Path(result.directory), summary
+        result, summary = _run("problems", request, ProblemsResult, directory)
+        return Path(result.directory), {**summary, SOURCES: _sources(recipe.problems)}
 
     is_whole = selection == ProblemSelection()
     identity = recipe.problems if is_whole else {"config": recipe.problems, "selection": selection}
@@ -133,9 +130,8 @@ def train_encoder(context: StageContext) -> ArtifactRef:
 
     def build(directory: Path) -> tuple[Path, dict]:
         request = RetrievalRequest(config=context.recipe.retrieval)
-        entry = "ostinato.tasks.retrieval.run:main"
-        result = run_stage("retrieval", entry, request, RetrievalResult, directory)
-        return Path(result.directory), {SUMMARY: result.model_dump(mode="json")}
+        result, summary = _run("retrieval", request, RetrievalResult, directory)
+        return Path(result.directory), summary
 
     return context.ensure("retrieval", context.recipe.retrieval, (), build)
 
@@ -166,11 +162,8 @@ def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
             search_directory=search_directory(context),
             tokenizer_path=None if base is None else str(base),
         )
-        result = run_stage(
-            "corpus", "ostinato.tasks.corpus.run:main", request, CorpusResult, directory
-        )
-        published = corpus_files(directory)
-        return published, {SUMMARY: result.model_dump(mode="json")}
+        _, summary = _run("corpus", request, CorpusResult, directory)
+        return corpus_files(directory), summary
 
     identity = {
         "config": context.recipe.corpus,
@@ -198,10 +191,8 @@ def build_conversations(context: StageContext, data: Path) -> ArtifactRef:
 
     def build(directory: Path) -> tuple[Path, dict]:
         request = CorpusRequest(config=config, problems_directory="", tokenizer_path=str(base))
-        result = run_stage(
-            "corpus", "ostinato.tasks.corpus.run:main", request, CorpusResult, directory
-        )
-        return corpus_files(directory), {SUMMARY: result.model_dump(mode="json")}
+        _, summary = _run("corpus", request, CorpusResult, directory)
+        return corpus_files(directory), summary
 
     content = config.model_copy(update={"conversations": checksum_file(data)})
     identity = {"config": content, "base": base_identity(context.recipe)}
@@ -234,14 +225,8 @@ def pretrain(
             checkpoint_directory=None if base is None else str(base),
             spec=recipe.model if base is None else None,
         )
-        result = run_stage(
-            "pretraining",
-            "ostinato.tasks.pretraining.run:main",
-            request,
-            PretrainingResult,
-            directory,
-        )
-        return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
+        result, summary = _run("pretraining", request, PretrainingResult, directory)
+        return Path(result.checkpoint_directory), summary
 
     identity = {
         "config": recipe.pretraining.model_dump(
@@ -265,8 +250,8 @@ def distil_draft_layers(
             corpus_directory=str(context.directory_of(corpus)),
             checkpoint_directory=str(context.directory_of(pretrained)),
         )
-        result = run_stage("mtp", "ostinato.tasks.mtp.run:main", request, MtpResult, directory)
-        return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
+        result, summary = _run("mtp", request, MtpResult, directory)
+        return Path(result.checkpoint_directory), summary
 
     return context.ensure("mtp", context.recipe.mtp, (corpus, pretrained), build)
 
@@ -284,16 +269,8 @@ def measure_speculation(
             checkpoint_directory=str(context.directory_of(checkpoint)),
             corpus_directory=str(context.directory_of(corpus)),
         )
-        result = run_stage(
-            "speculation",
-            "ostinato.tasks.mtp.speculation:main",
-            request,
-            SpeculationResult,
-            directory,
-        )
-        return one_file(directory, "speculation.json", result.model_dump_json()), {
-            SUMMARY: result.model_dump(mode="json")
-        }
+        result, summary = _run("speculation", request, SpeculationResult, directory)
+        return one_file(directory, "speculation.json", result.model_dump_json()), summary
 
     return context.ensure("speculation", config, (corpus, checkpoint), build)
 
@@ -323,9 +300,8 @@ def reinforce(context: StageContext, problems: ArtifactRef, start: ArtifactRef) 
             search_directory=search_directory(context),
             **recipe.reinforcement.model_dump(),
         )
-        entry = "ostinato.tasks.reinforcement.run:main"
-        result = run_stage("reinforcement", entry, request, ReinforcementResult, directory)
-        return Path(result.checkpoint_directory), {SUMMARY: result.model_dump(mode="json")}
+        result, summary = _run("reinforcement", request, ReinforcementResult, directory)
+        return Path(result.checkpoint_directory), summary
 
     parents = (problems, start, *encoders_of(context))
     return context.ensure("reinforcement", identity, parents, build)
@@ -441,6 +417,14 @@ def evaluate_both(
 def result_of(context: StageContext, ref: ArtifactRef, kind: type[Result]) -> Result:
     """What a stage answered when it made the artifact."""
     return kind.model_validate(context.artifacts.metadata(ref)[SUMMARY])
+
+
+def _run(
+    stage: str, request: BaseModel, kind: type[Result], directory: Path
+) -> tuple[Result, dict[str, Any]]:
+    """Runs the child of a stage. Returns its result, and the metadata from which `result_of` reads it."""
+    result = run_stage(stage, STAGES[stage].entries[0], request, kind, directory)
+    return result, {SUMMARY: result.model_dump(mode="json")}
 
 
 def one_file(directory: Path, name: str, text: str) -> Path:
