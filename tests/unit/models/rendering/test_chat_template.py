@@ -38,6 +38,29 @@ def test_tokens_are_those_of_transformers(tmp_path: Path) -> None:
     assert ours.stop_token_ids == (ours.tokenizer.token_to_id("<|im_end|>"),)
 
 
+@pytest.mark.parametrize(
+    "addition",
+    [
+        "{% if tools is not none %}tools: {{ tools }}{% endif %}",
+        "{% if documents is none %}no documents{% endif %}",
+        "{{ 'é ← ü' | tojson }}",
+        "{{ {'b': [1, 'é']} | tojson(indent=2) }}",
+        "{{ pad_token }}",
+        "{% generation %}kept{% endgeneration %}",
+    ],
+)
+def test_templates_see_what_they_see_in_transformers(addition: str, tmp_path: Path) -> None:
+    small_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"), pad_token="<|endoftext|>"
+    )
+    theirs.chat_template = addition + TEMPLATE
+    settings = SETTINGS | {"pad_token": "<|endoftext|>"}
+    ours = TemplateRenderer(small_tokenizer(), addition + TEMPLATE, settings)
+    wanted = theirs.apply_chat_template(TOLD[:2], add_generation_prompt=True, return_dict=True)
+    assert ours.start(TOLD[1]["content"], TOLD[0]["content"]) == wanted["input_ids"]
+
+
 def test_sampled_tokens_stay_whatever_they_say() -> None:
     ours = renderer()
     sampled = [*ours.encode_content("re"), *ours.encode_content("turn"), ours.end_id]

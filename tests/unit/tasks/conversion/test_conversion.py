@@ -73,6 +73,20 @@ WRONG_FIELDS: dict[str, dict[str, object]] = {
     "unknown field": {"attention_sinks": 4},
     "impossible shape": {"num_key_value_heads": 4},
     "quantized": {"quantization_config": {"bits": 4}},
+    "no heads": {"num_attention_heads": 0},
+    "width as text": {"hidden_size": "wide"},
+    "scaling without a factor": {"rope_scaling": {"rope_type": "linear"}, "rope_parameters": None},
+    "scaling as text": {"rope_scaling": "linear"},
+    "half a rotation": {"partial_rotary_factor": 0.5},
+    "another order of rotation": {"rope_interleaved": True},
+    "fewer layers than weights": {"num_hidden_layers": 2},
+}
+BROKEN_FILES = {
+    "broken tokenizer settings": ("tokenizer_config.json", b'{"bos_token": '),
+    "list of tokenizer settings": ("tokenizer_config.json", b"[1]"),
+    "template of other bytes": ("chat_template.jinja", b"\xff\xfe"),
+    "index without a map": ("model.safetensors.index.json", b'{"metadata": {}}'),
+    "index that leaves": ("model.safetensors.index.json", b'{"weight_map": {"a": "../a"}}'),
 }
 
 
@@ -97,6 +111,14 @@ def damage(directory: Path, how: str) -> None:
         save_file(tensors | {norm: tensors[norm].to(torch.float64)}, weights)
     elif how in WRONG_FIELDS:
         config.write_text(json.dumps(settings | WRONG_FIELDS[how]))
+    elif how in BROKEN_FILES:
+        name, content = BROKEN_FILES[how]
+        (directory / name).write_bytes(content)
+    elif how == "a tensor in two files":
+        weights.rename(directory / "one.safetensors")
+        save_file({norm: tensors[norm] + 1}, directory / "two.safetensors")
+    elif how == "an output matrix of another shape":
+        save_file(tensors | {"lm_head.weight": torch.ones(3, 144)}, weights)
     elif how == "no tokenizer":
         (directory / "tokenizer.json").unlink()
     elif how == "tokenizer with a hole":
@@ -126,6 +148,20 @@ def damage(directory: Path, how: str) -> None:
         ("unknown field", r"attention_sinks = 4"),
         ("impossible shape", r"num_query_groups=4 must divide num_attention_heads=9"),
         ("quantized", r"quantization_config = "),
+        ("no heads", r"num_attention_heads = 0, wanted a positive whole number"),
+        ("width as text", r"hidden_size = 'wide', wanted a positive whole number"),
+        ("scaling without a factor", r"rope_scaling .*has no 'factor', wanted a number"),
+        ("scaling as text", r"rope_scaling = 'linear', wanted an object"),
+        ("half a rotation", r"partial_rotary_factor = 0\.5, only 1.* is supported"),
+        ("another order of rotation", r"rope_interleaved = True, only False"),
+        ("fewer layers than weights", r"model\.layers\.2\..* is not part of a llama"),
+        ("broken tokenizer settings", r"tokenizer_config\.json is not JSON"),
+        ("list of tokenizer settings", r"tokenizer_config\.json holds a list, wanted an object"),
+        ("template of other bytes", r"chat_template\.jinja is not UTF-8"),
+        ("index without a map", r"index\.json: weight_map = None, wanted file names by tensor"),
+        ("index that leaves", r"index\.json names '\.\./a', wanted a file beside it"),
+        ("a tensor in two files", r"two\.safetensors: tensor model\.norm\.weight .*one\.safetensors"),
+        ("an output matrix of another shape", r"lm_head\.weight \(3, 144\) is not part of a llama"),
         ("no tokenizer", r"holds no tokenizer\.json"),
         ("tokenizer with a hole", r"tokenizer\.json has no token of id \d+"),
         ("broken template", r"chat template does not parse, line 1"),
@@ -142,6 +178,23 @@ def test_bad_input_is_refused_and_leaves_nothing(
     with pytest.raises(ConfigError, match=wanted):
         import_model(str(directory), tmp_path / "work" / "checkpoint", tmp_path / "cache")
     assert not list(tmp_path.glob("work/*"))
+
+
+def test_every_tensor_keeps_its_own_dtype(published: Path, tmp_path: Path) -> None:
+    shutil.copytree(published, tmp_path / "in")
+    tensors = load_file(published / "model.safetensors")
+    mixed = {
+        name: tensor if "norm" in name or "up_proj" in name else tensor.bfloat16()
+        for name, tensor in tensors.items()
+    }
+    save_file(mixed, tmp_path / "in" / "model.safetensors", {"format": "pt"})
+    import_model(str(tmp_path / "in"), tmp_path / "checkpoint", tmp_path / "cache")
+    export_model(tmp_path / "checkpoint", tmp_path / "out", name="x", lineage=[], dtype=None)
+    exported = load_file(tmp_path / "out" / "model.safetensors")
+    assert exported.keys() == mixed.keys()
+    for name, tensor in mixed.items():  # gate and up are one matrix here: the wider dtype holds both
+        assert torch.equal(exported[name].float(), tensor.float()), name
+        assert exported[name].dtype == tensor.dtype or "gate_proj" in name
 
 
 def test_export_into_a_folder_in_use_is_refused(published: Path, tmp_path: Path) -> None:
