@@ -50,15 +50,18 @@ def write_model_directory(
     fetch: Fetch,
     dtype: torch.dtype,
     extra_fields: Mapping[str, Any] | None = None,
+    stored_dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> Family:
     """Writes weights and `config.json`, one tensor in memory at a time, and returns the family.
 
-    `fetch` reads a canonical tensor. `extra_fields` of `config.json` the family's own replace.
+    `fetch` reads a canonical tensor. `extra_fields` of `config.json` the family's own replace. With
+    `stored_dtypes`, by canonical name, each tensor keeps its own; `dtype` is then what is declared.
     """
     family = family_of_spec(spec)
     directory.mkdir(parents=True, exist_ok=True)
+    stored, origins = stored_dtypes or {}, family.origins(spec)
     layout = {
-        name: (shape, _dtype_of(name, dtype))
+        name: (shape, _dtype_of(name, stored.get(origins[name], dtype)))
         for name, shape in family.published_shapes(spec).items()
     }
     write_tensors(directory / WEIGHTS, layout, family.write_weights(spec, fetch))

@@ -35,7 +35,7 @@ class TensorFiles:
 
     @classmethod
     def of(cls, paths: Iterable[Path]) -> "TensorFiles":
-        """Every tensor of the files. ValueError names a file that cannot be read."""
+        """Every tensor of the files. ValueError names a file that cannot be read or repeats a tensor."""
         headers: dict[str, TensorHeader] = {}
         for path in paths:
             try:
@@ -47,6 +47,11 @@ class TensorFiles:
                             raise ValueError(
                                 f"{path}: tensor {name} has dtype {part.get_dtype()}, wanted one of "
                                 f"{', '.join(_DTYPES)}"
+                            )
+                        if name in headers:
+                            raise ValueError(
+                                f"{path}: tensor {name} stands in {headers[name].path} too, wanted "
+                                "it in one file; remove what is not part of the model"
                             )
                         headers[name] = TensorHeader(tuple(part.get_shape()), dtype, path)
             except (SafetensorError, OSError) as error:

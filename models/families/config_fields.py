@@ -22,8 +22,10 @@ IGNORED = {
     "output_router_logits",
     "router_aux_loss_coef",
     "is_llama_config",  # a mark of SmolLM2
-    "rope_interleaved",  # false wherever it stands; the llama family has one form
     "transformers.js_config",
+    "_attn_implementation_autoset",
+    "unsloth_fixed",
+    "unsloth_version",
 }
 # Fields that may stand there with the value that means "no": any other changes the network.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -65,6 +67,24 @@ class ConfigFields:
             return default[0]
         raise ValueError(f"config.json ({self._model_type}) has no {name!r}, wanted a value")
 
+    def count(self, name: str, *default: int) -> int:
+        """A positive whole number. ValueError for anything else."""
+        value = self.take(name, *default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(
+                f"config.json ({self._model_type}): {name} = {value!r}, wanted a positive whole number"
+            )
+        return value
+
+    def numbers(self, name: str) -> list[int]:
+        """A list of whole numbers, empty where the field is absent."""
+        value = self.take(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+            raise ValueError(
+                f"config.json ({self._model_type}): {name} = {value!r}, wanted a list of whole numbers"
+            )
+        return value
+
     def expect(self, name: str, wanted: Any, *default: Any) -> None:
         """Refuses another value than the one supported."""
         value = self.take(name, *default)
@@ -79,23 +99,23 @@ class ConfigFields:
         Newer files have `rope_parameters`, older ones `rope_theta` and `rope_scaling`. `fraction` is
         the part of a head that is rotated where the file is silent.
         """
-        scaling = dict(self.take("rope_scaling", {}) or {})
-        scaling |= dict(self.take("rope_parameters", {}) or {})
-        base = scaling.pop("rope_theta", None) or self.take("rope_theta", 10_000.0)
-        fraction = self.take("partial_rotary_factor", fraction)
-        fraction = scaling.pop("partial_rotary_factor", fraction)
-        self.take("rope_theta", None)
+        scaling = self._object("rope_scaling") | self._object("rope_parameters")
+        scaling.setdefault("rope_theta", self.take("rope_theta", 10_000.0))
+        scaling.setdefault("partial_rotary_factor", self.take("partial_rotary_factor", fraction))
+        base = self._number(scaling, "rope_theta")
+        fraction = self._number(scaling, "partial_rotary_factor")
         kind = scaling.pop("rope_type", None) or scaling.pop("type", "default")
         scaling.pop("type", None)
-        result: dict[str, Any] = {"rope_base": float(base), "rotary_fraction": float(fraction)}
+        result: dict[str, Any] = {"rope_base": base, "rotary_fraction": fraction}
         if kind == "linear":
-            result["rope_scaling_factor"] = float(scaling.pop("factor"))
+            result["rope_scaling_factor"] = self._number(scaling, "factor")
         elif kind == "llama3":
+            scaling.setdefault("original_max_position_embeddings", max_tokens)
             result["rope_bands"] = RopeBands(
-                factor=scaling.pop("factor"),
-                low_frequency_factor=scaling.pop("low_freq_factor"),
-                high_frequency_factor=scaling.pop("high_freq_factor"),
-                original_tokens=scaling.pop("original_max_position_embeddings", max_tokens),
+                factor=self._number(scaling, "factor"),
+                low_frequency_factor=self._number(scaling, "low_freq_factor"),
+                high_frequency_factor=self._number(scaling, "high_freq_factor"),
+                original_tokens=int(self._number(scaling, "original_max_position_embeddings")),
             )
         elif kind != "default":
             raise ValueError(
@@ -108,6 +128,29 @@ class ConfigFields:
                 f"understood (rope_type {kind!r})"
             )
         return result
+
+    def _object(self, name: str) -> dict[str, Any]:
+        """A copy of a field's object, empty where the field is absent; nulls left out."""
+        value = self.take(name, {})
+        if not isinstance(value, dict):
+            raise ValueError(
+                f"config.json ({self._model_type}): {name} = {value!r}, wanted an object"
+            )
+        return {key: item for key, item in value.items() if item is not None}
+
+    def _number(self, scaling: dict[str, Any], name: str) -> float:
+        """Takes a number out of the fields of RoPE."""
+        value = scaling.pop(name, None)
+        if value is None:
+            raise ValueError(
+                f"config.json ({self._model_type}): rope_scaling (or rope_parameters) has no "
+                f"{name!r}, wanted a number"
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(
+                f"config.json ({self._model_type}): {name} = {value!r}, wanted a number"
+            )
+        return float(value)
 
     def refuse_unread(self) -> None:
         """ValueError with the first field that nobody read and that could change the network."""

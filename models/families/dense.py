@@ -8,12 +8,14 @@ from ostinato.models.families.shared_fields import read_shared, write_shared
 from ostinato.models.spec import ModelSpec
 
 
-def _read(fields: ConfigFields, *, qk_norm: bool, qkv_bias: bool) -> ModelSpec:
-    shared = read_shared(fields)
+def _read(
+    fields: ConfigFields, *, qk_norm: bool, qkv_bias: bool, head_dim: int | None = None
+) -> ModelSpec:
+    shared = read_shared(fields, head_dim=head_dim)
     return ModelSpec(
         **shared,
         num_dense_layers=shared["num_layers"],
-        dense_hidden_size=fields.take("intermediate_size"),
+        dense_hidden_size=fields.count("intermediate_size"),
         qk_norm=qk_norm,
         qkv_bias=qkv_bias,
     )
@@ -49,7 +51,7 @@ def _write_qwen2(spec: ModelSpec) -> dict[str, Any] | None:
 def _read_qwen3(fields: ConfigFields) -> ModelSpec:
     fields.expect("attention_bias", False, False)
     _expect_full_attention(fields)
-    return _read(fields, qk_norm=True, qkv_bias=False)
+    return _read(fields, qk_norm=True, qkv_bias=False, head_dim=128)
 
 
 def _write_qwen3(spec: ModelSpec) -> dict[str, Any] | None:
@@ -62,9 +64,9 @@ def _write_qwen3(spec: ModelSpec) -> dict[str, Any] | None:
 def _expect_full_attention(fields: ConfigFields) -> None:
     fields.expect("use_sliding_window", False, False)
     fields.take("sliding_window", None)  # means nothing without the switch
-    kinds = set(fields.take("layer_types", []))
-    if kinds - {"full_attention"}:
-        raise ValueError(f"config.json: layer_types has {sorted(kinds)}, wanted full_attention")
+    kinds = fields.take("layer_types", [])
+    if any(kind != "full_attention" for kind in kinds):
+        raise ValueError(f"config.json: layer_types = {kinds!r}, wanted full_attention alone")
 
 
 LLAMA = Family("llama", "LlamaForCausalLM", _read_llama, _write_llama)

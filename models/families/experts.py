@@ -14,13 +14,13 @@ def _read_qwen3_moe(fields: ConfigFields) -> ModelSpec:
     fields.expect("decoder_sparse_step", 1, 1)
     fields.expect("use_sliding_window", False, False)
     fields.take("sliding_window", None)  # means nothing without the switch
-    dense = sorted(fields.take("mlp_only_layers", []))
+    dense = sorted(fields.numbers("mlp_only_layers"))
     if dense != list(range(len(dense))):
         raise ValueError(
             f"config.json (qwen3_moe): mlp_only_layers = {dense}, only the first layers can be dense"
         )
     inner = fields.take("intermediate_size", 0)
-    experts = fields.take("num_experts", None) or fields.take("num_local_experts")
+    experts = fields.take("num_experts", None) or fields.count("num_local_experts")
     fields.take("num_local_experts", None)
     return ModelSpec(
         **shared,
@@ -56,9 +56,9 @@ def _write_qwen3_moe(spec: ModelSpec) -> dict[str, Any] | None:
 
 
 def _read_glm4_moe(fields: ConfigFields) -> ModelSpec:
-    shared = read_shared(fields, rotary_fraction=0.5)
+    shared = read_shared(fields, rotary_fraction=0.5, norm_epsilon=1e-5)
     dense = fields.take("first_k_dense_replace", 1)
-    inner, dense_inner = fields.take("moe_intermediate_size"), fields.take("intermediate_size")
+    inner, dense_inner = fields.count("moe_intermediate_size"), fields.take("intermediate_size")
     for name in ("num_nextn_predict_layers", "num_mtp_layers"):
         fields.take(name, 0)  # draft layers stay out: of theirs ours have another form
     return ModelSpec(
@@ -68,7 +68,7 @@ def _read_glm4_moe(fields: ConfigFields) -> ModelSpec:
         num_experts=fields.take("n_routed_experts"),
         experts_per_token=fields.take("num_experts_per_tok"),
         expert_hidden_size=inner,
-        shared_expert_hidden_size=inner * fields.take("n_shared_experts", 0),
+        shared_expert_hidden_size=inner * _shared_experts(fields),
         router_normalizes=fields.take("norm_topk_prob", True),
         router_scale=fields.take("routed_scaling_factor", 1.0),
         router_groups=fields.take("n_group", 1),
@@ -76,6 +76,12 @@ def _read_glm4_moe(fields: ConfigFields) -> ModelSpec:
         qk_norm=fields.take("use_qk_norm", False),
         qkv_bias=fields.take("attention_bias", False),
     )
+
+
+def _shared_experts(fields: ConfigFields) -> int:
+    """Shared experts; 0 is a number of them too."""
+    value = fields.take("n_shared_experts", 1)
+    return value if value == 0 else fields.count("n_shared_experts", 1)
 
 
 def _write_glm4_moe(spec: ModelSpec) -> dict[str, Any] | None:

@@ -53,6 +53,15 @@ class Family:
         """Names and shapes of the weights that `write_weights` yields, in its order."""
         return _published_shapes(self.widen(without_drafts(spec)))
 
+    def origins(self, spec: ModelSpec) -> dict[str, str]:
+        """The canonical weight that each of the weights of `write_weights` is taken from."""
+        known, wide = spec.weight_shapes(), self.widen(without_drafts(spec))
+        return {
+            published: EMBEDDING if name == HEAD and HEAD not in known else name
+            for name in wide.weight_shapes()
+            for published, _ in parts_of(wide, name)
+        }
+
     def source_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the weights that `read_weights` asks for."""
         return _published_shapes(spec)
@@ -64,9 +73,14 @@ class Family:
             if len(parts) == 1:
                 yield name, fetch(parts[0][0])
                 continue
-            whole = torch.empty(shape, dtype=fetch(parts[0][0]).dtype)
+            whole: Tensor | None = None
             for published, place in parts:
-                whole[place] = fetch(published)
+                part = fetch(published)
+                if whole is None:
+                    whole = torch.empty(shape, dtype=part.dtype)
+                whole = whole.to(torch.promote_types(whole.dtype, part.dtype))
+                whole[place] = part
+            assert whole is not None
             yield name, whole
 
     def write_weights(self, spec: ModelSpec, fetch: Fetch) -> Iterator[tuple[str, Tensor]]:

@@ -6,21 +6,36 @@ from ostinato.models.families.config_fields import ConfigFields
 from ostinato.models.spec import ModelSpec
 
 
-def read_shared(fields: ConfigFields, rotary_fraction: float = 1.0) -> dict[str, Any]:
-    """The fields of `ModelSpec` that they stand for. `rotary_fraction`: the family's default."""
-    hidden, heads = fields.take("hidden_size"), fields.take("num_attention_heads")
-    max_tokens = fields.take("max_position_embeddings")
+def read_shared(
+    fields: ConfigFields,
+    *,
+    rotary_fraction: float | None = None,
+    head_dim: int | None = None,
+    norm_epsilon: float = 1e-6,
+) -> dict[str, Any]:
+    """The fields of `ModelSpec` that they stand for.
+
+    The arguments are the family's defaults. Without a `rotary_fraction` heads are rotated whole.
+    """
+    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+    max_tokens = fields.count("max_position_embeddings")
+    rope = fields.rope(max_tokens, 1.0 if rotary_fraction is None else rotary_fraction)
+    if rotary_fraction is None and rope["rotary_fraction"] != 1:
+        raise ValueError(
+            f"config.json: partial_rotary_factor = {rope['rotary_fraction']}, only 1 is supported "
+            "in this family"
+        )
     return {
-        "vocab_size": fields.take("vocab_size"),
+        "vocab_size": fields.count("vocab_size"),
         "hidden_size": hidden,
-        "num_layers": fields.take("num_hidden_layers"),
+        "num_layers": fields.count("num_hidden_layers"),
         "num_attention_heads": heads,
-        "num_query_groups": fields.take("num_key_value_heads", heads),
-        "head_dim": fields.take("head_dim", hidden // heads),
+        "num_query_groups": fields.count("num_key_value_heads", heads),
+        "head_dim": fields.count("head_dim", head_dim or hidden // heads),
         "max_sequence_tokens": max_tokens,
-        "norm_epsilon": fields.take("rms_norm_eps", 1e-6),
+        "norm_epsilon": fields.take("rms_norm_eps", norm_epsilon),
         "tied_embeddings": fields.take("tie_word_embeddings", False),
-        **fields.rope(max_tokens, rotary_fraction),
+        **rope,
     }
 
 

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer, decoders
 
@@ -19,6 +21,8 @@ from ostinato.models.rendering.renderer import TOKENIZER_FILE, Renderer, Tags, b
 
 PUBLISHED = "published"
 Message = dict[str, str]
+# Tokens that templates may name.
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 # Stand in for contents when the template is asked for its form.
 QUESTION, ANSWER, RESULT = "\u2402question\u2403", "\u2402answer\u2403", "\u2402result\u2403"
 
@@ -41,13 +45,9 @@ class TemplateRenderer(Renderer):
         self.tokenizer = tokenizer
         self._files = files or {}
         self.vocab_size = tokenizer.get_vocab_size()
-        names = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token")}
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
-        environment.filters["tojson"] = json.dumps
-        self._template = environment.from_string(template, globals=names)
+        names = {name: _token_text(settings.get(name)) for name in _NAMED_TOKENS}
+        known = {name: text for name, text in names.items() if text}
+        self._template = template_environment().from_string(template, globals=known)
         self.end_id = self._check_form()
         eos_id = tokenizer.token_to_id(names["eos_token"]) if names["eos_token"] else None
         self.end_of_text_id = self.end_id if eos_id is None else eos_id
@@ -123,7 +123,9 @@ class TemplateRenderer(Renderer):
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def _render(self, messages: list[Message], *, opens_answer: bool) -> str:
-        return self._template.render(messages=messages, add_generation_prompt=opens_answer)
+        return self._template.render(
+            messages=messages, tools=None, documents=None, add_generation_prompt=opens_answer
+        )
 
     def _check_form(self) -> int:
         """The token that ends an answer. ValueError when the template rewrites history."""
@@ -173,6 +175,29 @@ class TemplateRenderer(Renderer):
         return table
 
 
+class _AnswerMark(Extension):
+    """The block `generation`, by which some templates mark answers; its text stays as it is."""
+
+    tags: ClassVar = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The statements of the block."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def template_environment() -> ImmutableSandboxedEnvironment:
+    """Extensions, filters and functions that templates find in transformers."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", _AnswerMark],
+    )
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    environment.filters["tojson"] = _to_json
+    return environment
+
+
 def load_renderer(path: Path) -> Renderer:
     """The renderer of a checkpoint directory: by its published template, else by our own tokens."""
     if path.is_dir() and (path / PUBLISHED).is_dir():
@@ -203,6 +228,22 @@ def _token_text(token: Any) -> str:
 
 def _refuse(message: str) -> None:
     raise TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _now(form: str) -> str:

@@ -41,7 +41,8 @@ def export_model(
     weights = TensorFiles.of([checkpoint / WEIGHTS])
     chosen = DTYPES[dtype] if dtype is not None else weights.headers[EMBEDDING].dtype
     fields = _published_fields(checkpoint)
-    family = write_model_directory(directory, spec, weights.fetch, chosen, fields)
+    kept = {name: header.dtype for name, header in weights.headers.items()} if dtype is None else {}
+    family = write_model_directory(directory, spec, weights.fetch, chosen, fields, kept)
     (directory / TOKENIZER).write_bytes((checkpoint / TOKENIZER).read_bytes())
     for path in sorted((checkpoint / PUBLISHED).glob("*")):
         if path.name != CONFIG:

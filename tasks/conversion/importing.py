@@ -1,10 +1,11 @@
 """A published model into a checkpoint directory: shape, weights, tokenizer, template."""
 
 import json
+from functools import reduce
 from pathlib import Path
 
+import torch
 from jinja2 import TemplateSyntaxError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
@@ -13,9 +14,14 @@ from ostinato.infra.serving.published_models import CONFIG, FAMILIES
 from ostinato.models.checkpoint import stream_checkpoint
 from ostinato.models.checkpoint.store import PUBLISHED
 from ostinato.models.families.family import EMBEDDING, HEAD, Family, parts_of
-from ostinato.models.rendering.chat_template import find_template
+from ostinato.models.rendering.chat_template import find_template, template_environment
 from ostinato.models.spec import ModelSpec
-from ostinato.tasks.conversion.sources import TOKENIZER, PublishedModel, open_source
+from ostinato.tasks.conversion.sources import (
+    TOKENIZER,
+    PublishedModel,
+    check_side_file,
+    open_source,
+)
 
 
 def import_model(place: str, directory: Path, cache: Path) -> dict[str, str | int]:
@@ -27,9 +33,7 @@ def import_model(place: str, directory: Path, cache: Path) -> dict[str, str | in
         _check_tensors(source, family, spec)
         vocabulary = _check_tokenizer(source, spec)
         _check_template(source)
-        dtypes = {
-            name: source.headers[parts_of(spec, name)[0][0]].dtype for name in spec.weight_shapes()
-        }
+        dtypes = {name: _stored_dtype(source, spec, name) for name in spec.weight_shapes()}
         dtype = str(dtypes[EMBEDDING]).removeprefix("torch.")
         facts: dict[str, str | int] = {
             "stage": "import",
@@ -67,6 +71,12 @@ def _read_shape(source: PublishedModel) -> tuple[Family, ModelSpec]:
         raise ConfigError(f"{source.place}: {error}") from None
 
 
+def _stored_dtype(source: PublishedModel, spec: ModelSpec, name: str) -> torch.dtype:
+    """The dtype that holds every published part of a canonical tensor exactly."""
+    parts = (source.headers[published].dtype for published, _ in parts_of(spec, name))
+    return reduce(torch.promote_types, parts)
+
+
 def _check_tensors(source: PublishedModel, family: Family, spec: ModelSpec) -> None:
     """All names and shapes, before a byte is copied."""
     wanted = family.source_shapes(spec)
@@ -92,9 +102,11 @@ def _check_tensors(source: PublishedModel, family: Family, spec: ModelSpec) -> N
 def _is_redundant(source: PublishedModel, spec: ModelSpec, name: str) -> bool:
     """Whether a tensor adds nothing to the trunk: a copy, a table, a draft layer behind the last."""
     if name == HEAD:
-        return bool((source.fetch(HEAD) == source.fetch(EMBEDDING)).all())
+        is_alike = source.headers[HEAD].shape == source.headers[EMBEDDING].shape
+        return is_alike and bool((source.fetch(HEAD) == source.fetch(EMBEDDING)).all())
+    drafts = source.config.get("num_nextn_predict_layers") or 0
     layer = name.removeprefix("model.layers.").partition(".")[0]
-    is_draft = layer.isdigit() and int(layer) >= spec.num_layers
+    is_draft = layer.isdigit() and 0 <= int(layer) - spec.num_layers < drafts
     return is_draft or name.endswith("rotary_emb.inv_freq")
 
 
@@ -124,11 +136,13 @@ def _check_tokenizer(source: PublishedModel, spec: ModelSpec) -> int:
 
 def _check_template(source: PublishedModel) -> None:
     """A chat template, where there is one, must parse."""
+    for name, content in source.files.items():
+        check_side_file(source.place, name, content)
     template = find_template(source.files)
     if template is None:
         return
     try:
-        ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+        template_environment().parse(template)
     except TemplateSyntaxError as error:
         raise ConfigError(
             f"{source.place}: the chat template does not parse, line {error.lineno}: {error.message}"

@@ -110,10 +110,16 @@ def load_gguf_module(name: str) -> Any:
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    """The shards that the index names, else every safetensors file."""
+    """The shards that the index names, else every safetensors file. A tensor may stand in one."""
     index = directory / INDEX
     if index.is_file():
-        named = sorted(set(_read_json(index)["weight_map"].values()))
+        places = _read_json(index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(to, str) for to in places.values()):
+            raise ConfigError(f"{index}: weight_map = {places!r}, wanted file names by tensor")
+        named = sorted(set(places.values()))
+        outside = [name for name in named if Path(name).name != name]
+        if outside:
+            raise ConfigError(f"{index} names {outside[0]!r}, wanted a file beside it")
         missing = [name for name in named if not (directory / name).is_file()]
         if missing:
             raise ConfigError(
@@ -133,13 +139,28 @@ def _weight_files(directory: Path) -> list[Path]:
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"no file {path}, wanted a model directory that holds it")
+    return _parse_json(str(path), path.read_bytes())
+
+
+def _parse_json(name: str, content: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(content)
     except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
+        raise ConfigError(f"{name} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds a {type(value).__name__}, wanted an object")
+        raise ConfigError(f"{name} holds a {type(value).__name__}, wanted an object")
     return value
+
+
+def check_side_file(place: str, name: str, content: bytes) -> None:
+    """ConfigError for a small file that cannot be what its name says."""
+    if name.endswith(".json"):
+        _parse_json(f"{place}/{name}", content)
+        return
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{place}/{name} is not UTF-8: {error}") from None
 
 
 def _unpack(archive: Path, folder: Path) -> None:

@@ -90,16 +90,11 @@ BROKEN_FILES = {
 }
 
 
-def damage(directory: Path, how: str) -> None:
-    """Makes one of the mistakes that people's directories have."""
-    weights, config = directory / "model.safetensors", directory / "config.json"
-    settings = json.loads(config.read_text())
+def damage_weights(directory: Path, how: str) -> None:
+    """Makes a mistake in the tensors, or none of that name."""
+    weights, norm = directory / "model.safetensors", "model.norm.weight"
     tensors = load_file(weights)
-    norm = "model.norm.weight"
-    if how == "missing shard":
-        shards = {"weight_map": {norm: "model-00001-of-00002.safetensors"}}
-        (directory / "model.safetensors.index.json").write_text(json.dumps(shards))
-    elif how == "half a file":
+    if how == "half a file":
         weights.write_bytes(weights.read_bytes()[:1000])
     elif how == "wrong shape":
         save_file(tensors | {norm: torch.ones(7)}, weights)
@@ -109,16 +104,26 @@ def damage(directory: Path, how: str) -> None:
         save_file(tensors | {"model.extra.weight": torch.ones(2)}, weights)
     elif how == "unknown dtype":
         save_file(tensors | {norm: tensors[norm].to(torch.float64)}, weights)
-    elif how in WRONG_FIELDS:
-        config.write_text(json.dumps(settings | WRONG_FIELDS[how]))
-    elif how in BROKEN_FILES:
-        name, content = BROKEN_FILES[how]
-        (directory / name).write_bytes(content)
     elif how == "a tensor in two files":
         weights.rename(directory / "one.safetensors")
         save_file({norm: tensors[norm] + 1}, directory / "two.safetensors")
     elif how == "an output matrix of another shape":
         save_file(tensors | {"lm_head.weight": torch.ones(3, 144)}, weights)
+
+
+def damage(directory: Path, how: str) -> None:
+    """Makes one of the mistakes that people's directories have."""
+    damage_weights(directory, how)
+    config = directory / "config.json"
+    settings = json.loads(config.read_text())
+    if how == "missing shard":
+        shards = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(shards))
+    elif how in WRONG_FIELDS:
+        config.write_text(json.dumps(settings | WRONG_FIELDS[how]))
+    elif how in BROKEN_FILES:
+        name, content = BROKEN_FILES[how]
+        (directory / name).write_bytes(content)
     elif how == "no tokenizer":
         (directory / "tokenizer.json").unlink()
     elif how == "tokenizer with a hole":
@@ -160,7 +165,10 @@ def damage(directory: Path, how: str) -> None:
         ("template of other bytes", r"chat_template\.jinja is not UTF-8"),
         ("index without a map", r"index\.json: weight_map = None, wanted file names by tensor"),
         ("index that leaves", r"index\.json names '\.\./a', wanted a file beside it"),
-        ("a tensor in two files", r"two\.safetensors: tensor model\.norm\.weight .*one\.safetensors"),
+        (
+            "a tensor in two files",
+            r"two\.safetensors: tensor model\.norm\.weight .*one\.safetensors",
+        ),
         ("an output matrix of another shape", r"lm_head\.weight \(3, 144\) is not part of a llama"),
         ("no tokenizer", r"holds no tokenizer\.json"),
         ("tokenizer with a hole", r"tokenizer\.json has no token of id \d+"),
@@ -192,7 +200,10 @@ def test_every_tensor_keeps_its_own_dtype(published: Path, tmp_path: Path) -> No
     export_model(tmp_path / "checkpoint", tmp_path / "out", name="x", lineage=[], dtype=None)
     exported = load_file(tmp_path / "out" / "model.safetensors")
     assert exported.keys() == mixed.keys()
-    for name, tensor in mixed.items():  # gate and up are one matrix here: the wider dtype holds both
+    for (
+        name,
+        tensor,
+    ) in mixed.items():  # gate and up are one matrix here: the wider dtype holds both
         assert torch.equal(exported[name].float(), tensor.float()), name
         assert exported[name].dtype == tensor.dtype or "gate_proj" in name
 
