@@ -25,6 +25,9 @@ from tests.faults.weight_chain_programs import TroubledStore, deadly_store, open
 from tests.unit.infra.serving.weights.strategies import same_bits
 
 LAST = 5
+# A fork of the test runner would take the locks of its other threads (Ray's, pytest's) along.
+CLEAN_FORKS = multiprocessing.get_context("forkserver")
+CLEAN_FORKS.set_forkserver_preload([__name__])
 
 
 def publish_up_to_last(directory: Path, operation_number: int) -> None:
@@ -38,7 +41,7 @@ def publish_up_to_last(directory: Path, operation_number: int) -> None:
 
 def run_in_process(program: Callable[[], None]) -> bool:
     """Whether the program came to its end; False when it was killed on the way."""
-    process = multiprocessing.get_context("fork").Process(target=program)
+    process = CLEAN_FORKS.Process(target=program)
     process.start()
     process.join()
     assert process.exitcode in (0, -signal.SIGKILL)

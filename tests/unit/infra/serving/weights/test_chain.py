@@ -29,6 +29,9 @@ from tests.unit.infra.serving.weights.strategies import (
 )
 
 Weights = dict[str, torch.Tensor]
+# A fork of the test runner would take the locks of its other threads along.
+CLEAN_FORKS = multiprocessing.get_context("forkserver")
+CLEAN_FORKS.set_forkserver_preload([__name__])
 
 
 def open_store(directory: Path) -> ObjectStore:
@@ -256,7 +259,7 @@ def test_chain_publisher_killed_at_any_moment_leaves_a_sound_chain(tmp_path: Pat
     store = open_store(tmp_path)
     seen = -1
     for round_index in range(4):
-        process = multiprocessing.get_context("fork").Process(
+        process = CLEAN_FORKS.Process(
             target=publish_for_ever, args=(tmp_path,), daemon=True
         )
         process.start()
