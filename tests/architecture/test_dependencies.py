@@ -17,6 +17,7 @@ USED_BY_NAME = {
     "import-linter": ("Makefile", "lint-imports"),
     "pytest-timeout": ("pyproject.toml", "--timeout="),
     "pytest-asyncio": ("pyproject.toml", "asyncio_mode"),
+    "pytest-xdist": ("Makefile", "--dist loadfile"),
     "check-jsonschema": ("Makefile", "check-jsonschema"),
 }
 # declared before its first import, with what will use it
