@@ -22,8 +22,35 @@ class RopeBands(BaseModel):
     original_tokens: int = Field(gt=0, description="Context that the model was pretrained at.")
 
 
+class Yarn(BaseModel):
+    """YaRN (arXiv 2309.00071): short wavelengths stay, long ones are stretched, scores are scaled."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    factor: float = Field(gt=1, description="Long wavelengths are stretched by it.")
+    fast_turns: float = Field(default=32.0, gt=0, description="With more turns nothing changes.")
+    slow_turns: float = Field(default=1.0, gt=0, description="With fewer all is stretched.")
+    original_tokens: int = Field(gt=0, description="Context that the model was pretrained at.")
+    mscale: float = Field(default=0.0, ge=0, description="As in `config.json`; 0: not given.")
+    mscale_all_dim: float = Field(default=0.0, ge=0, description="The same; it scales scores.")
+
+
+class LatentAttention(BaseModel):
+    """Sizes of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    query_rank: int = Field(ge=0, description="Rank of the queries; 0: full.")
+    key_value_rank: int = Field(gt=0, description="Rank of keys and values together.")
+    rotary_head_dim: int = Field(
+        gt=0, description="Last columns of a query or key head, which RoPE rotates; even."
+    )
+    value_head_dim: int = Field(gt=0, description="Width of a value head.")
+    yarn: Yarn | None = Field(default=None, description="RoPE scaling; None: none.")
+
+
 class ModelSpec(BaseModel):
-    """Decoder with grouped-query attention: dense layers first, then layers of experts."""
+    """Decoder with grouped-query or latent attention: dense layers first, then layers of experts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,6 +65,9 @@ class ModelSpec(BaseModel):
         gt=0, description="Key/value heads of a layer; divides the query heads."
     )
     head_dim: int = Field(gt=0, description="Width of one head; even, because RoPE rotates halves.")
+    latent: LatentAttention | None = Field(
+        default=None, description="Latent attention; None: grouped queries."
+    )
     num_dense_layers: int = Field(
         default=0, ge=0, description="First layers that have one SwiGLU MLP instead of experts."
     )
@@ -117,6 +147,7 @@ class ModelSpec(BaseModel):
                 f"num_dense_layers={self.num_dense_layers} is"
             )
         self._check_experts()
+        self._check_latent()
         rotated = self.head_dim * self.rotary_fraction
         if rotated != int(rotated) or int(rotated) % 2:
             raise ValueError(
@@ -148,6 +179,34 @@ class ModelSpec(BaseModel):
                 f"least router_groups_per_token={chosen}"
             )
 
+    def _check_latent(self) -> None:
+        if self.latent is None:
+            return
+        only = {
+            "num_query_groups": self.num_attention_heads,
+            "qk_norm": False,
+            "qkv_bias": False,
+            "rotary_fraction": 1.0,
+            "rope_bands": None,
+            "rope_scaling_factor": 1.0,
+        }
+        for name, wanted in only.items():
+            if getattr(self, name) != wanted:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r}, wanted {wanted!r} with latent attention"
+                )
+        rotary = self.latent.rotary_head_dim
+        if rotary % 2 or rotary >= self.head_dim:
+            raise ValueError(
+                f"latent.rotary_head_dim={rotary} must be even and less than "
+                f"head_dim={self.head_dim}"
+            )
+        if self.latent.value_head_dim > self.head_dim:
+            raise ValueError(
+                f"latent.value_head_dim={self.latent.value_head_dim} must not exceed "
+                f"head_dim={self.head_dim}"
+            )
+
     @property
     def num_moe_layers(self) -> int:
         """Layers with experts, the last ones."""
@@ -162,6 +221,19 @@ class ModelSpec(BaseModel):
     def key_value_size(self) -> int:
         """Width of all key heads together (and of all value heads)."""
         return self.num_query_groups * self.head_dim
+
+    @property
+    def mixed_size(self) -> int:
+        """Width of the attention's output before its last projection."""
+        width = self.head_dim if self.latent is None else self.latent.value_head_dim
+        return self.num_attention_heads * width
+
+    @property
+    def cached_size(self) -> int:
+        """Numbers that a token leaves in one layer's KV cache."""
+        if self.latent is None:
+            return 2 * self.key_value_size
+        return self.latent.key_value_rank + self.latent.rotary_head_dim
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the canonical weights, in file order."""
@@ -191,7 +263,29 @@ class ModelSpec(BaseModel):
             }
         return shapes
 
+    def _latent_shapes(self, prefix: str, latent: LatentAttention) -> dict[str, tuple[int, ...]]:
+        heads, hidden = self.num_attention_heads, self.hidden_size
+        inner, rank = latent.query_rank, latent.key_value_rank
+        shapes: dict[str, tuple[int, ...]] = {}
+        if inner:
+            shapes |= {
+                f"{prefix}.q_a_proj.weight": (inner, hidden),
+                f"{prefix}.q_a_layernorm.weight": (inner,),
+                f"{prefix}.q_b_proj.weight": (self.query_size, inner),
+            }
+        else:
+            shapes[f"{prefix}.q_proj.weight"] = (self.query_size, hidden)
+        plain = self.head_dim - latent.rotary_head_dim
+        return shapes | {
+            f"{prefix}.kv_a_proj_with_mqa.weight": (rank + latent.rotary_head_dim, hidden),
+            f"{prefix}.kv_a_layernorm.weight": (rank,),
+            f"{prefix}.kv_b_proj.weight": (heads * (plain + latent.value_head_dim), rank),
+            f"{prefix}.o_proj.weight": (hidden, self.mixed_size),
+        }
+
     def _attention_shapes(self, prefix: str) -> dict[str, tuple[int, ...]]:
+        if self.latent is not None:
+            return self._latent_shapes(prefix, self.latent)
         sizes = {"q": self.query_size, "k": self.key_value_size, "v": self.key_value_size}
         shapes: dict[str, tuple[int, ...]] = {
             f"{prefix}.{part}_proj.weight": (rows, self.hidden_size) for part, rows in sizes.items()

@@ -28,6 +28,8 @@ FAMILIES = PluginGroup(
         "qwen3": "ostinato.models.families.dense:QWEN3",
         "qwen3_moe": "ostinato.models.families.experts:QWEN3_MOE",
         "glm4_moe": "ostinato.models.families.experts:GLM4_MOE",
+        "deepseek_v3": "ostinato.models.families.latent:DEEPSEEK_V3",
+        "kimi_k2": "ostinato.models.families.latent:KIMI_K2",
     },
 )
 

@@ -8,15 +8,15 @@ are one matrix; a block of queries meets only the keys up to its end; probabilit
 backward, which takes memory by the square of the row's length. So long rows go to torch's kernel,
 which keeps none.
 
-Shapes: C batch x key/value heads, R query heads a key/value head, T tokens, H head width, Q queries
-of a block, S keys so far.
+Shapes: C batch x key/value heads, R query heads a key/value head, T tokens, H width of a query or key
+head, V of a value head, Q queries of a block, S keys so far.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 QUERY_BLOCK_TOKENS = 128
 HEADS_A_PASS = 16
@@ -27,9 +27,9 @@ class _CausalAttention(torch.autograd.Function):
     """Forward and backward of `causal_attention`. Queries come already scaled."""
 
     @staticmethod
-    def forward(ctx: Any, query_CRTH: Tensor, key_CTH: Tensor, value_CTH: Tensor) -> Tensor:
+    def forward(ctx: Any, query_CRTH: Tensor, key_CTH: Tensor, value_CTV: Tensor) -> Tensor:
         heads, repeats, num_tokens, width = query_CRTH.shape
-        output_CRTH = torch.empty_like(query_CRTH)
+        output_CRTV = query_CRTH.new_empty(heads, repeats, num_tokens, value_CTV.shape[-1])
         block = min(QUERY_BLOCK_TOKENS, num_tokens)
         future_QQ = query_CRTH.new_full((block, block), float("-inf")).triu_(1)
         probabilities = []
@@ -41,28 +41,28 @@ class _CausalAttention(torch.autograd.Function):
             )
             scores[..., start:].add_(future_QQ[:size, :size])
             weights = torch.softmax(scores, dim=-1)
-            mixed = torch.bmm(weights.view(-1, repeats * size, stop), value_CTH[chosen, :stop])
-            output_CRTH[chosen, :, start:stop] = mixed.view(-1, repeats, size, width)
+            mixed = torch.bmm(weights.view(-1, repeats * size, stop), value_CTV[chosen, :stop])
+            output_CRTV[chosen, :, start:stop] = mixed.view(-1, repeats, size, output_CRTV.shape[-1])
             probabilities.append(weights)
-        ctx.save_for_backward(query_CRTH, key_CTH, value_CTH)
+        ctx.save_for_backward(query_CRTH, key_CTH, value_CTV)
         ctx.probabilities = probabilities if any(ctx.needs_input_grad) else None
-        return output_CRTH
+        return output_CRTV
 
     @staticmethod
-    def backward(ctx: Any, grad_CRTH: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        query_CRTH, key_CTH, value_CTH = ctx.saved_tensors
+    def backward(ctx: Any, grad_CRTV: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        query_CRTH, key_CTH, value_CTV = ctx.saved_tensors
         heads, repeats, num_tokens, width = query_CRTH.shape
         grad_query_CRTH = torch.empty_like(query_CRTH)
-        grad_key_CTH, grad_value_CTH = torch.zeros_like(key_CTH), torch.zeros_like(value_CTH)
+        grad_key_CTH, grad_value_CTV = torch.zeros_like(key_CTH), torch.zeros_like(value_CTV)
         for weights, (chosen, start, stop) in zip(
             ctx.probabilities, _blocks(heads, num_tokens), strict=True
         ):
             size = stop - start
             rows = (-1, repeats * size, stop)
             query = query_CRTH[chosen, :, start:stop].reshape(-1, repeats * size, width)
-            grad = grad_CRTH[chosen, :, start:stop].reshape(-1, repeats * size, width)
-            grad_value_CTH[chosen, :stop] += torch.bmm(weights.view(rows).transpose(1, 2), grad)
-            grad_weights = torch.bmm(grad, value_CTH[chosen, :stop].transpose(1, 2)).view(
+            grad = grad_CRTV[chosen, :, start:stop].flatten(1, 2)
+            grad_value_CTV[chosen, :stop] += torch.bmm(weights.view(rows).transpose(1, 2), grad)
+            grad_weights = torch.bmm(grad, value_CTV[chosen, :stop].transpose(1, 2)).view(
                 weights.shape
             )
             grad_scores = torch.ops.aten._softmax_backward_data(
@@ -71,7 +71,7 @@ class _CausalAttention(torch.autograd.Function):
             grad_query = torch.bmm(grad_scores, key_CTH[chosen, :stop])
             grad_query_CRTH[chosen, :, start:stop] = grad_query.view(-1, repeats, size, width)
             grad_key_CTH[chosen, :stop] += torch.bmm(grad_scores.transpose(1, 2), query)
-        return grad_query_CRTH, grad_key_CTH, grad_value_CTH
+        return grad_query_CRTH, grad_key_CTH, grad_value_CTV
 
 
 def _blocks(heads: int, num_tokens: int) -> list[tuple[slice, int, int]]:
@@ -83,12 +83,17 @@ def _blocks(heads: int, num_tokens: int) -> list[tuple[slice, int, int]]:
     ]
 
 
-def causal_attention(query_CRTH: Tensor, key_CTH: Tensor, value_CTH: Tensor) -> Tensor:
+def causal_attention(query_CRTH: Tensor, key_CTH: Tensor, value_CTV: Tensor) -> Tensor:
     """Attends each token to itself and those before it. Scores are scaled by H**-0.5."""
     if query_CRTH.shape[2] > LONGEST_KEPT_TOKENS:
+        # torch's kernel without the score matrix wants one width
+        missing = query_CRTH.shape[-1] - value_CTV.shape[-1]
         keys_CRTH, values_CRTH = (
-            part[:, None].expand_as(query_CRTH) for part in (key_CTH, value_CTH)
+            part[:, None].expand_as(query_CRTH) for part in (key_CTH, pad(value_CTV, (0, missing)))
         )
-        return scaled_dot_product_attention(query_CRTH, keys_CRTH, values_CRTH, is_causal=True)
+        mixed_CRTH = scaled_dot_product_attention(
+            query_CRTH, keys_CRTH, values_CRTH, is_causal=True
+        )
+        return mixed_CRTH[..., : value_CTV.shape[-1]]
     scaled_CRTH = query_CRTH * query_CRTH.shape[-1] ** -0.5
-    return _CausalAttention.apply(scaled_CRTH, key_CTH, value_CTH)  # type: ignore[no-any-return]
+    return _CausalAttention.apply(scaled_CRTH, key_CTH, value_CTV)  # type: ignore[no-any-return]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ostinato.models.spec import RopeBands
+from ostinato.models.spec import RopeBands, Yarn
 
 # Fields that do not change what the weights compute.
 IGNORED = {
@@ -67,6 +67,11 @@ class ConfigFields:
             return default[0]
         raise ValueError(f"config.json ({self._model_type}) has no {name!r}, wanted a value")
 
+    def is_null(self, name: str) -> bool:
+        """True where the field stands there and is null."""
+        self._read.add(name)
+        return name in self._config and self._config[name] is None
+
     def count(self, name: str, *default: int) -> int:
         """A positive whole number. ValueError for anything else."""
         value = self.take(name, *default)
@@ -93,8 +98,10 @@ class ConfigFields:
                 f"config.json ({self._model_type}): {name} = {value!r}, only {wanted!r} is supported"
             )
 
-    def rope(self, max_tokens: int, fraction: float = 1.0) -> dict[str, Any]:
-        """The fields of `ModelSpec` that say how positions rotate heads.
+    def rope(
+        self, max_tokens: int, fraction: float = 1.0, *, with_yarn: bool = False
+    ) -> dict[str, Any]:
+        """The fields of `ModelSpec` that say how positions rotate heads, and `yarn` where asked for.
 
         Newer files have `rope_parameters`, older ones `rope_theta` and `rope_scaling`. `fraction` is
         the part of a head that is rotated where the file is silent.
@@ -117,10 +124,12 @@ class ConfigFields:
                 high_frequency_factor=self._number(scaling, "high_freq_factor"),
                 original_tokens=int(self._number(scaling, "original_max_position_embeddings")),
             )
+        elif kind == "yarn" and with_yarn:
+            result["yarn"] = self._yarn(scaling, max_tokens)
         elif kind != "default":
             raise ValueError(
                 f"config.json ({self._model_type}): rope_type = {kind!r}, wanted one of default, "
-                "linear, llama3"
+                + ("yarn" if with_yarn else "linear, llama3")
             )
         if scaling:
             raise ValueError(
@@ -128,6 +137,30 @@ class ConfigFields:
                 f"understood (rope_type {kind!r})"
             )
         return result
+
+    def _yarn(self, scaling: dict[str, Any], max_tokens: int) -> Yarn:
+        """Takes YaRN's numbers out of the fields of RoPE."""
+        defaults = {
+            "original_max_position_embeddings": max_tokens,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 0.0,
+            "mscale_all_dim": 0.0,
+        }
+        number = {
+            name: self._number({name: default} | scaling, name)
+            for name, default in {"factor": None, **defaults}.items()
+        }
+        for name in number:
+            scaling.pop(name, None)
+        return Yarn(
+            factor=number["factor"],
+            fast_turns=number["beta_fast"],
+            slow_turns=number["beta_slow"],
+            original_tokens=int(number["original_max_position_embeddings"]),
+            mscale=number["mscale"],
+            mscale_all_dim=number["mscale_all_dim"],
+        )
 
     def _object(self, name: str) -> dict[str, Any]:
         """A copy of a field's object, empty where the field is absent; nulls left out."""

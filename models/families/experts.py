@@ -68,7 +68,7 @@ def _read_glm4_moe(fields: ConfigFields) -> ModelSpec:
         num_experts=fields.take("n_routed_experts"),
         experts_per_token=fields.take("num_experts_per_tok"),
         expert_hidden_size=inner,
-        shared_expert_hidden_size=inner * _shared_experts(fields),
+        shared_expert_hidden_size=inner * shared_experts(fields),
         router_normalizes=fields.take("norm_topk_prob", True),
         router_scale=fields.take("routed_scaling_factor", 1.0),
         router_groups=fields.take("n_group", 1),
@@ -78,7 +78,7 @@ def _read_glm4_moe(fields: ConfigFields) -> ModelSpec:
     )
 
 
-def _shared_experts(fields: ConfigFields) -> int:
+def shared_experts(fields: ConfigFields) -> int:
     """Shared experts; 0 is a number of them too."""
     value = fields.take("n_shared_experts", 1)
     return value if value == 0 else fields.count("n_shared_experts", 1)

@@ -34,6 +34,7 @@ class Family:
     # An equal shape in the family's own terms: what it adds is written as zeros, an output matrix
     # as a copy of the embedding.
     widen: Callable[[ModelSpec], ModelSpec] = lambda spec: spec
+    has_latent_attention: bool = False
 
     def spec_of(self, config: Mapping[str, Any]) -> ModelSpec:
         """The shape. ValueError names a field that is missing, unknown or not supported."""
@@ -44,6 +45,8 @@ class Family:
 
     def config_of(self, spec: ModelSpec) -> dict[str, Any] | None:
         """The fields of `config.json`. None: the family cannot state this shape."""
+        if (spec.latent is not None) != self.has_latent_attention:
+            return None
         fields = self.write_config(self.widen(without_drafts(spec)))
         if fields is None:
             return None

@@ -3,7 +3,8 @@
 It holds no parameters; projections, norms and RoPE are Megatron's. Padding at the end of a row
 needs no mask: causal attention never looks ahead.
 
-Shapes: T tokens, B batch, N query heads, M key/value heads, H head width, R = N/M, C = B*M.
+Shapes: T tokens, B batch, N query heads, M key/value heads, H width of a query or key head, V of a
+value head, R = N/M, C = B*M.
 """
 
 from typing import Any
@@ -26,7 +27,7 @@ class BlockCoreAttention(torch.nn.Module):
         self,
         query_TBNH: Tensor,
         key_TBMH: Tensor,
-        value_TBMH: Tensor,
+        value_TBMV: Tensor,
         attention_mask: None,
         /,
         **_: Any,
@@ -42,7 +43,7 @@ class BlockCoreAttention(torch.nn.Module):
             batch * groups, -1, num_tokens, head_dim
         )
         key_CTH = key_TBMH.permute(1, 2, 0, 3).reshape(-1, num_tokens, head_dim)
-        value_CTH = value_TBMH.permute(1, 2, 0, 3).reshape(-1, num_tokens, head_dim)
-        output_CRTH = causal_attention(query_CRTH, key_CTH, value_CTH)
-        output_BNTH = output_CRTH.view(batch, num_heads, num_tokens, head_dim)
-        return output_BNTH.permute(2, 0, 1, 3).reshape(num_tokens, batch, num_heads * head_dim)
+        value_CTV = value_TBMV.permute(1, 2, 0, 3).reshape(-1, num_tokens, value_TBMV.shape[-1])
+        output_CRTV = causal_attention(query_CRTH, key_CTH, value_CTV)
+        output_BNTV = output_CRTV.view(batch, num_heads, num_tokens, -1)
+        return output_BNTV.permute(2, 0, 1, 3).reshape(num_tokens, batch, -1)

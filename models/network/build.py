@@ -32,6 +32,7 @@ from ostinato.models.cpu import open_process_groups
 from ostinato.models.network.attention import BlockCoreAttention
 from ostinato.models.network.canonical import join_qkv, layer_tensors, split_qkv
 from ostinato.models.network.experts import DENSE_MLP, SortedMoELayer, TrunkConfig
+from ostinato.models.network.latent import LatentSelfAttention
 from ostinato.models.network.mtp import DraftLayer
 from ostinato.models.network.norm import RootMeanSquareNorm
 from ostinato.models.network.rope import stretch_frequencies
@@ -114,26 +115,32 @@ def block_modules(spec: ModelSpec) -> TransformerBlockSubmodules:
 
 
 def _layer_modules(spec: ModelSpec, mlp: ModuleSpec | type[SortedMoELayer]) -> ModuleSpec:
-    head_norm: Any = RootMeanSquareNorm if spec.qk_norm else IdentityOp
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RootMeanSquareNorm,
-            self_attention=ModuleSpec(
-                module=SelfAttention,
-                params={"attn_mask_type": AttnMaskType.causal},
-                submodules=SelfAttentionSubmodules(
-                    linear_qkv=ColumnParallelLinear,
-                    core_attention=BlockCoreAttention,  # type: ignore[arg-type]
-                    linear_proj=RowParallelLinear,
-                    q_layernorm=head_norm,
-                    k_layernorm=head_norm,
-                ),
-            ),
+            self_attention=_attention_modules(spec),
             self_attn_bda=get_bias_dropout_add,  # type: ignore[arg-type]
             pre_mlp_layernorm=RootMeanSquareNorm,
             mlp=mlp,
             mlp_bda=get_bias_dropout_add,  # type: ignore[arg-type]
+        ),
+    )
+
+
+def _attention_modules(spec: ModelSpec) -> ModuleSpec:
+    if spec.latent is not None:
+        return ModuleSpec(module=LatentSelfAttention)
+    head_norm: Any = RootMeanSquareNorm if spec.qk_norm else IdentityOp
+    return ModuleSpec(
+        module=SelfAttention,
+        params={"attn_mask_type": AttnMaskType.causal},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=ColumnParallelLinear,
+            core_attention=BlockCoreAttention,  # type: ignore[arg-type]
+            linear_proj=RowParallelLinear,
+            q_layernorm=head_norm,
+            k_layernorm=head_norm,
         ),
     )
 
@@ -164,7 +171,7 @@ class TrainerModel(torch.nn.Module):
             vocab_size=spec.vocab_size,
             max_sequence_length=spec.max_sequence_tokens,
             share_embeddings_and_output_weights=spec.tied_embeddings,
-            position_embedding_type="rope",
+            position_embedding_type="none" if spec.latent else "rope",  # latent heads have their own
             rotary_percent=spec.rotary_fraction,
         )
         self.set_rope_scaling(spec.rope_scaling_factor)
@@ -172,6 +179,13 @@ class TrainerModel(torch.nn.Module):
 
     def set_rope_scaling(self, factor: float) -> None:
         """Divides positions by `factor` from now on. The spec follows."""
+        if self.spec.latent is not None:
+            if factor != 1:
+                raise ValueError(
+                    f"rope_scaling_factor={factor}, wanted 1 with latent attention, whose context "
+                    "YaRN stretches (latent.yarn)"
+                )
+            return
         self.spec = self.spec.model_copy(update={"rope_scaling_factor": factor})
         # A new module: Megatron caches the angles of the old one by its identity.
         rotary = RotaryEmbedding(

@@ -10,21 +10,40 @@ from ostinato.models.spec import ModelSpec
 
 def layer_tensors(layer: Any, prefix: str, spec: ModelSpec) -> dict[str, Tensor]:
     """Tensors of one layer. Query, key and value are one, `qkv_proj`."""
-    attention = layer.self_attention
-    named: dict[str, Tensor] = {
-        f"{prefix}.input_layernorm.weight": layer.input_layernorm.weight,
-        f"{prefix}.self_attn.qkv_proj.weight": attention.linear_qkv.weight,
-    }
-    if spec.qkv_bias:
-        named[f"{prefix}.self_attn.qkv_proj.bias"] = attention.linear_qkv.bias
-    named[f"{prefix}.self_attn.o_proj.weight"] = attention.linear_proj.weight
-    if spec.qk_norm:
-        named[f"{prefix}.self_attn.q_norm.weight"] = attention.q_layernorm.weight
-        named[f"{prefix}.self_attn.k_norm.weight"] = attention.k_layernorm.weight
+    named: dict[str, Tensor] = {f"{prefix}.input_layernorm.weight": layer.input_layernorm.weight}
+    attention_tensors = _grouped_tensors if spec.latent is None else _latent_tensors
+    named |= attention_tensors(layer.self_attention, f"{prefix}.self_attn", spec)
     named[f"{prefix}.post_attention_layernorm.weight"] = layer.pre_mlp_layernorm.weight
     if layer.layer_number <= spec.num_dense_layers:  # Megatron counts from 1
         return named | _dense_tensors(layer.mlp, f"{prefix}.mlp")
     return named | _moe_tensors(layer.mlp, f"{prefix}.mlp", spec)
+
+
+def _grouped_tensors(attention: Any, prefix: str, spec: ModelSpec) -> dict[str, Tensor]:
+    named: dict[str, Tensor] = {f"{prefix}.qkv_proj.weight": attention.linear_qkv.weight}
+    if spec.qkv_bias:
+        named[f"{prefix}.qkv_proj.bias"] = attention.linear_qkv.bias
+    named[f"{prefix}.o_proj.weight"] = attention.linear_proj.weight
+    if spec.qk_norm:
+        named[f"{prefix}.q_norm.weight"] = attention.q_layernorm.weight
+        named[f"{prefix}.k_norm.weight"] = attention.k_layernorm.weight
+    return named
+
+
+def _latent_tensors(attention: Any, prefix: str, spec: ModelSpec) -> dict[str, Tensor]:
+    named: dict[str, Tensor] = {f"{prefix}.q_proj.weight": attention.q_up.weight}
+    if attention.q_down is not None:
+        named = {
+            f"{prefix}.q_a_proj.weight": attention.q_down.weight,
+            f"{prefix}.q_a_layernorm.weight": attention.q_norm.weight,
+            f"{prefix}.q_b_proj.weight": attention.q_up.weight,
+        }
+    return named | {
+        f"{prefix}.kv_a_proj_with_mqa.weight": attention.kv_down.weight,
+        f"{prefix}.kv_a_layernorm.weight": attention.kv_norm.weight,
+        f"{prefix}.kv_b_proj.weight": attention.kv_up.weight,
+        f"{prefix}.o_proj.weight": attention.linear_proj.weight,
+    }
 
 
 def _moe_tensors(moe: Any, prefix: str, spec: ModelSpec) -> dict[str, Tensor]:

@@ -65,6 +65,43 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+LATENT = {
+    "hidden_size": 40,
+    "num_key_value_heads": 9,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 7,
+    "head_dim": 6,
+    "moe_intermediate_size": 24,
+    "num_experts_per_tok": 3,
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "num_nextn_predict_layers": 0,
+}
+YARN = {
+    "rope_theta": 500.0,
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 32,
+}
+CASES |= {
+    "deepseek_v3": ("deepseek_v3", LATENT | {"rope_parameters": YARN}),
+    "deepseek_v3-whole-queries": ("deepseek_v3", LATENT | {"q_lora_rank": None, "n_group": 1, "topk_group": 1}),
+    "deepseek_v3-one-mscale": (
+        "deepseek_v3",
+        LATENT | {"rope_parameters": {k: v for k, v in YARN.items() if k != "mscale_all_dim"}},
+    ),
+}
 TOKENS_BT = torch.randint(0, 131, (2, 33), generator=torch.Generator().manual_seed(5))
 
 
@@ -154,7 +191,7 @@ def test_import_and_export_change_no_bit(name: str, dtype: torch.dtype, tmp_path
     assert family.spec_of(config) == ours.spec
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_moe", "glm4_moe"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_moe", "glm4_moe", "deepseek_v3"])
 def test_logits_of_bf16_weights_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     theirs = publish(name, tmp_path, torch.bfloat16, spread=1.0)
     _, ours = read(tmp_path)

@@ -1,0 +1,145 @@
+"""Families with latent attention and experts: deepseek_v3 (V3, V3.1, R1) and its copy kimi_k2."""
+
+from typing import Any
+
+from ostinato.models.families.config_fields import ConfigFields
+from ostinato.models.families.experts import shared_experts
+from ostinato.models.families.family import Family
+from ostinato.models.spec import LatentAttention, ModelSpec, Yarn
+
+# Fields with which the two publish the same router.
+ROUTER = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
+# Fields of training alone.
+UNUSED = ("aux_loss_alpha", "seq_aux", "ep_size", "auto_map", "qk_head_dim")
+
+
+def _read(fields: ConfigFields) -> ModelSpec:
+    fields.expect("attention_bias", False, False)
+    fields.expect("rope_interleave", True, True)
+    for name, wanted in ROUTER.items():
+        fields.expect(name, wanted, wanted)
+    for name in (*UNUSED, "num_nextn_predict_layers", "num_mtp_layers"):
+        fields.take(name, None)  # draft layers stay out: of theirs ours have another form
+    heads, rotary = fields.count("num_attention_heads"), fields.count("qk_rope_head_dim", 64)
+    fields.expect("num_key_value_heads", heads, heads)
+    fields.expect("head_dim", rotary, rotary)  # so transformers writes it
+    max_tokens = fields.count("max_position_embeddings", 4096)
+    rope = fields.rope(max_tokens, with_yarn=True)
+    yarn: Yarn | None = rope.pop("yarn", None)
+    dense = fields.take("first_k_dense_replace", 3)
+    dense_inner = fields.count("intermediate_size")
+    inner = fields.count("moe_intermediate_size")
+    return ModelSpec(
+        vocab_size=fields.count("vocab_size"),
+        hidden_size=fields.count("hidden_size"),
+        num_layers=fields.count("num_hidden_layers"),
+        num_attention_heads=heads,
+        num_query_groups=heads,
+        head_dim=fields.count("qk_nope_head_dim", 128) + rotary,
+        latent=LatentAttention(
+            query_rank=_query_rank(fields),
+            key_value_rank=fields.count("kv_lora_rank", 512),
+            rotary_head_dim=rotary,
+            value_head_dim=fields.count("v_head_dim", 128),
+            yarn=yarn,
+        ),
+        num_dense_layers=dense,
+        dense_hidden_size=dense_inner if dense else 0,
+        num_experts=fields.count("n_routed_experts", 256),
+        experts_per_token=fields.count("num_experts_per_tok", 8),
+        expert_hidden_size=inner,
+        shared_expert_hidden_size=inner * shared_experts(fields),
+        router_normalizes=fields.take("norm_topk_prob", True),
+        router_scale=fields.take("routed_scaling_factor", 2.5),
+        router_groups=fields.count("n_group", 8),
+        router_groups_per_token=fields.count("topk_group", 4),
+        qk_norm=False,
+        tied_embeddings=fields.take("tie_word_embeddings", False),
+        max_sequence_tokens=max_tokens,
+        norm_epsilon=fields.take("rms_norm_eps", 1e-6),
+        **rope,
+    )
+
+
+def _query_rank(fields: ConfigFields) -> int:
+    """0 where the file says null."""
+    if fields.is_null("q_lora_rank"):
+        return 0
+    return fields.count("q_lora_rank", 1536)
+
+
+def _write(spec: ModelSpec) -> dict[str, Any] | None:
+    latent, inner = spec.latent, spec.expert_hidden_size
+    if latent is None or not spec.num_moe_layers or spec.router_score != "sigmoid":
+        return None
+    if spec.shared_expert_hidden_size % inner:
+        return None
+    return {
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_attention_heads,
+        "num_key_value_heads": spec.num_attention_heads,
+        "q_lora_rank": latent.query_rank or None,
+        "kv_lora_rank": latent.key_value_rank,
+        "qk_nope_head_dim": spec.head_dim - latent.rotary_head_dim,
+        "qk_rope_head_dim": latent.rotary_head_dim,
+        "v_head_dim": latent.value_head_dim,
+        "max_position_embeddings": spec.max_sequence_tokens,
+        "rms_norm_eps": spec.norm_epsilon,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": spec.tied_embeddings,
+        "intermediate_size": spec.dense_hidden_size or inner,
+        "moe_intermediate_size": inner,
+        "first_k_dense_replace": spec.num_dense_layers,
+        "n_routed_experts": spec.num_experts,
+        "n_shared_experts": spec.shared_expert_hidden_size // inner,
+        "num_experts_per_tok": spec.experts_per_token,
+        "norm_topk_prob": spec.router_normalizes,
+        "routed_scaling_factor": spec.router_scale,
+        "n_group": spec.router_groups,
+        "topk_group": spec.router_groups_per_token,
+        "num_nextn_predict_layers": 0,
+        **ROUTER,
+        **_write_rope(spec, latent),
+    }
+
+
+def _write_rope(spec: ModelSpec, latent: LatentAttention) -> dict[str, Any]:
+    """RoPE as newer and older readers look for it."""
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if latent.yarn is not None:
+        rope = {
+            "rope_type": "yarn",
+            "factor": latent.yarn.factor,
+            "beta_fast": latent.yarn.fast_turns,
+            "beta_slow": latent.yarn.slow_turns,
+            "original_max_position_embeddings": latent.yarn.original_tokens,
+        }
+        scales = {"mscale": latent.yarn.mscale, "mscale_all_dim": latent.yarn.mscale_all_dim}
+        rope |= {name: value for name, value in scales.items() if value}
+    fields = {
+        "rope_theta": spec.rope_base,
+        "rope_parameters": rope | {"rope_theta": spec.rope_base},
+    }
+    if latent.yarn is not None:
+        fields["rope_scaling"] = rope
+    return fields
+
+
+def _widen(spec: ModelSpec) -> ModelSpec:
+    """With a shared expert, which the family always has."""
+    shared = spec.shared_expert_hidden_size or spec.expert_hidden_size
+    return spec.model_copy(update={"shared_expert_hidden_size": shared})
+
+
+ARCHITECTURE = "DeepseekV3ForCausalLM"
+DEEPSEEK_V3 = Family(
+    "deepseek_v3", ARCHITECTURE, _read, _write, _widen, has_latent_attention=True
+)
+# Read under its own name; written as deepseek_v3, which every engine knows.
+KIMI_K2 = Family(
+    "kimi_k2", ARCHITECTURE, _read, lambda _: None, _widen, has_latent_attention=True
+)

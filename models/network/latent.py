@@ -1,0 +1,122 @@
+"""Multi-head latent attention, plugged in as Megatron's self-attention (DeepSeek-V2, arXiv 2405.04434,
+section 2.1).
+
+The projections down are small: each rank holds them whole. Those up are cut by heads. Megatron's own
+module builds its RoPE on a CUDA device, so this one stands in for it, on Megatron's linear layers.
+
+Shapes: T tokens, B batch, N query heads, H width of a query or key head, V of a value head, R rotated
+columns of H, C = H-R.
+"""
+
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+
+from ostinato.models.network.attention import BlockCoreAttention
+from ostinato.models.network.experts import TrunkConfig
+from ostinato.models.network.norm import RootMeanSquareNorm
+from ostinato.models.network.rope import yarn_frequencies, yarn_scales
+
+LATENT_NORM_EPSILON = 1e-6  # of these norms in every published model, whatever the others have
+
+
+class LatentSelfAttention(MegatronModule):
+    """Queries, keys and values from low ranks; the last columns of a head carry its position."""
+
+    def __init__(self, config: TrunkConfig, layer_number: int, **_: Any) -> None:
+        super().__init__(config)
+        spec, latent = config.spec, config.spec.latent
+        assert latent is not None
+        self.widths = (spec.head_dim - latent.rotary_head_dim, latent.rotary_head_dim)
+        self.key_value_rank, self.value_width = latent.key_value_rank, latent.value_head_dim
+        self.q_down = self.q_norm = None
+        if latent.query_rank:
+            self.q_down = self._whole(spec.hidden_size, latent.query_rank)
+            self.q_norm = RootMeanSquareNorm(latent.query_rank, LATENT_NORM_EPSILON, config)
+        self.q_up = self._cut(latent.query_rank or spec.hidden_size, spec.query_size)
+        self.kv_down = self._whole(spec.hidden_size, sum((self.key_value_rank, self.widths[1])))
+        self.kv_norm = RootMeanSquareNorm(self.key_value_rank, LATENT_NORM_EPSILON, config)
+        up_rows = spec.num_attention_heads * (self.widths[0] + self.value_width)
+        self.kv_up = self._cut(self.key_value_rank, up_rows)
+        self.core_attention = BlockCoreAttention(config, layer_number)
+        self.linear_proj = RowParallelLinear(
+            spec.mixed_size,
+            spec.hidden_size,
+            config=config,
+            init_method=config.output_layer_init_method,  # type: ignore[arg-type]  # filled in
+            bias=False,
+            input_is_parallel=True,
+            skip_bias_add=True,
+        )
+
+    def _whole(self, columns: int, rows: int) -> torch.nn.Linear:
+        """A matrix that every rank holds, and under sequence parallelism applies to its tokens."""
+        linear = torch.nn.Linear(columns, rows, bias=False)
+        self.config.init_method(linear.weight)  # type: ignore[misc]  # Megatron fills it in
+        linear.weight.sequence_parallel = self.config.sequence_parallel  # type: ignore[assignment]
+        return linear
+
+    def _cut(self, columns: int, rows: int) -> ColumnParallelLinear:
+        """A matrix whose rows, whole heads, lie on the ranks of tensor parallelism."""
+        return ColumnParallelLinear(
+            columns,
+            rows,
+            config=self.config,
+            init_method=self.config.init_method,  # type: ignore[arg-type]
+            bias=False,
+            gather_output=False,
+        )
+
+    def forward(self, hidden_states: Tensor, attention_mask: None, **_: Any) -> tuple[Tensor, None]:
+        """Output time first, and None as bias."""
+        latent, key_rotated_TBR = self.kv_down(hidden_states).split(
+            (self.key_value_rank, self.widths[1]), -1
+        )
+        if self.config.sequence_parallel:
+            key_rotated_TBR = gather_from_sequence_parallel_region(key_rotated_TBR)
+        key_value = _heads(self.kv_up(self.kv_norm(latent))[0], self.widths[0] + self.value_width)
+        key_plain_TBNC, value_TBNV = key_value.split((self.widths[0], self.value_width), -1)
+        if self.q_down is not None and self.q_norm is not None:
+            hidden_states = self.q_norm(self.q_down(hidden_states))
+        query_TBNH = _heads(self.q_up(hidden_states)[0], sum(self.widths))
+        query_plain_TBNC, query_rotated_TBNR = query_TBNH.split(self.widths, -1)
+        cos_TR, sin_TR, score_scale = self._angles(query_TBNH)
+        query_rotated_TBNR = _rotate(query_rotated_TBNR, cos_TR, sin_TR)
+        key_rotated_TBNR = _rotate(key_rotated_TBR[:, :, None], cos_TR, sin_TR)
+        key_rotated_TBNR = key_rotated_TBNR.expand(-1, -1, key_plain_TBNC.shape[2], -1)
+        mixed = self.core_attention(
+            torch.cat((query_plain_TBNC, query_rotated_TBNR), -1) * score_scale,
+            torch.cat((key_plain_TBNC, key_rotated_TBNR), -1),
+            value_TBNV,
+            attention_mask,
+        )
+        return self.linear_proj(mixed)[0], None
+
+    def _angles(self, query_TBNH: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Cosines and sines of half the rotated columns, and the factor of the scores."""
+        spec, latent = self.config.spec, self.config.spec.latent
+        width, rotated_scale, score_scale = latent.rotary_head_dim, 1.0, 1.0
+        if latent.yarn is None:
+            exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+            frequencies = 1.0 / spec.rope_base**exponents
+        else:
+            frequencies = yarn_frequencies(width, spec.rope_base, latent.yarn)
+            rotated_scale, score_scale = yarn_scales(latent.yarn)
+        frequencies = frequencies.to(query_TBNH.device)
+        angles = torch.arange(len(query_TBNH), device=query_TBNH.device).outer(frequencies)
+        return angles.cos() * rotated_scale, angles.sin() * rotated_scale, score_scale
+
+
+def _heads(rows_TBO: Tensor, width: int) -> Tensor:
+    return rows_TBO.view(*rows_TBO.shape[:2], -1, width)
+
+
+def _rotate(columns_TBNR: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
+    """Columns 2i and 2i+1 are a pair; the results stand in halves, which scores do not see."""
+    first, second = columns_TBNR[..., 0::2], columns_TBNR[..., 1::2]
+    cos, sin = (part[:, None, None].to(columns_TBNR.dtype) for part in (cos_TR, sin_TR))
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
