@@ -229,6 +229,12 @@ class ModelSpec(BaseModel):
         return self.num_attention_heads * width
 
     @property
+    def attention_parameters(self) -> int:
+        """Elements of the matrices of one layer's attention."""
+        shapes = self._attention_shapes("").values()
+        return sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)
+
+    @property
     def cached_size(self) -> int:
         """Numbers that a token leaves in one layer's KV cache."""
         if self.latent is None:

@@ -93,6 +93,7 @@ def check_vectors(spec: ModelSpec) -> None:
     vectors.
     """
     only: dict[str, tuple[Any, ...]] = {
+        "latent": (None,),
         "num_dense_layers": (0, spec.num_layers),
         "router_score": ("sigmoid",),
         "router_normalizes": (True,),

@@ -35,7 +35,7 @@ class RolloutPlan(Record):
 
 def key_value_bytes(spec: ModelSpec) -> int:
     """Bytes of one token in the cache, bf16."""
-    return 4 * spec.key_value_size * spec.num_layers
+    return 2 * spec.cached_size * spec.num_layers
 
 
 def estimate_replica(

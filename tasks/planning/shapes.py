@@ -10,7 +10,7 @@ from ostinato.models.spec import ModelSpec
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 # a rank has its part of the rows or columns of these; of all others it has the whole
 _SPLIT = re.compile(
-    r"(embed_tokens|lm_head|[qkvo]_proj|mlp\.gate_up_proj|mlp\.down_proj"
+    r"(embed_tokens|lm_head|[qkvo]_proj|(q|kv)_b_proj|mlp\.gate_up_proj|mlp\.down_proj"
     r"|shared_experts\.(gate_up_proj|down_proj))\.weight$"
 )
 _EXPERT = re.compile(r"\.experts\.")
@@ -74,24 +74,26 @@ class TokenOperations(Record):
 def token_operations(spec: ModelSpec, row_tokens: float) -> TokenOperations:
     """Two a parameter that the token meets; attention looks back at half a row on average."""
     hidden, moe = spec.hidden_size, spec.num_moe_layers
-    attention = 2 * hidden * (spec.query_size + spec.key_value_size)
-    dense = (
-        spec.num_layers * attention + spec.num_dense_layers * 3 * hidden * spec.dense_hidden_size
-    )
+    dense = spec.num_layers * spec.attention_parameters
+    dense += spec.num_dense_layers * 3 * hidden * spec.dense_hidden_size
     dense += moe * hidden * (spec.num_experts + 3 * spec.shared_expert_hidden_size)
     grouped = moe * spec.experts_per_token * 3 * hidden * spec.expert_hidden_size
     head = spec.vocab_size * hidden
     return TokenOperations(
         products=2.0 * (dense + head),
         grouped=2.0 * grouped,
-        attention=2.0 * spec.num_layers * row_tokens * spec.query_size,
+        attention=float(spec.num_layers * row_tokens * (spec.query_size + spec.mixed_size)),
     )
 
 
 def layer_activation_bytes(spec: ModelSpec, *, is_dense: bool) -> int:
     """Bytes in bf16 that one token leaves in one layer for the backward pass."""
     hidden = spec.hidden_size
-    elements = 4 * hidden + 2 * (spec.query_size + spec.key_value_size)
+    elements = 4 * hidden + spec.query_size + spec.mixed_size
+    if spec.latent is None:
+        elements += 2 * spec.key_value_size
+    else:  # the ranks, and the keys and values that come out of them
+        elements += spec.latent.query_rank + spec.cached_size + spec.query_size + spec.mixed_size
     if is_dense:
         return 2 * (elements + 3 * spec.dense_hidden_size)
     routed = spec.experts_per_token * (2 * hidden + 3 * spec.expert_hidden_size)

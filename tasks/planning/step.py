@@ -115,6 +115,8 @@ def _sent(spec: ModelSpec, layout: ParallelLayout, work: TrainingWork) -> StepBy
     held = max(stage_parameters(spec, layout), key=lambda one: one.all)
     copies = layout.data * layout.context
     data = _outside(copies) * held.dense + _outside(layout.expert_data) * held.expert
+    # of latents every tensor-parallel rank needs the whole
+    exchanged = spec.cached_size / (layout.tensor if spec.latent is None else 1)
     routed = tokens / layout.tensor * spec.experts_per_token * hidden
     return StepBytes(
         # gather and scatter around attention and MLP, forward and backward
@@ -122,7 +124,7 @@ def _sent(spec: ModelSpec, layout: ParallelLayout, work: TrainingWork) -> StepBy
         # dispatch and combine, forward and backward
         expert=4 * moe * routed * _outside(layout.expert * layout.expert_tensor),
         # keys and values, and their gradients
-        context=layers * tokens * 8 * spec.key_value_size / layout.tensor * (layout.context - 1),
+        context=layers * tokens * 4 * exchanged * (layout.context - 1),
         pipeline=2
         * tokens
         * hidden

@@ -23,6 +23,7 @@ REQUIRED = {
     "qwen2": DENSE,
     "qwen3": DENSE,
     "qwen3_moe": EXPERTS | {"num_experts": 8},
+    "deepseek_v3": EXPERTS | {"num_hidden_layers": 5, "num_key_value_heads": 8, "num_mtp_layers": 0},
     "glm4_moe": EXPERTS | {"n_routed_experts": 8, "num_mtp_layers": 0},
 }
 

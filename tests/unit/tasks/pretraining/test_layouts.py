@@ -28,6 +28,28 @@ NANO = make_spec(40, 32, heads=(4, 2, 8), max_sequence_tokens=64, drafts=(1, 24)
 QWEN3_MOE = make_spec(40, 32, heads=(4, 2, 8), max_sequence_tokens=64).model_copy(
     update={"router_score": "softmax", "tied_embeddings": False}
 )
+# deepseek_v3's: latent attention, groups of experts, a dense first layer, a shared expert
+DEEPSEEK_V3 = ModelSpec.model_validate(
+    {
+        **QWEN3_MOE.model_dump(),
+        "num_query_groups": 4,
+        "head_dim": 10,
+        "latent": {
+            "query_rank": 12,
+            "key_value_rank": 8,
+            "rotary_head_dim": 4,
+            "value_head_dim": 6,
+            "yarn": {"factor": 4.0, "original_tokens": 16, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+        "qk_norm": False,
+        "router_score": "sigmoid",
+        "router_groups": 2,
+        "num_dense_layers": 1,
+        "dense_hidden_size": 48,
+        "shared_expert_hidden_size": 16,
+    }
+)
+SPECS = {"nano": NANO, "qwen3_moe": QWEN3_MOE, "deepseek_v3": DEEPSEEK_V3}
 # Layouts sum in another order: 1e-7 a step in fp32, times what AdamW makes of it where a gradient is
 # near 0 (a step of the whole rate, 4e-3, whatever its size).
 WEIGHTS = {"atol": 2e-4, "rtol": 1e-3}
@@ -102,7 +124,7 @@ def alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, T
     directory = tmp_path_factory.mktemp("alone")
     return {
         name: train(corpus, directory / name, spec, 1, {})
-        for name, spec in (("nano", NANO), ("qwen3_moe", QWEN3_MOE))
+        for name, spec in SPECS.items()
     }
 
 
@@ -135,7 +157,7 @@ ALWAYS = 4  # of nano's; four ranks take 12 s
             *layout,
             marks=pytest.mark.slow if number < always else pytest.mark.nightly,
         )
-        for name, always in (("nano", ALWAYS), ("qwen3_moe", ALWAYS - 1))
+        for name, always in (("nano", ALWAYS), ("qwen3_moe", ALWAYS - 1), ("deepseek_v3", ALWAYS - 1))
         for number, layout in enumerate(LAYOUTS)
     ],
 )
@@ -147,8 +169,7 @@ def test_training_does_not_depend_on_the_layout(
     ranks: int,
     layout: dict[str, int],
 ) -> None:
-    spec = {"nano": NANO, "qwen3_moe": QWEN3_MOE}[name]
-    seen = train(corpus, tmp_path / "run", spec, ranks, layout)
+    seen = train(corpus, tmp_path / "run", SPECS[name], ranks, layout)
     assert len(seen.figures) == STEPS
     check_equal(seen, alone[name])
 
