@@ -42,7 +42,9 @@ class _CausalAttention(torch.autograd.Function):
             scores[..., start:].add_(future_QQ[:size, :size])
             weights = torch.softmax(scores, dim=-1)
             mixed = torch.bmm(weights.view(-1, repeats * size, stop), value_CTV[chosen, :stop])
-            output_CRTV[chosen, :, start:stop] = mixed.view(-1, repeats, size, output_CRTV.shape[-1])
+            output_CRTV[chosen, :, start:stop] = mixed.view(
+                -1, repeats, size, output_CRTV.shape[-1]
+            )
             probabilities.append(weights)
         ctx.save_for_backward(query_CRTH, key_CTH, value_CTV)
         ctx.probabilities = probabilities if any(ctx.needs_input_grad) else None

@@ -1,16 +1,17 @@
 """The plain formula of causal grouped-query attention, to check `op.py` against.
 
-Shapes: C batch x key/value heads, R query heads a key/value head, T tokens, H head width.
+Shapes: C batch x key/value heads, R query heads a key/value head, T tokens, H width of a query or key head,
+V of a value head.
 """
 
 import torch
 from torch import Tensor
 
 
-def causal_attention_reference(query_CRTH: Tensor, key_CTH: Tensor, value_CTH: Tensor) -> Tensor:
+def causal_attention_reference(query_CRTH: Tensor, key_CTH: Tensor, value_CTV: Tensor) -> Tensor:
     """Mixes the values of each token and those before it by softmax of scaled scores."""
     scores = torch.einsum("crth,csh->crts", query_CRTH, key_CTH) * query_CRTH.shape[-1] ** -0.5
     future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
     return torch.einsum(
-        "crts,csh->crth", scores.masked_fill(future, float("-inf")).softmax(-1), value_CTH
+        "crts,csv->crtv", scores.masked_fill(future, float("-inf")).softmax(-1), value_CTV
     )

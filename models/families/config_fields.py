@@ -114,9 +114,9 @@ class ConfigFields:
         kind = scaling.pop("rope_type", None) or scaling.pop("type", "default")
         scaling.pop("type", None)
         result: dict[str, Any] = {"rope_base": base, "rotary_fraction": fraction}
-        if kind == "linear":
+        if kind == "linear" and not with_yarn:
             result["rope_scaling_factor"] = self._number(scaling, "factor")
-        elif kind == "llama3":
+        elif kind == "llama3" and not with_yarn:
             scaling.setdefault("original_max_position_embeddings", max_tokens)
             result["rope_bands"] = RopeBands(
                 factor=self._number(scaling, "factor"),

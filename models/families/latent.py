@@ -136,10 +136,6 @@ def _widen(spec: ModelSpec) -> ModelSpec:
 
 
 ARCHITECTURE = "DeepseekV3ForCausalLM"
-DEEPSEEK_V3 = Family(
-    "deepseek_v3", ARCHITECTURE, _read, _write, _widen, has_latent_attention=True
-)
+DEEPSEEK_V3 = Family("deepseek_v3", ARCHITECTURE, _read, _write, _widen, has_latent_attention=True)
 # Read under its own name; written as deepseek_v3, which every engine knows.
-KIMI_K2 = Family(
-    "kimi_k2", ARCHITECTURE, _read, lambda _: None, _widen, has_latent_attention=True
-)
+KIMI_K2 = Family("kimi_k2", ARCHITECTURE, _read, lambda _: None, _widen, has_latent_attention=True)

@@ -171,7 +171,9 @@ class TrainerModel(torch.nn.Module):
             vocab_size=spec.vocab_size,
             max_sequence_length=spec.max_sequence_tokens,
             share_embeddings_and_output_weights=spec.tied_embeddings,
-            position_embedding_type="none" if spec.latent else "rope",  # latent heads have their own
+            position_embedding_type="none"
+            if spec.latent
+            else "rope",  # latent heads have their own
             rotary_percent=spec.rotary_fraction,
         )
         self.set_rope_scaling(spec.rope_scaling_factor)

@@ -31,6 +31,7 @@ class LatentSelfAttention(MegatronModule):
         super().__init__(config)
         spec, latent = config.spec, config.spec.latent
         assert latent is not None
+        self.spec, self.latent = spec, latent
         self.widths = (spec.head_dim - latent.rotary_head_dim, latent.rotary_head_dim)
         self.key_value_rank, self.value_width = latent.key_value_rank, latent.value_head_dim
         self.q_down = self.q_norm = None
@@ -98,7 +99,7 @@ class LatentSelfAttention(MegatronModule):
 
     def _angles(self, query_TBNH: Tensor) -> tuple[Tensor, Tensor, float]:
         """Cosines and sines of half the rotated columns, and the factor of the scores."""
-        spec, latent = self.config.spec, self.config.spec.latent
+        spec, latent = self.spec, self.latent
         width, rotated_scale, score_scale = latent.rotary_head_dim, 1.0, 1.0
         if latent.yarn is None:
             exponents = torch.arange(0, width, 2, dtype=torch.float32) / width

@@ -23,9 +23,7 @@ def yarn_frequencies(width: int, base: float, yarn: Yarn) -> Tensor:
 
     def column(turns: float) -> float:
         """Pair of columns that turns so often within the original context."""
-        return (
-            width * math.log(yarn.original_tokens / (turns * 2 * math.pi)) / (2 * math.log(base))
-        )
+        return width * math.log(yarn.original_tokens / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low = max(math.floor(column(yarn.fast_turns)), 0)
     high = min(math.ceil(column(yarn.slow_turns)), width - 1)

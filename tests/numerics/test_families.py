@@ -96,7 +96,10 @@ YARN = {
 }
 CASES |= {
     "deepseek_v3": ("deepseek_v3", LATENT | {"rope_parameters": YARN}),
-    "deepseek_v3-whole-queries": ("deepseek_v3", LATENT | {"q_lora_rank": None, "n_group": 1, "topk_group": 1}),
+    "deepseek_v3-whole-queries": (
+        "deepseek_v3",
+        LATENT | {"q_lora_rank": None, "n_group": 1, "topk_group": 1},
+    ),
     "deepseek_v3-one-mscale": (
         "deepseek_v3",
         LATENT | {"rope_parameters": {k: v for k, v in YARN.items() if k != "mscale_all_dim"}},

@@ -9,15 +9,19 @@ from ostinato.kernels.attention.reference import causal_attention_reference
 SHAPES = [(3, 2, 7), (17, 1, 130), (2, 3, 300), (1, 3, LONGEST_KEPT_TOKENS + 5)]
 
 
+@pytest.mark.parametrize("value_width", [4, 3])
 @pytest.mark.parametrize(("heads", "repeats", "num_tokens"), SHAPES)
-def test_causal_attention_equals_reference(heads: int, repeats: int, num_tokens: int) -> None:
+def test_causal_attention_equals_reference(
+    heads: int, repeats: int, num_tokens: int, value_width: int
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    shapes = ((heads, repeats, num_tokens, 4), (heads, num_tokens, 4), (heads, num_tokens, 4))
+    queries = (heads, repeats, num_tokens, 4)
+    shapes = (queries, (heads, num_tokens, 4), (heads, num_tokens, value_width))
     leaves = [
         torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
         for shape in shapes
     ]
-    direction = torch.randn(shapes[0], generator=generator, dtype=torch.float64)
+    direction = torch.randn((*queries[:3], value_width), generator=generator, dtype=torch.float64)
     output, expected = causal_attention(*leaves), causal_attention_reference(*leaves)
     torch.testing.assert_close(output, expected, atol=1e-12, rtol=1e-12)
     grads = torch.autograd.grad(output, leaves, direction)

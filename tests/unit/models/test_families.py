@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import transformers
 
-from ostinato.infra.serving.published_models import FAMILIES
+from ostinato.infra.serving.published_models import FAMILIES, family_of_spec
 from ostinato.models.families.family import Family
 
 DENSE = {
@@ -23,7 +23,8 @@ REQUIRED = {
     "qwen2": DENSE,
     "qwen3": DENSE,
     "qwen3_moe": EXPERTS | {"num_experts": 8},
-    "deepseek_v3": EXPERTS | {"num_hidden_layers": 5, "num_key_value_heads": 8, "num_mtp_layers": 0},
+    "deepseek_v3": EXPERTS
+    | {"num_hidden_layers": 5, "num_key_value_heads": 8, "num_mtp_layers": 0},
     "glm4_moe": EXPERTS | {"n_routed_experts": 8, "num_mtp_layers": 0},
 }
 
@@ -35,3 +36,14 @@ def test_a_field_left_out_means_what_it_means_in_transformers(model_type: str) -
     whole = {name: value for name, value in whole.items() if not name.startswith("_")}
     family: Family = FAMILIES.load(model_type)
     assert family.spec_of(stated) == family.spec_of(whole)
+
+
+def test_kimi_k2_is_read_as_the_network_that_it_copies() -> None:
+    config = REQUIRED["deepseek_v3"] | {"auto_map": {"AutoConfig": "x"}, "aux_loss_alpha": 0.001}
+    spec = FAMILIES.load("kimi_k2").spec_of(config | {"scoring_func": "sigmoid"})
+    assert spec == FAMILIES.load("deepseek_v3").spec_of(config)
+    assert family_of_spec(spec).model_type == "deepseek_v3"
+    with pytest.raises(ValueError, match="topk_method = 'greedy', only 'noaux_tc' is supported"):
+        FAMILIES.load("kimi_k2").spec_of(config | {"topk_method": "greedy"})
+    with pytest.raises(ValueError, match="rope_type = 'linear', wanted one of default, yarn"):
+        FAMILIES.load("kimi_k2").spec_of(config | {"rope_scaling": {"type": "linear", "factor": 2}})

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.layout import ParallelLayout
 from ostinato.tasks.planning.inputs import load_inputs
@@ -50,6 +51,18 @@ def test_operations_of_products_are_two_a_parameter_that_a_token_meets() -> None
     found = token_operations(MODEL, row_tokens=0)
 
     assert found.all == 2 * matrices
+
+
+def test_kimi_k2_has_the_published_parameters() -> None:
+    spec = load_recipe("kimi_k2").model
+    assert spec is not None
+
+    met = token_operations(spec, row_tokens=0).products + token_operations(spec, 0).grouped
+    assert spec.num_parameters() == pytest.approx(1.03e12, rel=0.01)  # published as 1 T
+    assert met / 2 == pytest.approx(32e9, rel=0.03)  # published as 32 B
+    layout = ParallelLayout.over(64, tensor=8, pipeline=2, expert=16)
+    held = stage_parameters(spec, layout)
+    assert sum(one.expert for one in held) * 16 == 60 * 384 * 3 * 7168 * 2048
 
 
 def test_no_step_is_faster_than_the_peak_allows() -> None:

@@ -122,10 +122,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
     directory = tmp_path_factory.mktemp("alone")
-    return {
-        name: train(corpus, directory / name, spec, 1, {})
-        for name, spec in SPECS.items()
-    }
+    return {name: train(corpus, directory / name, spec, 1, {}) for name, spec in SPECS.items()}
 
 
 def check_equal(seen: Trained, wanted: Trained) -> None:
@@ -157,7 +154,11 @@ ALWAYS = 4  # of nano's; four ranks take 12 s
             *layout,
             marks=pytest.mark.slow if number < always else pytest.mark.nightly,
         )
-        for name, always in (("nano", ALWAYS), ("qwen3_moe", ALWAYS - 1), ("deepseek_v3", ALWAYS - 1))
+        for name, always in (
+            ("nano", ALWAYS),
+            ("qwen3_moe", ALWAYS - 1),
+            ("deepseek_v3", ALWAYS - 1),
+        )
         for number, layout in enumerate(LAYOUTS)
     ],
 )

@@ -259,9 +259,7 @@ def test_chain_publisher_killed_at_any_moment_leaves_a_sound_chain(tmp_path: Pat
     store = open_store(tmp_path)
     seen = -1
     for round_index in range(4):
-        process = CLEAN_FORKS.Process(
-            target=publish_for_ever, args=(tmp_path,), daemon=True
-        )
+        process = CLEAN_FORKS.Process(target=publish_for_ever, args=(tmp_path,), daemon=True)
         process.start()
         while (ChainSubscriber(store, "c").latest_version() or 0) < seen + 6:
             assert process.is_alive()
