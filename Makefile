@@ -18,11 +18,11 @@ demo: $(STAMP)  ## the whole chain with the nano recipe; run again to continue
 reached: $(DEV_STAMP)  ## which product lines the documented commands run (half an hour)
 	$(BIN)/python -m tests.reached
 
-# Files of tests are shared among this many processes; a test that prints while it runs wants 0.
+# Files of tests are shared, in their order, among this many processes; 0: all in this one, printed as they run.
 PYTEST_WORKERS ?= 2
 
 test: $(DEV_STAMP)  ## the default test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: $(DEV_STAMP)  ## format, lint, types, layers, workflow file
 	$(BIN)/ruff format --check $(PACKAGES) tests
