@@ -155,6 +155,22 @@ def evaluate(
                 typer.echo(written.read_text())
 
 
+@app.command("compare-bases")
+def compare_bases(
+    checkpoints: Annotated[
+        list[str], typer.Argument(help="champion, newest (the recipe's), or kind/name@version")
+    ],
+    recipe: RecipeOption = "nano",
+    seed: SeedOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Measures models that one could begin with: loss on code, HumanEval, patches, speed. Trains nothing."""
+    options = _options(settings, None, None)
+    loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
+    refuse_unknown(load_settings(), loaded, checkpoints)
+    _run_flow("base_selection", recipe, seed, options, {"checkpoints": checkpoints})
+
+
 recipes = typer.Typer(no_args_is_help=True, help="Shipped recipes, and what one comes to.")
 app.add_typer(recipes, name="recipe")
 app.add_typer(cycles, name="cycle")

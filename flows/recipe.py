@@ -22,6 +22,7 @@ from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import load_settings
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.models.spec import ModelSpec
+from ostinato.tasks.base_selection.config import BaseSelectionConfig
 from ostinato.tasks.corpus.config import CorpusConfig
 from ostinato.tasks.environments.api import ENVIRONMENTS, EnvironmentConfig
 from ostinato.tasks.evaluation.config import EvaluationConfig, GateConfig
@@ -114,6 +115,7 @@ class Recipe(Record):
     decoding: DecodingConfig = DecodingConfig()
     reinforcement: ReinforcementConfig = ReinforcementConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    base_selection: BaseSelectionConfig = BaseSelectionConfig()
     cycle: CycleConfig = CycleConfig()
     retrieval: RetrievalConfig = RetrievalConfig()
     serving: ServingConfig = ServingConfig()

@@ -38,6 +38,7 @@ STAGES = {
         Stage("evaluation", "scorecard", ("ostinato.tasks.checkpoint_evaluation.run:main",)),
         Stage("locating", "locating", ("ostinato.tasks.checkpoint_evaluation.run:main",)),
         Stage("comparison", "search-ablation", ("ostinato.tasks.evaluation.locating",)),
+        Stage("base-selection", "base-measures", ("ostinato.tasks.base_selection.run:main",)),
         Stage("controls", "controls", ("ostinato.tasks.evaluation.controls",)),
         Stage(
             "candidate", "candidate", ("ostinato.tasks.realtime.cycle_training:main",), trains=True

