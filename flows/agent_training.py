@@ -9,6 +9,7 @@ from ostinato.flows.realtime_cycle import realtime_cycle
 from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain, realtime
+from ostinato.flows.stages.disk import refuse_small_disk
 from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import RunOptions, StageContext
@@ -26,6 +27,8 @@ def agent_training(
         options: overridden settings, stages to keep or to build again.
     """
     context = StageContext.open(recipe, seed, options)
+    if not context.runs_directory.exists():
+        refuse_small_disk(context.recipe, context.settings.home)
     problems = problem_building(recipe, seed, options=context.options)
     pretrained = continued_pretraining(recipe, seed, problems, options=context.options)
     drafted = mtp_distillation(recipe, seed, problems, pretrained, options=context.options)

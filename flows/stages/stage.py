@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from ostinato.flows.recipe import Recipe, load_recipe
+from ostinato.flows.stages.disk import refuse_small_disk
 from ostinato.flows.stages.events import CREATED, tell_checkpoint
 from ostinato.flows.stages.run_options import STAGES, RunOptions, Stage
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, Identity, Manifest
@@ -86,7 +87,7 @@ class StageContext:
         """Directory of a stage's unfinished work, the same for the same identity, so that it
         resumes.
         """
-        return self._runs / f"{kind}-{identity}"
+        return self.runs_directory / f"{kind}-{identity}"
 
     def ensure(
         self,
@@ -117,6 +118,8 @@ class StageContext:
             )
         start = self._under_way(identity, exactly=stage.name in self.options.rebuild)
         if start is None:
+            if stage.trains:
+                refuse_small_disk(self.recipe, self.settings.home)
             _tell_why(stage, identity, known)
             start = _begin(identity, known)
         else:
@@ -138,7 +141,8 @@ class StageContext:
         return ref
 
     @property
-    def _runs(self) -> Path:
+    def runs_directory(self) -> Path:
+        """Directory of all stages' unfinished work under this recipe and seed."""
         return self.settings.home / "runs" / f"{self.recipe.name}-seed{self.recipe.seed}"
 
     def _reusable(
@@ -170,7 +174,7 @@ class StageContext:
         `exactly`: of the same code too.
         """
         found = []
-        for path in self._runs.glob(f"{identity.kind}-*/{START_FILE}"):
+        for path in self.runs_directory.glob(f"{identity.kind}-*/{START_FILE}"):
             start = read_record(path, StageStart)
             if start is None or start.identity.parents != identity.parents:
                 continue

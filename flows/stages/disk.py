@@ -1,0 +1,59 @@
+"""Disk that a recipe's stages fill, estimated from its numbers before anything starts.
+
+An upper bound for weights, and a round figure for the rest: nano's two seeds filled 1.1 GB.
+"""
+
+import shutil
+from pathlib import Path
+
+from ostinato.flows.recipe import Recipe
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.tasks.learning.config import LearningConfig
+
+_OTHER_BYTES = 1 << 30  # source archives, boxes, problem sets, logs
+_WEIGHT_BYTES = 4  # fp32
+_RESUME_BYTES = 16  # weights, moments, and what is being written of them
+_COPIES = 3  # of a published checkpoint: run directory, object store, local copy
+_TOKEN_BYTES = 8  # of a corpus: run directory and object store
+
+
+def estimate_disk(recipe: Recipe) -> dict[str, int]:
+    """Bytes by what fills them, the whole chain and a cycle under way."""
+    parameters = recipe.model.num_parameters()
+    runs, steps = (recipe.learning, recipe.cycle.learning), recipe.reinforcement.max_steps
+    return {
+        "resume points of pretraining": 2 * _RESUME_BYTES * parameters,
+        "step checkpoints of RL": parameters
+        * _RESUME_BYTES
+        * sum(_kept_checkpoints(learning, steps) for learning in runs),
+        "weight chains": parameters
+        * _WEIGHT_BYTES
+        * sum(_kept_versions(learning, steps) for learning in runs),
+        "four published checkpoints": 4 * _COPIES * _WEIGHT_BYTES * parameters,
+        "corpus": _TOKEN_BYTES * sum(phase.tokens for phase in recipe.pretraining.phases),
+        "everything else": _OTHER_BYTES,
+    }
+
+
+def _kept_checkpoints(learning: LearningConfig, steps: int) -> int:
+    return (steps if learning.keep_for_replay else min(learning.keep_checkpoints, steps)) + 1
+
+
+def _kept_versions(learning: LearningConfig, steps: int) -> int:
+    """Versions on a chain at most: the newest, and those before them up to a full copy."""
+    kept = learning.keep_chain_versions + learning.anchor_every_versions
+    return steps + 1 if learning.keep_for_replay else min(kept, steps + 1)
+
+
+def refuse_small_disk(recipe: Recipe, home: Path) -> None:
+    """ConfigError when a disk has less room than the recipe's chain may fill."""
+    parts = estimate_disk(recipe)
+    place = next(path for path in (home, *home.parents) if path.exists())
+    free, needed = shutil.disk_usage(place).free, sum(parts.values())
+    if free < needed:
+        most = max(parts, key=lambda name: parts[name])
+        raise ConfigError(
+            f"recipe {recipe.name!r} may fill {needed / 1e9:.1f} GB of {place}, "
+            f"{parts[most] / 1e9:.1f} GB of it {most}; {free / 1e9:.1f} GB are free. Free space, or "
+            "set OSTINATO_HOME to a larger disk"
+        )

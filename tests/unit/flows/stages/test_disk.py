@@ -1,0 +1,43 @@
+"""Disk is estimated from the recipe and refused before a stage that trains begins."""
+
+from pathlib import Path
+
+import pytest
+
+from ostinato.flows.agent_training import agent_training
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.stages.disk import estimate_disk, refuse_small_disk
+from ostinato.infra.platform.errors import ConfigError
+from tests.fakes.finished_stages import open_context
+
+
+def total(*overrides: str, recipe: str = "nano") -> int:
+    return sum(estimate_disk(load_recipe(recipe, overrides=overrides)).values())
+
+
+def test_more_of_what_is_kept_takes_more() -> None:
+    assert 1.0e9 < total() < 5e9  # two seeds of nano filled 1.1 GB
+    assert total("learning.keep_checkpoints=5") > total()
+    assert total("learning.keep_for_replay=true") > total("learning.keep_checkpoints=5")
+    assert total("learning.keep_chain_versions=2", "learning.anchor_every_versions=3") < total()
+    assert total(recipe="kimi_k2") > 100e12
+
+
+def test_a_recipe_larger_than_the_disk_is_refused_with_its_largest_part(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'kimi_k2' may fill \d+.* GB of it .* are free"):
+        refuse_small_disk(load_recipe("kimi_k2"), tmp_path / "not" / "there")
+
+
+def test_no_stage_of_such_a_recipe_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="may fill"):
+        agent_training.fn("kimi_k2")
+    assert not (tmp_path / "runs").exists()
+    context = open_context(tmp_path, "mine", "[learning]\nkeep_for_replay = true\n")
+    large = context.recipe.model.model_copy(update={"vocab_size": 10**11})
+    object.__setattr__(context, "recipe", context.recipe.model_copy(update={"model": large}))
+    with pytest.raises(ConfigError, match="may fill"):
+        context.ensure("reinforcement", {}, (), lambda directory: (directory, {}))
+    assert not context.runs_directory.exists()
+    # what trains nothing is not asked
+    context.ensure("problems", {}, (), lambda directory: (directory, {}))
