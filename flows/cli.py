@@ -34,7 +34,10 @@ from ostinato.tasks.reinforcement.records import WEIGHTS
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 CHAT = "ostinato.flows.chat.command"
-TRAJECTORIES = "ostinato.flows.commands.trajectories"
+# load scipy or matplotlib, a second that the other commands need not wait
+FIND_ATTEMPTS = "ostinato.flows.commands.trajectories:find_attempts"
+DESCRIBE_ATTEMPTS = "ostinato.flows.commands.trajectories:describe"
+SAVE_ATTEMPTS = "ostinato.flows.commands.trajectory_files:save"
 RecipeOption = Annotated[
     str, typer.Option(help="name of a shipped recipe, or the path of a TOML file")
 ]
@@ -353,20 +356,35 @@ def status(
 @app.command()
 def show(
     name: Annotated[
-        str, typer.Argument(help="kind/name@version, or the id of an RL run, group or trajectory")
+        str,
+        typer.Argument(
+            help="kind/name@version, or the id of an RL run, group, trajectory, interaction or session"
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="one JSON value")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="writes the attempts instead: a page to NAME.html, rows to NAME.parquet, an ATIF "
+            "document each into any other folder"
+        ),
+    ] = None,
 ) -> None:
     """Shows an artifact's lineage, or attempts: prompt, calls, results, diff, verdict, reward."""
     if is_reference(name):
+        if output is not None:
+            raise ConfigError(f"--output writes attempts, and {name} is an artifact")
         found = lineage.trace(load_settings(), name)
         text = found.model_dump_json(indent=1) if as_json else "\n".join(lineage.describe(found))
+        typer.echo(text)
+        return
+    attempts = load_entry(FIND_ATTEMPTS)(load_settings(), name)
+    if output is not None:
+        typer.echo(load_entry(SAVE_ATTEMPTS)(output, name, attempts))
+    elif as_json:
+        typer.echo(json.dumps([attempt.facts for attempt in attempts], indent=1))
     else:
-        # loads scipy, a second that the other commands need not wait
-        attempts = load_entry(f"{TRAJECTORIES}:find_attempts")(load_settings(), name)
-        lines = load_entry(f"{TRAJECTORIES}:describe")(attempts)
-        text = json.dumps(attempts, indent=1) if as_json else "\n".join(lines)
-    typer.echo(text)
+        typer.echo("\n".join(load_entry(DESCRIBE_ATTEMPTS)(attempts)))
 
 
 @app.command()

@@ -1,15 +1,24 @@
-"""`ostinato show RUN|GROUP|TRAJECTORY`: attempts of RL runs and evaluations, as they were stored."""
+"""`ostinato show` of attempts as they were stored: of RL runs, evaluations and users."""
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+
+from ostinato.infra.agent.transcript import Segment, Transcript
+from ostinato.infra.platform.cluster.workspace import REQUEST, RequestEnvelope, read_record
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import Ledger, open_ledger
-from ostinato.infra.platform.ledger.rows import JournalRow
+from ostinato.infra.platform.ledger.rows import InteractionRow, JournalRow
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.settings import Settings
+from ostinato.models.rendering.renderer import TOKENIZER_FILE
 from ostinato.tasks.evaluation.attempts import EVALUATION, TRAJECTORIES_FILE
 from ostinato.tasks.problem_sets import PROBLEMS_FILE
 from ostinato.tasks.rollout.payload import group_from_bytes
@@ -18,26 +27,66 @@ _FILES = "{}/files/{}"  # of an artifact, below its prefix
 _PROBLEM_KINDS = ("environments", "problems")
 _WITHOUT_ARRAYS = {"transcript": {"segments"}}
 
+TokenTexts = tuple[str, ...]  # by token id
 
-def find_attempts(settings: Settings, name: str) -> list[dict[str, Any]]:
-    """Attempts of a trajectory, group or run by its id, with their prompts. ConfigError when there is
-    none.
+
+@dataclass(frozen=True)
+class Attempt:
+    """One stored attempt."""
+
+    facts: dict[str, Any]  # as JSON; of one that left no record, what the ledger knows
+    segments: tuple[Segment, ...] = ()  # evaluations keep none
+    token_texts: TokenTexts | None = None  # by token id; None: the tokenizer is not stored
+
+
+def find_attempts(settings: Settings, name: str) -> list[Attempt]:
+    """Attempts of a trajectory, group or run, of an interaction or of a session by its id, with their
+    prompts. ConfigError when there is none.
     """
     ledger, objects = open_ledger(settings), open_object_store(settings)
     if name.startswith(f"{EVALUATION}."):
         found = list(_evaluated(ledger, objects, name))
+    elif rows := ledger.journal.named(name):
+        found = list(_rolled_out(settings, ledger, objects, rows))
     else:
-        found = list(_rolled_out(objects, ledger.journal.named(name)))
+        found = [_talked(ledger, objects, row) for row in ledger.interactions.named(name)]
     if not found:
         raise ConfigError(
             f"nothing is called {name!r}, wanted kind/name@version of an artifact, or the id of an RL "
-            "run (its folder in runs/), of a group or of a trajectory"
+            "run (its folder in runs/), of a group, a trajectory, an interaction or a session"
         )
-    prompts = _prompts(ledger, objects, {attempt["problem_id"] for attempt in found})
-    return [{"prompt": prompts.get(one["problem_id"]), **one} for one in found]
+    prompts = _prompts(ledger, objects, {one.facts.get("problem_id", "") for one in found})
+    return [
+        replace(one, facts={"prompt": prompts.get(one.facts.get("problem_id", "")), **one.facts})
+        for one in found
+    ]
 
 
-def _rolled_out(objects: ObjectStore, rows: Sequence[JournalRow]) -> Iterator[dict[str, Any]]:
+def find_examples(settings: Settings, run_id: str) -> dict[str, Attempt]:
+    """The best, the median and the worst rewarded attempt of the last step that an RL run took, by what
+    they are. None before the first step.
+    """
+    rows = open_ledger(settings).journal.named(run_id)
+    last = max((row.trained_step for row in rows if row.trained_step is not None), default=None)
+    graded = [
+        (row.reward, row.trajectory_id)
+        for row in rows
+        if row.trained_step is not None and row.trained_step == last and row.reward is not None
+    ]
+    if not graded:
+        return {}
+    ordered = [name for _, name in sorted(graded)]
+    names = {"best": ordered[-1], "median": ordered[len(ordered) // 2], "worst": ordered[0]}
+    return {
+        f"{rank} reward of step {last}": find_attempts(settings, name)[0]
+        for rank, name in names.items()
+    }
+
+
+def _rolled_out(
+    settings: Settings, ledger: Ledger, objects: ObjectStore, rows: Sequence[JournalRow]
+) -> Iterator[Attempt]:
+    texts = _texts_of_run(settings, ledger, objects, rows[0].run_id)
     for key, members in groupby(rows, key=lambda row: row.object_key):
         stored = {}
         if key is not None and objects.exists(key):
@@ -47,12 +96,65 @@ def _rolled_out(objects: ObjectStore, rows: Sequence[JournalRow]) -> Iterator[di
             journal = row.model_dump(mode="json")
             whole = stored.get(row.trajectory_id)
             if whole is None:  # the machine failed, or its group is not stored
-                yield journal
+                yield Attempt(journal)
             else:
-                yield whole.model_dump(mode="json", exclude=_WITHOUT_ARRAYS) | {"journal": journal}
+                facts = whole.model_dump(mode="json", exclude=_WITHOUT_ARRAYS)
+                yield Attempt(facts | {"journal": journal}, whole.transcript.segments, texts)
 
 
-def _evaluated(ledger: Ledger, objects: ObjectStore, name: str) -> Iterator[dict[str, Any]]:
+def _talked(ledger: Ledger, objects: ObjectStore, row: InteractionRow) -> Attempt:
+    """A user's turn. Its prompt is what the model read before it wrote its first token."""
+    facts = {
+        "trajectory_id": row.interaction_id,
+        "group_id": row.session_id,
+        "interaction": row.model_dump(mode="json"),
+    }
+    if not objects.exists(row.object_key):
+        return Attempt(facts)
+    transcript = Transcript.from_bytes(objects.get_bytes(row.object_key))
+    kept = transcript.model_dump(mode="json", exclude={"segments"})
+    facts |= {"outcome": transcript.end_reason, "reason": transcript.detail, "transcript": kept}
+    kind, _, version = row.checkpoint_id.partition("/")
+    made = [one for one in ledger.artifacts.list(kind) if f"{one.name}@{one.version}" == version]
+    texts = _texts_of_artifact(objects, made[0].object_prefix) if made else None
+    if transcript.segments and texts is not None:
+        first = transcript.segments[0]
+        read = first.token_ids_T[: int(first.loss_mask_T.argmax())]
+        facts["prompt"] = "".join(texts[token] for token in read)
+    return Attempt(facts, transcript.segments, texts)
+
+
+def _texts_of_run(
+    settings: Settings, ledger: Ledger, objects: ObjectStore, run_id: str
+) -> TokenTexts | None:
+    """From the run's checkpoint; of a run under way, from the one that it began with."""
+    kind, _, fingerprint = run_id.partition("-")
+    for row in ledger.artifacts.list(kind):
+        if row.fingerprint == fingerprint:
+            return _texts_of_artifact(objects, row.object_prefix)
+    for path in (settings.home / "runs").glob(f"*/{run_id}/{REQUEST}"):
+        envelope = read_record(path, RequestEnvelope)
+        if envelope is not None:
+            file = Path(envelope.request["checkpoint_directory"]) / TOKENIZER_FILE
+            return _texts(file.read_bytes()) if file.exists() else None
+    return None
+
+
+def _texts_of_artifact(objects: ObjectStore, prefix: str) -> TokenTexts | None:
+    key = _FILES.format(prefix, TOKENIZER_FILE)
+    return _texts(objects.get_bytes(key)) if objects.exists(key) else None
+
+
+@cache
+def _texts(tokenizer_file: bytes) -> TokenTexts:
+    """The text of each token. Bytes that are no whole character alone become U+FFFD."""
+    tokenizer = Tokenizer.from_str(tokenizer_file.decode())
+    read = ByteLevel()
+    tokens = (tokenizer.id_to_token(index) for index in range(tokenizer.get_vocab_size()))
+    return tuple("" if token is None else read.decode([token]) for token in tokens)
+
+
+def _evaluated(ledger: Ledger, objects: ObjectStore, name: str) -> Iterator[Attempt]:
     """The attempt or group in the newest evaluation that has it."""
     for card in sorted(ledger.artifacts.list("scorecard"), key=lambda row: -row.created_at):
         key = _FILES.format(card.object_prefix, TRAJECTORIES_FILE)
@@ -62,7 +164,7 @@ def _evaluated(ledger: Ledger, objects: ObjectStore, name: str) -> Iterator[dict
         found = [one for one in attempts if name in (one["trajectory_id"], one["group_id"])]
         if found:
             evaluation = f"{card.kind}/{card.name}@{card.version}"
-            yield from ({**one, "evaluation": evaluation} for one in found)
+            yield from (Attempt({**one, "evaluation": evaluation}) for one in found)
             return
 
 
@@ -80,55 +182,95 @@ def _prompts(ledger: Ledger, objects: ObjectStore, problem_ids: set[str]) -> dic
     return prompts
 
 
-def describe(attempts: Sequence[dict[str, Any]]) -> Iterator[str]:
+def describe(attempts: Sequence[Attempt]) -> Iterator[str]:
     """Lines for the console: all of one attempt, a line each of several."""
     if len(attempts) == 1:
-        yield from _whole(attempts[0])
-        return
-    for attempt in attempts:
-        journal = attempt.get("journal", attempt)
-        reward = journal["reward"]
-        total = reward["total"] if isinstance(reward, dict) else reward
-        worth = "no reward" if total is None else f"reward {total:+.3f}"
-        state = f", {journal['state']}" if "state" in journal else ""
-        yield f"{attempt['trajectory_id']}  {attempt['outcome']}, {worth}{state}"
+        yield from _whole(attempts[0].facts)
+    else:
+        yield from (summarise(attempt.facts) for attempt in attempts)
 
 
-def _whole(attempt: dict[str, Any]) -> Iterator[str]:
-    for name in ("trajectory_id", "problem_id", "evaluation", "outcome", "reason"):
-        if attempt.get(name):
-            yield f"{name.replace('_', ' ')}: {attempt[name]}"
-    journal = attempt.get("journal", attempt)
-    if "state" in journal:
-        step = journal["trained_step"]
-        trained = "" if step is None else f" at step {step}"
-        yield f"journal: {journal['state']}{trained}, weight version {journal['weight_version']}"
-    yield f"\nPROMPT\n{attempt['prompt'] or 'its problem set is not in this ledger'}"
-    if "transcript" not in attempt:
+def summarise(facts: dict[str, Any]) -> str:
+    """One attempt in a line."""
+    parts = [facts.get("outcome") or "no outcome"]
+    if "interaction" in facts:
+        parts += [
+            f"{said['signal']} {said['value']:g}" for said in facts["interaction"]["feedback"]
+        ]
+    else:
+        worth = total_reward(facts)
+        parts.append("no reward" if worth is None else f"reward {worth:+.3f}")
+        journal = facts.get("journal", facts)
+        parts += [journal["state"]] if "state" in journal else []
+    return f"{facts['trajectory_id']}  {', '.join(parts)}"
+
+
+def total_reward(facts: dict[str, Any]) -> float | None:
+    """The reward of an attempt. None when it was not graded: users' are not."""
+    reward = facts.get("reward")
+    return reward["total"] if isinstance(reward, dict) else reward
+
+
+def _whole(facts: dict[str, Any]) -> Iterator[str]:
+    for name, value in headline(facts).items():
+        yield f"{name}: {value}"
+    yield f"\nPROMPT\n{facts['prompt'] or 'its problem set or tokenizer is not in this ledger'}"
+    if "transcript" not in facts:
         yield "\nnothing more was stored of it"
         return
-    for number, turn in enumerate(attempt["transcript"]["turns"], 1):
+    for number, turn in enumerate(facts["transcript"]["turns"], 1):
         yield f"\nTURN {number}, {turn['generated_tokens']} tokens\n{turn['text']}"
         for index, call in enumerate(turn["calls"]):
             yield f"CALL {call['tool']} {call['arguments']}: {call['status']}"
             yield from turn["results"][index : index + 1]
-    yield from _judged(attempt)
-
-
-def _judged(attempt: dict[str, Any]) -> Iterator[str]:
-    for patch in attempt["changed_files"].values():
+    for patch in facts.get("changed_files", {}).values():
         yield f"\nDIFF\n{patch}"
-    verdict = attempt["verdict"]
-    if verdict is not None:
-        word = "passed" if verdict["passed"] else "not passed"
-        seen = f"{verdict['tests_passed']} of {verdict['tests_required']} tests"
-        yield f"\nVERDICT {word}, {seen}. {verdict['detail']}"
-    reward = attempt["reward"]
-    yield f"\nREWARD {reward['total']:+.3f}"
+    if facts.get("verdict") is not None:
+        yield f"\nVERDICT {say_verdict(facts['verdict'])}"
+    if facts.get("reward") is not None:
+        yield f"\nREWARD {facts['reward']['total']:+.3f}"
+        yield from (f"  {line}" for line in say_terms(facts["reward"]))
+
+
+def headline(facts: dict[str, Any]) -> dict[str, str]:
+    """Ids and ends of an attempt, by name."""
+    found = {
+        name.replace("_", " "): str(facts[name])
+        for name in ("trajectory_id", "problem_id", "evaluation", "outcome", "reason")
+        if facts.get(name)
+    }
+    journal = facts.get("journal", facts)
+    if "state" in journal:
+        step = journal["trained_step"]
+        trained = "" if step is None else f" at step {step}"
+        found["journal"] = (
+            f"{journal['state']}{trained}, weight version {journal['weight_version']}"
+        )
+    if "interaction" in facts:
+        talk = facts["interaction"]
+        found["session"] = talk["session_id"]
+        found["answered by"] = (
+            f"{talk['checkpoint_id'] or 'a checkpoint that was not noted'}, arm {talk['arm']}, "
+            f"weight version {talk['weight_version']}"
+        )
+        found["user"] = f"tenant {talk['tenant']}, serving line {talk['line']}"
+        said = [f"{one['signal']} {one['value']:g}" for one in talk["feedback"]]
+        found["feedback"] = ", ".join(said) or "none"
+    return found
+
+
+def say_verdict(verdict: dict[str, Any]) -> str:
+    """The verdict as a sentence."""
+    word = "passed" if verdict["passed"] else "not passed"
+    seen = f"{verdict['tests_passed']} of {verdict['tests_required']} tests"
+    return f"{word}, {seen}. {verdict['detail']}"
+
+
+def say_terms(reward: dict[str, Any]) -> Iterator[str]:
+    """A line for each term of a reward that has a weight, then one for each flag."""
     for name, term in reward["terms"].items():
         weight = reward["weights"].get(name)
         if weight != 0:
             how = "" if weight is None else f" = {reward['values'][name]:g} x {weight:g}"
-            yield f"  {name} {term:+.3f}{how}"
-    for pattern, evidence in reward["flags"].items():
-        yield f"  flag {pattern}: {evidence}"
+            yield f"{name} {term:+.3f}{how}"
+    yield from (f"flag {pattern}: {evidence}" for pattern, evidence in reward["flags"].items())

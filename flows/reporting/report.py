@@ -73,8 +73,11 @@ def write_html(
     rows: Sequence[ReportRow],
     curves: Sequence[Curve],
     facts: Mapping[str, str],
+    links: Mapping[str, str],
 ) -> Path:
-    """Writes one self-contained page. Returns its path."""
+    """Writes one self-contained page. `links`: addresses of example attempts by what they are. Returns its
+    path.
+    """
     templates = Environment(
         loader=PackageLoader("ostinato.flows.reporting", "templates"),
         autoescape=select_autoescape(),
@@ -82,7 +85,7 @@ def write_html(
     images = [base64.b64encode(plot_png(curve)).decode() for curve in curves]
     path.parent.mkdir(parents=True, exist_ok=True)
     page = templates.get_template("report.html").render(
-        title=title, rows=rows, images=images, facts=facts
+        title=title, rows=rows, images=images, facts=facts, links=links
     )
     path.write_text(page)
     return path

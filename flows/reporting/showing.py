@@ -6,6 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ostinato.flows.commands.trajectories import find_examples
+from ostinato.flows.reporting.attempts_page import write_attempts
 from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.figures import interval, share
 from ostinato.flows.reporting.report import Curve, ReportRow, console_table, plot_png, write_html
@@ -27,6 +29,7 @@ from ostinato.tasks.problems.config import ProblemsResult
 from ostinato.tasks.records import Metric, Split
 from ostinato.tasks.reinforcement.records import EvaluationPoint, ReinforcementResult
 
+ATTEMPTS_PAGE = "attempts.html"
 TRANSCRIPTS_PHASE = "transcripts"  # fine-tuning; phases of other names are continued pretraining
 
 
@@ -258,15 +261,26 @@ def show_run(
         "serving checkpoint": "none" if champion is None else champion.checkpoint_id,
         "python": sys.version.split()[0],
     }
-    page = write_html(
-        place / "report.html", title, rows, _curves(context, pretrained, reinforced), facts
-    )
+    curves = _curves(context, pretrained, reinforced)
+    links = _write_examples(context, reinforced, place)
+    page = write_html(place / "report.html", title, rows, curves, facts, links)
     show_table([row._asdict() for row in rows], key="run-report", description=title)
     show_link(page.as_uri(), key="run-report-page", description=title)
     console = Console()
     console.print(console_table(rows, title))
     console.print(f"report: {page}", highlight=False, soft_wrap=True)
     return page
+
+
+def _write_examples(context: StageContext, reinforced: ArtifactRef, place: Path) -> dict[str, str]:
+    """Addresses of attempts on a page beside the report, by what they are."""
+    run_id = f"{reinforced.kind}-{reinforced.fingerprint}"
+    examples = find_examples(context.settings, run_id)
+    if not examples:  # an artifact from elsewhere: this ledger has no attempts of it
+        return {}
+    page = write_attempts(place / ATTEMPTS_PAGE, f"Attempts of {run_id}", [*examples.values()])
+    names = {what: attempt.facts["trajectory_id"] for what, attempt in examples.items()}
+    return {f"{what}: {name}": f"{page.name}#{name}" for what, name in names.items()}
 
 
 def _rows(

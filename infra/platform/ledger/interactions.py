@@ -6,7 +6,7 @@ watermark misses nothing.
 
 from collections import defaultdict
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, or_, select
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.ledger.database import Database
@@ -71,6 +71,11 @@ class InteractionRepository:
     def get(self, interaction_id: str) -> InteractionRow | None:
         rows = self._select(INTERACTIONS.c.interaction_id == interaction_id)
         return rows[0] if rows else None
+
+    def named(self, name: str) -> list[InteractionRow]:
+        """The interaction, or those of a session, by the id, in order."""
+        columns = (INTERACTIONS.c.interaction_id, INTERACTIONS.c.session_id)
+        return self._select(or_(*(column == name for column in columns)))
 
     def latest_watermark(self) -> int:
         """Sequence of the newest interaction. 0 when there is none."""

@@ -4,15 +4,20 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from typer.testing import CliRunner
 
 from ostinato.flows.cli import app
 from ostinato.flows.commands.lineage import SOURCES
+from ostinato.flows.commands.trajectories import find_examples
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.agent.transcript import CallStatus, ToolCallRecord, TurnRecord
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.ledger.rows import FeedbackRow, NewInteraction
+from ostinato.models.rendering.renderer import TOKENIZER_FILE
 from ostinato.tasks.evaluation.attempts import TRAJECTORIES_FILE, plan_attempts
 from ostinato.tasks.problem_sets import PROBLEMS_FILE
 from ostinato.tasks.records import Group, Problem, Trajectory
@@ -111,6 +116,26 @@ def test_run_group_and_trajectory_are_shown_as_they_were_stored(context: StageCo
     assert (attempt["journal"]["trained_step"], attempt["reward"]["total"]) == (7, 1.0)
 
 
+def test_examples_are_of_the_last_step_and_differ_in_reward(context: StageContext) -> None:
+    assert find_examples(context.settings, RUN) == {}
+    journal = RolloutJournal(context.ledger.journal, context.objects, RUN)
+    for number in range(2):
+        name = f"{RUN}.g{number:06d}"
+        requests = [
+            AttemptRequest(f"{name}.t{index}", name, make_problem("p"), index, retry=0, seed=index)
+            for index in range(3)
+        ]
+        journal.reserve(requests, weight_version=3)
+        attempts = tuple(worked_on(request) for request in requests)
+        journal.commit(Group(group_id=name, problem_id="p", trajectories=attempts))
+        journal.mark_trained([name], step=number + 1)
+    examples = find_examples(context.settings, RUN)
+    assert [*examples] == [f"{rank} reward of step 2" for rank in ("best", "median", "worst")]
+    rewards = [attempt.facts["reward"]["total"] for attempt in examples.values()]
+    assert rewards == [1.0, 0.0, 0.0]
+    assert {attempt.facts["group_id"] for attempt in examples.values()} == {f"{RUN}.g000001"}
+
+
 def test_attempt_without_a_payload_says_what_the_journal_knows(context: StageContext) -> None:
     request = AttemptRequest(f"{RUN}.g000000.t0", f"{RUN}.g000000", make_problem("p"), 0, 0, 0)
     journal = RolloutJournal(context.ledger.journal, context.objects, RUN)
@@ -134,6 +159,66 @@ def test_attempt_of_an_evaluation_is_found_in_the_newest_that_has_it(context: St
     text = show("evaluation.p.t0")
     assert "evaluation: scorecard/mine@2" in text
     assert problem.prompt in text
+
+
+def talk(context: StageContext, checkpoint: str, name: str = "interaction-1") -> None:
+    """What a user of one serving line asked for and said about the answer."""
+    request = AttemptRequest("t", "g", make_problem("p"), 0, 0, 0)
+    key = f"interactions/{name}/transcript.safetensors"
+    context.objects.put_bytes(key, worked_on(request).transcript.to_bytes())
+    context.ledger.interactions.record(
+        NewInteraction(
+            interaction_id=name,
+            line="mine",
+            tenant="shop",
+            session_id="session-1",
+            arm="control",
+            checkpoint_id=checkpoint,
+            weight_version=5,
+            problem_kind="",
+            consent=True,
+            object_key=key,
+            created_at=1.0,
+        )
+    )
+    context.ledger.interactions.add_feedback(
+        FeedbackRow(
+            feedback_id=f"{name}/thumbs_down",
+            interaction_id=name,
+            signal="thumbs_down",
+            value=1.0,
+            created_at=2.0,
+        )
+    )
+
+
+def test_users_turn_is_shown_with_what_the_model_read_and_users_said(context: StageContext) -> None:
+    texts = Tokenizer(
+        WordLevel({f"word{index} ": index for index in range(20)}, unk_token="word0 ")
+    )
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        return chain.one_file(directory, TOKENIZER_FILE, texts.to_str()), {}
+
+    served = context.ensure(
+        "reinforcement", {}, (add_problem_set(context, make_problem("p")),), build
+    )
+    talk(context, str(served))
+    text = show("interaction-1")
+    for part in (
+        "word7 word8 word9",
+        "read_file",
+        "thumbs_down 1",
+        f"answered by: {served}",
+        "shop",
+    ):
+        assert part in text
+    talk(context, "lost/mine@1", "interaction-2")
+    assert "tokenizer is not in this ledger" in show("interaction-2")
+    assert [line.split()[0] for line in show("session-1").splitlines()] == [
+        "interaction-1",
+        "interaction-2",
+    ]
 
 
 @pytest.mark.parametrize("name", ["nothing", "evaluation.p.t0", "reinforced/mine@1"])

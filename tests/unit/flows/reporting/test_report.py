@@ -14,7 +14,10 @@ ROW = ReportRow(
 
 def test_write_html_holds_rows_plots_and_facts_escaped(tmp_path: Path) -> None:
     curve = Curve(title="t", x_label="step", y_label="", series={"a": ((1.0, 2.0), (0.1, 0.2))})
-    page = write_html(tmp_path / "report.html", "title", [ROW], [curve], {"seed": "1"}).read_text()
+    links = {"the best attempt": "attempts.html#t1"}
+    path = write_html(tmp_path / "report.html", "title", [ROW], [curve], {"seed": "1"}, links)
+    page = path.read_text()
+    assert '<a href="attempts.html#t1">the best attempt</a>' in page
     assert "41.9%" in page
     assert "solve rate &lt;b&gt;" in page
     assert page.count("data:image/png;base64,") == 1

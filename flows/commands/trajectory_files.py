@@ -1,0 +1,185 @@
+"""Attempts as files: a page, parquet with a row an attempt, Harbor's ATIF with a document an attempt."""
+
+import importlib
+import importlib.metadata
+import json
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ostinato.flows.commands.trajectories import Attempt, total_reward
+from ostinato.flows.reporting.attempts_page import write_attempts
+from ostinato.infra.agent.transcript import Segment
+from ostinato.infra.platform.errors import ConfigError
+
+ATIF = "ATIF-v1.7"  # Agent Trajectory Interchange Format; the first with trajectory_id
+_ARRAYS = {  # column -> array of a segment, type in the file
+    "token_ids": ("token_ids_T", "int32"),
+    "loss_mask": ("loss_mask_T", "bool_"),
+    "logprobs": ("logprobs_T", "float32"),
+    "weight_versions": ("weight_versions_T", "int64"),
+}
+_TEXTS = ("trajectory_id", "group_id", "problem_id", "evaluation", "prompt", "outcome", "reason")
+_AS_JSON = ("transcript", "verdict", "reward", "changed_files", "journal", "interaction")
+
+
+def save(path: Path, name: str, attempts: Sequence[Attempt]) -> Path:
+    """Writes attempts in the format that the path's ending names. Returns the path."""
+    if path.suffix == ".html":
+        return write_attempts(path, name, attempts)
+    if path.suffix == ".parquet":
+        return write_parquet(path, attempts)
+    if path.suffix or path.is_file():
+        raise ConfigError(
+            f"--output is {path}, wanted NAME.html, NAME.parquet or a folder for ATIF"
+        )
+    return write_atif(path, attempts)
+
+
+def write_parquet(path: Path, attempts: Sequence[Attempt]) -> Path:
+    """Writes a row for each attempt: ids and ends as columns, records as JSON, tokens as lists. Returns
+    the path.
+    """
+    try:
+        arrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ConfigError(
+            f"parquet is not available: {error}; wanted pyarrow: pip install 'ostinato[parquet]'"
+        ) from None
+    arrays = [(name, arrow.list_(getattr(arrow, kind)())) for name, (_, kind) in _ARRAYS.items()]
+    schema = arrow.schema(
+        [
+            *((name, arrow.string()) for name in (*_TEXTS, *_AS_JSON)),
+            ("passed", arrow.bool_()),
+            ("reward_total", arrow.float64()),
+            ("segments", arrow.list_(arrow.struct(arrays))),
+        ]
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [_parquet_row(one) for one in attempts]
+    parquet.write_table(arrow.Table.from_pylist(rows, schema=schema), path)
+    return path
+
+
+def _parquet_row(attempt: Attempt) -> dict[str, Any]:
+    """Values of the columns. None: not known, or not stored."""
+    facts = attempt.facts
+    return {
+        **{name: facts.get(name) for name in _TEXTS},
+        **{name: json.dumps(facts[name]) if name in facts else None for name in _AS_JSON},
+        "passed": (facts.get("verdict") or {}).get("passed"),
+        "reward_total": total_reward(facts),
+        "segments": [
+            {column: getattr(segment, name).tolist() for column, (name, _) in _ARRAYS.items()}
+            for segment in attempt.segments
+        ],
+    }
+
+
+def write_atif(directory: Path, attempts: Sequence[Attempt]) -> Path:
+    """Writes TRAJECTORY.json for each attempt that was stored whole. Returns the directory. ConfigError
+    when none was.
+    """
+    whole = [attempt for attempt in attempts if "transcript" in attempt.facts]
+    if not whole:
+        raise ConfigError(
+            f"none of the {len(attempts)} attempts was stored with its transcript, wanted one"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    for attempt in whole:
+        path = directory / f"{attempt.facts['trajectory_id']}.json"
+        path.write_text(json.dumps(to_atif(attempt), indent=1))
+    return directory
+
+
+def to_atif(attempt: Attempt) -> dict[str, Any]:
+    """The attempt as a document. What ATIF has no field for stands under `extra`."""
+    facts = attempt.facts
+    turns = facts["transcript"]["turns"]
+    answers = _answers(attempt.segments, turns)
+    started = facts.get("started_at")
+    opening: dict[str, Any] = {"step_id": 1, "source": "user", "message": facts["prompt"] or ""}
+    if started is not None:
+        opening["timestamp"] = datetime.fromtimestamp(started, UTC).isoformat()
+    steps = [
+        _agent_step(number, turn, answer)
+        for number, (turn, answer) in enumerate(zip(turns, answers, strict=True), 2)
+    ]
+    extra = ("problem_id", "outcome", "reason", "verdict", "reward", "changed_files", "journal")
+    kept = {name: facts[name] for name in (*extra, "evaluation", "interaction") if name in facts}
+    return {
+        "schema_version": ATIF,
+        "session_id": facts["group_id"],
+        "trajectory_id": facts["trajectory_id"],
+        "agent": {"name": "ostinato", "version": importlib.metadata.version("ostinato")},
+        "steps": [opening, *steps],
+        "final_metrics": {
+            "total_completion_tokens": sum(turn["generated_tokens"] for turn in turns),
+            "total_steps": len(steps) + 1,
+        },
+        "extra": kept,
+    }
+
+
+def _agent_step(
+    number: int, turn: dict[str, Any], answer: tuple[int, Segment, slice] | None
+) -> dict[str, Any]:
+    metrics: dict[str, Any] = {"completion_tokens": turn["generated_tokens"]}
+    if answer is not None:
+        num_read, segment, sampled = answer
+        metrics |= {
+            "prompt_tokens": num_read,
+            "completion_token_ids": segment.token_ids_T[sampled].tolist(),
+            "logprobs": segment.logprobs_T[sampled].tolist(),
+            "extra": {"weight_versions": segment.weight_versions_T[sampled].tolist()},
+        }
+    step: dict[str, Any] = {
+        "step_id": number,
+        "source": "agent",
+        "message": turn["text"],
+        "metrics": metrics,
+        "llm_call_count": 1,
+    }
+    if turn["calls"]:
+        ids = [call["call_id"] or f"call-{index}" for index, call in enumerate(turn["calls"])]
+        step["tool_calls"] = [
+            {
+                "tool_call_id": call_id,
+                "function_name": call["tool"],
+                "arguments": call["arguments"],
+                "extra": {"status": call["status"], "wall_seconds": call["wall_seconds"]},
+            }
+            for call_id, call in zip(ids, turn["calls"], strict=True)
+        ]
+        # a turn that ended the attempt has calls without results
+        paired = zip(ids, turn["results"], strict=False)
+        results = [{"source_call_id": call_id, "content": text} for call_id, text in paired]
+        if results:
+            step["observation"] = {"results": results}
+    return step
+
+
+def _answers(
+    segments: Sequence[Segment], turns: Sequence[dict[str, Any]]
+) -> list[tuple[int, Segment, slice] | None]:
+    """For each turn the tokens read before it, its segment and its sampled tokens there. None for all
+    when the sequences do not hold one run of sampled tokens a turn.
+    """
+    found = [
+        (run.start, segment, run) for segment in segments for run in _runs(segment.loss_mask_T)
+    ]
+    lengths = [run.stop - run.start for _, _, run in found]
+    if lengths != [turn["generated_tokens"] for turn in turns]:
+        return [None] * len(turns)
+    return list(found)
+
+
+def _runs(mask_T: np.ndarray) -> Iterator[slice]:
+    """Slices of consecutive true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask_T, [False])).astype(np.int8)))
+    for start, stop in zip(edges[::2], edges[1::2], strict=True):
+        yield slice(int(start), int(stop))
