@@ -26,11 +26,7 @@ class TokenView(NamedTuple):
     text: str
     logprob: float | None  # None: read, not sampled
     weight_version: int
-
-    @property
-    def heat(self) -> float:
-        """From 0 to 1, the higher the less likely the token was."""
-        return 0.0 if self.logprob is None else min(1.0, -min(self.logprob, 0.0) / _COLD_NATS)
+    heat: float  # from 0 to 1, the less likely the higher
 
 
 class AttemptView(NamedTuple):
@@ -94,4 +90,5 @@ def _tokens(segment: Segment, texts: TokenTexts | None) -> Iterator[TokenView]:
         strict=True,
     ):
         text = f"[{token}]" if texts is None else texts[token]
-        yield TokenView(text, logprob if is_sampled else None, version)
+        heat = min(1.0, -min(logprob, 0.0) / _COLD_NATS)
+        yield TokenView(text, logprob if is_sampled else None, version, heat)

@@ -18,8 +18,10 @@ from ostinato.flows.stages.naming import as_key
 from ostinato.flows.stages.progress import shown_progress
 from ostinato.flows.stages.run_options import STAGES
 from ostinato.infra.platform.cluster.child import run_child
-from ostinato.infra.platform.cluster.workspace import LOG
+from ostinato.infra.platform.cluster.workspace import LOG, Progress
 from ostinato.infra.platform.errors import is_retryable
+from ostinato.infra.platform.settings import load_settings
+from ostinato.infra.platform.tracking.forwarding import tracked
 
 Result = TypeVar("Result", bound=BaseModel)
 logger = logging.getLogger(__name__)
@@ -46,14 +48,23 @@ def _may_retry(_: Task[Any, Any], __: TaskRun, state: State[Any]) -> bool:
 def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) -> dict[str, Any]:
     """Runs `entry` on the request in a child process. Returns its result as JSON."""
     logger.info("stage=%s log=%s", name, directory / LOG)
-    key = as_key(directory.parent.name, name)
-    with shown_progress(name, key, f"{name}: {directory.name}") as show:
+    key, settings = as_key(directory.parent.name, name), load_settings()
+    with (
+        shown_progress(name, key, f"{name}: {directory.name}") as show,
+        tracked(directory, settings) as begin_tracking,
+    ):
+
+        def on_progress(progress: Progress) -> None:
+            show(progress)
+            begin_tracking()
+
         result = run_child(
             entry,
             request,
             _AnyResult,
             directory=directory,
-            on_progress=show,
+            on_progress=on_progress,
+            settings=settings,
             alone=entry in _TRAINERS,
         )
     return result.model_dump(mode="json")

@@ -23,6 +23,7 @@ from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings, load_settings
+from ostinato.infra.platform.tracking.trackers import refuse_unknown_trackers
 from ostinato.infra.sandbox.backends import check_kind
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class StageContext:
         loaded = load_recipe(recipe, seed=seed, overrides=options.overrides, changes=changes)
         check_kind(loaded.rollout.sandbox)
         settings = load_settings()
+        refuse_unknown_trackers(settings)
         objects, ledger = open_object_store(settings), open_ledger(settings)
         return cls(
             loaded, settings, objects, ledger, Artifacts(objects, ledger), options, may_train

@@ -1,4 +1,4 @@
-"""Entry points through which installed packages add environments, tools, rewards and dialects."""
+"""Entry points through which installed packages add environments, tools, rewards, dialects and trackers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -6,10 +6,10 @@ part of an artifact's identity.
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from ostinato.infra.platform.errors import ConfigError
 
@@ -72,6 +72,11 @@ class Settings(BaseSettings):
     stall_limit_seconds: float = Field(
         default=3_600.0, gt=0, description="a stage without progress for longer is, too"
     )
+    trackers: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="where step metrics go too, separated by commas: tensorboard, wandb, mlflow, "
+        "trackio, or what an installed package adds",
+    )
     minimum_free_disk_bytes: int = Field(default=4 * 2**30, ge=0, description="what doctor wants")
 
     @field_validator("home", "cache_directory")
@@ -79,12 +84,18 @@ class Settings(BaseSettings):
     def _absolute(cls, path: Path) -> Path:
         return path.expanduser().absolute()
 
+    @field_validator("trackers", mode="before")
+    @classmethod
+    def _split(cls, names: object) -> object:
+        return [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+
     def to_environment(self) -> dict[str, str]:
         """The variables that make a child process load these same settings."""
         environment = {}
         for name, value in self:
             if value is not None:
                 text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+                text = ",".join(value) if isinstance(value, tuple) else text
                 environment[PREFIX + name.upper()] = text
         return environment
 

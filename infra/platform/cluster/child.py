@@ -102,7 +102,7 @@ def run_child(
     if done is not None:
         return done
     settings = settings or load_settings()
-    order = _Order(directory, envelope, _environment(settings), alone)
+    order = _Order(directory, envelope, child_environment(settings), alone)
     owner = directory / OWNERS / uuid.uuid4().hex
     while True:
         child = _attach_or_start(order, owner)
@@ -165,7 +165,8 @@ def _finished(directory: Path, envelope: RequestEnvelope, result_type: type[R]) 
         ) from error
 
 
-def _environment(settings: Settings) -> dict[str, str]:
+def child_environment(settings: Settings) -> dict[str, str]:
+    """Environment of a process that works beside this one with the same code and settings."""
     root = str(Path(ostinato.__file__).parents[1])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if settings.device == "cpu" else {}

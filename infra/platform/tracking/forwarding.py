@@ -1,0 +1,218 @@
+"""Forwards a stage's metrics to trackers, in a process beside the stage that the work never waits for.
+
+`tracked` starts it: `python -m ostinato.infra.platform.tracking.forwarding DIRECTORY`. It reads
+metrics.jsonl as that grows, one thread a tracker, and notes how far each has got, so that a resumed stage
+goes on there. It ends by itself soon after its starter.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from ostinato.infra.platform.cluster.child import child_environment
+from ostinato.infra.platform.cluster.processes import kill_session, mark_process
+from ostinato.infra.platform.cluster.workspace import (
+    METRICS,
+    REQUEST,
+    RequestEnvelope,
+    read_record,
+    replace_text,
+)
+from ostinato.infra.platform.settings import Settings, load_settings
+from ostinato.infra.platform.telemetry import configure_logging
+from ostinato.infra.platform.tracking.trackers import TrackedRun, open_tracker
+
+logger = logging.getLogger(__name__)
+
+STATE = "trackers.json"  # id of the run, and bytes of metrics.jsonl that each tracker has
+LOG = "trackers.log"
+_LOCK = "trackers.lock"
+_POLL_SECONDS = 0.5
+_PATIENCE_SECONDS = 20.0  # for what is left when the stage has ended
+_NICENESS = 10
+
+
+@contextlib.contextmanager
+def tracked(
+    directory: Path, settings: Settings, patience_seconds: float = _PATIENCE_SECONDS
+) -> Iterator[Callable[[], None]]:
+    """Forwards the metrics of the stage in `directory`, from the first call of the function given until the
+    context ends. Nothing that goes wrong here ends or delays the caller: it is one warning.
+    """
+    wanted = list(settings.trackers)
+    beside: list[_Beside] = []
+
+    def begin() -> None:
+        if not wanted:
+            return
+        wanted.clear()
+        try:
+            beside.append(_Beside(directory, settings))
+        except (OSError, psutil.Error) as error:
+            logger.warning("trackers of %s: not started, %s", directory.name, error)
+
+    try:
+        yield begin
+    finally:
+        for process in beside:
+            # waits for the last numbers beside what the caller does next
+            threading.Thread(target=process.finish, args=(patience_seconds,)).start()
+
+
+class _Beside:
+    """The forwarding process of a stage."""
+
+    def __init__(self, directory: Path, settings: Settings) -> None:
+        self._directory = directory
+        environment = {
+            "TRACKIO_DIR": str(settings.home / "trackio"),
+            "WANDB_SILENT": "true",
+            **child_environment(settings),
+        }
+        with (directory / LOG).open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__, str(directory)],
+                stdin=subprocess.PIPE,  # its end is the word to finish, also when this process is killed
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=environment,
+            )
+        self._mark = mark_process(self._process.pid)
+
+    def finish(self, patience_seconds: float) -> None:
+        """Lets the process send what is left, then ends its session."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            code = self._process.wait(patience_seconds)
+            said = f"exit code {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            said = f"not done {patience_seconds:g} s after the stage"
+        kill_session(self._mark, grace_seconds=0.0)  # helpers of the libraries too
+        self._process.wait()
+        if said:
+            log = self._directory / LOG
+            logger.warning("trackers of %s: %s, log=%s", self._directory.name, said, log)
+
+
+class Forwarding:
+    """Threads that forward one file, one a tracker."""
+
+    def __init__(self, directory: Path, settings: Settings) -> None:
+        self._directory, self._settings = directory, settings
+        self._lock = threading.Lock()
+        self._failed: list[str] = []
+        self._state: dict[str, Any] = {"run_id": uuid.uuid4().hex, "offsets": {}}
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            self._state = json.loads((directory / STATE).read_text())
+
+    def run(self, stopped: threading.Event) -> bool:
+        """Forwards until the event, then what is left. Whether all went well."""
+        threads = [
+            threading.Thread(target=self._guarded, args=(name, stopped), daemon=True)
+            for name in self._settings.trackers
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return not self._failed
+
+    def _guarded(self, name: str, stopped: threading.Event) -> None:
+        try:
+            self._forward(name, stopped)
+        except Exception:  # strangers' code, over networks
+            logger.exception("tracker=%s gives up", name)
+            self._failed.append(name)
+
+    def _forward(self, name: str, stopped: threading.Event) -> None:
+        request = read_record(self._directory / REQUEST, RequestEnvelope)
+        tracker = open_tracker(
+            name,
+            TrackedRun(
+                run_id=self._state["run_id"],
+                group=self._directory.parent.name,
+                name=self._directory.name,
+                home=self._settings.home,
+                config={} if request is None else request.request,
+            ),
+        )
+        offset = self._state["offsets"].get(name, 0)
+        is_last = False
+        while not is_last:
+            is_last = stopped.wait(_POLL_SECONDS)
+            for end, row in _rows(self._directory / METRICS, offset):
+                step = int(row.pop("step"))
+                numbers = {
+                    key: value for key, value in row.items() if isinstance(value, int | float)
+                }
+                tracker.log(step, numbers)
+                offset = end
+            self._note(name, offset)
+        tracker.close()
+
+    def _note(self, name: str, offset: int) -> None:
+        if self._state["offsets"].get(name) == offset:
+            return
+        with self._lock:
+            self._state["offsets"][name] = offset
+            replace_text(self._directory / STATE, json.dumps(self._state))
+
+
+def _rows(path: Path, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Whole lines behind the offset with the offset after each. A torn line is left out."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            with contextlib.suppress(ValueError):
+                yield offset, json.loads(line)
+
+
+def main(directory: Path) -> int:
+    """Forwards the metrics of a stage until standard input ends. Returns the exit code."""
+    os.nice(_NICENESS)
+    configure_logging()
+    stopped = threading.Event()
+    threading.Thread(target=_await_end, args=(stopped,), daemon=True).start()
+    with (directory / _LOCK).open("w") as lock:
+        while not _is_locked(lock):  # by the process of another run that waits for this stage
+            if stopped.wait(_POLL_SECONDS):
+                return 0
+        return 0 if Forwarding(directory, load_settings()).run(stopped) else 1
+
+
+def _await_end(stopped: threading.Event) -> None:
+    sys.stdin.buffer.read()
+    stopped.set()
+    time.sleep(_PATIENCE_SECONDS)
+    os._exit(1)  # a library hangs, and the starter that would end this process may be gone
+
+
+def _is_locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,190 @@
+"""Trackers of other projects: where a stage's step metrics can go beside its metrics.jsonl.
+
+A tracker is opened by the function that its entry point names, in a process of its own
+(`forwarding.py`): it may fail or hang without a word to the work.
+"""
+
+import importlib
+import importlib.util
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.plugins import PluginGroup
+from ostinato.infra.platform.settings import Settings
+
+PROJECT = "ostinato"
+_TAG = "ostinato.run"  # of an MLflow run: which of ours it is
+_PARAMS_A_CALL = 100  # MLflow's limit
+
+TRACKERS = PluginGroup(
+    "ostinato.trackers",
+    "tracker",
+    {
+        "tensorboard": f"{__name__}:TensorBoardTracker",
+        "wandb": f"{__name__}:WandbTracker",
+        "mlflow": f"{__name__}:MlflowTracker",
+        "trackio": f"{__name__}:TrackioTracker",
+    },
+)
+_LIBRARIES = {
+    "tensorboard": "tensorboardX",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """One stage of one run, as a tracker names it."""
+
+    run_id: str  # the same when the stage is resumed
+    group: str  # recipe and seed, such as nano-seed0
+    name: str  # kind and fingerprint of what the stage makes
+    home: Path  # of the installation; files of trackers go below it
+    config: Mapping[str, Any]  # the request of the stage
+
+
+class Tracker(Protocol):
+    """Receiver of one run's metrics."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Takes the numbers of one step. A step may come again after a kill."""
+        ...
+
+    def close(self) -> None:
+        """Sends what is left and ends the run."""
+        ...
+
+
+OpenTracker = Callable[[TrackedRun], Tracker]
+
+
+def refuse_unknown_trackers(settings: Settings) -> None:
+    """ConfigError for a tracker that nothing provides, before anything starts."""
+    try:
+        TRACKERS.refuse_unknown(settings.trackers)
+    except ValueError as error:
+        raise ConfigError(f"OSTINATO_TRACKERS: {error}") from None
+
+
+def open_tracker(name: str, run: TrackedRun) -> Tracker:
+    """The tracker of a run. ConfigError when its library is not installed."""
+    library = _LIBRARIES.get(name)
+    if library is not None and importlib.util.find_spec(library) is None:
+        raise ConfigError(
+            f"tracker {name!r}: {library} is not installed, wanted pip install 'ostinato[{name}]'"
+        )
+    opened: OpenTracker = TRACKERS.load(name)
+    return opened(run)
+
+
+class TensorBoardTracker:
+    """Event files under HOME/tensorboard."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        folder = run.home / "tensorboard" / run.group / run.name
+        self._writer = importlib.import_module("tensorboardX").SummaryWriter(str(folder))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbTracker:
+    """A run of Weights & Biases. Its own variables decide where it goes: WANDB_MODE=offline keeps it here."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        wandb = importlib.import_module("wandb")
+        folder = run.home / "wandb"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=PROJECT,
+            id=run.run_id,
+            group=run.group,
+            name=f"{run.group}/{run.name}",
+            config=dict(run.config),
+            dir=str(folder),
+            resume="allow",
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowTracker:
+    """A run of MLflow, at MLFLOW_TRACKING_URI or in a database below the home."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        mlflow = importlib.import_module("mlflow")
+        entities = importlib.import_module("mlflow.entities")
+        self._metric = entities.Metric
+        if not mlflow.environment_variables.MLFLOW_TRACKING_URI.get():
+            mlflow.set_tracking_uri(f"sqlite:///{run.home}/mlflow.db")
+        self._client = mlflow.MlflowClient()
+        experiment = self._client.get_experiment_by_name(PROJECT)
+        place = (
+            self._client.create_experiment(PROJECT)
+            if experiment is None
+            else experiment.experiment_id
+        )
+        known = self._client.search_runs([place], f"tags.`{_TAG}` = '{run.run_id}'")
+        if known:
+            self._run_id = known[0].info.run_id
+            self._client.update_run(self._run_id, status="RUNNING")
+        else:
+            tags = {_TAG: run.run_id, "group": run.group}
+            name = f"{run.group}/{run.name}"
+            self._run_id = self._client.create_run(place, tags=tags, run_name=name).info.run_id
+            params = [entities.Param(name, str(value)) for name, value in _flat(run.config)]
+            for first in range(0, len(params), _PARAMS_A_CALL):
+                self._client.log_batch(self._run_id, params=params[first : first + _PARAMS_A_CALL])
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        at_ms = int(time.time() * 1000)
+        metrics = [self._metric(name, value, at_ms, step) for name, value in values.items()]
+        self._client.log_batch(self._run_id, metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run_id)
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+class TrackioTracker:
+    """A run of trackio, below the home unless TRACKIO_DIR or its other variables say otherwise."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._run = importlib.import_module("trackio").init(
+            project=PROJECT,
+            name=f"{run.group}-{run.name}-{run.run_id[:8]}",
+            group=run.group,
+            config=dict(run.config),
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
