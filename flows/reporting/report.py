@@ -70,6 +70,7 @@ def plot_png(curve: Curve) -> bytes:
 def write_html(
     path: Path,
     title: str,
+    headline: ReportRow,
     rows: Sequence[ReportRow],
     curves: Sequence[Curve],
     facts: Mapping[str, str],
@@ -85,7 +86,7 @@ def write_html(
     images = [base64.b64encode(plot_png(curve)).decode() for curve in curves]
     path.parent.mkdir(parents=True, exist_ok=True)
     page = templates.get_template("report.html").render(
-        title=title, rows=rows, images=images, facts=facts, links=links
+        title=title, headline=headline, rows=rows, images=images, facts=facts, links=links
     )
     path.write_text(page)
     return path

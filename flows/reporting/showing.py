@@ -1,6 +1,5 @@
 """What people see of a run: Prefect artifacts at each stage, and the report at its end."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from ostinato.flows.commands.trajectories import find_examples
 from ostinato.flows.reporting.attempts_page import write_attempts
 from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.figures import interval, share
+from ostinato.flows.reporting.provenance import describe_origin
 from ostinato.flows.reporting.report import Curve, ReportRow, console_table, plot_png, write_html
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_image, show_link, show_markdown, show_table
@@ -30,6 +30,7 @@ from ostinato.tasks.records import Metric, Split
 from ostinato.tasks.reinforcement.records import EvaluationPoint, ReinforcementResult
 
 ATTEMPTS_PAGE = "attempts.html"
+HEADLINE = ("RL", "unseen mutations: average solve rate")  # stage and measure of a row
 TRANSCRIPTS_PHASE = "transcripts"  # fine-tuning; phases of other names are continued pretraining
 
 
@@ -259,11 +260,12 @@ def show_run(
         "problems": str(problems),
         "serving line": line or "none: the recipe names no line",
         "serving checkpoint": "none" if champion is None else champion.checkpoint_id,
-        "python": sys.version.split()[0],
+        **describe_origin(recipe, context.settings),
     }
     curves = _curves(context, pretrained, reinforced)
     links = _write_examples(context, reinforced, place)
-    page = write_html(place / "report.html", title, rows, curves, facts, links)
+    headline = next(row for row in rows if (row.stage, row.measure) == HEADLINE)
+    page = write_html(place / "report.html", title, headline, rows, curves, facts, links)
     show_table([row._asdict() for row in rows], key="run-report", description=title)
     show_link(page.as_uri(), key="run-report-page", description=title)
     console = Console()
@@ -466,7 +468,7 @@ def _curves(context: StageContext, pretrained: ArtifactRef, reinforced: Artifact
         if series:
             curves.append(Curve(title=title, x_label="step", y_label="", series=series))
     result = chain.result_of(context, reinforced, ReinforcementResult)
-    return curves + evaluation_curves(result.evaluations)
+    return evaluation_curves(result.evaluations) + curves
 
 
 def _curve(context: StageContext, ref: ArtifactRef) -> list[dict]:

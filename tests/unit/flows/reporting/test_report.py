@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.reporting.provenance import describe_origin
 from ostinato.flows.reporting.report import Curve, ReportRow, plot_png, write_html
 from ostinato.flows.reporting.showing import evaluation_curves
+from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.records import Metric
 from ostinato.tasks.reinforcement.records import EvaluationPoint
 
@@ -15,12 +18,29 @@ ROW = ReportRow(
 def test_write_html_holds_rows_plots_and_facts_escaped(tmp_path: Path) -> None:
     curve = Curve(title="t", x_label="step", y_label="", series={"a": ((1.0, 2.0), (0.1, 0.2))})
     links = {"the best attempt": "attempts.html#t1"}
-    path = write_html(tmp_path / "report.html", "title", [ROW], [curve], {"seed": "1"}, links)
+    headline = ROW._replace(measure="the headline")
+    path = write_html(
+        tmp_path / "report.html", "title", headline, [ROW], [curve], {"seed": "1"}, links
+    )
     page = path.read_text()
     assert '<a href="attempts.html#t1">the best attempt</a>' in page
-    assert "41.9%" in page
+    assert page.index("the headline: 41.9% &rarr; 49.6%") < page.index("<table>")
     assert "solve rate &lt;b&gt;" in page
     assert page.count("data:image/png;base64,") == 1
+
+
+def test_origin_names_machine_commit_and_what_was_changed_in_the_recipe(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, cpu_limit=2)
+    plain = load_recipe("nano", seed=3)
+    changed = load_recipe("nano", seed=3, overrides=["learning.optimizer.learning_rate=1e-9"])
+    assert describe_origin(plain, settings)["changes to the shipped recipe"] == "none"
+    facts = describe_origin(changed, settings)
+    before = plain.learning.optimizer.learning_rate
+    assert facts["changes to the shipped recipe"] == (
+        f"learning.optimizer.learning_rate: {before} -> 1e-09"
+    )
+    assert "2 cores" in facts["machine"]
+    assert facts["code"].startswith("ostinato ")
 
 
 def test_evaluation_curve_holds_what_was_measured_with_its_interval() -> None:
