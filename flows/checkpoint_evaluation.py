@@ -15,6 +15,7 @@ from ostinato.flows.stages.forms import CheckpointName, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Suite
 from ostinato.flows.stages.stage import RunOptions, StageContext
+from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.tasks.evaluation.gates import gate_candidate
 
 
@@ -25,6 +26,7 @@ def checkpoint_evaluation(
     checkpoint: CheckpointName = NEWEST,
     suite: Suite = Suite.BOTH,
     against: CheckpointName | None = None,
+    endpoint: Endpoint | None = None,
     commit: str = "",
     report_directory: str | None = None,
     options: RunOptions | None = None,
@@ -38,22 +40,32 @@ def checkpoint_evaluation(
         checkpoint: champion, newest (the recipe's), or kind/name@version.
         suite: which held-out problems; the gate judges on the first of them.
         against: checkpoint to compare with; the champion of the recipe's serving line when absent.
+        endpoint: a model that somebody else serves, scored in place of the checkpoint as an outside
+            baseline: beside the other one's scorecard, before no gate.
         commit: what asked for this, in the report.
         report_directory: where scorecard.json and scorecard.md are written, beside the artifacts.
         options: overridden settings, stages to keep or to build again.
     """
     context = StageContext.open(recipe, seed, options, may_train=False)
     known = (context.recipe, context.ledger, context.artifacts)
-    scored = checkpoint_named(*known, checkpoint)
+    scored = (
+        checkpoint_named(*known, checkpoint)
+        if endpoint is None
+        else chain.endpoint_artifact(context, endpoint)
+    )
     other = checkpoint_named(*known, against) if against else realtime.champion_of(context)
     problems = problem_building(recipe, seed, options=context.options)
     cards = [chain.evaluate(context, problems, scored, split) for split in suite.splits]
     held_against = None
     if other is not None:
         held_against = chain.evaluate(context, problems, other, suite.splits[0])
-    decision = gate_candidate(cards[0], held_against, context.recipe.cycle.gate)
+    decision = None
+    if endpoint is None:
+        decision = gate_candidate(cards[0], held_against, context.recipe.cycle.gate)
+    elif held_against is not None:
+        cards.append(held_against)
     report = EvaluationReport(
-        checkpoint=str(scored),
+        checkpoint=str(scored) if endpoint is None else endpoint.title,
         against=None if other is None else str(other),
         suite=suite.value,
         commit=commit,
@@ -63,6 +75,8 @@ def checkpoint_evaluation(
         decision=decision,
     )
     show_evaluation(report, None if report_directory is None else Path(report_directory))
+    if decision is None:
+        return Completed(message="an outside baseline is scored, not judged")
     if decision.passed:
         return Completed(message=decision.reason)
     return Failed(name=GATE_FAILED, message=decision.reason)

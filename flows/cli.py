@@ -7,9 +7,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
@@ -19,14 +18,24 @@ from rich.table import Table
 from ostinato.flows.commands import bringing, garbage, lineage, models, planning, replaying
 from ostinato.flows.commands.cycle_commands import cycles
 from ostinato.flows.commands.key_commands import keys
+from ostinato.flows.commands.launching import (
+    KeepOption,
+    RebuildOption,
+    RecipeOption,
+    SeedOption,
+    SetOption,
+    launch_flow,
+    make_options,
+)
 from ostinato.flows.operating import local_prefect, status_report
 from ostinato.flows.operating import up as machine
 from ostinato.flows.recipe import describe_recipe, is_reference, load_recipe, recipe_names
 from ostinato.flows.reporting.console import print_error, say
 from ostinato.flows.stages.checkpoints import refuse_unknown
-from ostinato.flows.stages.run_options import RunOptions, Suite
+from ostinato.flows.stages.run_options import Suite
+from ostinato.infra.agent.endpoint import Endpoint, probe
 from ostinato.infra.platform.cluster.child_main import load_entry
-from ostinato.infra.platform.cluster.services import interrupt_on_signals, run_foreground
+from ostinato.infra.platform.cluster.services import interrupt_on_signals
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
 from ostinato.infra.platform.settings import load_settings
 from ostinato.tasks.planning.inputs import load_inputs
@@ -38,20 +47,7 @@ CHAT = "ostinato.flows.chat.command"
 FIND_ATTEMPTS = "ostinato.flows.commands.trajectories:find_attempts"
 DESCRIBE_ATTEMPTS = "ostinato.flows.commands.trajectories:describe"
 SAVE_ATTEMPTS = "ostinato.flows.commands.trajectory_files:save"
-RecipeOption = Annotated[
-    str, typer.Option(help="name of a shipped recipe, or the path of a TOML file")
-]
 RepositoryOption = Annotated[Path | None, typer.Option(exists=True, file_okay=False)]
-SeedOption = Annotated[int | None, typer.Option(help="overrides the recipe's seed", min=0)]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="overrides a setting, section.key=value; repeatable"),
-]
-KeepOption = Annotated[
-    list[str] | None,
-    typer.Option(help="stage whose newest artifact is used although its code changed; repeatable"),
-]
-RebuildOption = Annotated[list[str] | None, typer.Option(help="stage to build again; repeatable")]
 RunOption = Annotated[str, typer.Option(help="an RL run: nano-seed0, the id of one, or its folder")]
 
 
@@ -92,7 +88,7 @@ def run(
     if (data is None) == (name == "sft"):
         raise typer.BadParameter("--data FILE goes with sft, and sft with --data FILE")
     parameters = None if data is None else {"data": str(data.resolve())}
-    _run_flow(name, recipe, seed, _options(settings, keep, rebuild), parameters)
+    launch_flow(name, recipe, seed, make_options(settings, keep, rebuild), parameters)
 
 
 def _add_command(name: str, flow: str, description: str) -> None:
@@ -124,6 +120,13 @@ def evaluate(
     against: Annotated[
         str | None, typer.Option(help="checkpoint to compare with; the champion when absent")
     ] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="URL of an OpenAI-style API, scored as an outside baseline")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="which of the endpoint's models")] = None,
+    key_env: Annotated[
+        str | None, typer.Option(help="environment variable that holds the endpoint's key")
+    ] = None,
     recipe: RecipeOption = "nano",
     seed: SeedOption = None,
     settings: SetOption = None,
@@ -137,21 +140,23 @@ def evaluate(
     """Evaluates a checkpoint on held-out problems; trains nothing. Exit code 1 when the gate fails, 2 or 3 when the
     evaluation itself did.
     """
+    outside = _endpoint(endpoint, model, key_env)
     with tempfile.TemporaryDirectory() as scratch:
         place = (report or Path(scratch)).resolve()
         parameters = {
             "checkpoint": checkpoint,
             "suite": suite.value,
             "against": against,
+            "endpoint": None if outside is None else outside.model_dump(mode="json"),
             "commit": commit,
             "report_directory": str(place),
         }
-        options = _options(settings, keep, None)
-        named = [checkpoint, against] if against else [checkpoint]
+        options = make_options(settings, keep, None)
+        named = [*([] if outside else [checkpoint]), *([against] if against else [])]
         loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
         refuse_unknown(load_settings(), loaded, named)
         try:
-            _run_flow("checkpoint_evaluation", recipe, seed, options, parameters)
+            launch_flow("checkpoint_evaluation", recipe, seed, options, parameters)
         finally:
             written = place / "scorecard.json"
             if as_json and written.is_file():
@@ -168,10 +173,27 @@ def compare_bases(
     settings: SetOption = None,
 ) -> None:
     """Measures models that one could begin with: loss on code, HumanEval, patches, speed. Trains nothing."""
-    options = _options(settings, None, None)
+    options = make_options(settings, None, None)
     loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
     refuse_unknown(load_settings(), loaded, checkpoints)
-    _run_flow("base_selection", recipe, seed, options, {"checkpoints": checkpoints})
+    launch_flow("base_selection", recipe, seed, options, {"checkpoints": checkpoints})
+
+
+def _endpoint(url: str | None, model: str | None, key_env: str | None) -> Endpoint | None:
+    """The endpoint of the options, which has answered. None without any."""
+    if url is None and model is None and key_env is None:
+        return None
+    if url is None or model is None:
+        raise ConfigError(
+            f"--endpoint is {url!r} and --model {model!r}, wanted both: a URL with /v1 and a name"
+        )
+    try:
+        endpoint = Endpoint(url=url, model=model, key_env=key_env)
+    except ValidationError:
+        wanted = "https://host/v1, without user, query and fragment"
+        raise ConfigError(f"--endpoint is {url!r}, wanted a URL like {wanted}") from None
+    probe(endpoint)
+    return endpoint
 
 
 recipes = typer.Typer(no_args_is_help=True, help="Shipped recipes, and what one comes to.")
@@ -207,7 +229,7 @@ def problems_from(
     load_recipe(extends)
     path = bringing.write_recipe(load_settings(), place, name, extends, problems, commits)
     parameters = {"needs_all_splits": True}
-    _run_flow("problem_building", str(path), None, _options(None, None, None), parameters)
+    launch_flow("problem_building", str(path), None, make_options(None, None, None), parameters)
     say(
         f"next: `ostinato demo --recipe {path}`, or name its table [[problems.repositories]] in another recipe"
     )
@@ -435,46 +457,6 @@ def _compute_again(run: str, step: int | None, metric: str, entry: str) -> None:
     say(replaying.conclude(report, metric))
     if report.first_different is not None:
         raise typer.Exit(1)
-
-
-def _options(
-    settings: list[str] | None, keep: list[str] | None, rebuild: list[str] | None
-) -> RunOptions:
-    try:
-        return RunOptions(
-            overrides=tuple(settings or ()), keep=tuple(keep or ()), rebuild=tuple(rebuild or ())
-        )
-    except ValidationError as error:
-        texts = (mistake["msg"].removeprefix("Value error, ") for mistake in error.errors())
-        raise ConfigError("; ".join(texts)) from None
-
-
-def _run_flow(
-    flow: str,
-    recipe: str,
-    seed: int | None,
-    options: RunOptions,
-    parameters: Mapping[str, Any] | None = None,
-) -> None:
-    if flow not in local_prefect.flow_names():
-        raise typer.BadParameter(
-            f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}"
-        )
-    # a mistake in it stops here, before anything starts
-    load_recipe(recipe, seed=seed, overrides=options.overrides)
-    console = Console(stderr=True)
-    arguments = ["--recipe", recipe, "--options", options.model_dump_json()]
-    arguments += ["--parameters", json.dumps(dict(parameters or {}))]
-    arguments += [] if seed is None else ["--seed", str(seed)]
-    command = [sys.executable, "-P", "-m", "ostinato.flows.commands.run_flow", flow, *arguments]
-    try:
-        with local_prefect.server(load_settings(), console) as environment:
-            code = run_foreground(command, environment)
-    except KeyboardInterrupt:
-        say("stopped; the same command continues from here")
-        code = 130
-    if code != 0:
-        raise typer.Exit(code)
 
 
 def main() -> None:

@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.platform.cluster.actors import find_actor
 from ostinato.infra.platform.errors import ClusterError
@@ -19,7 +21,7 @@ from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import make_grader
 from ostinato.tasks.problem_sets import load_repositories
 from ostinato.tasks.rollout.sandboxes import Sandboxes
-from ostinato.tasks.rollout.worker import RolloutWorker
+from ostinato.tasks.rollout.worker import Converse, RolloutWorker
 
 
 class WorkerSetup(Record):
@@ -47,10 +49,15 @@ def build_fleet_worker(setup: WorkerSetup, replica_names: Sequence[str]) -> Roll
     if missing:
         raise ClusterError(f"engine replicas {', '.join(missing)} are not registered, wanted all")
     replicas = {name: actor for name, actor in found.items() if actor is not None}
-    return build_worker(setup, EngineFleet(replicas))
+    return build_worker(setup, token_dialogue(setup, EngineFleet(replicas)))
 
 
-def build_worker(setup: WorkerSetup, model: ModelClient) -> RolloutWorker:
+def token_dialogue(setup: WorkerSetup, model: ModelClient) -> Converse:
+    """Attempts in tokens, by the renderer of a checkpoint."""
+    return partial(run_agent, model, load_renderer(Path(setup.tokenizer_directory)))
+
+
+def build_worker(setup: WorkerSetup, converse: Converse) -> RolloutWorker:
     """A worker on this process's event loop; its boxes start when first needed."""
     configure_logging()
     sandboxes = Sandboxes(
@@ -60,8 +67,7 @@ def build_worker(setup: WorkerSetup, model: ModelClient) -> RolloutWorker:
         fleet=None if setup.fleet_name is None else FleetClient(setup.fleet_name),
     )
     return RolloutWorker(
-        model=model,
-        renderer=load_renderer(Path(setup.tokenizer_directory)),
+        converse=converse,
         harness=setup.harness,
         sandboxes=sandboxes,
         grade=make_grader(setup.grading),

@@ -14,7 +14,7 @@ SCORECARD_JSON, SCORECARD_MARKDOWN = "scorecard.json", "scorecard.md"
 
 
 class EvaluationReport(Record):
-    """An evaluation with the gate's word, as CI reads it."""
+    """An evaluation with the gate's word, as CI reads it. An outside baseline has none."""
 
     checkpoint: str
     against: str | None = Field(description="None: held against the floor of the gate")
@@ -23,7 +23,7 @@ class EvaluationReport(Record):
     recipe: str
     seed: int
     scorecards: tuple[Scorecard, ...]
-    decision: GateDecision
+    decision: GateDecision | None
 
 
 def show_evaluation(report: EvaluationReport, directory: Path | None) -> None:
@@ -33,7 +33,8 @@ def show_evaluation(report: EvaluationReport, directory: Path | None) -> None:
     show_table(rows, key="scorecards", description=report.checkpoint)
     for card in report.scorecards:
         say(f"{card.checkpoint}, {card.suite}: solve rate {interval(card.average)}")
-    say(f"gate {'passed' if report.decision.passed else 'failed'}: {report.decision.reason}")
+    if report.decision is not None:
+        say(f"gate {_word(report.decision)}: {report.decision.reason}")
     show_markdown(text, key="gate", description=report.checkpoint)
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -49,11 +50,12 @@ def evaluation_as_markdown(report: EvaluationReport) -> str:
         "commit": report.commit,
         "recipe": f"{report.recipe}, seed {report.seed}",
     }
+    decision = report.decision
+    title = "Outside baseline" if decision is None else f"Gate {_word(decision)}"
     lines = [
-        f"## Gate {'passed' if report.decision.passed else 'failed'}: `{report.checkpoint}`",
+        f"## {title}: `{report.checkpoint}`",
         "",
-        report.decision.reason,
-        "",
+        *([] if decision is None else [decision.reason, ""]),
         f"| {' | '.join(rows[0])} |",
         "| --- |" + " ---: |" * (len(rows[0]) - 1),
         *(f"| {' | '.join(row.values())} |" for row in rows),
@@ -63,8 +65,13 @@ def evaluation_as_markdown(report: EvaluationReport) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _word(decision: GateDecision) -> str:
+    return "passed" if decision.passed else "failed"
+
+
 def _row(card: Scorecard) -> dict[str, str]:
     return {
+        "model": card.checkpoint,
         "suite": card.suite,
         "problems": str(len(card.problems)),
         "average": interval(card.average),

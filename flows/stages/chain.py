@@ -13,6 +13,7 @@ from ostinato.flows.stages.child_task import run_stage
 from ostinato.flows.stages.run_options import STAGES
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.infra.agent.extensions import COMPACT, FULL
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
@@ -43,6 +44,7 @@ from ostinato.tasks.reinforcement.records import ReinforcementRequest, Reinforce
 from ostinato.tasks.retrieval.config import RetrievalRequest, RetrievalResult
 
 ROWS_FILE = "rows.jsonl"  # of an evaluation: one line per attempt
+ENDPOINT, ENDPOINT_FILE = "endpoint", "endpoint.json"  # kind of artifact, and what it holds
 SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
 # Models of others know no token of ours: calls are plain text, and texts are longer.
 IMPORTED_HARNESS = HarnessConfig(
@@ -364,9 +366,25 @@ def is_imported(directory: Path) -> bool:
     return (directory / PUBLISHED_FILES).is_dir()
 
 
+def endpoint_artifact(context: StageContext, endpoint: Endpoint) -> ArtifactRef:
+    """What stands for a model that somebody else serves. It has no weights: nothing promotes it."""
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        return one_file(directory, ENDPOINT_FILE, endpoint.model_dump_json()), {}
+
+    return context.ensure(ENDPOINT, {"endpoint": endpoint}, (), build)
+
+
+def endpoint_of(directory: Path) -> Endpoint | None:
+    """The endpoint that an artifact stands for. None: it has weights."""
+    path = directory / ENDPOINT_FILE
+    return Endpoint.model_validate_json(path.read_bytes()) if path.is_file() else None
+
+
 def harness_for(recipe: Recipe, directory: Path) -> HarnessConfig:
     """The recipe's harness; for models that other people trained, unless it is of nano's dialect."""
-    is_known = recipe.harness.dialect != COMPACT or not is_imported(directory)
+    is_others = is_imported(directory) or endpoint_of(directory) is not None
+    is_known = recipe.harness.dialect != COMPACT or not is_others
     return recipe.harness if is_known else IMPORTED_HARNESS
 
 
@@ -388,10 +406,12 @@ def evaluation_request(
     """An evaluation as the recipe wants it, on this machine's cores."""
     recipe = context.recipe
     directory = context.directory_of(checkpoint)
+    endpoint = endpoint_of(directory)
     slots, harness = recipe.reinforcement.engine_slots, harness_for(recipe, directory)
     return EvaluationRequest(
         checkpoint_directory=str(directory),
-        checkpoint_name=str(checkpoint),
+        endpoint=endpoint,
+        checkpoint_name=str(checkpoint) if endpoint is None else endpoint.title,
         problems_directory=str(context.directory_of(problems)),
         split=split,
         config=recipe.evaluation,

@@ -36,6 +36,7 @@ STAGES = {
             "reinforcement", "reinforced", ("ostinato.tasks.reinforcement.run:main",), trains=True
         ),
         Stage("evaluation", "scorecard", ("ostinato.tasks.checkpoint_evaluation.run:main",)),
+        Stage("endpoint", "endpoint", ("ostinato.infra.agent.endpoint",)),
         Stage("locating", "locating", ("ostinato.tasks.checkpoint_evaluation.run:main",)),
         Stage("comparison", "search-ablation", ("ostinato.tasks.evaluation.locating",)),
         Stage("base-selection", "base-measures", ("ostinato.tasks.base_selection.run:main",)),

@@ -100,6 +100,14 @@ class Settings(BaseSettings):
         return environment
 
 
+def named_secret(variable: str) -> str:
+    """Value of an environment variable that a person named. ConfigError when it is not set."""
+    value = os.environ.get(variable, "")
+    if not value:
+        raise ConfigError(f"environment variable {variable} is not set, wanted a key in it")
+    return value
+
+
 def load_settings() -> Settings:
     """Reads the environment. ConfigError names variable, value seen and value wanted."""
     try:

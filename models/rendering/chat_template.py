@@ -5,10 +5,11 @@ behind the model's own tokens. A template that rewrites what came before is refu
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any, ClassVar
 
 from jinja2 import TemplateError, nodes
@@ -25,6 +26,7 @@ Message = dict[str, str]
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 # Stand in for contents when the template is asked for its form.
 QUESTION, ANSWER, RESULT = "\u2402question\u2403", "\u2402answer\u2403", "\u2402result\u2403"
+TOOL_NAME = "example_tool"
 
 
 class TemplateRenderer(Renderer):
@@ -44,6 +46,7 @@ class TemplateRenderer(Renderer):
             )
         self.tokenizer = tokenizer
         self._files = files or {}
+        self._lock = Lock()  # the tokenizer reads special tokens or not by a state of its own
         self.vocab_size = tokenizer.get_vocab_size()
         names = {name: _token_text(settings.get(name)) for name in _NAMED_TOKENS}
         known = {name: text for name, text in names.items() if text}
@@ -76,13 +79,22 @@ class TemplateRenderer(Renderer):
 
     def encode_content(self, text: str, tags: Tags = "none") -> list[int]:
         """Tokens of `text`, none of them special. `tags` are nano's: here they are plain text."""
-        self.tokenizer.encode_special_tokens = True
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        return self._tokens(text, special_tokens=False)
 
-    def start(self, user: str, system: str | None = None) -> list[int]:
-        """Opens a conversation: system message if any, user's message, the answer's header."""
+    def start(
+        self, user: str, system: str | None = None, tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
+        """Opens a conversation: system message if any, user's message, the answer's header. `tools` are
+        stated by the template, where it states any.
+        """
+        written = json.dumps(list(tools), ensure_ascii=False)
+        special = next((special for special in self._special_texts if special in written), None)
+        if special is not None:
+            raise ValueError(
+                f"a tool's definition holds {special!r}, wanted none of the model's tokens"
+            )
         messages = [] if system is None else [{"role": "system", "content": system}]
-        return self._encode([*messages, {"role": "user", "content": user}], after="")
+        return self._encode([*messages, {"role": "user", "content": user}], after="", tools=tools)
 
     def append_user(self, text: str) -> list[int]:
         """A further user message and the header of the answer to it."""
@@ -102,15 +114,18 @@ class TemplateRenderer(Renderer):
         assert ids[0] == self.end_id  # which the model sampled itself
         return ids[1:]
 
-    def _encode(self, messages: list[Message], after: str) -> list[int]:
+    def _encode(
+        self, messages: list[Message], after: str, tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
         """Tokens of the template's text behind `after`. Contents yield no special token."""
-        text = self._render(messages, opens_answer=True)
+        try:
+            text = self._render(messages, opens_answer=True, tools=tools)
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses these messages: {error}") from error
         text = text[text.index(after) + len(after) :]
-        specials = [token.content for token in self.tokenizer.get_added_tokens_decoder().values()]
         contents = [message["content"].strip() for message in messages]
-        if not any(special in content for content in contents for special in specials):
-            self.tokenizer.encode_special_tokens = False
-            return self.tokenizer.encode(text, add_special_tokens=False).ids
+        if not any(special in content for content in contents for special in self._special_texts):
+            return self._encode_form(text)
         ids: list[int] = []
         for content in contents:
             if content and content in text:
@@ -119,12 +134,43 @@ class TemplateRenderer(Renderer):
         return ids + self._encode_form(text)
 
     def _encode_form(self, text: str) -> list[int]:
-        self.tokenizer.encode_special_tokens = False
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        return self._tokens(text, special_tokens=True)
 
-    def _render(self, messages: list[Message], *, opens_answer: bool) -> str:
+    def _tokens(self, text: str, *, special_tokens: bool) -> list[int]:
+        with self._lock:
+            self.tokenizer.encode_special_tokens = not special_tokens
+            return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def _special_texts(self) -> tuple[str, ...]:
+        return tuple(token.content for token in self.tokenizer.get_added_tokens_decoder().values())
+
+    @cached_property
+    def states_tools(self) -> bool:
+        """Whether the template states tools, with calls as JSON between `<tool_call>` tags."""
+        function = {"name": TOOL_NAME, "description": "", "parameters": {"type": "object"}}
+        call = {"type": "function", "function": {"name": TOOL_NAME, "arguments": {}}}
+        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        tools = [{"type": "function", "function": function}]
+        try:
+            stated = self._render(_opening()[:1], opens_answer=True, tools=tools)
+            called = self._render([_opening()[0], answer], opens_answer=False)
+        except TemplateError:
+            return False
+        return TOOL_NAME in stated and f'<tool_call>\n{{"name": "{TOOL_NAME}"' in called
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        opens_answer: bool,
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> str:
         return self._template.render(
-            messages=messages, tools=None, documents=None, add_generation_prompt=opens_answer
+            messages=messages,
+            tools=list(tools) or None,
+            documents=None,
+            add_generation_prompt=opens_answer,
         )
 
     def _check_form(self) -> int:

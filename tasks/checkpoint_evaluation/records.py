@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.models.decode.config import DecodingConfig
@@ -17,6 +18,9 @@ class EvaluationRequest(Record):
     """One evaluation: checkpoint, problems and settings."""
 
     checkpoint_directory: str
+    endpoint: Endpoint | None = Field(
+        default=None, description="a model that somebody else serves, in place of the checkpoint's"
+    )
     checkpoint_name: str = Field(description="what the scorecard calls the checkpoint")
     problems_directory: str = Field(
         description="problems and prepared repositories, as the problems stage left them"

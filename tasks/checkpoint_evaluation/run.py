@@ -6,10 +6,14 @@ Each shard is a process with its own engine, boxes and file of finished attempts
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
+from ostinato.infra.agent.endpoint import Endpoint, open_client, probe
+from ostinato.infra.agent.loop.outside import run_agent_outside
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import Progress, Workspace
 from ostinato.infra.platform.telemetry import MetricsLog, configure_logging, fields
@@ -25,6 +29,7 @@ from ostinato.tasks.evaluation.attempts import (
     TRAJECTORIES_FILE,
     AttemptFunction,
     AttemptRow,
+    CheckEngine,
     draw_problems,
     plan_attempts,
     read_rows,
@@ -37,10 +42,11 @@ from ostinato.tasks.evaluation.locating import (
     read_locating,
 )
 from ostinato.tasks.evaluation.statistics import scorecard_from
-from ostinato.tasks.graded_worker import WorkerSetup, build_worker
+from ostinato.tasks.graded_worker import WorkerSetup, build_worker, token_dialogue
 from ostinato.tasks.problem_sets import load_problems
 from ostinato.tasks.records import Problem, Scorecard, Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
+from ostinato.tasks.rollout.worker import Converse
 
 logger = logging.getLogger(__name__)
 
@@ -101,13 +107,6 @@ async def _run_attempts(
     workspace: Workspace,
 ) -> None:
     evaluation = request.evaluation
-    engine = load_local_engine(
-        Path(evaluation.checkpoint_directory),
-        f"evaluation{request.index}",
-        evaluation.decoding,
-        slots=evaluation.engine_slots,
-        max_context_tokens=evaluation.context_tokens,
-    )
     setup = WorkerSetup(
         tokenizer_directory=evaluation.checkpoint_directory,
         problems_directory=evaluation.problems_directory,
@@ -117,22 +116,49 @@ async def _run_attempts(
         sandbox=evaluation.sandbox,
         search_directory=evaluation.search_directory,
     )
-    worker = build_worker(setup, engine)
-    attempt = worker.attempt
-    if evaluation.notes_locating:
-        attempt = _noting(attempt, rows_path.with_name(LOCATING_FILE))
-    try:
-        await run_attempts(
-            plan,
-            attempt,
-            rows_path=rows_path,
-            concurrent_attempts=evaluation.engine_slots,
-            on_row=lambda done, total: workspace.progress.update(done, total, "attempts"),
-        )
-    finally:
-        await worker.close()
-        engine.close()
+    async with _dialogue(request, setup) as converse:
+        worker = build_worker(setup, converse)
+        attempt = worker.attempt
+        if evaluation.notes_locating:
+            attempt = _noting(attempt, rows_path.with_name(LOCATING_FILE))
+        try:
+            await run_attempts(
+                plan,
+                attempt,
+                rows_path=rows_path,
+                concurrent_attempts=evaluation.engine_slots,
+                on_row=lambda done, total: workspace.progress.update(done, total, "attempts"),
+                check_engine=_check_of(evaluation.endpoint),
+            )
+        finally:
+            await worker.close()
     logger.info("shard is done %s", fields(index=request.index, attempts=len(plan)))
+
+
+def _check_of(endpoint: Endpoint | None) -> CheckEngine | None:
+    """Asks whether the endpoint still answers. None: the engine is of this process."""
+    return None if endpoint is None else lambda: asyncio.to_thread(probe, endpoint)
+
+
+@asynccontextmanager
+async def _dialogue(request: ShardRequest, setup: WorkerSetup) -> AsyncIterator[Converse]:
+    """How attempts talk with the model: through an engine of this process, or at its endpoint."""
+    evaluation = request.evaluation
+    if evaluation.endpoint is not None:
+        async with open_client(evaluation.endpoint) as client:
+            yield partial(run_agent_outside, client, evaluation.endpoint.model)
+        return
+    engine = load_local_engine(
+        Path(evaluation.checkpoint_directory),
+        f"evaluation{request.index}",
+        evaluation.decoding,
+        slots=evaluation.engine_slots,
+        max_context_tokens=evaluation.context_tokens,
+    )
+    try:
+        yield token_dialogue(setup, engine)
+    finally:
+        engine.close()
 
 
 def _noting(attempt: AttemptFunction, path: Path) -> AttemptFunction:

@@ -27,6 +27,7 @@ TRAJECTORIES_FILE = (
 
 AttemptFunction = Callable[[AttemptRequest], Awaitable[Trajectory]]
 OnRow = Callable[[int, int], None]  # finished, planned
+CheckEngine = Callable[[], Awaitable[None]]
 
 
 def draw_problems(problems: Sequence[Problem], *, count: int, seed: int) -> list[Problem]:
@@ -80,8 +81,13 @@ async def run_attempts(
     rows_path: Path,
     concurrent_attempts: int,
     on_row: OnRow | None = None,
+    check_engine: CheckEngine | None = None,
 ) -> list[AttemptRow]:
-    """Makes the attempts that the file does not hold yet. All rows, finished before or now."""
+    """Makes the attempts that the file does not hold yet. All rows, finished before or now.
+
+    `check_engine` is asked when the last try at an attempt ended as engine_failed, and raises where
+    no other would end better; else the attempt counts as not solved. None: the evaluation ends.
+    """
     rows = read_rows(rows_path)
     finished = {(row.problem_id, row.attempt) for row in rows}
     waiting = iter(
@@ -92,7 +98,7 @@ async def run_attempts(
 
     async def drain() -> None:
         for item in waiting:
-            trajectory = await _attempt_with_retries(item, attempt)
+            trajectory = await _attempt_with_retries(item, attempt, check_engine)
             row = attempt_row(trajectory, item.problem)
             kept = trajectory.model_dump(mode="json", exclude={"transcript": {"segments"}})
             texts.append(len(rows), kept)
@@ -113,10 +119,15 @@ async def run_attempts(
     return rows
 
 
-async def _attempt_with_retries(item: AttemptRequest, attempt: AttemptFunction) -> Trajectory:
+async def _attempt_with_retries(
+    item: AttemptRequest, attempt: AttemptFunction, check_engine: CheckEngine | None
+) -> Trajectory:
     trajectory = await attempt(item)
     while trajectory.outcome in INFRASTRUCTURE_OUTCOMES:
         if item.retry >= INFRASTRUCTURE_RETRIES:
+            if trajectory.outcome is Outcome.ENGINE_FAILED and check_engine is not None:
+                await check_engine()
+                return trajectory
             raise GradingError(
                 f"attempt {item.attempt} at problem {item.problem.problem_id} ended as "
                 f"{trajectory.outcome.value} {item.retry + 1} times, wanted a graded attempt: "

@@ -5,9 +5,10 @@ no such failure: the attempt is judged as one that changed nothing.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
-from ostinato.infra.agent.loop.attempt import run_agent
+from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.agent.workplace import make_workplace
@@ -17,8 +18,6 @@ from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.protocol import Sandbox
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
-from ostinato.models.decode.protocol import ModelClient
-from ostinato.models.rendering import Renderer
 from ostinato.tasks.problem_prompts import facts_of
 from ostinato.tasks.records import Outcome, Problem, RewardReport, Trajectory, Verdict
 from ostinato.tasks.rollout.records import UNGRADED, AttemptRequest
@@ -41,23 +40,36 @@ GradeFunction = Callable[
 ]
 
 
+class Converse(Protocol):
+    """One attempt's dialogue with a model, from its environment to the transcript."""
+
+    async def __call__(
+        self,
+        environment: AgentEnvironment,
+        request: AgentRequest,
+        config: HarnessConfig,
+        *,
+        clock: Callable[[], float],
+    ) -> Transcript: ...
+
+
 class RolloutWorker:
     """Worker that runs any number of attempts at a time on one event loop."""
 
     def __init__(
         self,
         *,
-        model: ModelClient,
-        renderer: Renderer,
+        converse: Converse,
         harness: HarnessConfig,
         sandboxes: Sandboxes,
         grade: GradeFunction,
         clock: Callable[[], float],
         search: SearchService | None = None,
     ) -> None:
-        """`search` answers codebase_search in every box; None: words alone."""
-        self._model = model
-        self._renderer = renderer
+        """`converse` holds an attempt's dialogue with the model. `search` answers codebase_search in
+        every box; None: words alone.
+        """
+        self._converse = converse
         self._harness = harness
         self._sandboxes = sandboxes
         self._grade = grade
@@ -94,9 +106,7 @@ class RolloutWorker:
                 baseline={**boxes.repository.files, **broken},
                 keeps_secrets=self._harness.visible_tests == "fresh",
             )
-            transcript = await run_agent(
-                self._model,
-                self._renderer,
+            transcript = await self._converse(
                 environment,
                 AgentRequest(
                     prompt=problem.prompt,

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -163,8 +164,7 @@ async def roll_out(
     answer: Callable[[str], str],
 ) -> Trajectory:
     worker = RolloutWorker(
-        model=AnsweringModel(renderer, answer),
-        renderer=renderer,
+        converse=partial(run_agent, AnsweringModel(renderer, answer), renderer),
         harness=HarnessConfig(),
         sandboxes=Sandboxes([repository], concurrent_trajectories=1),
         grade=make_grader(GradingConfig(rewards={"brevity": -0.01})),

@@ -39,7 +39,8 @@ def add_scorecard(
     context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, solve_rate: float
 ) -> None:
     """The checkpoint's finished evaluation on the held-out problems of a set."""
-    identity = chain.evaluation_identity(context.recipe, Split.HELD_OUT)
+    harness = chain.harness_for(context.recipe, context.directory_of(checkpoint))
+    identity = chain.evaluation_identity(context.recipe, Split.HELD_OUT) | {"harness": harness}
     card = make_scorecard(str(checkpoint), problems.fingerprint, solve_rate)
 
     def build(directory: Path) -> tuple[Path, dict]:

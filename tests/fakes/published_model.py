@@ -11,6 +11,15 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# States tools, and writes calls as Qwen's templates do.
+TOOL_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    "<|im_end|>\n{% endif %}{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}{% for call in message.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n'
+    "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -29,7 +38,9 @@ def small_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def write_published_model(directory: Path, **fields: object) -> transformers.PreTrainedModel:
+def write_published_model(
+    directory: Path, template: str = TEMPLATE, **fields: object
+) -> transformers.PreTrainedModel:
     """A llama with 3 key heads under 9 query heads, of widths that the compiled engine takes."""
     tokenizer = small_tokenizer()
     sizes = {
@@ -53,6 +64,6 @@ def write_published_model(directory: Path, **fields: object) -> transformers.Pre
             tensor.mul_(3)
     model.save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
-    settings = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    settings = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": template}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     return model

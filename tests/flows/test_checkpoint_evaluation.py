@@ -9,7 +9,10 @@ from prefect.client.schemas.objects import State
 from ostinato.flows.checkpoint_evaluation import checkpoint_evaluation
 from ostinato.flows.commands.run_flow import main as run_flow
 from ostinato.flows.reporting.evaluation_report import EvaluationReport
+from ostinato.flows.stages import chain
 from ostinato.flows.stages.run_options import RunOptions, Suite
+from ostinato.flows.stages.stage import StageContext
+from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.infra.platform.errors import ConfigError
 from tests.fakes.finished_stages import add_checkpoint, add_scorecard, open_context
 
@@ -58,7 +61,7 @@ def problems_result() -> dict:
     }
 
 
-def evaluate(recipe: str, checkpoint: str, report: Path, **other: str) -> int:
+def evaluate(recipe: str, checkpoint: str, report: Path, **other: object) -> int:
     parameters = {
         "checkpoint": checkpoint,
         "suite": SUITE,
@@ -82,6 +85,25 @@ def test_gate_decides_the_exit_code_and_the_report_names_what_was_compared(
         assert (read.checkpoint, read.against, read.commit) == (checkpoint, against, "3f2a")
         assert read.decision.passed == (code == 0)
         assert f"`{checkpoint}`" in (report / "scorecard.md").read_text()
+
+
+def test_an_outside_baseline_stands_beside_a_checkpoint_and_is_not_judged(
+    prefect_server: None, home: Path, tmp_path: Path
+) -> None:
+    recipe, [mine] = prepare(tmp_path, 0.3)
+    context = StageContext.open(recipe)
+    outside = Endpoint(url="http://127.0.0.1:1/v1", model="m")
+    (problems,) = context.artifacts.manifest(context.artifacts.get(mine)).parents
+    add_scorecard(context, problems, chain.endpoint_artifact(context, outside), 0.6)
+    report = tmp_path / "report"
+    given = outside.model_dump(mode="json")
+    assert evaluate(recipe, "newest", report, against=mine, endpoint=given) == 0
+    read = EvaluationReport.model_validate_json((report / "scorecard.json").read_bytes())
+    assert (read.checkpoint, read.against, read.decision) == (outside.title, mine, None)
+    assert [card.average.mean for card in read.scorecards] == [0.6, 0.3]
+    text = (report / "scorecard.md").read_text()
+    assert "Outside baseline" in text
+    assert f"| {mine} |" in text
 
 
 @pytest.mark.parametrize(

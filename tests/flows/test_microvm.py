@@ -18,7 +18,7 @@ from ostinato.models.rendering import Renderer
 from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest, ShardRequest
 from ostinato.tasks.checkpoint_evaluation.run import run_shard
 from ostinato.tasks.evaluation.config import EvaluationConfig
-from ostinato.tasks.graded_worker import WorkerSetup, build_worker
+from ostinato.tasks.graded_worker import WorkerSetup, build_worker, token_dialogue
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.problem_sets import load_repositories
 from ostinato.tasks.records import Outcome, Problem, Split, Trajectory
@@ -67,7 +67,7 @@ def test_attempts_of_rollouts_run_in_virtual_machines(tmp_path: Path) -> None:
     )
 
     async def run() -> list[Trajectory]:
-        worker = build_worker(setup, model)
+        worker = build_worker(setup, token_dialogue(setup, model))
         tickets = [
             AttemptRequest(f"run.g0.t{index}", "run.g0", problem, index, 0, index)
             for index in range(3)

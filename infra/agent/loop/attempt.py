@@ -5,10 +5,10 @@ Failures of the engine, the sandbox or the clock end the attempt with a reason; 
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ostinato.infra.agent.config import AgentRequest, HarnessConfig
+from ostinato.infra.agent.config import AgentRequest, HarnessConfig, ToolPolicy
 from ostinato.infra.agent.dialects.dialect import dialect_of, enabled_tools
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.conversation import (
@@ -26,6 +26,7 @@ from ostinato.infra.agent.loop.prompts import (
     write_system_prompt,
 )
 from ostinato.infra.agent.tools.calls import ParsedAnswer
+from ostinato.infra.agent.tools.definition import Tool
 from ostinato.infra.agent.transcript import (
     MODEL_FAULTS,
     CallStatus,
@@ -78,14 +79,22 @@ def open_conversation(
     """The attempt's conversation in tokens, opened with the dialect's prompts."""
     policy = environment.policy_under(config)
     tools = enabled_tools(config, policy)
-    system, prompt = request.system_prompt, request.prompt
-    if dialect_of(config).is_explained:
-        if system is None:
-            system = write_system_prompt(tools.values(), config, policy, request.facts)
-        prompt = write_first_message(prompt, request.facts)
+    system, prompt = first_messages(request, config, tools, policy)
     return TokenConversation(
         model, renderer, request, call_reader(config, tools), prompt=prompt, system_prompt=system
     )
+
+
+def first_messages(
+    request: AgentRequest, config: HarnessConfig, tools: Mapping[str, Tool], policy: ToolPolicy
+) -> tuple[str | None, str]:
+    """System message, if any, and the user's first message, in the dialect's words."""
+    if not dialect_of(config).is_explained:
+        return request.system_prompt, request.prompt
+    system = request.system_prompt
+    if system is None:
+        system = write_system_prompt(tools.values(), config, policy, request.facts)
+    return system, write_first_message(request.prompt, request.facts)
 
 
 async def run_conversation(

@@ -6,6 +6,7 @@ here. Works with any server that speaks the format; our own also names the inter
 was recorded as. It runs no tools.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from ostinato.infra.agent.loop.conversation import INTERRUPTED, Answer, cut_to_f
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.tools.definition import Tool, tool_schemas
 from ostinato.infra.agent.transcript import Segment
-from ostinato.infra.platform.errors import ConfigError, EngineError
+from ostinato.infra.platform.errors import ConfigError, EngineError, boundary
 
 CHARACTERS_PER_TOKEN = 3.5  # of results the server has not counted yet
 INTERACTION_HEADER = "x-ostinato-interaction"
@@ -61,6 +62,11 @@ class MessageConversation:
         reply = await self._post(body)
         if reply is None:
             return Answer("", ParsedAnswer((), ""), 0, is_whole=False, cut_reason="context")
+        with boundary(EngineError, f"{self.client.base_url} answers no chat completion"):
+            return self._read(reply.json())
+
+    def _read(self, reply: Any) -> Answer:
+        """The answer of a reply, which the history then holds."""
         choice = reply["choices"][0]
         message = choice["message"]
         usage = reply.get("usage") or {}
@@ -68,7 +74,10 @@ class MessageConversation:
         self._uncounted_characters = 0
         is_whole = choice["finish_reason"] in ("stop", "tool_calls")
         content = message.get("content") or ""
-        calls = message.get("tool_calls") or []
+        calls = [
+            _completed(call, f"call_{index}")
+            for index, call in enumerate(message.get("tool_calls") or [], start=1)
+        ]
         self.messages.append(
             {"role": "assistant", "content": content or None}
             | ({"tool_calls": calls} if calls else {})
@@ -134,11 +143,9 @@ class MessageConversation:
 
     def _parse_call(self, call: Mapping[str, Any]) -> ParsedCall:
         function = call["function"]
-        return call_from_json(
-            function["name"], function.get("arguments") or "{}", self.tools, call["id"]
-        )
+        return call_from_json(function["name"], function["arguments"], self.tools, call["id"])
 
-    async def _post(self, body: dict[str, Any]) -> dict[str, Any] | None:
+    async def _post(self, body: dict[str, Any]) -> httpx.Response | None:
         """The reply. None when the messages are longer than the server's context."""
         headers = {SESSION_HEADER: self.session_id} if self.session_id else {}
         try:
@@ -146,17 +153,39 @@ class MessageConversation:
         except httpx.HTTPError as error:
             where = self.client.base_url
             raise EngineError(f"{where}: {type(error).__name__}: {error}") from error
+        if response.status_code == 400 and _is_too_long(response):
+            return None
         if response.status_code != 200:
-            kind = ConfigError if response.status_code in (400, 401, 403, 404) else EngineError
+            # 400 to the first message would come again; to a later one, the answers are at fault
+            has_answered = any(message["role"] == "assistant" for message in self.messages)
+            wrong = (401, 403, 404) if has_answered else (400, 401, 403, 404)
+            kind = ConfigError if response.status_code in wrong else EngineError
             raise kind(f"{self.client.base_url} says {response.status_code}: {_said(response)}")
         if INTERACTION_HEADER in response.headers:
             self.interaction_ids.append(response.headers[INTERACTION_HEADER])
-        return response.json()
+        return response
+
+
+def _completed(call: Mapping[str, Any], call_id: str) -> dict[str, Any]:
+    """A call with an id, and arguments in text: some servers leave the one out and parse the other."""
+    function = call["function"]
+    arguments = function.get("arguments") or "{}"
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {
+        **call,
+        "id": call.get("id") or call_id,
+        "function": {**function, "arguments": written},
+    }
 
 
 def _written(call: Mapping[str, Any]) -> str:
     function = call["function"]
-    return f"\n{function['name']}({function.get('arguments') or ''})"
+    return f"\n{function['name']}({function['arguments']})"
+
+
+def _is_too_long(response: httpx.Response) -> bool:
+    """By the code of OpenAI's API, or the words of servers that know only words."""
+    return "context_length" in response.text or "context length" in response.text
 
 
 def _said(response: httpx.Response) -> str:

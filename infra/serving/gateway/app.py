@@ -189,9 +189,9 @@ def _add_openai_routes(
             "index": 0,
             "message": _openai_message(finished),
             "finish_reason": finished.finish_reason,
-            "logprobs": None,
+            **_tokens_of(request, finished),
         }
-        body = _envelope(gateway, answering, "chat.completion")
+        body = _envelope(gateway, answering, "chat.completion") | _prompt_of(request, finished)
         return JSONResponse(
             {**body, "choices": [choice], "usage": finished.usage.model_dump()}, headers=headers
         )
@@ -279,8 +279,8 @@ async def _stream_events(gateway: Gateway, answering: Answering) -> AsyncIterato
     """Server-sent events of one answer. Later failures are events, the status is sent."""
     envelope = _envelope(gateway, answering, "chat.completion.chunk")
 
-    def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    def chunk(delta: dict[str, Any]) -> str:
+        choice = {"index": 0, "delta": delta, "finish_reason": None}
         return _event({**envelope, "choices": [choice]})
 
     yield chunk({"role": "assistant", "content": ""})
@@ -292,8 +292,10 @@ async def _stream_events(gateway: Gateway, answering: Answering) -> AsyncIterato
             calls = _openai_message(piece).get("tool_calls") or []
             for index, call in enumerate(calls):
                 yield chunk({"tool_calls": [{"index": index, **call}]})
-            yield chunk({}, piece.finish_reason)
-            options = answering.request.stream_options
+            request, last = answering.request, {"index": 0, "delta": {}}
+            last |= {"finish_reason": piece.finish_reason} | _tokens_of(request, piece)
+            yield _event({**envelope, **_prompt_of(request, piece), "choices": [last]})
+            options = request.stream_options
             if options is not None and options.include_usage:
                 yield _event({**envelope, "choices": [], "usage": piece.usage.model_dump()})
     except OstinatoError as error:
@@ -313,6 +315,18 @@ def _envelope(gateway: Gateway, answering: Answering, kind: str) -> dict[str, An
         "created": int(gateway.context.wall_clock()),
         "model": gateway.context.config.model_name,
     }
+
+
+def _tokens_of(request: ChatRequest, finished: Finished) -> dict[str, Any]:
+    """Log-probs and ids of the choice's tokens, where asked for."""
+    content = [token.model_dump() for token in finished.logprobs]
+    logprobs = {"content": content, "refusal": None} if request.logprobs else None
+    ids = {"token_ids": finished.token_ids} if request.return_token_ids else {}
+    return {"logprobs": logprobs, **ids}
+
+
+def _prompt_of(request: ChatRequest, finished: Finished) -> dict[str, Any]:
+    return {"prompt_token_ids": finished.prompt_token_ids} if request.return_token_ids else {}
 
 
 def _openai_message(finished: Finished) -> dict[str, Any]:

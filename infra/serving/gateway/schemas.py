@@ -62,9 +62,11 @@ class ChatMessage(OpenAIWire):
 
 
 class FunctionDefinition(OpenAIWire):
-    """A tool as the client declares it. Only the name is read."""
+    """A tool as the client declares it. Nano knows its own by name; other models read all of it."""
 
     name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(default=None, description="JSON schema")
 
 
 class ToolDefinition(OpenAIWire):
@@ -97,6 +99,10 @@ class ChatRequest(OpenAIWire):
     n: int | None = None
     stop: list[str] | None = Field(default=None, description="one string may come bare")
     logprobs: bool | None = None
+    top_logprobs: int | None = None
+    return_token_ids: bool | None = Field(
+        default=None, description="as vLLM's: `prompt_token_ids`, and `token_ids` of the choice"
+    )
     response_format: Any = None
     store: bool | None = Field(default=None, description="false withdraws consent for this request")
 
@@ -104,6 +110,15 @@ class ChatRequest(OpenAIWire):
     @classmethod
     def _list_of_one(cls, stop: object) -> object:
         return [stop] if isinstance(stop, str) else stop
+
+
+class TokenLogprob(Wire):
+    """One sampled token, in OpenAI's form."""
+
+    token: str
+    logprob: float = Field(description="natural log, under the distribution it was drawn from")
+    bytes: list[int]
+    top_logprobs: list[Any] = []
 
 
 class AgentSessionRequest(Wire):

@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pytest
 
 from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.sandbox import PreparedRepository, TestServer
 from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.models.rendering import Renderer, train_tokenizer
@@ -115,8 +117,7 @@ def attempt(
             return script[turn] if turn < len(script) else "Done."
 
         worker = RolloutWorker(
-            model=AnsweringModel(renderer, answer),
-            renderer=renderer,
+            converse=partial(run_agent, AnsweringModel(renderer, answer), renderer),
             harness=harness,
             sandboxes=sandboxes,
             grade=make_grader(config or GradingConfig(time_limit_seconds=8.0)),

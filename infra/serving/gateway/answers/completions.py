@@ -8,7 +8,6 @@ from typing import Any
 
 from cachetools import TTLCache
 
-from ostinato.infra.agent.dialects.compact.tools import TOOLS
 from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.agent.tools.calls import ParsedAnswer
 from ostinato.infra.agent.transcript import (
@@ -23,9 +22,9 @@ from ostinato.infra.serving.gateway.answers.generation import AnswerGenerator, A
 from ostinato.infra.serving.gateway.answers.messages import (
     Conversation,
     history_key,
-    read_answer,
     render_messages,
 )
+from ostinato.infra.serving.gateway.answers.tool_forms import ToolForm, form_of
 from ostinato.infra.serving.gateway.arms import ArmTable
 from ostinato.infra.serving.gateway.config import (
     MAX_CHARACTERS_PER_TOKEN,
@@ -42,7 +41,7 @@ from ostinato.infra.serving.gateway.recorder import (
     interaction_seed,
     new_interaction_id,
 )
-from ostinato.infra.serving.gateway.schemas import ChatMessage, ChatRequest, Usage
+from ostinato.infra.serving.gateway.schemas import ChatMessage, ChatRequest, TokenLogprob, Usage
 from ostinato.models.decode.protocol import StopReason
 from ostinato.models.rendering import Renderer
 
@@ -50,7 +49,7 @@ CHAT_KIND = "chat"
 MAX_STOPS = 4  # as OpenAI's API
 UNSUPPORTED = {
     "n": (None, 1),
-    "logprobs": (None, False),
+    "top_logprobs": (None, 0),  # engines keep the log-probability of the sampled token alone
     "response_format": (None, {"type": "text"}),
     "tool_choice": (None, "auto"),
 }
@@ -58,11 +57,14 @@ UNSUPPORTED = {
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An answer with all a client is told."""
+    """An answer with all a client is told. Tokens are those sampled, the one that ended it included."""
 
     message: ChatMessage
     finish_reason: str
     usage: Usage
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]  # empty unless asked for
 
 
 class ChatService:
@@ -82,24 +84,26 @@ class ChatService:
             MAX_SESSIONS, SESSION_IDLE_SECONDS, clock
         )
         self._generator = AnswerGenerator(renderer)
+        self._form = form_of(config.harness, renderer)
 
     async def begin(
         self, request: ChatRequest, tenant: Caller, client_session: str | None
     ) -> Answering:
         """Checks a request and lays out its tokens. ApiError comes before any generation."""
-        _check(request, self._config)
+        _check(request, self._config, self._form)
+        tools = request.tools or []
         owner = (tenant.name, client_session or "")
         consent = tenant.consents(request.store)
         interaction_id = new_interaction_id(consent=consent, tenant=tenant.name)
-        earlier, new_messages = self._continued(owner, request.messages)
-        if earlier is not None:
-            session_id = earlier.session_id
+        earlier, new_messages = self._continued(owner, request)
+        session_id = f"chat-{interaction_id}" if earlier is None else earlier.session_id
+        known = () if earlier is None else earlier.token_ids
+        try:
             tokens = await asyncio.to_thread(
-                render_messages, self._renderer, new_messages, earlier.token_ids
+                render_messages, self._renderer, new_messages, self._form, tools, known
             )
-        else:
-            session_id = f"chat-{interaction_id}"
-            tokens = await asyncio.to_thread(render_messages, self._renderer, request.messages)
+        except ValueError as error:
+            raise ApiError(400, str(error), param="messages") from error
         left = self._config.harness.context_tokens - len(tokens)
         if left < 1:
             raise ApiError(
@@ -124,7 +128,7 @@ class ChatService:
             prompt_tokens=len(tokens),
             budget_tokens=min(left, wanted or left),
             seed=request.seed if request.seed is not None else interaction_seed(interaction_id),
-            tools=tuple(tool.function.name for tool in request.tools or []),
+            tools=tuple(tool.function.name for tool in tools),
             started=self._clock(),
             text=AnswerText(request.stop or ()),
         )
@@ -159,18 +163,42 @@ class ChatService:
         yield finished
 
     async def _finish(self, answering: Answering) -> Finished:
-        message, parsed = read_answer(
-            answering.text.text, answering.tools, f"call_{answering.interaction_id[-12:]}_"
-        )
+        text = answering.text.text
+        message, parsed = ChatMessage(role="assistant", content=text), ParsedAnswer((), text)
+        if answering.tools:
+            call_prefix = f"call_{answering.interaction_id[-12:]}_"
+            message, parsed = self._form.read(text, answering.tools, call_prefix)
         finish_reason = _finish_reason(answering, message)
         if answering.stop_reason is StopReason.STOP_TOKEN:
             # other answers end inside the model's turn: their tokens do not stand for the message
             history = [*answering.request.messages, message]
-            self.conversations[history_key(answering.owner, history)] = Conversation(
-                answering.session_id, tuple(answering.builder.token_ids)
+            self.conversations[self._key(answering.owner, answering.request, history)] = (
+                Conversation(answering.session_id, tuple(answering.builder.token_ids))
             )
         await self._record(answering, parsed=parsed)
-        return Finished(message, finish_reason, answering.usage)
+        return self._told(answering, message, finish_reason)
+
+    def _told(self, answering: Answering, message: ChatMessage, finish_reason: str) -> Finished:
+        prompt_tokens = answering.prompt_tokens
+        return Finished(
+            message,
+            finish_reason,
+            answering.usage,
+            prompt_token_ids=tuple(answering.builder.token_ids[:prompt_tokens]),
+            token_ids=tuple(answering.answer_ids),
+            logprobs=self._logprobs(answering) if answering.request.logprobs else (),
+        )
+
+    def _logprobs(self, answering: Answering) -> tuple[TokenLogprob, ...]:
+        logprobs_T = answering.builder.build().logprobs_T[answering.prompt_tokens :]
+        return tuple(
+            TokenLogprob(
+                token=self._renderer.decode([token_id]),
+                logprob=float(logprob),
+                bytes=list(self._renderer.token_bytes(token_id)),
+            )
+            for token_id, logprob in zip(answering.answer_ids, logprobs_T, strict=True)
+        )
 
     async def _record(
         self,
@@ -214,26 +242,31 @@ class ChatService:
         await self._recorder.keep(interaction, transcript)
 
     def _continued(
-        self, owner: tuple[str, str], messages: list[ChatMessage]
+        self, owner: tuple[str, str], request: ChatRequest
     ) -> tuple[Conversation | None, list[ChatMessage]]:
-        """The conversation that the last assistant message ended, and what came since."""
+        """The conversation that the last assistant message ended, and what came since; all messages
+        where it is not known.
+        """
+        messages = request.messages
         last = max(
             (index for index, message in enumerate(messages) if message.role == "assistant"),
             default=-1,
         )
         if last < 0:
             return None, messages
-        key = history_key(owner, messages[: last + 1])
-        return self.conversations.get(key), messages[last + 1 :]
+        key = self._key(owner, request, messages[: last + 1])
+        earlier = self.conversations.get(key)
+        return earlier, messages if earlier is None else messages[last + 1 :]
+
+    def _key(self, owner: tuple[str, str], request: ChatRequest, history: list[ChatMessage]) -> str:
+        return history_key(owner, history, self._form.stated(request.tools or []))
 
     def _showable(self, answering: Answering) -> str:
         """Text that later tokens cannot change: no half character, nothing that may become a stop
-        string, nothing from a tag on when tools are offered.
+        string, nothing that may be a call when tools are offered.
         """
         text = answering.text.settled
-        if not answering.tools:
-            return text
-        return text.split("<", 1)[0].rstrip()
+        return self._form.showable(text) if answering.tools else text
 
 
 def _finish_reason(answering: Answering, message: ChatMessage) -> str:
@@ -243,7 +276,7 @@ def _finish_reason(answering: Answering, message: ChatMessage) -> str:
     return "tool_calls" if message.tool_calls else "stop"
 
 
-def _check(request: ChatRequest, config: GatewayConfig) -> None:
+def _check(request: ChatRequest, config: GatewayConfig, form: ToolForm) -> None:
     """ApiError for what this server does not do."""
     if request.model != config.model_name:
         raise ApiError(
@@ -268,24 +301,16 @@ def _check(request: ChatRequest, config: GatewayConfig) -> None:
             f"stop is {stops!r}, wanted 1 to {MAX_STOPS} strings of 1 character or more",
             param="stop",
         )
-    enabled = config.harness.tools
-    for tool in request.tools or []:
-        if tool.function.name not in TOOLS or tool.function.name not in enabled:
-            raise ApiError(
-                400,
-                f"tool is {tool.function.name!r}, wanted one of {', '.join(enabled)}: the "
-                "model was trained on these",
-                code="unknown_tool",
-                param="tools",
-            )
+    tools = request.tools or []
+    form.check(tools)
     for message in request.messages:
         check_length(message.text, MAX_MESSAGE_CHARACTERS, "messages")
-    num_characters = sum(len(message.text) for message in request.messages)
+    num_characters = len(form.stated(tools)) + sum(len(said.text) for said in request.messages)
     most = MAX_CHARACTERS_PER_TOKEN * config.harness.context_tokens
     if num_characters > most:
         raise ApiError(
             400,
-            f"messages hold {num_characters} characters, wanted at most {most}, which would be "
+            f"messages and tools hold {num_characters} characters, wanted at most {most}, which would be "
             f"{config.harness.context_tokens} of the longest tokens",
             code="context_length_exceeded",
             param="messages",

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -41,7 +42,9 @@ def tool_call(call_id: str, name: str, **arguments: object) -> dict:
     return {"id": call_id, "type": "function", "function": function}
 
 
-def converse(server: Server) -> tuple[Transcript, MessageConversation]:
+def converse(
+    server: Callable[[httpx.Request], httpx.Response],
+) -> tuple[Transcript, MessageConversation]:
     async def run() -> tuple[Transcript, MessageConversation]:
         transport = httpx.MockTransport(server)
         async with httpx.AsyncClient(transport=transport, base_url="http://model/v1") as client:
@@ -99,3 +102,42 @@ def test_a_server_that_fails_ends_the_attempt_and_a_wrong_request_raises() -> No
     assert "says 503: why" in transcript.detail
     with pytest.raises(ConfigError, match="says 401: why"):
         converse(Server(401))
+
+
+def test_messages_longer_than_the_context_of_the_server_end_the_attempt() -> None:
+    error = {"message": "maximum context length is 9", "code": "context_length_exceeded"}
+
+    def refuse(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(400, json={"error": error})
+
+    transcript, _ = converse(refuse)
+    assert transcript.end_reason is EndReason.TOKEN_LIMIT
+
+
+def test_calls_without_id_or_with_parsed_arguments_run() -> None:
+    first = {"function": {"name": "read_file", "arguments": {"path": "a.txt"}}}
+    second = {"id": None, "function": {"name": "read_file", "arguments": "{not JSON"}}
+    server = Server({"tool_calls": [first, second]}, {"content": "Done."})
+    transcript, _ = converse(server)
+    assert [call.status for call in transcript.turns[0].calls] == [
+        *(CallStatus.OK, CallStatus.MALFORMED),
+    ]
+    sent = server.bodies[1]["messages"]
+    assert [call["id"] for call in sent[2]["tool_calls"]] == ["call_1", "call_2"]
+    assert [message["tool_call_id"] for message in sent[3:]] == ["call_1", "call_2"]
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{}]}'])
+def test_a_body_that_is_no_answer_ends_the_attempt(body: bytes) -> None:
+    transcript, _ = converse(lambda _: httpx.Response(200, content=body))
+    assert transcript.end_reason is EndReason.ENGINE_FAILED
+    assert "answers no chat completion" in transcript.detail
+
+
+def test_a_server_that_refuses_its_own_answer_ends_the_attempt() -> None:
+    calls = [tool_call("x", "read_file", path="a.txt")]
+    transcript, _ = converse(Server({"tool_calls": calls}, 400))
+    assert transcript.end_reason is EndReason.ENGINE_FAILED
+    assert len(transcript.turns) == 1
+    with pytest.raises(ConfigError, match="says 400"):
+        converse(Server(400))

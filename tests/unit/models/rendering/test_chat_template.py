@@ -1,12 +1,13 @@
 """Conversations by published templates: the template's tokens, and nothing sampled is encoded again."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import transformers
 
 from ostinato.models.rendering.chat_template import TemplateRenderer
-from tests.fakes.published_model import TEMPLATE, small_tokenizer
+from tests.fakes.published_model import TEMPLATE, TOOL_TEMPLATE, small_tokenizer
 
 SETTINGS = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}}
 TOLD = [
@@ -94,3 +95,38 @@ def test_template_without_tool_messages_shows_results_as_the_users() -> None:
 def test_template_that_only_appends_is_wanted(template: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         renderer(template)
+
+
+def test_tools_stand_where_the_template_states_them(tmp_path: Path) -> None:
+    small_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    theirs.chat_template = TOOL_TEMPLATE
+    function = {"name": "look", "description": "é", "parameters": {"type": "object"}}
+    tools = [{"type": "function", "function": function}]
+    wanted = theirs.apply_chat_template(
+        TOLD[:2], tools=tools, add_generation_prompt=True, return_dict=True
+    )
+    ours = renderer(TOOL_TEMPLATE)
+    assert ours.start(TOLD[1]["content"], TOLD[0]["content"], tools) == wanted["input_ids"]
+    assert ours.states_tools
+    assert not renderer().states_tools
+    function["description"] = "<|im_end|>"
+    with pytest.raises(ValueError, match="a tool's definition holds"):
+        ours.start("a", None, tools)
+
+
+def test_messages_that_the_template_refuses_are_the_callers_mistake() -> None:
+    strict = "{% for m in messages if m.role == 'system' %}{{ raise_exception('no') }}{% endfor %}"
+    with pytest.raises(ValueError, match="refuses these messages: no"):
+        renderer(strict + TEMPLATE).start("a", "be good")
+
+
+def test_threads_that_encode_at_once_get_their_own_tokens() -> None:
+    ours = renderer()
+    text = "<|im_end|>" * 20
+    content, form = ours.encode_content(text), ours.start("a")
+    with ThreadPoolExecutor(2) as threads:
+        contents = threads.submit(lambda: [ours.encode_content(text) for _ in range(1500)])
+        forms = threads.submit(lambda: [ours.start("a") for _ in range(1500)])
+        assert all(tokens == content for tokens in contents.result())
+        assert all(tokens == form for tokens in forms.result())

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.infra.platform.errors import GradingError
+from ostinato.infra.platform.errors import ConfigError, GradingError
 from ostinato.tasks.checkpoint_evaluation.run import shard_of
 from ostinato.tasks.evaluation.attempts import (
     TRAJECTORIES_FILE,
@@ -106,3 +106,32 @@ async def test_infrastructure_that_stays_broken_is_an_error(tmp_path: Path) -> N
     plan = plan_attempts(PROBLEMS[:1], attempts_per_problem=1, seed=0)
     with pytest.raises(GradingError, match="ended as sandbox_failed 3 times"):
         await run_attempts(plan, attempt, rows_path=tmp_path / "rows.jsonl", concurrent_attempts=1)
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_is_still_there_after_the_last_try_leaves_a_failed_attempt(
+    tmp_path: Path,
+) -> None:
+    async def attempt(item: AttemptRequest) -> Trajectory:
+        is_bad = item.problem is PROBLEMS[0]
+        return trajectory_of(item, Outcome.ENGINE_FAILED if is_bad else Outcome.FINISHED)
+
+    async def is_there() -> None:
+        return None
+
+    async def is_gone() -> None:
+        raise ConfigError("nobody answers")
+
+    plan = plan_attempts(PROBLEMS[:2], attempts_per_problem=1, seed=0)
+    path = tmp_path / "rows.jsonl"
+    with pytest.raises(ConfigError, match="nobody answers"):
+        await run_attempts(
+            plan, attempt, rows_path=path, concurrent_attempts=1, check_engine=is_gone
+        )
+    rows = await run_attempts(
+        plan, attempt, rows_path=path, concurrent_attempts=1, check_engine=is_there
+    )
+    assert {row.problem_id for row in rows if not row.solved} >= {PROBLEMS[0].problem_id}
+    assert len(rows) == len(plan)
+    kept = read_trajectories(path.with_name(TRAJECTORIES_FILE))
+    assert kept[0]["outcome"] == Outcome.ENGINE_FAILED

@@ -2,11 +2,13 @@
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.sandbox.fleet.actor import ask
 from ostinato.infra.sandbox.fleet.client import FleetClient
 from ostinato.infra.sandbox.fleet.records import FleetPolicy
@@ -63,12 +65,12 @@ def problem(repository: PreparedRepository) -> Problem:
 
 def worker_of(repository: PreparedRepository, lender: FleetClient | None) -> RolloutWorker:
     renderer = make_renderer()
+    model = AnsweringModel(
+        renderer,
+        lambda conversation: ANSWERS[min(conversation.count("<|assistant|>"), 2)],
+    )
     return RolloutWorker(
-        model=AnsweringModel(
-            renderer,
-            lambda conversation: ANSWERS[min(conversation.count("<|assistant|>"), 2)],
-        ),
-        renderer=renderer,
+        converse=partial(run_agent, model, renderer),
         harness=HarnessConfig(),
         sandboxes=Sandboxes([repository], concurrent_trajectories=4, fleet=lender),
         grade=make_grader(GradingConfig()),

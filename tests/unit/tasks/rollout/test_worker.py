@@ -1,11 +1,13 @@
 """One trajectory in a real box with real tests; only the model is scripted."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.models.rendering import Renderer, train_tokenizer
@@ -56,8 +58,7 @@ async def run_attempt(
 ) -> Trajectory:
     sandboxes = Sandboxes([repository], concurrent_trajectories=2)
     worker = RolloutWorker(
-        model=model,
-        renderer=renderer,
+        converse=partial(run_agent, model, renderer),
         harness=HarnessConfig(context_tokens=4000, max_generated_tokens=3000),
         sandboxes=sandboxes,
         grade=make_grader(GradingConfig()),

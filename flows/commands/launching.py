@@ -1,0 +1,74 @@
+"""A flow started from the command line: its options, and the process that runs it."""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from ostinato.flows.operating import local_prefect
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.reporting.console import say
+from ostinato.flows.stages.run_options import RunOptions
+from ostinato.infra.platform.cluster.services import run_foreground
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.settings import load_settings
+
+RecipeOption = Annotated[
+    str, typer.Option(help="name of a shipped recipe, or the path of a TOML file")
+]
+SeedOption = Annotated[int | None, typer.Option(help="overrides the recipe's seed", min=0)]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="overrides a setting, section.key=value; repeatable"),
+]
+KeepOption = Annotated[
+    list[str] | None,
+    typer.Option(help="stage whose newest artifact is used although its code changed; repeatable"),
+]
+RebuildOption = Annotated[list[str] | None, typer.Option(help="stage to build again; repeatable")]
+
+
+def make_options(
+    settings: list[str] | None, keep: list[str] | None, rebuild: list[str] | None
+) -> RunOptions:
+    """The options of a run. ConfigError with all mistakes in them."""
+    try:
+        return RunOptions(
+            overrides=tuple(settings or ()), keep=tuple(keep or ()), rebuild=tuple(rebuild or ())
+        )
+    except ValidationError as error:
+        texts = (mistake["msg"].removeprefix("Value error, ") for mistake in error.errors())
+        raise ConfigError("; ".join(texts)) from None
+
+
+def launch_flow(
+    flow: str,
+    recipe: str,
+    seed: int | None,
+    options: RunOptions,
+    parameters: Mapping[str, Any] | None = None,
+) -> None:
+    """Runs a flow in a process of its own beside a Prefect server. Exits as that process does."""
+    if flow not in local_prefect.flow_names():
+        raise typer.BadParameter(
+            f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}"
+        )
+    # a mistake in it stops here, before anything starts
+    load_recipe(recipe, seed=seed, overrides=options.overrides)
+    console = Console(stderr=True)
+    arguments = ["--recipe", recipe, "--options", options.model_dump_json()]
+    arguments += ["--parameters", json.dumps(dict(parameters or {}))]
+    arguments += [] if seed is None else ["--seed", str(seed)]
+    command = [sys.executable, "-P", "-m", "ostinato.flows.commands.run_flow", flow, *arguments]
+    try:
+        with local_prefect.server(load_settings(), console) as environment:
+            code = run_foreground(command, environment)
+    except KeyboardInterrupt:
+        say("stopped; the same command continues from here")
+        code = 130
+    if code != 0:
+        raise typer.Exit(code)

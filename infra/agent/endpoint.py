@@ -1,0 +1,135 @@
+"""A model that somebody else serves over an OpenAI-style API: its address, whether it answers, and
+patience with a server that is busy.
+"""
+
+import asyncio
+
+import httpx
+from pydantic import BaseModel, Field, ValidationError
+
+from ostinato.infra.platform.errors import ConfigError, boundary
+from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.settings import named_secret
+
+ANSWER_SECONDS = 600.0  # for one answer of a busy server
+PROBE_SECONDS = 0.8
+TRIES = 4  # of a request, under a limit of requests or while the server is restarted
+LONGEST_PAUSE_SECONDS = 20.0  # an attempt's clock runs on
+TOO_MANY = 429
+LISTS_NOTHING = (404, 405, 501)  # servers that answer chats and list no models
+BUSY = (TOO_MANY, 500, 502, 503, 504, 529)
+
+
+class ListedModel(BaseModel):
+    """An entry of OpenAI's list of models."""
+
+    id: str
+
+
+class Listing(BaseModel):
+    """OpenAI's list of models."""
+
+    data: list[ListedModel]
+
+
+class Endpoint(Record):
+    """A model of an OpenAI-style API. The key itself is nowhere written."""
+
+    url: str = Field(
+        pattern=r"^https?://[^\s@?#]+$",
+        description="up to and with /v1, as OpenAI's clients take it; kept, so no key stands in it",
+    )
+    model: str
+    key_env: str | None = Field(
+        default=None, description="environment variable that holds the key; None: no key"
+    )
+
+    @property
+    def title(self) -> str:
+        """What scorecards call it."""
+        return f"{self.model} at {self.url} (outside baseline)"
+
+    def headers(self) -> dict[str, str]:
+        """The key, where there is one. ConfigError when its variable is empty."""
+        if self.key_env is None:
+            return {}
+        return {"Authorization": f"Bearer {named_secret(self.key_env)}"}
+
+
+def probe(endpoint: Endpoint) -> None:
+    """ConfigError within a second when nothing answers there, or when it refuses key or model."""
+    url = f"{endpoint.url.rstrip('/')}/models"
+    with boundary(ConfigError, f"{url} does not answer; wanted an OpenAI-style API"):
+        response = httpx.get(url, headers=endpoint.headers(), timeout=PROBE_SECONDS)
+    if response.status_code not in (200, *LISTS_NOTHING):
+        hint = response.headers.get("location", "")
+        if response.status_code in (401, 403):
+            hint = f"--key-env names the variable of a key (now {endpoint.key_env or 'none'})"
+        raise ConfigError(f"{url} says {response.status_code}, wanted 200; {hint}".rstrip("; "))
+    listed = _listed_models(response.content)
+    if listed and endpoint.model not in listed:
+        raise ConfigError(
+            f"--model is {endpoint.model!r}, wanted one that {url} lists: "
+            f"{', '.join(sorted(listed))[:500]}"
+        )
+
+
+def open_client(endpoint: Endpoint) -> httpx.AsyncClient:
+    """A client with address and key, for any number of attempts."""
+    return httpx.AsyncClient(
+        base_url=endpoint.url,
+        headers=endpoint.headers(),
+        timeout=ANSWER_SECONDS,
+        transport=PatientTransport(httpx.AsyncHTTPTransport()),
+    )
+
+
+class PatientTransport(httpx.AsyncBaseTransport):
+    """Requests that are sent again while the server is busy, restarted or counting requests."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self._inner = inner
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """The last answer. ConfigError when it still is 429, as every attempt's would be."""
+        for tries in range(1, TRIES + 1):
+            pause_seconds = 0.5 * 2**tries
+            try:
+                response = await self._inner.handle_async_request(request)
+            except httpx.ConnectError:
+                if tries == TRIES:
+                    raise
+            else:
+                if response.status_code not in BUSY:
+                    return response
+                if tries == TRIES:
+                    break
+                pause_seconds = _asked_pause(response, pause_seconds)
+                await response.aclose()
+            await asyncio.sleep(min(pause_seconds, LONGEST_PAUSE_SECONDS))
+        if response.status_code == TOO_MANY:
+            said = (await response.aread()).decode(errors="replace")[:300]
+            raise ConfigError(
+                f"{request.url} says {TOO_MANY} {TRIES} times in a row ({said}), wanted an answer; run the "
+                "same command later, or with fewer attempts at a time: finished ones are kept"
+            )
+        return response
+
+    async def aclose(self) -> None:
+        """Ends the connections."""
+        await self._inner.aclose()
+
+
+def _asked_pause(response: httpx.Response, otherwise_seconds: float) -> float:
+    """Seconds of the header `Retry-After`, which may also hold a date."""
+    asked = response.headers.get("retry-after", "")
+    return float(asked) if asked.isdecimal() else otherwise_seconds
+
+
+def _listed_models(body: bytes) -> set[str]:
+    """Names of OpenAI's list of models. Empty for any other body."""
+    try:
+        listing = Listing.model_validate_json(body)
+    except ValidationError:
+        return set()
+    return {model.id for model in listing.data}

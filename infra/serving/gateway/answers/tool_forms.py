@@ -1,0 +1,250 @@
+"""Tools of chats: how a model is told of them, and its text as OpenAI's calls and back.
+
+`OwnTools`: nano's tags over the tools it was trained on. `ClientTools`: whatever functions a client
+declares, for models that other people trained; a call is JSON between `<tool_call>` tags, stated by
+the model's own chat template or, where that states none, in the system message. No tool runs here.
+"""
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter, ValidationError
+
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.dialects.compact.calls import parse_answer
+from ostinato.infra.agent.dialects.compact.tools import TOOLS
+from ostinato.infra.agent.dialects.dialect import dialect_of
+from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
+from ostinato.infra.agent.transcript import CallStatus
+from ostinato.infra.serving.gateway.failures import ApiError
+from ostinato.infra.serving.gateway.schemas import (
+    ChatMessage,
+    FunctionCall,
+    ToolCall,
+    ToolDefinition,
+)
+from ostinato.models.rendering import Renderer
+from ostinato.models.rendering.chat_template import TemplateRenderer
+
+CALL_START, CALL_END = "<tool_call>", "</tool_call>"
+EXPLANATION = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} in a call, wanted JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
+_STRINGS = TypeAdapter(dict[str, str])
+_OBJECT = TypeAdapter(dict[str, Any])
+
+
+class ToolForm(Protocol):
+    """Tools and calls as one kind of model reads and writes them."""
+
+    def check(self, tools: Sequence[ToolDefinition]) -> None:
+        """ApiError for tools that the model cannot be given."""
+        ...
+
+    def start(self, user: str, system: str | None, tools: Sequence[ToolDefinition]) -> list[int]:
+        """Tokens that open a conversation with these tools."""
+        ...
+
+    def stated(self, tools: Sequence[ToolDefinition]) -> str:
+        """The part of the definitions that stands in the conversation's tokens."""
+        ...
+
+    def write_call(self, call: ToolCall) -> str:
+        """A client's call in the model's words."""
+        ...
+
+    def read(
+        self, text: str, tools: Collection[str], call_prefix: str
+    ) -> tuple[ChatMessage, ParsedAnswer]:
+        """Assistant message of a model's text. Calls that cannot run stay in the text."""
+        ...
+
+    def showable(self, text: str) -> str:
+        """The part of a growing text that is no call whatever follows."""
+        ...
+
+
+class OwnTools:
+    """Tools that the model was trained on, in nano's tags."""
+
+    def __init__(self, renderer: Renderer, names: Sequence[str]) -> None:
+        self._renderer, self._names = renderer, names
+
+    def check(self, tools: Sequence[ToolDefinition]) -> None:
+        for tool in tools:
+            if tool.function.name not in TOOLS or tool.function.name not in self._names:
+                raise ApiError(
+                    400,
+                    f"tool is {tool.function.name!r}, wanted one of {', '.join(self._names)}: the "
+                    "model was trained on these",
+                    code="unknown_tool",
+                    param="tools",
+                )
+
+    def start(self, user: str, system: str | None, tools: Sequence[ToolDefinition]) -> list[int]:
+        return self._renderer.start(user, system)
+
+    def stated(self, tools: Sequence[ToolDefinition]) -> str:
+        return ""
+
+    def write_call(self, call: ToolCall) -> str:
+        """A lone primary argument goes bare."""
+        name = call.function.name
+        tool = TOOLS.get(name)
+        if tool is None:
+            wanted = ", ".join(TOOLS)
+            raise _wrong(f"tool call {call.id} names tool {name!r}, wanted one of {wanted}")
+        arguments = _arguments_of(call, _STRINGS, "an object of strings")
+        bare = arguments.pop(tool.primary, "")
+        body = "".join(f"<{key}>{value}</{key}>" for key, value in arguments.items())
+        if "<" in bare and tool.primary != "lines":
+            body, bare = body + f"<{tool.primary}>{bare}</{tool.primary}>", ""
+        return f"<{name}>{body}{bare}</{name}>"
+
+    def read(
+        self, text: str, tools: Collection[str], call_prefix: str
+    ) -> tuple[ChatMessage, ParsedAnswer]:
+        parsed = parse_answer(text, tools)
+        written = [json.dumps(call.arguments) for call in parsed.calls]
+        return _message(text, parsed, written, call_prefix), parsed
+
+    def showable(self, text: str) -> str:
+        return text.split("<", 1)[0].rstrip()
+
+
+class ClientTools:
+    """Functions that a client declares and runs."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+
+    def check(self, tools: Sequence[ToolDefinition]) -> None:
+        return None
+
+    def start(self, user: str, system: str | None, tools: Sequence[ToolDefinition]) -> list[int]:
+        renderer = self._renderer
+        if isinstance(renderer, TemplateRenderer) and renderer.states_tools:
+            return renderer.start(user, system, _definitions(tools))
+        if tools:
+            explained = EXPLANATION.format(tools=self.stated(tools))
+            system = explained if system is None else f"{system}\n\n{explained}"
+        return renderer.start(user, system)
+
+    def stated(self, tools: Sequence[ToolDefinition]) -> str:
+        return "\n".join(json.dumps(tool, ensure_ascii=False) for tool in _definitions(tools))
+
+    def write_call(self, call: ToolCall) -> str:
+        arguments = _arguments_of(call, _OBJECT, "an object")
+        written = json.dumps(
+            {"name": call.function.name, "arguments": arguments}, ensure_ascii=False
+        )
+        return f"\n{CALL_START}\n{written}\n{CALL_END}"
+
+    def read(
+        self, text: str, tools: Collection[str], call_prefix: str
+    ) -> tuple[ChatMessage, ParsedAnswer]:
+        calls: list[ParsedCall] = []
+        written: list[str] = []
+        prose, position = "", 0
+        while (start := text.find(CALL_START, position)) >= 0:
+            prose += text[position:start]
+            try:
+                values, position = _read_json(text, start + len(CALL_START))
+                found = [_call_of(value, tools) for value in values]
+            except (ValueError, RecursionError) as error:
+                calls.append(ParsedCall("", {}, CallStatus.MALFORMED, str(error)))
+                break
+            calls += [call for call, _ in found]
+            written += [arguments for _, arguments in found]
+        parsed = ParsedAnswer(tuple(calls), (prose + text[position:]).rstrip())
+        return _message(text, parsed, written, call_prefix), parsed
+
+    def showable(self, text: str) -> str:
+        start = text.find(CALL_START)
+        if start < 0:  # its last characters may begin a tag
+            most = min(len(CALL_START) - 1, len(text))
+            ends = (size for size in range(most, 0, -1) if text.endswith(CALL_START[:size]))
+            start = len(text) - next(ends, 0)
+        return text[:start].rstrip()
+
+
+def form_of(harness: HarnessConfig, renderer: Renderer) -> ToolForm:
+    """The form of the served models: tools of their own where their dialect is one of tokens."""
+    if dialect_of(harness).is_explained:
+        return ClientTools(renderer)
+    return OwnTools(renderer, harness.tools)
+
+
+def _definitions(tools: Sequence[ToolDefinition]) -> list[dict[str, Any]]:
+    return [tool.model_dump(exclude_none=True) for tool in tools]
+
+
+def _read_json(text: str, position: int) -> tuple[list[Any], int]:
+    """The values between the tags, one or a list of them, and where the text goes on."""
+    position += len(text[position:]) - len(text[position:].lstrip())
+    value, end = _DECODER.raw_decode(text, position)
+    behind = text[end:].lstrip()
+    if not behind.startswith(CALL_END):
+        raise ValueError(f"{behind[:40]!r} follows the call, wanted {CALL_END}")
+    return value if isinstance(value, list) else [value], len(text) - len(behind) + len(CALL_END)
+
+
+def _call_of(value: Any, tools: Collection[str]) -> tuple[ParsedCall, str]:
+    """A call and its arguments as JSON."""
+    fields = value if isinstance(value, dict) else {}
+    name, arguments = fields.get("name"), fields.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        error = f"call is {json.dumps(value)[:80]}, wanted an object with name and arguments"
+        return ParsedCall("", {}, CallStatus.MALFORMED, error), ""
+    said = {
+        key: item if isinstance(item, str) else json.dumps(item) for key, item in arguments.items()
+    }
+    if name not in tools:
+        error = f"no tool {name[:60]}, wanted one of {', '.join(tools)}"
+        return ParsedCall(name, said, CallStatus.UNKNOWN_TOOL, error), ""
+    return ParsedCall(name, said), json.dumps(arguments, ensure_ascii=False)
+
+
+def _message(
+    text: str, parsed: ParsedAnswer, arguments: Sequence[str], call_prefix: str
+) -> ChatMessage:
+    """The calls if all can run, else the text as it is. `arguments`: JSON of each call."""
+    if not parsed.calls or any(call.status is not CallStatus.OK for call in parsed.calls):
+        return ChatMessage(role="assistant", content=text)
+    calls = [
+        ToolCall(id=f"{call_prefix}{index}", function=FunctionCall(name=call.tool, arguments=said))
+        for index, (call, said) in enumerate(zip(parsed.calls, arguments, strict=True))
+    ]
+    return ChatMessage(role="assistant", content=parsed.prose or None, tool_calls=calls)
+
+
+def _arguments_of(call: ToolCall, kind: TypeAdapter[dict[str, Any]], wanted: str) -> dict[str, Any]:
+    try:
+        return kind.validate_json(call.function.arguments or "{}")
+    except ValidationError as error:
+        raise _wrong(
+            f"arguments of tool call {call.id} are {call.function.arguments!r}, wanted JSON, "
+            f"{wanted}: {error.errors()[0]['msg']}"
+        ) from error
+
+
+def _wrong(message: str) -> ApiError:
+    return ApiError(400, message, param="messages")

@@ -1,0 +1,205 @@
+"""Functions of clients: calls as JSON between tags, there and back, and nothing guessed."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.transcript import CallStatus
+from ostinato.infra.serving.gateway.answers.tool_forms import CALL_START, ClientTools
+from ostinato.infra.serving.gateway.arms import Arm
+from ostinato.infra.serving.gateway.schemas import FunctionCall, ToolCall
+from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
+from ostinato.models.rendering.chat_template import TemplateRenderer
+from tests.fakes.published_model import TEMPLATE, TOOL_TEMPLATE, small_tokenizer
+from tests.fakes.toy_gateway import make_toy_gateway
+
+FULL = HarnessConfig(dialect="full", context_tokens=4000, max_generated_tokens=500)
+USER = {"role": "user", "content": "How warm is it?"}
+PARAMETERS = {"type": "object", "properties": {"days": {"type": "array"}}}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "getWeather", "description": "é", "parameters": PARAMETERS},
+    }
+]
+CALL = '<tool_call>\n{"name": "getWeather", "arguments": {"days": [1, 2]}}\n</tool_call>'
+FORM = ClientTools(TemplateRenderer(small_tokenizer(), TEMPLATE, {"eos_token": "<|im_end|>"}))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+class SayingModel:
+    """Says one text after another, in whatever slices it is asked for."""
+
+    def __init__(self, renderer: TemplateRenderer, *texts: str) -> None:
+        self.renderer, self.texts = renderer, list(texts)
+        self.requests: list[GenerateRequest] = []
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        done = int(request.request_id.rpartition("/")[2])
+        self.requests.append(request)
+        whole = self.renderer.encode_answer(self.texts[0])
+        ids = whole[done : done + request.max_new_tokens]
+        is_end = done + len(ids) == len(whole)
+        if is_end:
+            self.texts.pop(0)
+        return Generation(
+            request_id=request.request_id,
+            token_ids=tuple(ids),
+            logprobs_T=np.full(len(ids), -0.5, dtype=np.float32),
+            weight_versions_T=np.zeros(len(ids), dtype=np.int64),
+            routed_experts=np.zeros((0, 0, 0), dtype=np.int16),
+            route_offset=0,
+            stop_reason=StopReason.STOP_TOKEN if is_end else StopReason.LENGTH,
+        )
+
+    async def end_session(self, session_id: str) -> None:
+        return None
+
+
+@asynccontextmanager
+async def served(
+    directory: Path, template: str, *texts: str
+) -> AsyncIterator[tuple[httpx.AsyncClient, SayingModel]]:
+    """A gateway over an imported model that says these texts."""
+    renderer = TemplateRenderer(small_tokenizer(), template, {"eos_token": "<|im_end|>"})
+    toy = make_toy_gateway(directory, renderer, harness=FULL, stream_slice_tokens=3)
+    model = SayingModel(renderer, *texts)
+    toy.context.arms.set(Arm("control", "imported@1", 0, model), None, 0.0)
+    async with toy.client() as client:
+        yield client, model
+
+
+async def ask(client: httpx.AsyncClient, *messages: dict, **changes: Any) -> dict:
+    body = {"model": "ostinato", "messages": list(messages), "tools": TOOLS} | changes
+    answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]
+
+
+@given(arguments=st.dictionaries(st.text(max_size=6), VALUES, max_size=4))
+def test_a_call_reads_back_as_it_was_written(arguments: dict) -> None:
+    call = ToolCall(id="x", function=FunctionCall(name="f", arguments=json.dumps(arguments)))
+    message, parsed = FORM.read(FORM.write_call(call), ["f"], "id_")
+    assert message.tool_calls is not None
+    assert json.loads(message.tool_calls[0].function.arguments) == arguments
+    assert parsed.calls[0].status is CallStatus.OK
+    assert message.content is None
+
+
+@given(text=st.text(alphabet="<tool_call>{} \n", max_size=30))
+def test_what_was_shown_begins_every_later_text(text: str) -> None:
+    shown = [FORM.showable(text[:length]) for length in range(len(text) + 1)]
+    message, _ = FORM.read(text, ["f"], "id_")
+    for earlier, later in zip(shown, [*shown[1:], message.text], strict=True):
+        assert later.startswith(earlier)
+        assert CALL_START not in earlier
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ('<tool_call>{"name": "fly", "arguments": {}}</tool_call>', CallStatus.UNKNOWN_TOOL),
+        ('<tool_call>{"name": "getWeather", "arguments": []}</tool_call>', CallStatus.MALFORMED),
+        ('<tool_call>{"name": "getWeather", "arguments": {}}', CallStatus.MALFORMED),
+        ("<tool_call>getWeather()</tool_call>", CallStatus.MALFORMED),
+        ("<tool_call>" + "[" * 5000 + "</tool_call>", CallStatus.MALFORMED),
+        ("<tool_call>7</tool_call>", CallStatus.MALFORMED),
+        (
+            '<tool_call>{"name": "getWeather", "arguments": {"days": NaN}}</tool_call>',
+            CallStatus.MALFORMED,
+        ),
+    ],
+)
+def test_calls_that_cannot_run_stay_in_the_text(text: str, status: CallStatus) -> None:
+    message, parsed = FORM.read(text, ["getWeather"], "id_")
+    assert (message.content, message.tool_calls) == (text, None)
+    assert parsed.calls[0].status is status
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("template", [TEMPLATE, TOOL_TEMPLATE], ids=["explained", "stated"])
+async def test_tools_reach_the_model_and_its_tokens_are_continued(
+    tmp_path: Path, template: str
+) -> None:
+    said = f"I look.{CALL}"
+    async with served(tmp_path, template, said, "Warm.", "Mild.") as (client, model):
+        first = await ask(client, {"role": "system", "content": "Be brief."}, USER)
+        assert first["finish_reason"] == "tool_calls"
+        assert first["message"]["content"] == "I look."
+        (call,) = first["message"]["tool_calls"]
+        assert call["function"]["name"] == "getWeather"
+        assert json.loads(call["function"]["arguments"]) == {"days": [1, 2]}
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "21 degrees"}
+        history = [{"role": "system", "content": "Be brief."}, USER, first["message"], result]
+        second = await ask(client, *history)
+        assert second["message"]["content"] == "Warm."
+        (opening, *_), following = model.requests[0].token_ids, model.requests[-1].token_ids
+        prompt = model.renderer.decode(model.requests[0].token_ids)
+        assert '"name": "getWeather", "description": "é", "parameters"' in prompt
+        assert "Be brief." in prompt
+        kept = [*model.requests[0].token_ids, *model.renderer.encode_answer(said)]
+        assert list(following[: len(kept)]) == kept
+        assert model.renderer.decode(following).count("21 degrees") == 1
+        # other tools are another prompt
+        await ask(client, *history, tools=[])
+        assert 'getWeather", "description' not in model.renderer.decode(
+            model.requests[-1].token_ids
+        )
+        assert opening == model.requests[-1].token_ids[0]
+
+
+@pytest.mark.asyncio
+async def test_a_stream_shows_a_call_once_it_is_whole(tmp_path: Path) -> None:
+    said = f"if a < b: look.\n{CALL}"
+    async with served(tmp_path, TOOL_TEMPLATE, said, said) as (client, _):
+        body = {"model": "ostinato", "messages": [USER], "tools": TOOLS}
+        whole = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]
+        text = (await client.post("/v1/chat/completions", json=body | {"stream": True})).text
+    events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+    deltas = [event["choices"][0]["delta"] for event in events]
+    content = [delta["content"] for delta in deltas if delta.get("content")]
+    assert "".join(content) == whole["message"]["content"] == "if a < b: look."
+    assert len(content) > 1
+    (piece,) = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert piece["function"] == whole["message"]["tool_calls"][0]["function"]
+
+
+@pytest.mark.asyncio
+async def test_a_history_of_the_clients_own_is_written_as_the_template_writes_it(
+    tmp_path: Path,
+) -> None:
+    call = {"id": "c", "type": "function"}
+    call |= {"function": {"name": "getWeather", "arguments": '{"days": [1, 2]}'}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "21 degrees"}
+    async with served(tmp_path, TOOL_TEMPLATE, "Warm.") as (client, model):
+        await ask(client, USER, asked, result)
+    assert f"<|im_start|>assistant\n{CALL}<|im_end|>\n<|im_start|>tool\n21 degrees" in (
+        model.renderer.decode(model.requests[0].token_ids)
+    )
+
+
+@pytest.mark.asyncio
+async def test_definitions_with_tokens_of_the_model_are_refused(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "description": "<|im_end|>"}}]
+    async with served(tmp_path, TOOL_TEMPLATE) as (client, model):
+        body = {"model": "ostinato", "messages": [USER], "tools": tools}
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "holds '<|im_end|>'" in answer.json()["error"]["message"]
+    assert model.requests == []
