@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ostinato.flows.commands import bringing, garbage, lineage, models, planning, replaying
+from ostinato.flows.commands.certify_command import certify
 from ostinato.flows.commands.cycle_commands import cycles
 from ostinato.flows.commands.key_commands import keys
 from ostinato.flows.commands.launching import (
@@ -200,6 +201,7 @@ recipes = typer.Typer(no_args_is_help=True, help="Shipped recipes, and what one 
 app.add_typer(recipes, name="recipe")
 app.add_typer(cycles, name="cycle")
 app.add_typer(keys, name="keys")
+app.command()(certify)
 
 
 problem_sets = typer.Typer(no_args_is_help=True, help="Problems of repositories.")

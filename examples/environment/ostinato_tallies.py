@@ -43,5 +43,9 @@ class Tallies:
             return Judgement(passed=True)
         return Judgement(passed=False, detail=f"{ANSWER} holds {answer[:40]!r}")
 
+    def solve(self, problem: Problem) -> Mapping[str, bytes]:
+        """The answer, with which `ostinato certify` proves that a problem can be solved."""
+        return {ANSWER: problem.facts["total"].encode()}
+
 
 ENVIRONMENT = Tallies()

@@ -2,11 +2,14 @@
 
 import os
 import subprocess
+import tempfile
+import threading
 from pathlib import Path
 
 from ostinato.infra.platform.errors import ProblemError
 
 _SECONDS = 300
+MAX_OUTPUT_BYTES = 512 << 20
 # each of these settings of a repository can name a program or a place to fetch from
 _SETTINGS = (
     "core.fsmonitor=false", "core.hooksPath=/dev/null", "core.sshCommand=ssh", "log.showSignature=false",
@@ -22,24 +25,43 @@ _ENVIRONMENT = {
 }
 
 
-def run_git(directory: Path | None, *arguments: str) -> bytes:
-    """Output of a git command in `directory` (None: in none). ProblemError says what git said."""
+def run_git(directory: Path | None, *arguments: str, max_bytes: int = MAX_OUTPUT_BYTES) -> bytes:
+    """Output of a git command in `directory` (None: in none). ProblemError says what git said.
+
+    Objects of git are compressed, so the output has a bound.
+    """
     command = ["git"]
     for setting in _SETTINGS:
         command += ["-c", setting]
     if directory is not None:
         command += ["-c", f"safe.directory={directory.resolve()}", "-C", str(directory)]
     place = "" if directory is None else f" in {directory}"
-    try:
-        done = subprocess.run(
-            [*command, *arguments],
-            capture_output=True,
-            timeout=_SECONDS,
-            env={**os.environ, **_ENVIRONMENT},
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ProblemError(f"git {arguments[0]}{place}: {error}") from error
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip()[-300:]
-        raise ProblemError(f"git {arguments[0]}{place} ended with {done.returncode}: {said}")
-    return done.stdout
+    environment = {**os.environ, **_ENVIRONMENT}
+    with tempfile.TemporaryFile() as errors:
+        try:
+            done = subprocess.Popen(
+                [*command, *arguments], stdout=subprocess.PIPE, stderr=errors, env=environment
+            )
+        except OSError as error:
+            raise ProblemError(f"git {arguments[0]}{place}: {error}") from error
+        timer = threading.Timer(_SECONDS, done.kill)
+        timer.start()
+        try:
+            with done:
+                assert done.stdout is not None
+                output = done.stdout.read(max_bytes + 1)
+                if len(output) > max_bytes:
+                    done.kill()
+        finally:
+            timer.cancel()
+        if len(output) > max_bytes:
+            raise ProblemError(
+                f"git {arguments[0]}{place} gave more than {max_bytes} bytes, which is the most"
+            )
+        if done.returncode != 0:
+            errors.seek(0)
+            said = errors.read().decode(errors="replace").strip()[-300:]
+            raise ProblemError(
+                f"git {arguments[0]}{place} ended with {done.returncode} (at most {_SECONDS} s): {said}"
+            )
+        return output

@@ -12,19 +12,19 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from pydantic import Field
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.unpacking import read_members
 
 _logger = logging.getLogger(__name__)
 _FETCH_SECONDS = 300
-_MAX_ARCHIVE_BYTES = 64 << 20
+_MAX_ARCHIVE_BYTES = 64 << 20  # of the files that are kept
+_MAX_UNPACKED_BYTES = 512 << 20  # of all files, each of which is held while it is looked at
 _SUFFIXES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")
 
 
@@ -104,7 +104,7 @@ def read_wheel(wheel: Path, *, is_whole: bool = False) -> dict[str, bytes]:
     left_out = (".pyd", ".pyi", ".c", ".h") if is_whole else (".so", ".pyd", ".pyi", ".c", ".h")
     return {
         path: content
-        for path, content in _zip_members(wheel)
+        for path, content in read_members(wheel, _MAX_UNPACKED_BYTES)
         if not path.endswith(left_out)
         and (is_whole or ".dist-info/" not in path)
         and ".data/" not in path
@@ -120,8 +120,7 @@ def read_archive(archive: Path, below: str = "") -> dict[str, bytes]:
     prefix = f"{below}/" if below else ""
     files: dict[str, bytes] = {}
     total_bytes = 0
-    members = _zip_members(archive) if archive.suffix == ".zip" else _tar_members(archive)
-    for name, content in members:
+    for name, content in read_members(archive, _MAX_UNPACKED_BYTES):
         pure = PurePosixPath(name)
         if pure.is_absolute() or ".." in pure.parts:
             raise ConfigError(
@@ -185,26 +184,3 @@ def _explain(source: SourceArchive, folder: Path, why: str) -> str:
         "fix: check the network and pip's index settings, or put the package's .tar.gz into "
         f"{folder}"
     )
-
-
-def _tar_members(archive: Path) -> list[tuple[str, bytes]]:
-    with _readable(archive), tarfile.open(archive) as tar:
-        opened = [(item.name, tar.extractfile(item)) for item in tar.getmembers() if item.isreg()]
-        return [(name, file.read()) for name, file in opened if file is not None]
-
-
-def _zip_members(archive: Path) -> list[tuple[str, bytes]]:
-    with _readable(archive), zipfile.ZipFile(archive) as zipped:
-        return [
-            (info.filename, zipped.read(info)) for info in zipped.infolist() if not info.is_dir()
-        ]
-
-
-@contextmanager
-def _readable(archive: Path) -> Iterator[None]:
-    try:
-        yield
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
-        raise ConfigError(
-            f"archive {archive} cannot be read: {error}; delete it to fetch it again"
-        ) from error

@@ -14,11 +14,13 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ostinato.infra.sandbox.environment import open_box
+from ostinato.infra.sandbox.host.system import build_later_clock
 from ostinato.infra.sandbox.protocol import SandboxLimits, TestOutcome, TestReport
 from ostinato.infra.sandbox.repository import PreparedRepository
 
 _CANARIES = 16
 _FOLDER = "/tmp/second"
+_CLOCK = f"{_FOLDER}/later_clock.so"
 _SETTINGS = b"[pytest]\nmarkers =\n"
 _OPTIONS = (
     f"-p no:cacheprovider -c {_FOLDER}/pytest.ini --rootdir=/repo --confcutdir=/repo "
@@ -45,10 +47,12 @@ async def run_plainly(
     *,
     limits: SandboxLimits | None = None,
     chance: random.Random | None = None,
+    later: bool = False,
 ) -> TestReport:
     """Run tests on the pristine repository with the editable ones of `files` laid over it.
 
-    `chance` makes the canaries; the system's own unless a test wants them repeatable.
+    `chance` makes the canaries; the system's own unless a test wants them repeatable. `later`: the
+    clock of the tests is 404 days ahead, in the time zone that is furthest east.
     """
     started = time.perf_counter()
     chance = chance or random.SystemRandom()
@@ -59,11 +63,16 @@ async def run_plainly(
         for path in dict.fromkeys(test.partition("::")[0] for test in test_ids):
             await sandbox.exec(f"mkdir -p {_FOLDER}", 10.0)
             await sandbox.write(f"{_FOLDER}/pytest.ini", _SETTINGS)
+            if later:
+                await sandbox.write(_CLOCK, build_later_clock().read_bytes())
             wanted = _draw_canaries(chance)
             name = f"{_FOLDER}/test_{chance.getrandbits(48):x}.py"
             await sandbox.write(name, _canary_text(wanted, chance))
             mine = [test for test in test_ids if test.partition("::")[0] == path]
-            command = f"python -m pytest {_OPTIONS} {' '.join(map(shlex.quote, mine))} {name}"
+            clock = f"TZ=EAST-14 LD_PRELOAD={_CLOCK} " if later else ""
+            command = (
+                f"{clock}python -m pytest {_OPTIONS} {' '.join(map(shlex.quote, mine))} {name}"
+            )
             result = await sandbox.exec(
                 command, _START_SLACK * time_limit_seconds, _OUTPUT_CAP_BYTES
             )

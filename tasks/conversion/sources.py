@@ -5,8 +5,6 @@ Headers are read when a source is opened, tensors when they are asked for.
 
 import importlib
 import json
-import tarfile
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from torch import Tensor
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.source_archives import fetch_wheel
+from ostinato.infra.platform.unpacking import unpack
 from ostinato.infra.serving.published_models import CONFIG
 from ostinato.models.checkpoint.streaming import TensorFiles, TensorHeader
 from ostinato.tasks.conversion.pinned import pinned_models
@@ -33,6 +32,7 @@ SIDE_FILES = (
     "chat_template.json",
 )
 TOKENIZER = "tokenizer.json"
+_MOST_BYTES, _MOST_RATIO = 256 << 20, 20  # what an archive may unpack to; weights hardly shrink
 ARCHIVE_SUFFIXES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 
 
@@ -69,7 +69,8 @@ def open_source(place: str, cache: Path, scratch: Path) -> Iterator[PublishedMod
     elif path.name.endswith(ARCHIVE_SUFFIXES):
         scratch.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=scratch) as folder:
-            _unpack(path, Path(folder))
+            most = _MOST_BYTES + _MOST_RATIO * path.stat().st_size
+            unpack(path, Path(folder), most)
             yield _open(_find_model(path, Path(folder)), place)
     else:
         raise ConfigError(
@@ -161,18 +162,6 @@ def check_side_file(place: str, name: str, content: bytes) -> None:
         content.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{place}/{name} is not UTF-8: {error}") from None
-
-
-def _unpack(archive: Path, folder: Path) -> None:
-    try:
-        if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as opened:
-                opened.extractall(folder)  # never leaves the folder
-        else:
-            with tarfile.open(archive) as opened:
-                opened.extractall(folder, filter="data")
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
-        raise ConfigError(f"archive {archive} cannot be read: {error}") from error
 
 
 def _find_model(archive: Path, folder: Path) -> Path:

@@ -17,6 +17,7 @@ from ostinato.infra.platform.record import Record
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.corpus.repairs.transcripts import Document
 
+_BATCH_ROWS, _MAX_BYTES = 64, 4 << 30  # of parquet: read at once, and of a whole file unpacked
 FOLLOWS = {
     None: ("system", "user"),
     "system": ("user",),
@@ -97,7 +98,14 @@ def _load_parquet(path: Path) -> list[dict[str, Any]]:
             f"{path}: parquet is read by pyarrow, which is not installed; pip install pyarrow, or write "
             "JSON lines"
         ) from None
-    return parquet.read_table(path, columns=["messages"]).to_pylist()
+    rows, num_bytes = [], 0
+    with parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=["messages"]):
+            num_bytes += batch.nbytes
+            if num_bytes > _MAX_BYTES:
+                raise ConfigError(f"{path} unpacks to more than {_MAX_BYTES} bytes; split it")
+            rows += batch.to_pylist()
+    return rows
 
 
 def make_documents(conversations: Sequence[Conversation], renderer: Renderer) -> list[Document]:

@@ -7,7 +7,7 @@ recipe draws problems from it with `[environments.NAME]`.
 import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -51,6 +51,15 @@ class Environment(Protocol):
         self, problem: Problem, files: Mapping[str, bytes], open_box: OpenBox
     ) -> Judgement:
         """Whether the files solve the problem. They are untrusted: run them in a box only."""
+        ...
+
+
+@runtime_checkable
+class SolvedEnvironment(Environment, Protocol):
+    """Environment that solves its own problems, so that they can be certified."""
+
+    def solve(self, problem: Problem) -> Mapping[str, bytes]:
+        """Files by path that solve a problem when they are laid over its own."""
         ...
 
 

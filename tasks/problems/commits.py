@@ -221,7 +221,7 @@ def _changed(source: GitSource, parent: str, commit: str) -> dict[str, str]:
 
 
 def _read_tree(source: GitSource, commit: str) -> dict[str, bytes]:
-    archive = _git(source, "archive", "--format=tar", commit)
+    archive = _git(source, "archive", "--format=tar", commit)  # within the bound of `run_git`
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         opened = [(item.name, tar.extractfile(item)) for item in tar.getmembers() if item.isreg()]
         return {name: file.read() for name, file in opened if file is not None}

@@ -17,6 +17,7 @@ from ostinato.tasks.problems.config import ProblemsConfig, ProblemsResult
 
 SETS = Path(__file__).parent / "sets"
 _LEVEL = 19
+MAX_BYTES = 256 << 20  # the lines of a set
 
 
 class SetCard(Record):
@@ -34,12 +35,26 @@ def find_set(config: ProblemsConfig, folder: Path = SETS) -> tuple[SetCard, byte
         card = SetCard.model_validate_json(path.read_bytes())
         if card.config == wanted:
             packed = path.with_suffix(".jsonl.zst")
-            lines = zstandard.ZstdDecompressor().decompress(packed.read_bytes())
+            lines = decompress(packed)
             found = hashlib.sha256(lines).hexdigest()
             if found != card.sha256:
                 raise ProblemError(f"{packed} has sha256 {found}, wanted {card.sha256}; restore it")
             return card, lines
     return None
+
+
+def decompress(packed: Path) -> bytes:
+    """The lines of a packed set. ProblemError for one that unpacks to more than MAX_BYTES."""
+    content = packed.read_bytes()
+    try:
+        size = zstandard.frame_content_size(content)
+        if not 0 <= size <= MAX_BYTES:
+            raise ProblemError(
+                f"{packed} says it holds {size} bytes, wanted at most {MAX_BYTES}; restore it"
+            )
+        return zstandard.ZstdDecompressor().decompress(content)
+    except zstandard.ZstdError as error:
+        raise ProblemError(f"{packed} cannot be read: {error}; restore it") from error
 
 
 def ship_set(

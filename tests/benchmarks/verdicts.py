@@ -21,12 +21,12 @@ from pathlib import Path
 
 from ostinato.infra.sandbox import PreparedRepository, TestServer
 from ostinato.infra.sandbox.environment import open_box
+from ostinato.tasks.grading.adversary import Hack, hacked_files, load_hacks
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.oracle import judge_by_oracle
 from ostinato.tasks.grading.judging.verdicts import BOX_LIMITS
 from ostinato.tasks.problem_sets import load_problems, load_repositories
 from ostinato.tasks.records import Problem
-from tests.fakes.hacks import Hack, hacked_files, load_hacks
 
 TARGETS = {"hacks_paid": 0, "fixes_refused": 3}
 _SEED = 0

@@ -136,9 +136,9 @@ def coding_ratios(elements: int, repeats: int) -> dict[str, float]:
     zstd_out = seconds_of(lambda: zstandard.ZstdDecompressor().decompress(packed), repeats)
     times = {
         "encode_delta": seconds_of(lambda: encode_payload(difference(base, target)), repeats),
-        "apply_delta": seconds_of(lambda: decode_payload(delta, base), repeats),
+        "apply_delta": seconds_of(lambda: decode_payload(delta, base, 1 << 30), repeats),
         "encode_anchor": seconds_of(lambda: encode_payload(whole(target)), repeats),
-        "apply_anchor": seconds_of(lambda: decode_payload(anchor, {}), repeats),
+        "apply_anchor": seconds_of(lambda: decode_payload(anchor, {}, 1 << 30), repeats),
     }
     megabytes = len(raw) / 1e6
     print(f"zstd          {megabytes / zstd_in:8.0f} MB/s in {megabytes / zstd_out:8.0f} MB/s out")

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
+from ostinato.tasks.grading.adversary import hacked_files, load_hacks
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials, draw_tests
-from tests.fakes.hacks import hacked_files, load_hacks
 from tests.unit.tasks.grading.conftest import PATH, problem, repository, server
 
 __all__ = ("problem", "repository", "server")

@@ -97,21 +97,35 @@ def find_ripgrep() -> Path:
 def build_agent() -> Path:
     """The C server as a static program, compiled once per version of its sources."""
     sources = inside_directory() / "agent"
-    parts = sorted(sources.glob("*.[ch]"))
-    target = cache_root() / f"agent-{_key(*(part.read_text() for part in parts))}"
+    return _compile("agent", sources / "agent.c", sorted(sources.glob("*.[ch]")), ("-static",))
+
+
+@functools.cache
+def build_later_clock() -> Path:
+    """A library that shifts the time of day of a program in a box by 404 days."""
+    source = Path(__file__).with_name("later_clock.c")
+    return _compile("later-clock", source, [source], ("-shared", "-fPIC"))
+
+
+def _compile(name: str, source: Path, parts: list[Path], options: tuple[str, ...]) -> Path:
+    target = cache_root() / f"{name}-{_key(*(part.read_text() for part in parts))}"
     if target.exists():
         return target
     said = "there is none"
-    for compiler in _find_compilers():
+    # what is loaded into the interpreter has to be of its C library
+    compilers = _find_compilers()
+    if "-shared" in options:
+        compilers = [item for item in compilers if "musl" not in "".join(item)]
+    for compiler in compilers:
         partial = cache_root() / f"{target.name}.{os.getpid()}"
-        options = ("-O2", "-static", "-std=gnu11", "-o", str(partial), str(sources / "agent.c"))
-        done = subprocess.run((*compiler, *options), capture_output=True, check=False, text=True)
+        command = (*compiler, "-O2", "-std=gnu11", *options, "-o", str(partial), str(source))
+        done = subprocess.run(command, capture_output=True, check=False, text=True)
         if done.returncode == 0:
             partial.rename(target)
             return target
         said = f"{Path(compiler[0]).name}: {done.stderr.strip()[-400:]}"
     raise SandboxError(
-        f"no C compiler makes the program that serves in boxes ({said}); install one: "
+        f"no C compiler makes {source.name}, which boxes need ({said}); install one: "
         "`apt install gcc libc6-dev` or `pip install ziglang`"
     )
 

@@ -186,15 +186,15 @@ def encode_payload(changes: Changes) -> bytes:
     return b"".join(pieces)
 
 
-def _read_tensors(data: bytes) -> dict[str, torch.Tensor]:
+def _read_tensors(data: bytes, max_bytes: int) -> dict[str, torch.Tensor]:
     """Tensors of a compressed safetensors file, as views of one buffer.
 
     The library's `load` copies every tensor (measured: 1.0 of zstd's speed instead of 2.2, since the
     pages are new each time). ValueError where the file is not whole.
     """
     size = zstandard.frame_content_size(data)
-    if size < 8:
-        raise ValueError(f"payload says it holds {size} bytes, wanted at least a header of 8")
+    if not 8 <= size <= max_bytes:
+        raise ValueError(f"payload says it holds {size} bytes, wanted 8 to {max_bytes}")
     buffer = np.empty(size, dtype=np.uint8)
     read = 0
     with zstandard.ZstdDecompressor().stream_reader(data) as reader:
@@ -202,6 +202,8 @@ def _read_tensors(data: bytes) -> dict[str, torch.Tensor]:
             read += count
     first = 8 + int.from_bytes(buffer[:8].tobytes(), "little")
     header = json.loads(buffer[8:first].tobytes()) if read == size else {}
+    if not isinstance(header, dict):
+        raise ValueError(f"payload has a {type(header).__name__} as its header, wanted an object")
     end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     if read != size or first + end != size:
         raise ValueError(f"payload holds {read} bytes, wanted {size}: {first} + {end} of tensors")
@@ -214,9 +216,14 @@ def _read_tensors(data: bytes) -> dict[str, torch.Tensor]:
     }
 
 
-def decode_payload(data: bytes, base: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The base with the payload applied. Never writes into the base; unchanged tensors are shared with it."""
-    packed = _read_tensors(data)
+def decode_payload(
+    data: bytes, base: Mapping[str, torch.Tensor], max_bytes: int
+) -> dict[str, torch.Tensor]:
+    """The base with the payload applied. Never writes into the base; unchanged tensors are shared with it.
+
+    `max_bytes`: more than these are not unpacked (ValueError).
+    """
+    packed = _read_tensors(data, max_bytes)
 
     def apply(key: str) -> tuple[str, torch.Tensor]:
         name, _, part = key.rpartition("::")

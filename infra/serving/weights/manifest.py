@@ -17,6 +17,7 @@ tensor after the version is applied, and a seal over itself. README.md has the w
 """
 
 import json
+import math
 import re
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ import xxhash
 from pydantic import Field, ValidationError
 
 from ostinato.infra.platform.errors import StorageError
-from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.objects import DamagedObject, ObjectStore
 from ostinato.infra.platform.record import Record
 
 _VERSION_KEY = re.compile(r"/(\d{8,})/manifest\.json$")
@@ -140,6 +141,15 @@ def list_versions(objects: ObjectStore, chain_id: str) -> list[int]:
 def list_epochs(objects: ObjectStore, chain_id: str) -> list[int]:
     """Claimed epochs, ascending."""
     return _numbers(objects, f"{chain_prefix(chain_id)}/epochs/", _EPOCH_KEY)
+
+
+def claimed_at(objects: ObjectStore, chain_id: str, epoch: int) -> float:
+    """When an epoch was claimed. Infinity where the claim cannot be read."""
+    try:
+        content = objects.get_bytes(epoch_key(chain_id, epoch))
+        return EpochClaim.model_validate_json(content).claimed_at
+    except (DamagedObject, ValidationError):
+        return math.inf
 
 
 def list_wanted_anchors(objects: ObjectStore, chain_id: str) -> list[int]:

@@ -101,7 +101,7 @@ class ChainPublisher(Publisher):
         versions = list_versions(self._objects, self.chain_id)
         if not versions:
             return None
-        collect_orphans(self._objects, self.chain_id)
+        collect_orphans(self._objects, self.chain_id, now=self._clock())
         self._last_version = versions[-1]
         shard = 0 if self._num_shards > 1 else None
         try:
@@ -280,6 +280,8 @@ class ChainPublisher(Publisher):
             if manifest.kind == "anchor":
                 for version in list_wanted_anchors(self._objects, self.chain_id):
                     self._objects.delete(anchor_wanted_key(self.chain_id, version))
+            if self._commits % COLLECT_EVERY == 0:
+                collect_orphans(self._objects, self.chain_id, now=self._clock())
             if self._keep_versions is not None and self._commits % COLLECT_EVERY == 0:
                 collect_garbage(
                     self._objects,

@@ -4,12 +4,14 @@ It never deletes an object that a kept version needs on its way from the nearest
 that a living reader holds, fetches or has before it.
 """
 
+import itertools
 import re
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights.manifest import (
     chain_prefix,
+    claimed_at,
     list_epochs,
     list_versions,
     manifest_key,
@@ -18,6 +20,7 @@ from ostinato.infra.serving.weights.manifest import (
 )
 from ostinato.infra.serving.weights.readers import list_readers, needed_by_readers
 
+ORPHAN_GRACE_SECONDS = 3_600.0  # longer than any commit takes, and than clocks of machines differ
 _IN_VERSION = re.compile(r"/\d{8,}/[^/]+\.\d{8,}\.[^/]*$")  # payloads, plans and shard records
 
 
@@ -57,18 +60,27 @@ def collect_garbage(
     return doomed
 
 
-def collect_orphans(objects: ObjectStore, chain_id: str) -> list[str]:
-    """Deletes what replaced publishers wrote of versions never committed. Returns the keys."""
+def collect_orphans(objects: ObjectStore, chain_id: str, *, now: float) -> list[str]:
+    """Deletes what publishers wrote of versions never committed. Returns the keys.
+
+    A publisher that was replaced may be past its last look at the epochs and about to commit. So its
+    objects stay until ORPHAN_GRACE_SECONDS after the claim that replaced it.
+    """
     epochs = list_epochs(objects, chain_id)
-    newest_epoch = f".{epochs[-1]:08d}." if epochs else ""
-    prefix = f"{chain_prefix(chain_id)}/"
+    replaced = [
+        f".{epoch:08d}."
+        for epoch, successor in itertools.pairwise(epochs)
+        if now - claimed_at(objects, chain_id, successor) > ORPHAN_GRACE_SECONDS
+    ]
+    written = [key for key in objects.list(f"{chain_prefix(chain_id)}/") if _IN_VERSION.search(key)]
+    # looked at last: what is committed by now stays
     committed = tuple(
         f"{version_prefix(chain_id, version)}/" for version in list_versions(objects, chain_id)
     )
     orphans = [
         key
-        for key in objects.list(prefix)
-        if _IN_VERSION.search(key) and newest_epoch not in key and not key.startswith(committed)
+        for key in written
+        if any(epoch in key for epoch in replaced) and not key.startswith(committed)
     ]
     for key in orphans:
         objects.delete(key)

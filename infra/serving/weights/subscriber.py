@@ -38,6 +38,7 @@ from ostinato.infra.serving.weights.readers import ReaderRecord, write_reader
 logger = logging.getLogger(__name__)
 
 DOWNLOADS = 8  # objects on their way at once
+_HEADER_BYTES, _ENTRY_BYTES = 1 << 16, 1 << 10  # of a payload: in all, and for each tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ class ChainSubscriber:
         payloads = self._download([item for own in items for item in own])
         for (manifest, _), own in zip(stages, items, strict=True):
             for item in own:
-                tensors = _decode(item, next(payloads), tensors)
+                tensors = _decode(item, next(payloads), tensors, _most_bytes(manifest))
             known = manifest.tensors.keys()
             tensors = {name: tensor for name, tensor in tensors.items() if name in known}
         self._verify(tensors, target)
@@ -268,14 +269,19 @@ class ChainSubscriber:
 
 
 def _decode(
-    item: ChainObject, data: bytes, base: dict[str, torch.Tensor]
+    item: ChainObject, data: bytes, base: dict[str, torch.Tensor], max_bytes: int
 ) -> dict[str, torch.Tensor]:
     try:
-        return decode_payload(data, base)
-    except (zstandard.ZstdError, ValueError, KeyError, IndexError, RuntimeError) as error:
+        return decode_payload(data, base, max_bytes)
+    except (zstandard.ZstdError, ValueError, TypeError, LookupError, RuntimeError) as error:
         raise StorageError(
             f"object {item.key}: does not decode ({error!r}), wanted a payload"
         ) from error
+
+
+def _most_bytes(manifest: ChainManifest) -> int:
+    """Unpacked size that no payload of a version reaches: all tensors whole, and the header."""
+    return manifest.raw_bytes + _HEADER_BYTES + _ENTRY_BYTES * len(manifest.tensors)
 
 
 def _delta_bytes(deltas: tuple[ChainManifest, ...]) -> int:

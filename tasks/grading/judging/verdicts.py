@@ -21,7 +21,7 @@ from ostinato.tasks.grading.change import AttemptChange
 from ostinato.tasks.grading.cheating.attacks import find_forbidden
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.oracle import judge_by_oracle
-from ostinato.tasks.records import FunctionOracle, Problem, Verdict
+from ostinato.tasks.records import Problem, Verdict
 
 BOX_LIMITS = SandboxLimits(memory_bytes=2 << 30)
 
@@ -39,7 +39,7 @@ async def judge(
     """The verdict on one end state. Changes of tests and of runner files count for nothing."""
     check_repository(problem, server.repository)
     started = time.perf_counter()
-    required = _required(problem)
+    required = required_tests(problem)
     ignored = AttemptChange.of(problem, changed_files, server.repository).ignored_paths
     attacks = find_forbidden(changed_files, server.repository)
     if attacks or not required:
@@ -53,8 +53,8 @@ async def judge(
             await run_plainly(server.repository, changed_files, required, time_limit_seconds),
         )
     difference = ""
-    if report.passed and asks_oracle and problem.oracle is not None:
-        difference = await _find_difference(server.repository, changed_files, problem.oracle)
+    if report.passed and asks_oracle:
+        difference = await differs_by_oracle(problem, changed_files, server.repository)
     if report.passed and not difference and trials is not None:
         difference = await trials.find_difference(problem, changed_files, server.repository)
     return Verdict(
@@ -95,7 +95,7 @@ def _untested(
     ignored_paths: tuple[str, ...] = (),
 ) -> Verdict:
     """A failure in which no test ran. `started`: by the performance counter; None: not timed."""
-    required = _required(problem)
+    required = required_tests(problem)
     return Verdict(
         problem_id=problem.problem_id,
         passed=False,
@@ -109,7 +109,7 @@ def _untested(
     )
 
 
-def _required(problem: Problem) -> tuple[str, ...]:
+def required_tests(problem: Problem) -> tuple[str, ...]:
     """Tests that have to pass, each once."""
     return tuple(dict.fromkeys((*problem.fail_to_pass, *problem.pass_to_pass)))
 
@@ -138,15 +138,17 @@ async def judge_in_environment(
     )
 
 
-async def _find_difference(
-    repository: PreparedRepository,
+async def differs_by_oracle(
+    problem: Problem,
     changed_files: Mapping[str, bytes | None],
-    oracle: FunctionOracle,
+    repository: PreparedRepository,
 ) -> str:
-    """First difference between change and original on untested calls. Empty: none."""
+    """First difference between change and original on untested calls. Empty: none, or no such calls."""
+    if problem.oracle is None:
+        return ""
     changed = repository.keep_editable(changed_files)
     async with open_box(repository, changed, BOX_LIMITS) as sandbox:
-        found = await judge_by_oracle(sandbox, oracle)
+        found = await judge_by_oracle(sandbox, problem.oracle)
     if found.passed:
         return ""
     agreeing = f"{found.num_agreeing} of {found.num_calls} held-out calls agree"

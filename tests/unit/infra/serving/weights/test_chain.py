@@ -19,6 +19,7 @@ from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights import ChainPublisher, ChainSubscriber, collect_garbage
 from ostinato.infra.serving.weights.manifest import list_versions
+from ostinato.infra.serving.weights.retention import ORPHAN_GRACE_SECONDS
 from tests.unit.infra.serving.weights.strategies import (
     changed,
     density_lists,
@@ -235,6 +236,9 @@ def test_killed_publish_leaves_no_version_and_its_remains_are_collected(tmp_path
     store.put_bytes(torn, b"half a delta")
     assert ChainSubscriber(store, "c").latest_version() == 1
     restarted = ChainPublisher(store, "c")
+    restarted.resume()
+    assert store.exists(torn)  # who wrote it may be about to commit
+    restarted = ChainPublisher(store, "c", clock=lambda: time.time() + 2 * ORPHAN_GRACE_SECONDS)
     restarted.resume()
     assert not store.exists(torn)
     restarted.publish(2, history[2])

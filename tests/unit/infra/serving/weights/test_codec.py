@@ -55,7 +55,7 @@ def test_difference_applied_to_base_is_the_target(layout, seed: int, density: fl
     base = {name: random_bits(generator, *entry) for name, entry in layout.items()}
     target = {name: changed(tensor, generator, density) for name, tensor in base.items()}
     before = {name: tensor.clone() for name, tensor in base.items()}
-    decoded = decode_payload(encode_payload(difference(base, target)), base)
+    decoded = decode_payload(encode_payload(difference(base, target)), base, 1 << 30)
     assert same_bits(decoded, target)
     assert same_bits(base, before)
 
@@ -65,7 +65,7 @@ def test_difference_applied_to_base_is_the_target(layout, seed: int, density: fl
 def test_whole_decodes_from_nothing(layout, seed: int) -> None:
     generator = np.random.default_rng(seed)
     tensors = {name: random_bits(generator, *entry) for name, entry in layout.items()}
-    assert same_bits(decode_payload(encode_payload(whole(tensors)), {}), tensors)
+    assert same_bits(decode_payload(encode_payload(whole(tensors)), {}, 1 << 30), tensors)
 
 
 def test_difference_sees_signed_zero_and_nan_payloads() -> None:
@@ -98,8 +98,10 @@ def test_payload_in_threads_is_the_same_weights() -> None:
     base = {f"w{index}": random_bits(generator, torch.bfloat16, (3_000_000,)) for index in range(6)}
     target = {name: changed(tensor, generator, 0.01) for name, tensor in base.items()}
     assert size_bytes(base) >= PARALLEL_FROM_BYTES
-    assert same_bits(decode_payload(encode_payload(difference(base, target)), base), target)
-    assert same_bits(decode_payload(encode_payload(whole(target)), {}), target)
+    assert same_bits(
+        decode_payload(encode_payload(difference(base, target)), base, 1 << 30), target
+    )
+    assert same_bits(decode_payload(encode_payload(whole(target)), {}, 1 << 30), target)
 
 
 @pytest.mark.parametrize("kept_share", [0.0, 0.3, 0.999])
@@ -108,4 +110,4 @@ def test_a_torn_payload_is_refused(kept_share: float) -> None:
     plain = zstandard.ZstdDecompressor().decompress(encode_payload(whole(weights)))
     torn = zstandard.ZstdCompressor().compress(plain[: int(kept_share * len(plain))])
     with pytest.raises(ValueError, match="payload"):
-        decode_payload(torn, {})
+        decode_payload(torn, {}, 1 << 30)

@@ -124,7 +124,7 @@ def test_shards_the_trainer_that_lost_a_rank_continues_after_a_restart(tmp_path:
     assert (manifest.kind, manifest.base_version, manifest.num_shards) == ("delta", 0, 2)
     assert same_bits(ChainSubscriber(store, "c").fetch(1), history[1])
     left = [key for key in store.list("chains/c/00000001/") if ".00000002." in key]
-    assert left == []  # what the broken epoch 2 wrote was collected
+    assert left  # what the broken epoch 2 wrote goes with its version
 
 
 def test_shards_a_rank_of_a_replaced_trainer_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""Options of `ostinato certify`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ostinato.infra.platform.cluster.child_main import load_entry
+from ostinato.infra.platform.settings import load_settings
+from ostinato.tasks.certification.records import CertifyOptions
+
+CERTIFYING = "ostinato.flows.commands.certifying"  # a second that other commands need not wait
+
+
+def certify(
+    problems: Annotated[
+        str,
+        typer.Argument(
+            help="artifact problems/NAME@VERSION, folder of a built set, or an installed environment; "
+            "with --verify a certificate.json"
+        ),
+    ],
+    limit: Annotated[
+        int | None, typer.Option(help="problems drawn; all when absent", min=1)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="draws problems, orders and hacks", min=0)] = 0,
+    repeats: Annotated[int, typer.Option(help="rounds of runs that must agree", min=1)] = 2,
+    hacks: Annotated[
+        int, typer.Option(help="of the adversary suite, drawn per problem", min=0)
+    ] = 5,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="also measures how many of the problems it solves")
+    ] = None,
+    attempts: Annotated[int, typer.Option(help="of the checkpoint at each problem", min=1)] = 4,
+    recipe: Annotated[
+        str, typer.Option(help="whose harness and engine the checkpoint is measured with")
+    ] = "nano",
+    report: Annotated[
+        Path | None, typer.Option(help="folder for certificate.json and certificate.html")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="checks the signature of a certificate; runs nothing")
+    ] = False,
+    key: Annotated[
+        str | None, typer.Option(help="with --verify: the public key that it must be signed by")
+    ] = None,
+) -> None:
+    """Proves the problems of a set and tries to cheat on them. Run it again and it continues. Exit code 1
+    when something is found.
+    """
+    if verify:
+        signed = load_entry(f"{CERTIFYING}:verify")(Path(problems), key)
+    else:
+        options = CertifyOptions(seed=seed, limit=limit, repeats=repeats, hacks=hacks)
+        signed = load_entry(f"{CERTIFYING}:certify")(
+            load_settings(),
+            problems,
+            options,
+            checkpoint=checkpoint,
+            attempts=attempts,
+            recipe=recipe,
+            directory=report,
+        )
+    if signed.certificate.counts:
+        raise typer.Exit(1)

@@ -1,0 +1,193 @@
+"""`ostinato certify`: a problem set is checked problem by problem; a signed certificate and a page say how."""
+
+import hashlib
+import time
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, select_autoescape
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.reporting.console import say
+from ostinato.flows.stages.checkpoints import checkpoint_named
+from ostinato.infra.platform.artifacts import open_artifacts
+from ostinato.infra.platform.cluster.child import run_child
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.settings import Settings
+from ostinato.tasks.certification.records import (
+    Certificate,
+    CertifyOptions,
+    Difficulty,
+    ProblemReport,
+    SignedCertificate,
+)
+from ostinato.tasks.certification.run import (
+    DrawnSet,
+    check_set,
+    draw_environment,
+    draw_set,
+    make_certificate,
+    write_set,
+)
+from ostinato.tasks.certification.signing import read_signed, sign
+from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest, EvaluationResult
+from ostinato.tasks.environments.api import ENVIRONMENTS
+from ostinato.tasks.evaluation.config import EvaluationConfig
+from ostinato.tasks.problem_sets import PROBLEMS_FILE
+
+CERTIFICATE, PAGE = "certificate.json", "certificate.html"
+_EVALUATION = "ostinato.tasks.checkpoint_evaluation.run:main"
+_KINDS = ("problems", "environments", "rebuilt-problems")
+
+
+def certify(
+    settings: Settings,
+    problems: str,
+    options: CertifyOptions,
+    *,
+    checkpoint: str | None,
+    attempts: int,
+    recipe: str,
+    directory: Path | None,
+) -> SignedCertificate:
+    """Checks a set, writes certificate.json and certificate.html, names each problem with a finding."""
+    work = settings.home / "certificates" / hashlib.sha256(problems.encode()).hexdigest()[:16]
+    drawn = _open_set(settings, problems, work, options)
+    say(f"{drawn.name}: {len(drawn.problems)} of {drawn.num_problems} problems")
+    with _bar() as bar:
+        task = bar.add_task("checked", total=len(drawn.problems))
+
+        def show(report: ProblemReport, done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            for finding in report.findings:
+                bar.console.print(
+                    f"{report.problem_id}: {finding.reason}: {finding.detail}",
+                    highlight=False, markup=False, soft_wrap=True,
+                )  # fmt: skip
+
+        reports = check_set(drawn, work, options, show)
+    difficulty = None
+    if checkpoint is not None:
+        difficulty = _measure(settings, drawn, work, checkpoint, attempts, recipe, options)
+    signed = sign(make_certificate(drawn, options, reports, difficulty, time.time()), settings.home)
+    target = directory or work
+    target.mkdir(parents=True, exist_ok=True)
+    (target / CERTIFICATE).write_text(signed.model_dump_json(indent=1) + "\n")
+    (target / PAGE).write_text(render_page(signed))
+    conclude(signed.certificate)
+    say(f"{target / CERTIFICATE}, {PAGE}: signed by key {signed.public_key}")
+    return signed
+
+
+def verify(path: Path, public_key: str | None) -> SignedCertificate:
+    """A certificate whose signature holds, summed up on the console."""
+    signed = read_signed(path, public_key)
+    say(f"{path}: signature holds, by key {signed.public_key}")
+    conclude(signed.certificate)
+    return signed
+
+
+def conclude(certificate: Certificate) -> None:
+    """Prints what was found and what things cost."""
+    checked = len(certificate.reports)
+    say(f"{certificate.num_proven} of {checked} problems without a finding")
+    for reason, count in certificate.counts.items():
+        say(f"  {reason}: {count}")
+    say(f"adversary suite: {certificate.hacks_paid} paid in {certificate.hacks_tried} tries")
+    costs = {
+        "test run": certificate.verdict_seconds,
+        "command in a box": certificate.step_seconds,
+        "start of a box": certificate.start_seconds,
+    }
+    told = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in costs.items() if seconds]
+    say(f"cost, medians: {', '.join(told) or 'not measured'}")
+    if certificate.difficulty is not None:
+        found = certificate.difficulty
+        say(
+            f"{found.checkpoint} solves {found.solve_rate:.1%} [{found.low:.1%}, {found.high:.1%}], "
+            f"{found.attempts_per_problem} attempts each"
+        )
+
+
+def render_page(signed: SignedCertificate) -> str:
+    """The certificate as one HTML page without scripts."""
+    environment = Environment(
+        loader=PackageLoader("ostinato.flows.reporting"), autoescape=select_autoescape()
+    )
+    page = environment.get_template("certificate.html")
+    return page.render(signed=signed, certificate=signed.certificate)
+
+
+def _open_set(settings: Settings, problems: str, work: Path, options: CertifyOptions) -> DrawnSet:
+    """The set of a directory, an installed environment or an artifact."""
+    if (Path(problems) / PROBLEMS_FILE).is_file():
+        return draw_set(problems, Path(problems), options)
+    if problems in ENVIRONMENTS.names:
+        return draw_environment(problems, work / "environment", options)
+    if "/" not in problems or "@" not in problems:
+        raise ConfigError(
+            f"PROBLEMS is {problems!r}, wanted a folder with {PROBLEMS_FILE}, an artifact "
+            f"problems/NAME@VERSION, or an installed environment: {', '.join(ENVIRONMENTS.names) or 'none'}"
+        )
+    artifacts = open_artifacts(settings)
+    ref = artifacts.get(problems)
+    if ref.kind not in _KINDS:
+        raise ConfigError(f"{problems} is no problem set, wanted one of {', '.join(_KINDS)}")
+    return draw_set(str(ref), artifacts.local_copy(ref, settings.home), options)
+
+
+def _measure(
+    settings: Settings,
+    drawn: DrawnSet,
+    work: Path,
+    checkpoint: str,
+    attempts: int,
+    recipe: str,
+    options: CertifyOptions,
+) -> Difficulty:
+    """Attempts of a checkpoint at the checked problems, through training's harness and engine."""
+    loaded = load_recipe(recipe)
+    ledger = open_ledger(settings)
+    artifacts = open_artifacts(settings, ledger)
+    ref = checkpoint_named(loaded, ledger, artifacts, checkpoint)
+    request = EvaluationRequest(
+        checkpoint_directory=str(artifacts.local_copy(ref, settings.home)),
+        checkpoint_name=str(ref),
+        problems_directory=str(write_set(drawn, work / "set")),
+        suite="certificate",
+        config=EvaluationConfig(
+            problems=len(drawn.problems), attempts_per_problem=attempts, seed=options.seed
+        ),
+        harness=loaded.harness,
+        grading=loaded.grading,
+        sandbox=loaded.rollout.sandbox,
+        engine_slots=loaded.reinforcement.engine_slots,
+        decoding=loaded.decoding,
+        processes=settings.cpu_limit,
+    )
+    name = f"evaluation-{drawn.sha256[:12]}-{ref.fingerprint}-{attempts}-{options.seed}"
+    with _bar() as bar:
+        task = bar.add_task("attempts", total=None)
+        card = run_child(
+            _EVALUATION,
+            request,
+            EvaluationResult,
+            directory=work / name,
+            on_progress=lambda seen: bar.update(task, completed=seen.done, total=seen.total),
+            settings=settings,
+        ).scorecard
+    return Difficulty(
+        checkpoint=str(ref),
+        attempts_per_problem=attempts,
+        solve_rate=card.average.mean,
+        low=card.average.low,
+        high=card.average.high,
+        solved={item.problem_id: item.solved / item.attempts for item in card.problems},
+    )
+
+
+def _bar() -> Progress:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))

@@ -1,0 +1,106 @@
+"""Requests and results of certifying a problem set."""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from ostinato.infra.platform.record import Record
+
+
+class Reason(StrEnum):
+    """Defect of a problem that a certificate names."""
+
+    GOLD_FAILS = "gold_fails"  # a required test fails on the original, or is not there
+    GOLD_UNPROVEN = "gold_unproven"  # its environment has no `solve`
+    NO_TESTS = "no_tests"  # nothing is required, so nothing can be proven
+    RIGHT_FIX_REFUSED = "right_fix_refused"  # the original with a comment is not paid
+    READS_SOURCE = "reads_source"  # a test depends on how the source is written
+    NOOP_PASSES = "noop_passes"  # the broken state is paid
+    TEST_PASSES_BROKEN = "test_passes_broken"  # one that should fail in the broken state passes
+    GUARD_FAILS_BROKEN = "guard_fails_broken"  # one that should pass in the broken state fails
+    FLAKY = "flaky"  # outcomes differ between equal runs
+    FLAKY_ORDER = "flaky_order"  # they depend on the order of tests
+    FLAKY_HASH = "flaky_hash"  # they depend on the hash seed
+    FLAKY_CLOCK = "flaky_clock"  # they depend on date or time zone
+    LEAK_PROMPT = "leak_prompt"  # the answer stands in the prompt
+    LEAK_FILE = "leak_file"  # the answer stands in a file that an agent reads
+    LEAK_HISTORY = "leak_history"  # the answer stands in an object of git
+    HACK_PAID = "hack_paid"  # an edit of the adversary suite is paid
+    JUDGE_FAULT = "judge_fault"  # the judge raises on files that an attempt can leave
+    RUNS_ON_HOST = "runs_on_host"  # the judge runs an attempt's files outside of a box
+    NOT_JUDGED = "not_judged"  # a check ended with an error
+
+
+class Finding(Record):
+    """One defect of one problem."""
+
+    reason: Reason
+    detail: str
+
+
+class ProblemReport(Record):
+    """All findings on one problem, and what its parts cost. No finding: it is proven."""
+
+    problem_id: str
+    key: str = Field(
+        description="digest of the problem, the options and the code it was checked with"
+    )
+    findings: tuple[Finding, ...]
+    verdict_seconds: float | None = Field(description="median of its test runs; None: none ran")
+    step_seconds: float | None = Field(description="a command in its box; None: not measured")
+    start_seconds: float | None = Field(description="until its box answers; None: not measured")
+    hacks_tried: int
+    hacks_paid: int
+    checked_seconds: float = Field(description="wall time of all checks")
+
+
+class CertifyOptions(Record):
+    """Amount of checking. Part of what a certificate says."""
+
+    seed: int = Field(default=0, ge=0, description="draws problems, orders and hacks")
+    limit: int | None = Field(default=None, ge=1, description="problems drawn; None: all")
+    repeats: int = Field(default=2, ge=1, description="rounds of runs that must agree")
+    hacks: int = Field(default=5, ge=0, description="of the adversary suite, drawn per problem")
+    time_limit_seconds: float = Field(default=20.0, gt=0, description="of one test run")
+
+
+class Difficulty(Record):
+    """Attempts of one checkpoint at the checked problems."""
+
+    checkpoint: str
+    attempts_per_problem: int
+    solve_rate: float
+    low: float
+    high: float
+    solved: dict[str, float] = Field(description="problem -> share of its attempts that passed")
+
+
+class Certificate(Record):
+    """Everything that is signed."""
+
+    schema_version: int = 1
+    problem_set: str
+    problems_sha256: str = Field(description="of the JSON lines of the checked problems, sorted")
+    num_problems: int = Field(description="of the whole set")
+    version: str = Field(description="of Ostinato")
+    code_sha256: str = Field(description="of all code that checks")
+    options: CertifyOptions
+    reports: tuple[ProblemReport, ...]
+    counts: dict[str, int] = Field(description="reason -> problems with it")
+    num_proven: int
+    hacks_tried: int
+    hacks_paid: int
+    verdict_seconds: float | None = Field(description="median over problems")
+    step_seconds: float | None = Field(description="median over problems")
+    start_seconds: float | None = Field(description="median over problems")
+    difficulty: Difficulty | None = None
+    created_at: float
+
+
+class SignedCertificate(Record):
+    """A certificate with its signature."""
+
+    certificate: Certificate
+    algorithm: str = "ed25519"
+    public_key: str = Field(description="hex of 32 bytes")
+    signature: str = Field(description="hex, over the certificate as canonical JSON")

@@ -1,0 +1,230 @@
+"""Checks of problems that tests judge: gold, no-op, repeats, right fixes, the adversary suite."""
+
+import ast
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ostinato.infra.platform.syntax import parse_python
+from ostinato.infra.sandbox.environment import open_box
+from ostinato.infra.sandbox.plain_run import run_plainly
+from ostinato.infra.sandbox.protocol import TestOutcome
+from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.tasks.certification.records import CertifyOptions, Finding, Reason
+from ostinato.tasks.grading.adversary import hacked_files, is_paid, load_hacks, stub_fixes
+from ostinato.tasks.grading.judging.blind_trial import BlindTrials
+from ostinato.tasks.grading.judging.verdicts import BOX_LIMITS, required_tests
+from ostinato.tasks.records import Problem
+
+_MOST_NAMED = 3
+_COMMAND_SECONDS = 30.0
+Files = Mapping[str, bytes | None]
+# what only one kind of run changes, and what a failure in it alone says
+_LABELS = {
+    frozenset({"reversed", "shuffled"}): Reason.FLAKY_ORDER,
+    frozenset({"reversed"}): Reason.FLAKY_ORDER,
+    frozenset({"shuffled"}): Reason.FLAKY_ORDER,
+    frozenset({"with another hash seed"}): Reason.FLAKY_HASH,
+    frozenset({"later"}): Reason.FLAKY_CLOCK,
+    frozenset({"reworded"}): Reason.READS_SOURCE,
+}
+
+
+@dataclass(frozen=True)
+class TestedChecks:
+    """Test servers of one repository, with two hash seeds, and the trials of its problems."""
+
+    server: TestServer
+    other: TestServer
+    trials: BlindTrials
+    options: CertifyOptions
+
+    async def close(self) -> None:
+        """Ends both servers."""
+        await self.server.close()
+        await self.other.close()
+
+    async def check(self, problem: Problem, chance: random.Random) -> "Checked":
+        """Findings on a problem, and its costs."""
+        checked = Checked()
+        if not problem.fail_to_pass:
+            checked.add(Reason.NO_TESTS, ["fail_to_pass is empty"])
+            return checked
+        await self._check_original(problem, chance, checked)
+        await self._check_broken(problem, chance, checked)
+        if not checked.findings:  # a defect of the tests explains what they do to fixes
+            await self._check_right_fix(problem, checked)
+        await self._try_hacks(problem, chance, checked)
+        await self._measure_steps(problem, checked)
+        return checked
+
+    async def _check_original(
+        self, problem: Problem, chance: random.Random, checked: "Checked"
+    ) -> None:
+        failed = await self._run_rounds(problem, {}, chance, checked, is_original=True)
+        for test, (runs, every) in failed.items():
+            if runs and runs == every:
+                checked.add(Reason.GOLD_FAILS, [test])
+            elif runs:
+                told = f"{test} fails {', '.join(sorted(runs))}"
+                checked.add(_LABELS.get(frozenset(runs), Reason.FLAKY), [told])
+
+    async def _check_broken(
+        self, problem: Problem, chance: random.Random, checked: "Checked"
+    ) -> None:
+        files = self.server.repository.keep_editable(
+            problem.break_files(self.server.repository.files)
+        )
+        failed = await self._run_rounds(problem, files, chance, checked, is_original=False)
+        guards = frozenset(problem.pass_to_pass)
+        known = frozenset(test for test, (runs, every) in failed.items() if not runs)
+        if known.issuperset(required_tests(problem)):
+            checked.add(Reason.NOOP_PASSES, ["every required test passes in the broken state"])
+            return
+        for test, (runs, every) in failed.items():
+            if 0 < len(runs) < len(every):
+                other = frozenset(every - runs if len(runs) * 2 > len(every) else runs)
+                told = f"{test} in the broken state fails {', '.join(sorted(runs))}"
+                checked.add(_LABELS.get(other, Reason.FLAKY), [told])
+            elif runs and test in guards:
+                checked.add(Reason.GUARD_FAILS_BROKEN, [test])
+            elif not runs and test not in guards:
+                hidden = " (hidden)" if test in problem.hidden_tests else ""
+                checked.add(Reason.TEST_PASSES_BROKEN, [test + hidden])
+
+    async def _run_rounds(
+        self,
+        problem: Problem,
+        files: Files,
+        chance: random.Random,
+        checked: "Checked",
+        *,
+        is_original: bool,
+    ) -> dict[str, tuple[set[str], set[str]]]:
+        """By test, the kinds of runs that it failed in, and all."""
+        tests = required_tests(problem)
+        repository, limit = self.server.repository, self.options.time_limit_seconds
+        failed: dict[str, tuple[set[str], set[str]]] = {test: (set(), set()) for test in tests}
+
+        def note(kind: str, outcomes: Mapping[str, TestOutcome]) -> None:
+            for test, (runs, every) in failed.items():
+                every.add(kind)
+                if outcomes[test] is not TestOutcome.PASSED:
+                    runs.add(kind)
+
+        for _ in range(self.options.repeats):
+            mixed = list(tests)
+            chance.shuffle(mixed)
+            for kind, server, order in (
+                ("as listed", self.server, tests),
+                ("reversed", self.server, tests[::-1]),
+                ("shuffled", self.server, mixed),
+                ("with another hash seed", self.other, tests),
+            ):
+                report = await server.run(files, order, limit)
+                checked.verdicts.append(report.seconds)
+                note(kind, report.outcomes)
+        if is_original:
+            later = await run_plainly(repository, files, tests, limit, later=True)
+            note("later", later.outcomes)
+            reworded = {
+                path: _reword(repository.files[path]) for path in _edited(problem, self.server)
+            }
+            plain = await run_plainly(repository, reworded, tests, limit)
+            note("reworded", plain.outcomes)
+        else:
+            plain = await run_plainly(repository, files, tests, limit)
+            note("in a new process", plain.outcomes)
+        return failed
+
+    async def _check_right_fix(self, problem: Problem, checked: "Checked") -> None:
+        files: Files = {
+            path: self.server.repository.files[path] + b"\n# repaired\n"
+            for path in _edited(problem, self.server)
+        }
+        if not await self._is_paid(problem, files):
+            difference = await self.trials.find_difference(problem, files, self.server.repository)
+            checked.add(
+                Reason.RIGHT_FIX_REFUSED,
+                [difference or "the original with a comment fails tests or held-out calls"],
+            )
+
+    async def _try_hacks(self, problem: Problem, chance: random.Random, checked: "Checked") -> None:
+        if not problem.symbol or not self.options.hacks:
+            return
+        repository = self.server.repository
+        hacks = list(load_hacks().values())
+        chosen = {
+            f"{hack.family}: {hack.name}": hacked_files(hack, problem, repository)
+            for hack in chance.sample(hacks, min(self.options.hacks, len(hacks)))
+        }
+        for name, files in {**chosen, **stub_fixes(problem, repository)}.items():
+            checked.hacks_tried += 1
+            if await self._is_paid(problem, files):
+                checked.pay(name)
+
+    async def _is_paid(self, problem: Problem, files: Files) -> bool:
+        limit = self.options.time_limit_seconds
+        return await is_paid(problem, files, self.server, self.trials, limit)
+
+    async def _measure_steps(self, problem: Problem, checked: "Checked") -> None:
+        repository = self.server.repository
+        started = time.perf_counter()
+        async with open_box(repository, problem.break_files(repository.files), BOX_LIMITS) as box:
+            checked.start_seconds = time.perf_counter() - started
+            started = time.perf_counter()
+            await box.exec("ls", _COMMAND_SECONDS)
+            checked.step_seconds = time.perf_counter() - started
+
+
+@dataclass
+class Checked:
+    """Findings and costs of one problem, as they come in."""
+
+    found: dict[Reason, list[str]] = field(default_factory=lambda: defaultdict(list))
+    verdicts: list[float] = field(default_factory=list)
+    step_seconds: float | None = None
+    start_seconds: float | None = None
+    hacks_tried: int = 0
+    hacks_paid: int = 0
+
+    def pay(self, name: str) -> None:
+        """A hack that passed."""
+        self.hacks_paid += 1
+        self.add(Reason.HACK_PAID, [name])
+
+    def add(self, reason: Reason, details: Sequence[str]) -> None:
+        """One more place of a defect."""
+        self.found[reason] += details
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """One finding per reason. The first places are named."""
+        return tuple(self._told())
+
+    @property
+    def verdict_seconds(self) -> float | None:
+        """Median of the test runs. None: there was none."""
+        return statistics.median(self.verdicts) if self.verdicts else None
+
+    def _told(self) -> Iterator[Finding]:
+        for reason, details in sorted(self.found.items()):
+            more = len(details) - _MOST_NAMED
+            told = ", ".join(details[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+            yield Finding(reason=reason, detail=told)
+
+
+def _edited(problem: Problem, server: TestServer) -> list[str]:
+    """Product files that a problem breaks."""
+    repository = server.repository
+    return sorted(
+        path for path in problem.break_files(repository.files) if repository.is_editable(path)
+    )
+
+
+def _reword(text: bytes) -> bytes:
+    """A module of equal behaviour in other lines: no comments, formatted anew, all moved down."""
+    return b"\n\n\n" + ast.unparse(parse_python(text)).encode() + b"\n"
