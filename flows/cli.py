@@ -45,9 +45,9 @@ from ostinato.tasks.reinforcement.records import WEIGHTS
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 CHAT = "ostinato.flows.chat.command"
 # load scipy or matplotlib, a second that the other commands need not wait
-FIND_ATTEMPTS = "ostinato.flows.commands.trajectories:find_attempts"
-DESCRIBE_ATTEMPTS = "ostinato.flows.commands.trajectories:describe"
-SAVE_ATTEMPTS = "ostinato.flows.commands.trajectory_files:save"
+FIND_ATTEMPTS = "ostinato.flows.reporting.trajectories:find_attempts"
+DESCRIBE_ATTEMPTS = "ostinato.flows.reporting.trajectories:describe"
+SAVE_ATTEMPTS = "ostinato.flows.reporting.trajectory_files:save"
 RepositoryOption = Annotated[Path | None, typer.Option(exists=True, file_okay=False)]
 RunOption = Annotated[str, typer.Option(help="an RL run: nano-seed0, the id of one, or its folder")]
 

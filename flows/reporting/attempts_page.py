@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, select_autoescape
 
-from ostinato.flows.commands.trajectories import (
+from ostinato.flows.reporting.trajectories import (
     Attempt,
     TokenTexts,
     headline,

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ostinato.flows.commands.trajectories import find_examples
 from ostinato.flows.reporting.attempts_page import write_attempts
 from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.figures import interval, share
 from ostinato.flows.reporting.provenance import describe_origin
 from ostinato.flows.reporting.report import Curve, ReportRow, console_table, plot_png, write_html
+from ostinato.flows.reporting.trajectories import find_examples
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_image, show_link, show_markdown, show_table
 from ostinato.flows.stages.realtime import CycleReport
