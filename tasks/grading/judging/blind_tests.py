@@ -1,8 +1,9 @@
 """Tests without their expectations: what they look at is written down, nobody in the box judges it.
 
-`take_expectations_out`: the text of a test file in which each assertion only shows its operands,
-without those that are literals. With a source of chance the literals of the chosen tests are changed
-too, so that what is left of an expectation (a parameter, a variable) is wrong as well.
+`take_expectations_out`: the text of a test file in which each assertion only shows its operands and
+what comparing them gives, without operands that are literals. With a source of chance the literals
+of the chosen tests are changed too, so that what is left of an expectation (a parameter, a variable)
+is wrong as well.
 """
 
 import ast
@@ -14,23 +15,42 @@ from ostinato.infra.platform.syntax import parse_python
 _RAISING = frozenset(
     {"raises", "assertRaises", "assertRaisesRegex", "warns", "assertWarns", "assertWarnsRegex"}
 )
+# unittest's names of what `assert` writes as an operator
+_COMPARING: dict[str, type[ast.cmpop]] = {
+    "assertEqual": ast.Eq, "assertNotEqual": ast.NotEq, "assertLess": ast.Lt,
+    "assertLessEqual": ast.LtE, "assertGreater": ast.Gt, "assertGreaterEqual": ast.GtE,
+    "assertIn": ast.In, "assertNotIn": ast.NotIn,
+}  # fmt: skip
+_COMPARISONS = frozenset(
+    {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"}
+)
 _CHANGED_SHARE = 0.35
 _SPARED_CALLS = frozenset({"parametrize", "usefixtures", "getattr", "hasattr", "importorskip"})
 _MOST_INTEGER = 10_000
 
 
+def judges_comparisons(symbol: str) -> bool:
+    """Whether a function answers a comparison: what its tests expect is not the literal beside it."""
+    return symbol.rpartition(".")[2] in _COMPARISONS
+
+
 def take_expectations_out(
-    source: bytes, tests: frozenset[str], chance: random.Random | None = None
+    source: bytes,
+    tests: frozenset[str],
+    chance: random.Random | None = None,
+    *,
+    with_literals: bool = False,
 ) -> bytes:
     """The file with the named tests (`function`, `Class.method`, or `method` of any class) alone, as
-    values to look at.
+    values to look at. `with_literals`: comparisons with a literal are shown too, whose text is then
+    in the file.
     """
     tree = parse_python(source.decode())
     tree.body = list(_keep_tests(tree.body, tests, ""))
     if chance is not None:
         for node in _find_tests(tree.body, tests, ""):
             _ChangedLiterals(chance).visit(node)
-    tree = _Blind().visit(tree)
+    tree = _Blind(with_literals).visit(tree)
     return ast.unparse(ast.fix_missing_locations(tree)).encode()
 
 
@@ -68,13 +88,16 @@ def _find_tests(body: list[ast.stmt], tests: frozenset[str], prefix: str) -> lis
 class _Blind(ast.NodeTransformer):
     """Assertions become calls that show their operands."""
 
+    def __init__(self, with_literals: bool) -> None:
+        self._with_literals = with_literals
+
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        return _show(_operands(node.test))
+        return _show(_operands(node.test, self._with_literals))
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         name = _called_name(node.value)
         if isinstance(node.value, ast.Call) and name.startswith("assert") and name not in _RAISING:
-            return _show(node.value.args)
+            return _show(_compared(name, node.value.args, self._with_literals))
         if isinstance(node.value, ast.Call) and name in _RAISING and len(node.value.args) > 1:
             function, arguments = node.value.args[1], node.value.args[2:]
             keywords = [item for item in node.value.keywords if item.arg != "match"]
@@ -153,23 +176,68 @@ def _change_text(text: str, chance: random.Random) -> str:
     return text + " " + text if len(text) < 40 else text[:position] + text[position + 1 :]
 
 
-def _operands(test: ast.expr) -> list[ast.expr]:
+def _operands(test: ast.expr, with_literals: bool) -> list[ast.expr]:
     if isinstance(test, ast.Compare):
+        if len(test.ops) == 1:
+            return _compare(test.left, test.ops[0], test.comparators[0], with_literals)
         return [test.left, *test.comparators]
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _operands(test.operand)
+        return _operands(test.operand, with_literals)
     if isinstance(test, ast.BoolOp):
-        return [operand for value in test.values for operand in _operands(value)]
-    return [test]
+        return [operand for value in test.values for operand in _operands(value, with_literals)]
+    return [] if _is_literal(test) else [_with_truth(test)]
+
+
+def _compared(name: str, arguments: list[ast.expr], with_literals: bool) -> list[ast.expr]:
+    """Arguments of a method of unittest, with what it asks of the first ones."""
+    if any(isinstance(argument, ast.Starred) for argument in arguments):
+        return arguments
+    if name in _COMPARING and len(arguments) > 1:
+        left, right, *others = arguments
+        return [*_compare(left, _COMPARING[name](), right, with_literals), *others]
+    if name in ("assertTrue", "assertFalse") and arguments and not _is_literal(arguments[0]):
+        return [_with_truth(arguments[0]), *arguments[1:]]
+    return arguments
+
+
+def _compare(
+    left: ast.expr, operator: ast.cmpop, right: ast.expr, with_literals: bool
+) -> list[ast.expr]:
+    """Both operands and the answer, each computed once. Of a literal neither it nor the answer, which
+    would need it, unless asked for.
+    """
+    is_shown = [not _is_literal(operand) for operand in (left, right)]
+    if not any(is_shown) or not (all(is_shown) or with_literals):
+        return [left, right]
+    one, two = (ast.Name(name, ast.Load()) for name in ("one", "two"))
+    answer = ast.Compare(ast.Name("one", ast.Load()), [operator], [ast.Name("two", ast.Load())])
+    return [_spread(["one", "two"], [one, two, answer], [left, right])]
+
+
+def _with_truth(operand: ast.expr) -> ast.expr:
+    """An operand, and whether it counts as true."""
+    twice = ast.Name("one", ast.Load())
+    for _ in range(2):
+        twice = ast.UnaryOp(ast.Not(), twice)
+    return _spread(["one"], [ast.Name("one", ast.Load()), twice], [operand])
+
+
+def _spread(names: list[str], shown: list[ast.expr], operands: list[ast.expr]) -> ast.expr:
+    """`*(lambda NAMES: (SHOWN))(OPERANDS)`."""
+    arguments = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
+    function = ast.Lambda(arguments, ast.Tuple(shown, ast.Load()))
+    values = [_listed(operand) for operand in operands]
+    return ast.Starred(ast.Call(function, values, []), ast.Load())
 
 
 def _show(operands: list[ast.expr]) -> ast.stmt:
-    shown = [
-        _call("list", [operand]) if isinstance(operand, ast.GeneratorExp) else operand
-        for operand in operands
-        if not _is_literal(operand)
-    ]
+    shown = [_listed(operand) for operand in operands if not _is_literal(operand)]
     return ast.Expr(_call("__observe__", shown)) if shown else ast.Pass()
+
+
+def _listed(operand: ast.expr) -> ast.expr:
+    """A generator expression as its items."""
+    return _call("list", [operand]) if isinstance(operand, ast.GeneratorExp) else operand
 
 
 def _call(name: str, arguments: list[ast.expr]) -> ast.Call:

@@ -17,7 +17,11 @@ from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.function_calls import CALL_ROOT, run_call_program
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.grading.judging.blind_tests import find_inherited, take_expectations_out
+from ostinato.tasks.grading.judging.blind_tests import (
+    find_inherited,
+    judges_comparisons,
+    take_expectations_out,
+)
 from ostinato.tasks.records import Problem
 
 logger = logging.getLogger(__name__)
@@ -203,19 +207,23 @@ def draw_tests(
     for name in names:
         path, _, test = name.partition("::")
         by_path[path].add(test.replace("::", "."))
+    with_literals = judges_comparisons(problem.symbol)
     # what others import from there stays; hidden tests are nowhere in the box as they are written
     files = {
         path: take_expectations_out(repository.files[path], frozenset())
         for path in {*by_path, *(block.path for block in problem.cut_tests)}
     }
-    files |= _blind_bases(repository, by_path)
+    files |= _blind_bases(repository, by_path, with_literals)
     tests: list[str] = []
     instances: list[str] = []
     for path, chosen in sorted(by_path.items()):
         folder = path.rpartition("/")[0]
         for copy in range(1 + _CHANGED_COPIES):
             text = take_expectations_out(
-                repository.files[path], frozenset(chosen), chance if copy else None
+                repository.files[path],
+                frozenset(chosen),
+                chance if copy else None,
+                with_literals=with_literals,
             )
             name = f"test_{chance.getrandbits(48):012x}.py"
             place = f"{folder}/{name}" if folder else name
@@ -229,7 +237,7 @@ def draw_tests(
 
 
 def _blind_bases(
-    repository: PreparedRepository, by_path: Mapping[str, set[str]]
+    repository: PreparedRepository, by_path: Mapping[str, set[str]], with_literals: bool
 ) -> dict[str, bytes]:
     """Test files that hold chosen tests which others inherit, those tests alone."""
     wanted = frozenset(
@@ -239,7 +247,7 @@ def _blind_bases(
     )
     marks = [f"def {name}(".encode() for name in wanted]
     return {
-        path: take_expectations_out(content, wanted)
+        path: take_expectations_out(content, wanted, with_literals=with_literals)
         for path, content in repository.files.items()
         if path.endswith(".py") and repository.is_test(path) and any(m in content for m in marks)
     }

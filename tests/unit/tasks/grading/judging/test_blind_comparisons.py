@@ -1,7 +1,6 @@
 """What a test compares is shown with the comparison's answer, so that comparisons are judged too."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -132,5 +131,5 @@ def test_literals_of_a_comparison_stay_out_of_the_box_but_where_it_is_what_is_ju
     assert "424242" not in shown
     assert "g()" in shown
     assert "h(3)" in shown
-    judged = take_expectations_out(text, frozenset({"test_it"}), judges_comparisons=True).decode()
+    judged = take_expectations_out(text, frozenset({"test_it"}), with_literals=True).decode()
     assert "424242" in judged
