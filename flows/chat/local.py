@@ -20,7 +20,7 @@ async def load_local(reference: str, recipe: str) -> AsyncIterator[ServedModel]:
         promoted = reference == "promoted"
         ref = realtime.champion_ref(context) if promoted else context.artifacts.get(reference)
         directory, name = context.directory_of(ref), str(ref)
-    load_engine = load_entry("ostinato.infra.serving.engine.local:load_local_engine")
+    load_engine = load_entry("ostinato.infra.serving.engine.start:load_engine")
     harness = chain.harness_for(context.recipe, directory)
     sizes = {"max_context_tokens": harness.context_tokens} if chain.is_imported(directory) else {}
     engine = load_engine(

@@ -30,8 +30,8 @@ class DecodingConfig(BaseModel):
 
     engine: Literal["local", "vllm"] = Field(
         default="local",
-        description="engine of the rollouts' replicas: ours, whose decode steps are loops that numba compiles at the "
-        "first start, or vLLM (extra `vllm`), which has no drafts. Evaluation and users always get ours",
+        description="engine of rollouts, evaluation, gateway and chat: ours, whose decode steps are loops that numba "
+        "compiles at the first start, or vLLM (extra `vllm`), which has no drafts",
     )
     precision: Precision = Field(
         default=Precision.FP32,

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ostinato.infra.serving.engine.local import LocalEngine
-from ostinato.models.decode.protocol import GenerateRequest
+from ostinato.models.decode.protocol import GenerateRequest, StreamingClient
 from ostinato.models.rendering.chat_template import TemplateRenderer
 from ostinato.models.rendering.renderer import Renderer
 
@@ -27,8 +26,11 @@ class Prompt(NamedTuple):
 class Completer:
     """An engine, its tokens, and how many it sampled in how long."""
 
-    def __init__(self, engine: LocalEngine, renderer: Renderer, concurrent: int) -> None:
+    def __init__(
+        self, engine: StreamingClient, renderer: Renderer, concurrent: int, max_context_tokens: int
+    ) -> None:
         self._engine, self._renderer = engine, renderer
+        self._max_context_tokens = max_context_tokens
         self._slots = asyncio.Semaphore(concurrent)
         self.is_chat = isinstance(renderer, TemplateRenderer)
         self.sampled_tokens = 0
@@ -55,7 +57,7 @@ class Completer:
             else self._renderer.encode_content(prompt.text)
         )
         text: str | None = None
-        if len(token_ids) + prompt.answer_tokens <= self._engine.max_context_tokens:
+        if len(token_ids) + prompt.answer_tokens <= self._max_context_tokens:
             async with self._slots:
                 sampled = await self._sample(prompt.name, token_ids, prompt.answer_tokens, ends)
             self.sampled_tokens += len(sampled)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, boundary
 from ostinato.infra.platform.telemetry import configure_logging
-from ostinato.infra.serving.engine.local import load_local_engine
+from ostinato.infra.serving.engine.start import load_engine
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.network.build import build_trainer_model
 from ostinato.models.rendering import load_renderer
@@ -93,19 +93,20 @@ async def _complete(
         patches=config.tracked_patches,
         seed=request.seed,
     )
-    engine = load_local_engine(
+    longest = min(spec.max_sequence_tokens, _CONTEXT_TOKENS)
+    engine = load_engine(
         Path(request.checkpoint_directory),
         "base_selection",
         request.decoding,
         slots=config.slots,
-        max_context_tokens=min(spec.max_sequence_tokens, _CONTEXT_TOKENS),
+        max_context_tokens=longest,
     )
     done = itertools.count(1)
 
     def on_done() -> None:
         workspace.progress.update(next(done), len(functions) + len(files), "completions")
 
-    completer = Completer(engine, renderer, config.slots)
+    completer = Completer(engine, renderer, config.slots, longest)
     try:
         await completer.warm_up()
         answers = await completer.complete_all(

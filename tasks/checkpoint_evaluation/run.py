@@ -17,7 +17,7 @@ from ostinato.infra.agent.loop.outside import run_agent_outside
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import Progress, Workspace
 from ostinato.infra.platform.telemetry import MetricsLog, configure_logging, fields
-from ostinato.infra.serving.engine.local import load_local_engine
+from ostinato.infra.serving.engine.start import load_engine
 from ostinato.tasks.checkpoint_evaluation.records import (
     EvaluationRequest,
     EvaluationResult,
@@ -148,7 +148,7 @@ async def _dialogue(request: ShardRequest, setup: WorkerSetup) -> AsyncIterator[
         async with open_client(evaluation.endpoint) as client:
             yield partial(run_agent_outside, client, evaluation.endpoint.model)
         return
-    engine = load_local_engine(
+    engine = load_engine(
         Path(evaluation.checkpoint_directory),
         f"evaluation{request.index}",
         evaluation.decoding,

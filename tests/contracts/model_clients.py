@@ -13,7 +13,7 @@ from torch import Tensor
 from ostinato.infra.serving.engine.local import LocalEngine, SwapReport
 from ostinato.infra.serving.engine.start import start_engine
 from ostinato.models.decode.engine import EngineConfig
-from ostinato.models.decode.protocol import GenerateRequest, Generation
+from ostinato.models.decode.protocol import GenerateRequest, Generation, TokenStream
 from tests.fakes.small_spec import make_spec
 from tests.fakes.tiny_model import random_weights
 
@@ -27,6 +27,7 @@ class Engine(Protocol):
     version: int
 
     async def generate(self, request: GenerateRequest) -> Generation: ...
+    def stream(self, request: GenerateRequest) -> TokenStream: ...
     async def end_session(self, session_id: str) -> None: ...
     async def swap_weights(self, weights: Mapping[str, Tensor], version: int) -> SwapReport: ...
     def close(self) -> None: ...

@@ -173,3 +173,31 @@ async def test_new_weights_make_the_next_answer_and_old_caches_do_not(engine: En
     assert set(after.weight_versions_T.tolist()) == {VERSION + 1} == {report.version}
     await engine.swap_weights(make_weights(0), VERSION)
     assert (await engine.generate(ask(temperature=0.0))).token_ids == before.token_ids
+
+
+async def test_a_stream_is_the_answer_that_is_generated(engine: Engine) -> None:
+    whole = await engine.generate(ask(temperature=0.0))
+    stream = engine.stream(ask(temperature=0.0))
+    read = [token async for tokens in stream for token in tokens]
+    ended = stream.close()
+    assert tuple(read) == ended.token_ids == whole.token_ids
+    assert ended.stop_reason is StopReason.LENGTH
+    np.testing.assert_allclose(ended.logprobs_T, whole.logprobs_T, atol=1e-5)
+
+
+async def test_a_stream_that_is_closed_early_ends_with_what_was_sampled(engine: Engine) -> None:
+    whole = await engine.generate(ask(temperature=0.0, max_new_tokens=40))
+    stream = engine.stream(ask(temperature=0.0, max_new_tokens=40))
+    read: list[int] = []
+    async for tokens in stream:
+        read += tokens
+        if len(read) >= 3:
+            break
+    ended = stream.close()
+    assert ended.stop_reason is StopReason.CANCELLED
+    assert len(read) <= len(ended.token_ids) < 40
+    assert ended.token_ids == whole.token_ids[: len(ended.token_ids)]
+    assert len(ended.logprobs_T) == len(ended.weight_versions_T) == len(ended.token_ids)
+    # the engine goes on for others
+    again = await engine.generate(ask(temperature=0.0))
+    assert again.token_ids == whole.token_ids[:16]

@@ -15,17 +15,13 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ostinato.infra.platform.errors import EngineError, StorageError, boundary
+from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.stream import EngineStream
-from ostinato.models.checkpoint import load_checkpoint
-from ostinato.models.decode.config import CachePolicy, DecodingConfig, configure_engine
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.decode.weights import DecodeWeights, prepare_weights
@@ -182,15 +178,3 @@ class LocalEngine:
     def _check_open(self) -> None:
         if self._end_reason:
             raise EngineError(f"engine {self.name} {self._end_reason}, wanted an open one")
-
-
-def load_local_engine(
-    directory: Path, name: str, decoding: DecodingConfig, **sizes: Any
-) -> LocalEngine:
-    """An engine over a checkpoint's files that always answers with its own weights; `sizes` as
-    `configure_engine` takes them.
-    """
-    with boundary(StorageError, f"checkpoint {name} in {directory}"):
-        checkpoint = load_checkpoint(directory)
-    config = configure_engine(decoding, cache_policy=CachePolicy.EXACT, **sizes)
-    return LocalEngine(checkpoint.spec, checkpoint.weights, 0, config, name)

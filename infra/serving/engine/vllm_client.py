@@ -12,6 +12,8 @@ import asyncio
 import logging
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -22,6 +24,7 @@ from torch import Tensor
 
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.local import SwapReport
+from ostinato.infra.serving.engine.stream import EngineStream
 from ostinato.infra.serving.published_models import fetch_from, write_model_directory
 from ostinato.models.decode.protocol import GenerateRequest, Generation, Priority, StopReason
 from ostinato.models.decode.requests import check_request
@@ -51,6 +54,7 @@ class VllmEngine:
         version: int,
         *,
         slots: int = 64,
+        max_context_tokens: int = 0,  # 0: the model's
         dtype: torch.dtype = torch.float32,
         with_routes: bool = False,  # wants vLLM's model runner V2, which its CPU build lacks
         reloads_in_place: bool = True,
@@ -64,50 +68,70 @@ class VllmEngine:
         self._is_closed = False
         self._generated_tokens = 0
         self._slots, self._with_routes = slots, with_routes
+        longest = spec.max_sequence_tokens
+        self.max_context_tokens = min(max_context_tokens or longest, longest)
+        self._streams: dict[str, tuple[asyncio.Task[None], _Sampled]] = {}
         self._reloads_in_place = reloads_in_place
         self._engine = self._start(self._write(weights, version))
-
-    @property
-    def max_context_tokens(self) -> int:
-        """Longest prompt and answer together."""
-        return self.spec.max_sequence_tokens
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Samples an answer. A caller that is cancelled cancels the request."""
         check_request(request, self.spec.vocab_size)
         self._check_open()
+        return await self._sample(request, _Sampled(self.version), None)
+
+    def stream(self, request: GenerateRequest) -> EngineStream:
+        """Samples an answer that is read while it grows."""
+        check_request(request, self.spec.vocab_size)
+        self._check_open()
+        stream = EngineStream(partial(self._cancel, request))
+        sampled = _Sampled(self.version)
+        task = asyncio.create_task(self._feed(request, sampled, stream))
+        self._streams[request.request_id] = task, sampled
+        return stream
+
+    async def _feed(
+        self, request: GenerateRequest, sampled: "_Sampled", stream: EngineStream
+    ) -> None:
+        try:
+            stream.end(await self._sample(request, sampled, stream))
+        except Exception as error:  # noqa: BLE001 - the reader of the stream raises it
+            stream.fail(error)
+        finally:
+            self._streams.pop(request.request_id, None)
+
+    def _cancel(self, request: GenerateRequest) -> Generation:
+        """What a stream's reader has of an answer that it no longer waits for."""
+        task, sampled = self._streams.pop(request.request_id)
+        task.cancel()  # and with it the request in vLLM
+        return self._finish(request, sampled, StopReason.CANCELLED)
+
+    async def _sample(
+        self, request: GenerateRequest, sampled: "_Sampled", stream: EngineStream | None
+    ) -> Generation:
         room = self.max_context_tokens - len(request.token_ids)
         if room <= 0 or request.max_new_tokens == 0:
             reason = StopReason.CONTEXT if room <= 0 else StopReason.LENGTH
-            return self._generation(request, (), [], None, reason)
+            return self._finish(request, sampled, reason)
         async with self._swapping:
-            version = self.version  # a swap waits until this request has ended
+            sampled.version = self.version  # a swap waits until this request has ended
         outputs = self._engine.generate(
             {"prompt_token_ids": list(request.token_ids)},
             _sampling(request, min(room, request.max_new_tokens)),
             request.request_id,
             priority=_RANK[request.priority],
         )
-        last: CompletionOutput | None = None
-        cut: int | None = None
         async for output in outputs:
-            completion = output.outputs[0]
-            last, cut = completion, _stop_sequence_end(completion.token_ids, request.stop_sequences)
-            if cut is not None:
+            sampled.output = last = output.outputs[0]
+            sampled.cut = _stop_sequence_end(last.token_ids, request.stop_sequences)
+            if stream is not None:
+                stream.put(tuple(last.token_ids[stream.num_tokens : sampled.cut]))
+            if sampled.cut is not None:
                 await self._engine.abort(request.request_id)
                 break
-        if last is None:
+        if sampled.output is None:
             raise EngineError(f"engine {self.name} ended request {request.request_id} unanswered")
-        generation = self._generation(
-            request,
-            tuple(last.token_ids[:cut]),
-            _logprobs(last)[:cut],
-            last.routed_experts,
-            _stop_reason(last, request, cut),
-        )
-        generation.weight_versions_T[:] = version
-        self._generated_tokens += len(generation.token_ids)
-        return generation
+        return self._finish(request, sampled, _stop_reason(sampled.output, request, sampled.cut))
 
     async def end_session(self, session_id: str) -> None:
         """Nothing to do: vLLM's prefix cache knows no sessions and makes room by itself."""
@@ -164,7 +188,7 @@ class VllmEngine:
             model=str(directory),
             skip_tokenizer_init=True,
             dtype=str(self._dtype).split(".")[-1],
-            max_model_len=self.spec.max_sequence_tokens,
+            max_model_len=self.max_context_tokens,
             max_num_seqs=self._slots,
             logprobs_mode="processed_logprobs",
             scheduling_policy="priority",
@@ -185,14 +209,14 @@ class VllmEngine:
         if self._is_closed:
             raise EngineError(f"engine {self.name} is closed, wanted an open one")
 
-    def _generation(
-        self,
-        request: GenerateRequest,
-        token_ids: tuple[int, ...],
-        logprobs: list[float],
-        routes: np.ndarray | None,
-        stop_reason: StopReason,
+    def _finish(
+        self, request: GenerateRequest, sampled: "_Sampled", stop_reason: StopReason
     ) -> Generation:
+        output, cut = sampled.output, sampled.cut
+        token_ids = () if output is None else tuple(output.token_ids[:cut])
+        logprobs = [] if output is None else _logprobs(output)[:cut]
+        routes = None if output is None else output.routed_experts
+        self._generated_tokens += len(token_ids)
         fed = len(request.token_ids) + len(token_ids) - 1 if token_ids else 0
         shape = (0, self.spec.num_moe_layers, self.spec.experts_per_token)
         if routes is None or not request.return_routes:
@@ -201,11 +225,20 @@ class VllmEngine:
             request_id=request.request_id,
             token_ids=token_ids,
             logprobs_T=np.array(logprobs, dtype=np.float32),
-            weight_versions_T=np.full(len(token_ids), self.version, dtype=np.int64),
+            weight_versions_T=np.full(len(token_ids), sampled.version, dtype=np.int64),
             routed_experts=routes[:fed].astype(np.int16),
             route_offset=0,
             stop_reason=stop_reason,
         )
+
+
+@dataclass(slots=True)
+class _Sampled:
+    """An answer as far as vLLM has sampled it."""
+
+    version: int  # of the weights
+    output: CompletionOutput | None = None
+    cut: int | None = None  # tokens up to the end of a stop sequence
 
 
 def _sampling(request: GenerateRequest, max_tokens: int) -> SamplingParams:

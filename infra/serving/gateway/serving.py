@@ -1,6 +1,6 @@
 """A gateway from checkpoint directories: engines, sandboxes and the application put together.
 
-ServedCheckpoint, ServingPlan, `ServedModels` (one in-process engine a served checkpoint),
+ServedCheckpoint, ServingPlan, `ServedModels` (one engine a served checkpoint),
 `open_gateway` (all of it for the length of a block) and `follow_plan` (champion and canary change
 while it serves). Which checkpoint that is comes from outside.
 """
@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
@@ -21,6 +22,7 @@ from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.serving.engine.local import LocalEngine
+from ostinato.infra.serving.engine.start import start_engine
 from ostinato.infra.serving.gateway.answers.workplaces import RepositoryWorkplaces
 from ostinato.infra.serving.gateway.app import GatewayContext, build_app
 from ostinato.infra.serving.gateway.arms import CANDIDATE, CONTROL, Arm, ArmTable
@@ -29,6 +31,9 @@ from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.rendering import load_renderer
+
+if TYPE_CHECKING:
+    from ostinato.infra.serving.engine.vllm_client import VllmEngine
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +62,7 @@ class ServedModels:
     def __init__(self, engine: EngineConfig, *, context_tokens: int, drain_seconds: float) -> None:
         self._engine_config, self._context_tokens = engine, context_tokens
         self._drain_seconds = drain_seconds
-        self._engines: dict[ServedCheckpoint, LocalEngine] = {}
+        self._engines: dict[ServedCheckpoint, LocalEngine | VllmEngine] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         self._plan: ServingPlan | None = None
 
@@ -104,14 +109,14 @@ class ServedModels:
             self._engines[served] = engine
         return Arm(name, served.checkpoint_id, served.weight_version, engine)
 
-    def _start(self, served: ServedCheckpoint) -> LocalEngine:
+    def _start(self, served: ServedCheckpoint) -> "LocalEngine | VllmEngine":
         with boundary(StorageError, f"checkpoint {served.checkpoint_id} in {served.directory}"):
             checkpoint = load_checkpoint(served.directory)
         name, spec = served.checkpoint_id, checkpoint.spec
         # Memory is taken for whole contexts, and nobody may fill more than the harness's.
         longest = min(spec.max_sequence_tokens, self._context_tokens)
         config = self._engine_config.model_copy(update={"max_context_tokens": longest})
-        engine = LocalEngine(spec, checkpoint.weights, served.weight_version, config, name)
+        engine = start_engine(spec, checkpoint.weights, served.weight_version, config, name)
         if engine.max_context_tokens < self._context_tokens:
             engine.close()
             raise ConfigError(
@@ -120,7 +125,7 @@ class ServedModels:
             )
         return engine
 
-    async def _retire(self, engine: LocalEngine) -> None:
+    async def _retire(self, engine: "LocalEngine | VllmEngine") -> None:
         try:
             await asyncio.sleep(self._drain_seconds)
         finally:
