@@ -15,6 +15,7 @@ from ostinato.flows.stages.forms import CheckpointName, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import RunOptions, StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.source_archives import fetch_wheel
 from ostinato.tasks.base_selection.config import (
     HUMANEVAL,
@@ -42,6 +43,8 @@ def base_selection(
         checkpoints: champion, newest (the recipe's), or kind/name@version.
         options: overridden settings, stages to keep or to build again.
     """
+    if not checkpoints:
+        raise ConfigError("checkpoints is empty, wanted one or more, such as checkpoint/smollm2@1")
     context = StageContext.open(recipe, seed, options, may_train=False)
     known = (context.recipe, context.ledger, context.artifacts)
     chosen = [checkpoint_named(*known, name) for name in dict.fromkeys(checkpoints)]

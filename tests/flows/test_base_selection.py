@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
-from ostinato.flows.base_selection import held_out_sources
+import pytest
+
+from ostinato.flows.base_selection import base_selection, held_out_sources
 from ostinato.flows.commands.models import import_model
 from ostinato.flows.commands.run_flow import main as run_flow
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.settings import load_settings
 from ostinato.tasks.base_selection.config import BaseMeasures
@@ -48,6 +51,11 @@ def test_models_are_measured_once(prefect_server: None, home: Path, tmp_path: Pa
     ]
     assert {one.knowledge.form for one in found} == {"completion", "chat"}
     assert all(one.codebase.source_bytes == found[0].codebase.source_bytes for one in found)
+
+
+def test_a_form_without_models_is_refused() -> None:
+    with pytest.raises(ConfigError, match="checkpoints is empty"):
+        base_selection.fn()
 
 
 def test_code_is_that_of_repositories_that_nothing_was_trained_on(tmp_path: Path) -> None:
