@@ -38,7 +38,7 @@ docs: $(DEV_STAMP)  ## the generated part of docs/
 # given: make constraints UPGRADE="--upgrade-package prefect"
 constraints:  ## resolve constraints.txt again after pyproject.toml has changed
 	$(PYTHON) -m venv .uv && .uv/bin/pip install uv
-	.uv/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --extra dev --extra postgres \
+	.uv/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --extra dev --extra postgres --extra cluster \
 	  --no-annotate --custom-compile-command 'make constraints' -o constraints.txt $(UPGRADE)
 
 up: $(STAMP)  ## server, worker, deployments and gateway on this machine

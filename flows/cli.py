@@ -6,16 +6,14 @@ import logging
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
 
-from ostinato.flows.commands import bringing, garbage, lineage, models, planning, replaying
+from ostinato.flows.commands import garbage, lineage, models, planning, replaying
 from ostinato.flows.commands.certify_command import certify
 from ostinato.flows.commands.cycle_commands import cycles
 from ostinato.flows.commands.key_commands import keys
@@ -28,8 +26,10 @@ from ostinato.flows.commands.launching import (
     launch_flow,
     make_options,
 )
-from ostinato.flows.operating import local_prefect, status_report
+from ostinato.flows.commands.problem_sets.commands import problem_sets
 from ostinato.flows.operating import up as machine
+from ostinato.flows.operating.deploy_commands import deploy, deploy_files
+from ostinato.flows.operating.status.report import collect, print_rows
 from ostinato.flows.recipe import describe_recipe, is_reference, load_recipe, recipe_names
 from ostinato.flows.reporting.console import print_error, say
 from ostinato.flows.stages.checkpoints import refuse_unknown
@@ -202,39 +202,9 @@ app.add_typer(recipes, name="recipe")
 app.add_typer(cycles, name="cycle")
 app.add_typer(keys, name="keys")
 app.command()(certify)
-
-
-problem_sets = typer.Typer(no_args_is_help=True, help="Problems of repositories.")
+app.command()(deploy)
+app.command("deploy-files")(deploy_files)
 app.add_typer(problem_sets, name="problems")
-
-
-@problem_sets.command("from")
-def problems_from(
-    place: Annotated[
-        str,
-        typer.Argument(help="a directory, a git repository (path or URL), NAME or NAME==VERSION"),
-    ],
-    name: Annotated[str | None, typer.Option("--as", help="of the recipe; the source's")] = None,
-    problems: Annotated[
-        int, typer.Option(help="mutations over all splits", min=bringing.SMALLEST)
-    ] = 100,
-    commits: Annotated[
-        int, typer.Option(help="newest commits of a git repository to mine for problems", min=0)
-    ] = 0,
-    extends: Annotated[
-        str, typer.Option(help="recipe whose other settings it takes")
-    ] = "problems_16",
-) -> None:
-    """Makes problems of a repository that nobody prepared: writes NAME.toml here, then builds and proves
-    them. Run it again and it continues. Exit code 2 when a split stays empty.
-    """
-    load_recipe(extends)
-    path = bringing.write_recipe(load_settings(), place, name, extends, problems, commits)
-    parameters = {"needs_all_splits": True}
-    launch_flow("problem_building", str(path), None, make_options(None, None, None), parameters)
-    say(
-        f"next: `ostinato demo --recipe {path}`, or name its table [[problems.repositories]] in another recipe"
-    )
 
 
 @recipes.command("list")
@@ -268,11 +238,17 @@ def plan(
         list[str] | None,
         typer.Option("--layout", help="a degree, tensor=2, expert=8; searched when absent"),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="also build a rank's part, without values, and walk a step"),
+    ] = False,
 ) -> None:
-    """Prints what a recipe comes to on a cluster: layout, memory, step time, replicas. Starts nothing."""
+    """Prints what a recipe comes to on a cluster: layout, memory, step time, replicas. Trains nothing."""
     loaded = load_recipe(recipe, overrides=settings or ())
     fixed = planning.parse_degrees(degrees or ())
-    planning.show_plan(loaded, gpus, load_inputs(chip), fixed, Console())
+    found = planning.show_plan(loaded, gpus, load_inputs(chip), fixed, Console())
+    if dry_run:
+        planning.walk_step(loaded, found, Console())
 
 
 @app.command("import")
@@ -297,8 +273,16 @@ def export_command(
     gguf: Annotated[
         bool, typer.Option("--gguf", help="beside it model.gguf, which llama.cpp loads")
     ] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="only the LoRA adapter, which PEFT loads")
+    ] = False,
 ) -> None:
     """Writes a checkpoint as a directory that transformers and vLLM load."""
+    if adapter:
+        if gguf or dtype is not None:
+            raise ConfigError("--adapter goes with neither --gguf nor --dtype")
+        models.export_adapter(load_settings(), reference, directory)
+        return
     models.export_model(load_settings(), reference, directory, dtype, with_gguf=gguf)
 
 
@@ -317,16 +301,6 @@ def up(
 def down() -> None:
     """Ends what `ostinato up` started here, also one that was killed."""
     machine.down(load_settings(), Console())
-
-
-@app.command()
-def deploy(recipe: RecipeOption = "nano") -> None:
-    """Deploys to the Prefect server of PREFECT_API_URL: work pool, queues, deployments, automations."""
-    load_recipe(recipe)
-    url = local_prefect.deploy_elsewhere(load_settings(), recipe)
-    Console().print(f"deployed recipe {recipe} to {url}", highlight=False, soft_wrap=True)
-    start = f"prefect worker start --pool {local_prefect.WORK_POOL}"
-    Console().print(f"a worker for it: {start}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -365,16 +339,19 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON list")] = False,
 ) -> None:
     """Says of each part what it does, what it waits for, since when, and the likely cause of a fault."""
-    rows = status_report.collect(load_settings())
+    rows = collect(load_settings())
     if as_json:
-        typer.echo(json.dumps([row.model_dump() for row in rows]))
-        return
-    table = Table("part", "state", "waits for", "since", "likely cause", "progress")
-    now = time.time()
-    for row in rows:
-        since = status_report.ago(row.since, now)
-        table.add_row(row.part, row.state, row.waits_for, since, row.cause, row.progress)
-    Console().print(table)
+        typer.echo(json.dumps([row.model_dump(mode="json") for row in rows]))
+    else:
+        print_rows(rows, Console())
+
+
+@app.command()
+def dashboard() -> None:
+    """Serves a live page on this machine: what runs, curves, weights, cycles, reports. Ctrl-C ends it."""
+    settings = load_settings()
+    Console().print(f"http://127.0.0.1:{settings.dashboard_port}", highlight=False)
+    load_entry("ostinato.flows.operating.dashboard.process:serve")(settings)
 
 
 @app.command()

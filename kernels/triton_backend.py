@@ -1,6 +1,6 @@
 """Loads the Triton kernels and so gives every operation its CUDA path.
 
-Importing it needs Triton; on a machine with a GPU models/cpu.py imports it once. With
+Importing it needs Triton; on a machine with a GPU models/device.py imports it once. With
 TRITON_INTERPRET=1 the same functions run on CPU tensors.
 """
 

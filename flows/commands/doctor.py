@@ -16,7 +16,7 @@ from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
-from ostinato.infra.sandbox.host.box import find_bubblewrap
+from ostinato.infra.sandbox.host.box import HOW_TO_ALLOW_BOXES, find_bubblewrap
 from ostinato.infra.sandbox.host.system import build_agent, find_ripgrep
 
 _PYTHON_WANTED = ((3, 11), (3, 13))
@@ -33,9 +33,9 @@ print(f"torch {torch.__version__} on {name}")
 """
 _MEGATRON_PROGRAM = """
 import megatron.core
-from ostinato.models.cpu import prepare_cpu
+from ostinato.models.device import CPU, use_device
 from megatron.core.models.gpt import GPTModel
-prepare_cpu()
+use_device(CPU)
 print(f"megatron-core {megatron.core.__version__}, {GPTModel.__name__} can be imported")
 """
 _RAY_PROGRAM = """
@@ -73,6 +73,7 @@ def run_checks(settings: Settings, *, deep: bool = False) -> list[Check]:
         check_box_programs(),
         check_disk(settings.home, settings.minimum_free_disk_bytes),
         check_port("port of gateway", settings.gateway_port, "OSTINATO_GATEWAY_PORT"),
+        check_port("port of dashboard", settings.dashboard_port, "OSTINATO_DASHBOARD_PORT"),
         check_port("port of prefect", settings.prefect_port, "OSTINATO_PREFECT_PORT"),
         check_database(settings),
         check_object_store(settings),
@@ -135,8 +136,7 @@ def check_sandbox() -> Check:
             raise ConfigError(answer.stderr.strip() or f"bwrap ended with {answer.returncode}")
         return "bubblewrap makes boxes without network"
 
-    fix = "allow unprivileged user namespaces: sysctl kernel.unprivileged_userns_clone=1"
-    return _attempt("sandbox", run_true, fix)
+    return _attempt("sandbox", run_true, HOW_TO_ALLOW_BOXES)
 
 
 def check_box_programs() -> Check:

@@ -56,12 +56,7 @@ def export_model(
     """Writes what transformers and vLLM load. `reference`: an artifact, or a checkpoint directory.
     `with_gguf`: and a file that llama.cpp loads.
     """
-    checkpoint, lineage = Path(reference), []
-    if not checkpoint.is_dir():
-        artifacts = open_artifacts(settings)
-        ref = artifacts.get(reference)
-        checkpoint = artifacts.local_copy(ref, settings.home)
-        lineage = [str(ref), *(str(parent) for parent in artifacts.lineage(ref))]
+    checkpoint, lineage = _find(settings, reference)
     write = load_entry("ostinato.tasks.conversion.exporting:export_model")
     with boundary(ConfigError, f"export of {reference}"):
         facts = write(
@@ -70,6 +65,25 @@ def export_model(
     say(f"{directory}: {facts['family']}, {facts['parameters']:,} parameters, {facts['dtype']}")
     if facts["draft_layers_left_out"]:
         say(f"{facts['draft_layers_left_out']} draft layers stay out: other engines know none")
+
+
+def export_adapter(settings: Settings, reference: str, directory: Path) -> None:
+    """Writes the low-rank adapter of a checkpoint as the PEFT library loads it."""
+    checkpoint, lineage = _find(settings, reference)
+    write = load_entry("ostinato.tasks.conversion.exporting:export_adapter")
+    with boundary(ConfigError, f"export of {reference}"):
+        facts = write(checkpoint, directory, name=reference, lineage=lineage)
+    say(f"{directory}: adapters of {facts['layers']} layers, rank {facts['rank']}")
+
+
+def _find(settings: Settings, reference: str) -> tuple[Path, list[str]]:
+    """Directory of a checkpoint, and what an artifact was made from, nearest first."""
+    if Path(reference).is_dir():
+        return Path(reference), []
+    artifacts = open_artifacts(settings)
+    ref = artifacts.get(reference)
+    lineage = [str(ref), *(str(parent) for parent in artifacts.lineage(ref))]
+    return artifacts.local_copy(ref, settings.home), lineage
 
 
 def _name_of(place: str) -> str:

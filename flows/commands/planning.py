@@ -1,11 +1,14 @@
 """`ostinato plan`: what a recipe comes to on so many GPUs."""
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from ostinato.flows.recipe import Recipe
+from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
@@ -20,15 +23,23 @@ from ostinato.tasks.planning.plan import (
     search_replica,
 )
 from ostinato.tasks.planning.rollouts import RolloutPlan
+from ostinato.tasks.planning.walked import (
+    LARGEST_DIFFERENCE_RATIO,
+    BuiltStage,
+    DryRunRequest,
+    DryRunResult,
+)
 from ostinato.tasks.planning.workload import RolloutWork, TrainingWork
 
 SHOWN_RANKS = 64
 AXES = ("tensor", "pipeline", "interleave", "context", "expert", "expert_tensor")
 GIGA = 1e9
+GIB = 2**30
+DRY_RUN = "ostinato.tasks.planning.dry_run:main"
 NOTE = (
     "An estimate of what the hardware allows: beside published figures mostly too fast, by half "
-    "(docs/cluster-plan.md). This version trains on CPUs: pretraining in layouts of tensor and expert "
-    "parallelism, RL data-parallel only."
+    "(docs/cluster-plan.md). This version pretrains in layouts of tensor and expert parallelism and runs RL "
+    "data-parallel only; no GPU has run it."
 )
 
 
@@ -85,9 +96,10 @@ def parse_degrees(texts: Sequence[str]) -> dict[str, int]:
 
 def show_plan(
     recipe: Recipe, gpus: int, inputs: Inputs, degrees: dict[str, int], console: Console
-) -> None:
+) -> TrainingPlan:
     """Prints layouts, ranks, memory, time and replicas. `degrees` fix the layout of both stages; without
-    them the fastest that fits is searched for each. ConfigError names what does not fit.
+    them the fastest that fits is searched for each. ConfigError names what does not fit. Returns the
+    plan of pretraining.
     """
     spec = recipe.model
     console.print(f"{recipe.name}: {spec.num_parameters() / 1e9:.2f} G parameters", highlight=False)
@@ -98,6 +110,59 @@ def show_plan(
     rollouts = search_replica(spec, rollout_work(recipe, inputs), learning.step.seconds, inputs)
     _show_rollouts(rollouts, publish_bytes(spec, inputs), console)
     console.print(NOTE, highlight=False, soft_wrap=True)
+    return pretraining
+
+
+def walk_step(recipe: Recipe, plan: TrainingPlan, console: Console) -> None:
+    """Builds a rank's part of the model without values, walks one step of pretraining in a child process
+    and prints what came out. ConfigError where built and planned parameters differ.
+    """
+    request = DryRunRequest(
+        spec=recipe.model,
+        layout=plan.layout,
+        work=plan.work,
+        optimizer=recipe.pretraining.optimizer,
+    )
+    with tempfile.TemporaryDirectory(prefix="ostinato-dry-run-") as directory:
+        found = run_child(DRY_RUN, request, DryRunResult, directory=Path(directory))
+    _show_dry_run(found, plan, console)
+    check_built(found.stages)
+
+
+def check_built(stages: Sequence[BuiltStage]) -> None:
+    """ConfigError names a stage whose built parameters are not the planned ones."""
+    for stage in stages:
+        if abs(stage.difference_ratio) > LARGEST_DIFFERENCE_RATIO:
+            raise ConfigError(
+                f"a rank of stage {stage.stage} holds {stage.built:,} parameters as built and {stage.planned:,} "
+                f"as planned, wanted at most {LARGEST_DIFFERENCE_RATIO:.1%} apart"
+            )
+
+
+def _show_dry_run(found: DryRunResult, plan: TrainingPlan, console: Console) -> None:
+    title = f"\ndry run of pretraining, {describe(plan.layout)}: {found.wall_seconds:.0f} s"
+    console.print(title, highlight=False, soft_wrap=True)
+    stages = Table("stage", "built", "planned", "apart", title="parameters of a rank")
+    for one in found.stages:
+        apart = f"{one.difference_ratio:+.2%}"
+        stages.add_row(str(one.stage), f"{one.built:,}", f"{one.planned:,}", apart)
+    console.print(stages)
+    kinds = (found.weight_bytes, found.gradient_bytes, found.optimizer_bytes)
+    held = ", ".join(f"{size / GIB:.2f}" for size in kinds)
+    console.print(
+        f"GiB of weights, gradients and optimiser as this version holds them (fp32, not sharded over data "
+        f"parallelism, all stages): {held}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    walked = Table("phase", "collective", "ranks", "calls", "GB sent")
+    walked.title = f"one rank's step, {found.microbatches} microbatches"
+    for one in found.exchanges:
+        sent = f"{one.sent_bytes / GIGA:.3f}"
+        walked.add_row(one.phase, one.operation, str(one.group_ranks), str(one.calls), sent)
+    console.print(walked)
+    for missing in found.not_walked:
+        console.print(f"not walked: {missing}", highlight=False, soft_wrap=True)
 
 
 def _plan(

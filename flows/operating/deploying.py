@@ -5,6 +5,7 @@ prefect.yaml, however often it runs; those that it made before and that are no l
 """
 
 import argparse
+import copy
 import json
 import subprocess
 import sys
@@ -12,25 +13,27 @@ import tempfile
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ActionTypes, CallWebhook, ChangeFlowRunState, DoNothing
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
-from prefect.workers.process import ProcessWorker
 
 from ostinato.flows.operating.local_prefect import (
     DEPLOYED,
     PREFECT,
     REPOSITORY,
     WORK_POOL,
+    PoolType,
     deployments,
 )
+from ostinato.infra.deploy import FOLDER
 
 QUEUES = {"training": 1, "realtime": 1, "ci": 2, "operations": 4}  # flow runs of each at once
 AUTOMATION = "ostinato: "  # how the names of our automations begin
@@ -44,29 +47,54 @@ def main() -> None:
     """Deploys everything for one recipe."""
     parser = argparse.ArgumentParser(prog="ostinato.flows.operating.deploying")
     parser.add_argument("--recipe", default="nano")
-    recipe = parser.parse_args().recipe
+    parser.add_argument("--pool", type=PoolType, default=PoolType.PROCESS)
+    parser.add_argument("--image")
+    given = parser.parse_args()
     with get_client(sync_client=True) as client:
-        make_pool(client)
-        _deploy_all(recipe)
+        make_pool(client, given.pool, given.image)
+        _deploy_all(given.recipe)
         prune_deployments(client)
         make_automations(client)
 
 
-def make_pool(client: SyncPrefectClient) -> None:
-    """The work pool and its queues. A pool that is there keeps what its owner changed."""
+def make_pool(client: SyncPrefectClient, kind: PoolType, image: str | None) -> None:
+    """The work pool and its queues. A pool that is there keeps what its owner changed, but for the image
+    when one is named.
+    """
     try:
-        client.read_work_pool(WORK_POOL)
+        pool = client.read_work_pool(WORK_POOL)
     except ObjectNotFound:
-        template = ProcessWorker.get_default_base_job_template()
-        client.create_work_pool(
-            WorkPoolCreate(name=WORK_POOL, type="process", base_job_template=template)
+        wanted = WorkPoolCreate(
+            name=WORK_POOL, type=kind.value, base_job_template=pool_template(kind, image)
         )
+        client.create_work_pool(wanted)
+    else:
+        if pool.type != kind:
+            sys.exit(
+                f"work pool {WORK_POOL} is of type {pool.type}, wanted {kind.value}: deploy with "
+                f"--pool {pool.type}, or `prefect work-pool delete {WORK_POOL}` first"
+            )
+        if image is not None:
+            changed = WorkPoolUpdate(base_job_template=_with_image(pool.base_job_template, image))
+            client.update_work_pool(WORK_POOL, changed)
     for name, limit in QUEUES.items():
         try:
             client.create_work_queue(name, concurrency_limit=limit, work_pool_name=WORK_POOL)
         except ObjectAlreadyExists:
             known = client.read_work_queue_by_name(name, work_pool_name=WORK_POOL)
             client.update_work_queue(known.id, concurrency_limit=limit)
+
+
+def pool_template(kind: PoolType, image: str | None) -> dict[str, Any]:
+    """The base job template of a type of pool as infra/deploy has it, with this image when one is named."""
+    template = json.loads((FOLDER / f"pool_{kind.value}.json").read_text())
+    return template if image is None else _with_image(template, image)
+
+
+def _with_image(template: dict[str, Any], image: str) -> dict[str, Any]:
+    changed = copy.deepcopy(template)
+    changed["variables"]["properties"]["image"]["default"] = image
+    return changed
 
 
 def prune_deployments(client: SyncPrefectClient) -> None:

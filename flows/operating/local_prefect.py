@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,18 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 IMPORT_ROOT = Path(ostinato.__file__).parents[1]
 WORK_POOL = "ostinato"
 DEPLOYED, AUTO_RESUME, OPERATION = "ostinato", "auto-resume", "operation"  # tags in prefect.yaml
+IMAGE_REPOSITORY = (
+    "/opt/ostinato"  # OSTINATO_REPOSITORY of the image that infra/deploy/Containerfile makes
+)
 PREFECT = (sys.executable, "-P", "-m", "prefect")
+
+
+class PoolType(StrEnum):
+    """Kinds of workers, which decide where a flow run gets its process."""
+
+    PROCESS = "process"
+    DOCKER = "docker"
+    KUBERNETES = "kubernetes"
 
 
 def deployments() -> list[dict[str, Any]]:
@@ -107,9 +119,17 @@ def server(settings: Settings, console: Console) -> Iterator[dict[str, str]]:
         yield environment
 
 
-def deploy(environment: Mapping[str, str], recipe: str) -> None:
-    """Deploys everything for a recipe to the server of the environment. ClusterError when that fails."""
+def deploy(
+    environment: Mapping[str, str],
+    recipe: str,
+    pool: PoolType = PoolType.PROCESS,
+    image: str | None = None,
+) -> None:
+    """Deploys everything for a recipe to the server of the environment, whose work pool is of type `pool`.
+    ClusterError when that fails.
+    """
     command = [sys.executable, "-P", "-m", "ostinato.flows.operating.deploying", "--recipe", recipe]
+    command += ["--pool", pool.value, *([] if image is None else ["--image", image])]
     done = subprocess.run(
         command,
         env={**os.environ, **environment},
@@ -123,8 +143,12 @@ def deploy(environment: Mapping[str, str], recipe: str) -> None:
         )
 
 
-def deploy_elsewhere(settings: Settings, recipe: str) -> str:
+def deploy_elsewhere(settings: Settings, recipe: str, pool: PoolType, image: str | None) -> str:
     """Deploys to the server that the user's environment names. Returns its address."""
+    if image is not None and pool == PoolType.PROCESS:
+        raise ConfigError(
+            f"--image is {image!r} with a pool of processes, wanted --pool docker or kubernetes"
+        )
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
         raise ConfigError(
@@ -134,7 +158,10 @@ def deploy_elsewhere(settings: Settings, recipe: str) -> str:
     own = prefect_environment(settings, settings.prefect_port)
     kept = ("OSTINATO_HOME", "OSTINATO_REPOSITORY", "PYTHONPATH", "PYTHONSAFEPATH", "DO_NOT_TRACK")
     place = {name: os.environ.get(name, own[name]) for name in kept if name != "PYTHONPATH"}
-    deploy({**place, "PYTHONPATH": own["PYTHONPATH"], "PREFECT_API_URL": url}, recipe)
+    if pool != PoolType.PROCESS:
+        place["OSTINATO_REPOSITORY"] = os.environ.get("OSTINATO_REPOSITORY", IMAGE_REPOSITORY)
+    told = {**place, "PYTHONPATH": own["PYTHONPATH"], "PREFECT_API_URL": url}
+    deploy(told, recipe, pool, image)
     return url
 
 
@@ -144,6 +171,16 @@ def worker(settings: Settings, environment: dict[str, str]) -> Service:
         name="prefect-worker",
         command=[*PREFECT, "worker", "start", "--pool", WORK_POOL],
         log_path=settings.home / "logs" / "prefect-worker.log",
+        environment=environment,
+    )
+
+
+def dashboard(settings: Settings, environment: dict[str, str]) -> Service:
+    """The page that shows what runs."""
+    return Service(
+        name="dashboard",
+        command=[sys.executable, "-P", "-m", "ostinato.flows.operating.dashboard.process"],
+        log_path=settings.home / "logs" / "dashboard.log",
         environment=environment,
     )
 

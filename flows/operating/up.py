@@ -18,6 +18,7 @@ from rich.console import Console
 from ostinato.flows.operating import local_prefect
 from ostinato.flows.operating.resuming import interrupted_runs, schedule_again
 from ostinato.flows.recipe import load_recipe
+from ostinato.infra.platform.cluster.child import note_ending
 from ostinato.infra.platform.cluster.processes import (
     is_alive,
     kill_processes,
@@ -42,7 +43,7 @@ UP_VARIABLE = "OSTINATO_UP"  # the home, in the environment of everything that `
 END_SECONDS = 30.0
 _LOOK_SECONDS = 1.0
 # stages are none of these: they outlive a killed `up`, and the next one watches them again
-_SUPERVISORS = ("-m prefect", "prefect.engine", "ostinato.flows.operating.gateway_process")
+_SUPERVISORS = ("-m prefect", "prefect.engine", "ostinato.flows.operating.")
 
 
 class ServiceState(Record):
@@ -50,7 +51,8 @@ class ServiceState(Record):
 
     name: str
     process: ProcessMark | None = Field(description="None: dead, and about to start again")
-    since: float
+    since: float = Field(description="when it started, or died")
+    log: str = Field(default="", description="path of its log")
     restarts: int = 0
     cause: str = Field(default="", description="of its last death")
 
@@ -81,6 +83,7 @@ def up(settings: Settings, recipe: str, line: str | None, console: Console) -> N
     kill_processes(_of_up(settings, _SUPERVISORS))
     require_free_port(settings.prefect_port, "the Prefect server")
     require_free_port(settings.gateway_port, "the gateway")
+    require_free_port(settings.dashboard_port, "the dashboard")
     began = time.time()
     environment = {
         **local_prefect.prefect_environment(settings, settings.prefect_port),
@@ -88,7 +91,7 @@ def up(settings: Settings, recipe: str, line: str | None, console: Console) -> N
     }
     with ServiceGroup() as services:
         try:
-            _write_state(settings, recipe, began, services)
+            write_state(settings, recipe, began, services)
             services.start(
                 local_prefect.server_service(settings, settings.prefect_port, environment)
             )
@@ -100,6 +103,8 @@ def up(settings: Settings, recipe: str, line: str | None, console: Console) -> N
             for name in schedule_again(environment["PREFECT_API_URL"]):
                 _say(console, "goes on", name)
             services.start(local_prefect.worker(settings, environment))
+            services.start(local_prefect.dashboard(settings, environment))
+            _say(console, "dashboard", f"http://127.0.0.1:{settings.dashboard_port}")
             if served is None:
                 _say(console, "gateway", f"none: recipe {recipe} has no serving line")
             else:
@@ -108,7 +113,7 @@ def up(settings: Settings, recipe: str, line: str | None, console: Console) -> N
             console.print(
                 "Ctrl-C ends all of it and says what will go on; so does `ostinato down`."
             )
-            _write_state(settings, recipe, began, services)
+            write_state(settings, recipe, began, services)
             _keep_running(settings, recipe, began, services, console)
         finally:
             _end(settings, services, environment["PREFECT_API_URL"], console)
@@ -142,7 +147,7 @@ def _keep_running(
                 _say(console, name, f"{changed.cause}; starts again in {max(0.0, wait):.0f} s")
             else:
                 _say(console, name, f"started again, time {changed.restarts}")
-            _write_state(settings, recipe, began, services)
+            write_state(settings, recipe, began, services)
         time.sleep(_LOOK_SECONDS)
 
 
@@ -175,11 +180,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def _end_stages(settings: Settings) -> int:
     """Ends the stages that runs of `up` started. Returns how many."""
     ours = set(_of_up(settings))
-    marks = (read_record(path, ProcessMark) for path in settings.home.glob(f"runs/*/*/{PROCESS}"))
-    live = [mark for mark in marks if mark is not None and mark.pid in ours and is_alive(mark)]
-    for mark in live:
-        kill_session(mark)
-    return len(live)
+    num_ended = 0
+    for path in settings.home.glob(f"runs/*/*/{PROCESS}"):
+        mark = read_record(path, ProcessMark)
+        if mark is not None and mark.pid in ours and is_alive(mark):
+            note_ending(path.parent, "ended with `ostinato up`")
+            kill_session(mark)
+            num_ended += 1
+    return num_ended
 
 
 def _of_up(settings: Settings, words: Sequence[str] = ()) -> list[int]:
@@ -187,12 +195,14 @@ def _of_up(settings: Settings, words: Sequence[str] = ()) -> list[int]:
     return list(processes_with(UP_VARIABLE, str(settings.home), words))
 
 
-def _write_state(settings: Settings, recipe: str, began: float, services: ServiceGroup) -> None:
+def write_state(settings: Settings, recipe: str, began: float, services: ServiceGroup) -> None:
+    """Notes this process as the running `up`, with its services as they are."""
     states = tuple(
         ServiceState(
             name=running.service.name,
             process=None if running.starts_at else mark_process(running.process.pid),
-            since=running.since,
+            since=running.ended_at or running.since,
+            log=str(running.service.log_path),
             restarts=running.restarts,
             cause=running.cause,
         )

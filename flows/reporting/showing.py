@@ -10,6 +10,7 @@ from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.figures import interval, share
 from ostinato.flows.reporting.provenance import describe_origin
 from ostinato.flows.reporting.report import Curve, ReportRow, console_table, plot_png, write_html
+from ostinato.flows.reporting.rl_curves import rl_curves
 from ostinato.flows.reporting.trajectories import find_examples
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_image, show_link, show_markdown, show_table
@@ -267,7 +268,10 @@ def show_run(
     headline = next(row for row in rows if (row.stage, row.measure) == HEADLINE)
     page = write_html(place / "report.html", title, headline, rows, curves, facts, links)
     show_table([row._asdict() for row in rows], key="run-report", description=title)
-    show_link(page.as_uri(), key="run-report-page", description=title)
+    # by the dashboard, which `ostinato up` keeps running: browsers refuse links to files
+    port = context.settings.dashboard_port
+    address = f"http://127.0.0.1:{port}/reports/{place.name}/{page.name}"
+    show_link(address, key="run-report-page", description=title)
     console = Console()
     console.print(console_table(rows, title))
     console.print(f"report: {page}", highlight=False, soft_wrap=True)
@@ -452,21 +456,7 @@ def _curves(context: StageContext, pretrained: ArtifactRef, reinforced: Artifact
             },
         )
     ]
-    rows = _curve(context, reinforced)
-    done = tuple(float(row["step"]) for row in rows)
-    for title, names in (
-        ("RL: solve rate and reward of sampled attempts", ("solve_rate", "reward_mean")),
-        ("RL: tokens an attempt", ("generated_tokens_mean",)),
-        ("RL: staleness in versions", ("staleness_mean", "staleness_max")),
-        ("RL: entropy, nats a token", ("entropy_nats",)),
-    ):
-        series = {
-            name: (done, tuple(float(row[name]) for row in rows))
-            for name in names
-            if rows and name in rows[0]
-        }
-        if series:
-            curves.append(Curve(title=title, x_label="step", y_label="", series=series))
+    curves += rl_curves(_curve(context, reinforced))
     result = chain.result_of(context, reinforced, ReinforcementResult)
     return evaluation_curves(result.evaluations) + curves
 

@@ -124,6 +124,7 @@ def _sources(config: ProblemsConfig) -> list[str]:
         f"{source.name}=={source.version}" + (f" sha256:{source.sha256}" if source.sha256 else "")
         for source in config.repositories
     ]
+    archives += [f"{item.name}=={item.version} sha256:{item.sha256}" for item in config.given]
     return archives + [f"{source.path} at {source.revision}" for source in config.git]
 
 

@@ -9,36 +9,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from ostinato.flows.recipe import Recipe, load_recipe
 from ostinato.flows.stages.disk import refuse_small_disk
 from ostinato.flows.stages.events import CREATED, tell_checkpoint
 from ostinato.flows.stages.run_options import STAGES, RunOptions, Stage
+from ostinato.flows.stages.stage_start import START_FILE, StageStart
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, Identity, Manifest
 from ostinato.infra.platform.cluster.workspace import PUBLISHED, read_record, replace_text
 from ostinato.infra.platform.code_identity import changed_files, installed_tree
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
-from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings, load_settings
 from ostinato.infra.platform.tracking.trackers import refuse_unknown_trackers
 from ostinato.infra.sandbox.backends import check_kind
 
 logger = logging.getLogger(__name__)
 
-START_FILE = "stage.json"
 CHECKPOINT_KINDS = {"pretrained", "drafted", "reinforced", "candidate"}
-
-
-class StageStart(Record):
-    """Identity that a stage under way began with. `stage.json` of its run directory."""
-
-    identity: Identity
-    fingerprint: str
-    began_at: float
-    changed_files: tuple[str, ...] = Field(default=(), description="code that changed since")
 
 
 @dataclass(frozen=True)

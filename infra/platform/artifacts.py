@@ -270,6 +270,19 @@ class Artifacts:
             )
         return manifest
 
+    def find_damage(self, ref: ArtifactRef) -> list[str]:
+        """Files of an artifact that are not in the store, or not in their size. StorageError if the
+        whole artifact is gone. No byte of a file is read.
+        """
+        manifest = self.manifest(ref)
+        folder = f"{ref.object_prefix}/files/"
+        sizes = self._objects.sizes(folder)
+        return [
+            file.path
+            for file in manifest.files
+            if sizes.get(f"{folder}{file.path}") != file.size_bytes
+        ]
+
     def lineage(self, ref: ArtifactRef) -> tuple[ArtifactRef, ...]:
         """Everything it was made from, nearest first, each once."""
         row = self._ledger.artifacts.find(ref.kind, ref.name, ref.fingerprint)

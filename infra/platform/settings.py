@@ -46,16 +46,17 @@ class Settings(BaseSettings):
     s3_secret_access_key: SecretStr | None = None
     host: str = Field(default="127.0.0.1", description="address that services listen on")
     gateway_port: int = Field(default=8400, ge=1, le=65535)
+    dashboard_port: int = Field(default=8401, ge=1, le=65535)
     prefect_port: int = Field(default=4200, ge=1, le=65535)
     cpu_limit: int = Field(
         default_factory=lambda: len(os.sched_getaffinity(0)),
         ge=1,
         description="processor cores the project may keep busy on this machine",
     )
-    device: Literal["cpu", "cuda"] = Field(
-        default="cpu",
-        description="cpu: stages do not see the GPUs of this machine, so that training runs on it "
-        "as on any other; cuda: they do, which only vLLM's engine makes use of so far",
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto",
+        description="that models are trained on. auto: GPUs for models from 50 M parameters on, where "
+        "every rank has one, else the CPU; cuda: GPUs; cpu: stages do not see the GPUs of this machine",
     )
     object_store_memory_bytes: int = Field(
         default=256 * 2**20, ge=80 * 2**20, description="Ray's shared memory on this machine"

@@ -6,7 +6,7 @@ At nano (head width 32, 256 tokens) torch's fused kernel spends most of its time
 products: forward and backward of one layer took 36 ms, this 16 ms. Queries that share a key head
 are one matrix; a block of queries meets only the keys up to its end; probabilities are kept for the
 backward, which takes memory by the square of the row's length. So long rows go to torch's kernel,
-which keeps none.
+which keeps none, and on CUDA all do.
 
 Shapes: C batch x key/value heads, R query heads a key/value head, T tokens, H width of a query or key
 head, V of a value head, Q queries of a block, S keys so far.
@@ -87,7 +87,7 @@ def _blocks(heads: int, num_tokens: int) -> list[tuple[slice, int, int]]:
 
 def causal_attention(query_CRTH: Tensor, key_CTH: Tensor, value_CTV: Tensor) -> Tensor:
     """Attends each token to itself and those before it. Scores are scaled by H**-0.5."""
-    if query_CRTH.shape[2] > LONGEST_KEPT_TOKENS:
+    if query_CRTH.is_cuda or query_CRTH.shape[2] > LONGEST_KEPT_TOKENS:
         # torch's kernel without the score matrix wants one width
         missing = query_CRTH.shape[-1] - value_CTV.shape[-1]
         keys_CRTH, values_CRTH = (

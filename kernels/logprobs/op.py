@@ -75,4 +75,6 @@ def token_logprobs(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, *, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Returns log-probabilities of `targets_N` and entropies (zeros unless asked for)."""
+    if hidden_ND.dtype == torch.float32:  # Triton's products would round it to TF32
+        return token_logprobs_op.cpu(hidden_ND, head_VD, targets_N, with_entropy)
     return token_logprobs_op(hidden_ND, head_VD, targets_N, with_entropy)

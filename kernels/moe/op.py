@@ -35,7 +35,9 @@ def sort_by_expert(experts_NK: Tensor, num_experts: int) -> tuple[Tensor, Tensor
         rows.append(slice(start, start + size))
         shifts.append(start - first)
         start, first = start + size, first + count
-    row_of_sorted_S = torch.arange(flat_S.numel()) + torch.tensor(shifts)[sorted_S]
+    device = flat_S.device
+    row_of_sorted_S = torch.arange(flat_S.numel(), device=device)
+    row_of_sorted_S += torch.tensor(shifts, device=device)[sorted_S]
     place_S = torch.empty_like(order_S)
     place_S[order_S] = row_of_sorted_S
     source_P = order_S.new_zeros(start)

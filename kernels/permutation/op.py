@@ -59,7 +59,7 @@ def plan_rows_op(
 def plan_rows(experts_NK: Tensor, num_experts: int, align: int) -> RowPlan:
     """Gives every copy a row among those of its expert."""
     num_rows = largest_rows(experts_NK.numel(), num_experts, align)
-    if experts_NK.device.type == "cpu":
+    if not experts_NK.is_cuda:
         # reading the counts costs nothing here, and fewer rows are less work
         counts_E = torch.bincount(experts_NK.reshape(-1), minlength=num_experts)
         num_rows = int(((counts_E + align - 1) // align * align).sum())

@@ -26,4 +26,4 @@ def save_resume_state(path: Path, state: dict[str, Any]) -> None:
 
 def load_resume_state(path: Path) -> dict[str, Any] | None:
     """Reads the file. None when there is none."""
-    return torch.load(path, weights_only=True) if path.exists() else None
+    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None

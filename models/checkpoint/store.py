@@ -147,7 +147,7 @@ def load_optimizer_state(directory: Path) -> dict[str, Any] | None:
     """Reads the optimiser state. None when the checkpoint was saved without one."""
     read_marker(directory)
     path = directory / OPTIMIZER
-    return torch.load(path, weights_only=True) if path.exists() else None
+    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
 
 
 def read_marker(directory: Path) -> dict[str, Any]:

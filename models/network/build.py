@@ -28,7 +28,8 @@ from torch import Tensor
 
 from ostinato.kernels.logprobs.op import token_logprobs
 from ostinato.kernels.moe.precision import PrecisionName
-from ostinato.models.cpu import open_process_groups
+from ostinato.models.device import current_device
+from ostinato.models.network.adapters import merge_update
 from ostinato.models.network.attention import BlockCoreAttention
 from ostinato.models.network.canonical import join_qkv, layer_tensors, split_qkv
 from ostinato.models.network.experts import DENSE_MLP, SortedMoELayer, TrunkConfig
@@ -38,6 +39,7 @@ from ostinato.models.network.norm import RootMeanSquareNorm
 from ostinato.models.network.rope import stretch_frequencies
 from ostinato.models.network.routing import ReplayRouter
 from ostinato.models.network.shards import cut_mine, find_cut, gather_whole
+from ostinato.models.process_groups import open_process_groups
 from ostinato.models.spec import ModelSpec, check_shapes
 
 EMBEDDING_STD = 0.02
@@ -178,6 +180,7 @@ class TrainerModel(torch.nn.Module):
         )
         self.set_rope_scaling(spec.rope_scaling_factor)
         self.draft = torch.nn.ModuleList(DraftLayer(spec) for _ in range(spec.mtp_depth))
+        self.adapters = torch.nn.ModuleDict()  # see adapters.py; empty: all weights are trained
 
     def set_rope_scaling(self, factor: float) -> None:
         """Divides positions by `factor` from now on. The spec follows."""
@@ -199,6 +202,7 @@ class TrainerModel(torch.nn.Module):
         )
         if self.spec.rope_bands is not None:
             rotary.inv_freq = stretch_frequencies(rotary.inv_freq, self.spec.rope_bands)
+        rotary.inv_freq = rotary.inv_freq.to(current_device())
         self.trunk.rotary_pos_emb = rotary
 
     @property
@@ -347,14 +351,14 @@ class TrainerModel(torch.nn.Module):
     def expert_counts_LE(self) -> Tensor:
         """Returns how many tokens each expert took since the last `balance_experts`."""
         counts = [router.local_tokens_per_expert for router in self.routers]
-        return torch.stack(counts) if counts else torch.zeros(0, 0)
+        return torch.stack(counts) if counts else self.head_VD.new_zeros(0, 0)
 
     def balance_experts(self, counts_LE: Tensor, rate: float) -> None:
         """Moves each expert's bias, where there is one, by `rate` towards the mean load and forgets
         the counts.
         """
         for router, counts_E in zip(self.routers, counts_LE, strict=True):
-            if self.spec.router_score == "sigmoid":
+            if self.spec.router_score == "sigmoid" and router.weight.requires_grad:
                 router.expert_bias += rate * torch.sign(counts_E.mean() - counts_E)
             router.local_tokens_per_expert.zero_()
 
@@ -385,12 +389,13 @@ class TrainerModel(torch.nn.Module):
 
     @torch.no_grad()
     def export_weights(self) -> dict[str, Tensor]:
-        """Returns clones of all weights: canonical names, contiguous, fp32, on the CPU. All ranks
-        call it together and each gets the whole.
+        """Returns clones of all weights, adapters merged: canonical names, contiguous, fp32, on the
+        CPU. All ranks call it together and each gets the whole.
         """
         weights: dict[str, Tensor] = {}
         for name, tensor in self.canonical_tensors().items():
             whole = gather_whole(tensor.detach(), find_cut(tensor))
+            whole = merge_update(self.adapters, name, whole)
             value = whole.to("cpu", torch.float32)
             if "qkv_proj" in name:
                 for part, rows in zip("qkv", split_qkv(value, self.spec), strict=True):
@@ -398,6 +403,21 @@ class TrainerModel(torch.nn.Module):
             else:
                 weights[name] = value.clone(memory_format=torch.contiguous_format)
         return {name: weights[name] for name in self.spec.weight_shapes()}
+
+    def moving_weights(self) -> dict[str, Tensor]:
+        """What training moves: the adapters alone where there are any, else all weights."""
+        if not self.adapters:
+            return self.export_weights()
+        return {
+            name: value.to("cpu", copy=True) for name, value in self.adapters.state_dict().items()
+        }
+
+    def restore_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes back what `moving_weights` gave."""
+        if self.adapters:
+            self.adapters.load_state_dict(weights)
+        else:
+            self.import_weights(weights)
 
     @torch.no_grad()
     def import_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -418,14 +438,16 @@ def build_trainer_model(
     seed: int = 0,
     precision: PrecisionName = "fp32",
 ) -> TrainerModel:
-    """Builds a model with fresh weights drawn from `seed`. Equal seeds give equal weights in every
-    process. `precision` is that of the experts' products; weights are fp32 in all.
+    """Builds a model with fresh weights drawn from `seed`, on the process's device. Equal seeds give
+    equal weights in every process on the same kind of device. `precision` is that of the experts'
+    products; weights are fp32 in all.
 
     Opens single-process groups where none are open; for several processes call
     `open_process_groups` first.
     """
     open_process_groups(world_size=world_size)
-    with torch.random.fork_rng(devices=[]):
+    device = current_device()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
         model = TrainerModel(spec, precision)
     return model.train()

@@ -144,7 +144,9 @@ class SortedMoELayer(BaseMoELayer):
         )
         tokens_ND, shares_NE = dispatcher.token_dispatch(tokens_ND, shares_NE)
         sorted_PD, counts_E, shares_P = dispatcher.dispatch_postprocess(tokens_ND, shares_NE)
-        expert_P = torch.arange(len(counts_E)).repeat_interleave(counts_E).to(sorted_PD.device)
+        expert_P = torch.arange(len(counts_E), device=sorted_PD.device).repeat_interleave(
+            counts_E.to(sorted_PD.device), output_size=len(sorted_PD)
+        )
         output_PD = self.experts(sorted_PD, expert_P[:, None], shares_P[:, None])
         combined = dispatcher.token_combine(dispatcher.combine_preprocess(output_PD))
         return dispatcher.combine_postprocess(combined)[:num_tokens]

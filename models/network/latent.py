@@ -16,10 +16,11 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
+from ostinato.models.device import current_device
 from ostinato.models.network.attention import BlockCoreAttention
 from ostinato.models.network.experts import TrunkConfig
 from ostinato.models.network.norm import RootMeanSquareNorm
-from ostinato.models.network.rope import yarn_frequencies, yarn_scales
+from ostinato.models.network.rope import plain_frequencies, yarn_frequencies, yarn_scales
 
 LATENT_NORM_EPSILON = 1e-6  # of these norms in every published model, whatever the others have
 
@@ -31,7 +32,8 @@ class LatentSelfAttention(MegatronModule):
         super().__init__(config)
         spec, latent = config.spec, config.spec.latent
         assert latent is not None
-        self.spec, self.latent = spec, latent
+        self.latent = latent
+        self.frequencies = self._frequencies(spec.rope_base)
         self.widths = (spec.head_dim - latent.rotary_head_dim, latent.rotary_head_dim)
         self.key_value_rank, self.value_width = latent.key_value_rank, latent.value_head_dim
         self.q_down = self.q_norm = None
@@ -97,18 +99,18 @@ class LatentSelfAttention(MegatronModule):
         )
         return self.linear_proj(mixed)[0], None
 
+    def _frequencies(self, base: float) -> Tensor:
+        """Turns of the rotated columns' pairs a token, in radians."""
+        width, yarn = self.latent.rotary_head_dim, self.latent.yarn
+        if yarn is None:
+            return plain_frequencies(width, base).to(current_device())
+        return yarn_frequencies(width, base, yarn).to(current_device())
+
     def _angles(self, query_TBNH: Tensor) -> tuple[Tensor, Tensor, float]:
         """Cosines and sines of half the rotated columns, and the factor of the scores."""
-        spec, latent = self.spec, self.latent
-        width, rotated_scale, score_scale = latent.rotary_head_dim, 1.0, 1.0
-        if latent.yarn is None:
-            exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
-            frequencies = 1.0 / spec.rope_base**exponents
-        else:
-            frequencies = yarn_frequencies(width, spec.rope_base, latent.yarn)
-            rotated_scale, score_scale = yarn_scales(latent.yarn)
-        frequencies = frequencies.to(query_TBNH.device)
-        angles = torch.arange(len(query_TBNH), device=query_TBNH.device).outer(frequencies)
+        yarn = self.latent.yarn
+        rotated_scale, score_scale = (1.0, 1.0) if yarn is None else yarn_scales(yarn)
+        angles = torch.arange(len(query_TBNH), device=query_TBNH.device).outer(self.frequencies)
         return angles.cos() * rotated_scale, angles.sin() * rotated_scale, score_scale
 
 

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from ostinato.models.device import CPU
 from ostinato.models.spec import RopeBands, Yarn
 
 
@@ -16,10 +17,15 @@ def stretch_frequencies(frequencies: Tensor, bands: RopeBands) -> Tensor:
     return kept * frequencies + (1 - kept) * frequencies / bands.factor
 
 
+def plain_frequencies(width: int, base: float) -> Tensor:
+    """RoPE frequencies of `width` columns. They come from the CPU, so that every device rotates alike."""
+    exponents = torch.arange(0, width, 2, dtype=torch.float32, device=CPU) / width
+    return 1.0 / base**exponents
+
+
 def yarn_frequencies(width: int, base: float, yarn: Yarn) -> Tensor:
     """RoPE frequencies of `width` columns after YaRN (arXiv 2309.00071, section 3.2)."""
-    exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
-    frequencies = 1.0 / base**exponents
+    frequencies = plain_frequencies(width, base)
 
     def column(turns: float) -> float:
         """Pair of columns that turns so often within the original context."""
@@ -27,7 +33,7 @@ def yarn_frequencies(width: int, base: float, yarn: Yarn) -> Tensor:
 
     low = max(math.floor(column(yarn.fast_turns)), 0)
     high = min(math.ceil(column(yarn.slow_turns)), width - 1)
-    ramp = (torch.arange(width // 2) - low) / (high - low if high != low else 1e-3)
+    ramp = (torch.arange(width // 2, device=CPU) - low) / (high - low if high != low else 1e-3)
     stretched = ramp.clamp(0, 1)
     return stretched * frequencies / yarn.factor + (1 - stretched) * frequencies
 

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from torch import Tensor
 
+from ostinato.models.device import current_device
+
 SHORTEST_BUCKETS = (128, 192)  # and each doubled, again and again
 PAD_TOKEN = 0
 ROWS_A_BATCH = 8  # of held-out shards
@@ -27,11 +29,19 @@ ROWS_A_BATCH = 8  # of held-out shards
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """One microbatch. Index 0 of a row is never a target: nothing comes before it."""
+    """One microbatch, read in the CPU's memory. Index 0 of a row is never a target: nothing comes before
+    it.
+    """
 
     tokens_BT: Tensor
     loss_mask_BT: Tensor
     padding_BT: Tensor
+
+    def to(self, device: torch.device) -> "TokenBatch":
+        """The batch on a device."""
+        return TokenBatch(
+            self.tokens_BT.to(device), self.loss_mask_BT.to(device), self.padding_BT.to(device)
+        )
 
 
 class RowSource:
@@ -173,16 +183,20 @@ def transcript_buckets(longest: int) -> list[int]:
 
 def stack_rows(rows: Sequence[NDArray[np.int64]]) -> TokenBatch:
     """Makes a batch of full rows. Every token but the first of a row is a target."""
-    tokens_BT = torch.from_numpy(np.stack(rows))
-    loss_mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+    tokens_BT = np.stack(rows)
+    loss_mask_BT = np.ones(tokens_BT.shape, dtype=bool)
     loss_mask_BT[:, 0] = False
-    return TokenBatch(tokens_BT, loss_mask_BT, torch.zeros_like(loss_mask_BT))
+    return TokenBatch(
+        torch.from_numpy(tokens_BT),
+        torch.from_numpy(loss_mask_BT),
+        torch.from_numpy(np.zeros(tokens_BT.shape, dtype=bool)),
+    )
 
 
 def held_out_batches(
     corpus_directory: Path, name: str, row_tokens: int, tokens: int
 ) -> Iterator[TokenBatch]:
-    """This rank's part of the first `tokens` of a held-out shard, in rows of `row_tokens`. Rows
+    """On this rank's device, its part of the first `tokens` of a held-out shard, in rows of `row_tokens`. Rows
     without loss give every rank as many batches: experts wait for the tokens of all.
     """
     source = RowSource(corpus_directory / "shards" / f"{name}_heldout", row_tokens, seed=0)
@@ -192,8 +206,8 @@ def held_out_batches(
     for first in range(0, len(mine), ROWS_A_BATCH):
         rows = mine[first : first + ROWS_A_BATCH]
         batch = stack_rows([source.row(row) for row in rows])
-        batch.loss_mask_BT[torch.tensor(rows) >= num_rows] = False
-        yield batch
+        batch.loss_mask_BT.numpy()[np.array(rows) >= num_rows] = False
+        yield batch.to(current_device())
 
 
 def held_out_sources(corpus_directory: Path) -> list[str]:

@@ -108,6 +108,13 @@ class LayoutConfig(TrainingRecord):
         return ParallelLayout.over(world_size, tensor=self.tensor, expert=self.expert)
 
 
+class LoraConfig(TrainingRecord):
+    """Low-rank adapters in place of full-parameter training (LoRA, arXiv 2106.09685)."""
+
+    rank: int = Field(default=8, ge=1, description="inner width of each adapter")
+    alpha: float = Field(default=16.0, gt=0, description="updates are scaled by alpha / rank")
+
+
 class LoopConfig(TrainingRecord):
     """Settings shared by every step and rank."""
 

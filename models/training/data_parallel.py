@@ -14,8 +14,9 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from ostinato.models.cpu import close_process_groups, open_process_groups
+from ostinato.models.device import DeviceKind, current_device
 from ostinato.models.layout import ParallelLayout
+from ostinato.models.process_groups import close_process_groups, open_process_groups
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -31,7 +32,7 @@ class UsedGradients:
     def __init__(self, model: torch.nn.Module) -> None:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         total = sum(parameter.numel() for parameter in self.parameters)
-        self.buffer = torch.zeros(total + len(self.parameters))
+        self.buffer = torch.zeros(total + len(self.parameters), device=current_device())
         self.uses = self.buffer[total:]
         for index, parameter in enumerate(self.parameters):
             parameter.register_post_accumulate_grad_hook(functools.partial(self._note_use, index))
@@ -62,9 +63,10 @@ def run_ranks(
     request: Request,
     layout: ParallelLayout,
     directory: Path,
+    kind: DeviceKind = "cpu",
 ) -> Answer:
-    """Runs `function(request, rank)` in the processes of `layout` with open process groups and returns
-    rank 0's answer.
+    """Runs `function(request, rank)` in the processes of `layout` with open process groups, each on its
+    device, and returns rank 0's answer.
 
     Rank 0 is this process. A rank that dies makes the others fail in their next collective.
     `directory` takes the file they meet in. Groups this process had open before are closed.
@@ -74,14 +76,14 @@ def run_ranks(
     context = multiprocessing.get_context("spawn")
     others = [
         context.Process(
-            target=_run_rank, args=(function, request, rank, layout, rendezvous), daemon=True
+            target=_run_rank, args=(function, request, rank, layout, rendezvous, kind), daemon=True
         )
         for rank in range(1, layout.world_size)
     ]
     try:
         for process in others:
             process.start()
-        open_process_groups(0, layout.world_size, rendezvous, layout=layout)
+        open_process_groups(0, layout.world_size, rendezvous, layout=layout, kind=kind)
         answer = function(request, 0)
         for process in others:
             process.join(EXIT_WAIT_SECONDS)
@@ -100,6 +102,7 @@ def _run_rank(
     rank: int,
     layout: ParallelLayout,
     rendezvous: Path,
+    kind: DeviceKind,
 ) -> None:
-    open_process_groups(rank, layout.world_size, rendezvous, layout=layout)
+    open_process_groups(rank, layout.world_size, rendezvous, layout=layout, kind=kind)
     function(request, rank)

@@ -1,6 +1,6 @@
 """Gradients of all ranks, summed by Megatron, and their norm.
 
-Megatron's own norm allocates on CUDA whatever the device is, so it is taken here.
+Megatron's own norm wants a CUDA device, so it is taken here.
 """
 
 import math
@@ -15,6 +15,7 @@ from megatron.core.distributed import (
 )
 from torch import Tensor
 
+from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.network.shards import find_cut
 
@@ -47,7 +48,7 @@ class LayoutGradients:
         """Scales gradients down to `largest_norm` (None: never). Returns their norm before, the same
         on every rank and in every layout.
         """
-        whole = torch.zeros((), dtype=torch.float64)
+        whole = torch.zeros((), dtype=torch.float64, device=current_device())
         cut_over: dict[dist.ProcessGroup, Tensor] = {}
         for parameter in self.parameters:
             gradient: Any = parameter.grad

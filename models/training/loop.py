@@ -17,6 +17,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from ostinato.models.checkpoint.resume import load_resume_state, save_resume_state
+from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.training.batch import TokenBatch
 from ostinato.models.training.blend import PhaseData
@@ -127,11 +128,11 @@ class TrainingRun:
         set_learning_rates(self.optimizer, muon=muon, adam=adam)
         self.gradients.clear()
         first, per_step = self.state.step * phase.microbatches_per_step, phase.microbatches_per_step
-        sums = torch.zeros(2)
+        sums = torch.zeros(2, device=current_device())
         rank = parallel_state.get_data_parallel_rank()
         ranks = parallel_state.get_data_parallel_world_size()
         for index in range(first + rank, first + per_step, ranks):
-            loss, target_tokens = self.work.loss(data.microbatch(index))
+            loss, target_tokens = self.work.loss(data.microbatch(index).to(current_device()))
             loss.backward()
             sums += torch.stack((loss.detach(), target_tokens))
         dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
@@ -193,7 +194,7 @@ class TrainingRun:
         state = {
             "identity": self.identity,
             "rope_scaling_factor": self.model.spec.rope_scaling_factor,
-            "weights": self.model.export_weights(),
+            "weights": self.model.moving_weights(),
             "optimizer": self.optimizer.state_dict(),
             "state": asdict(self.state),
         }
@@ -207,5 +208,5 @@ class TrainingRun:
         self.state = RunState(**saved["state"])
         self.state.times_resumed += 1
         self.model.set_rope_scaling(saved["rope_scaling_factor"])
-        self.model.import_weights(saved["weights"])
+        self.model.restore_weights(saved["weights"])
         self.optimizer.load_state_dict(saved["optimizer"])

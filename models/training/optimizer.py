@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ostinato.models.device import CPU, current_device, newton_schulz_dtype
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.network.shards import Cut, cut_mine, find_cut, gather_whole, is_expert
 from ostinato.models.training.optimizer_config import OptimizerConfig
@@ -27,7 +28,8 @@ UPDATE_SCALE = 0.2
 MUON_MOMENTUM = 0.95
 ADAM_BETAS = (0.9, 0.95)
 # Matrices whose rows are looked up or scored one by one, not multiplied as a map between spaces.
-NOT_MAPS = ("word_embeddings", "output_layer", "router")
+# Nor are the two thin halves of an adapter.
+NOT_MAPS = ("word_embeddings", "output_layer", "router", "adapters")
 
 
 def orthogonalise(matrices_MRC: Tensor, dtype: torch.dtype) -> Tensor:
@@ -41,13 +43,6 @@ def orthogonalise(matrices_MRC: Tensor, dtype: torch.dtype) -> Tensor:
             working, torch.baddbmm(gram, gram, gram, beta=cubic, alpha=fifth), working, beta=linear
         )
     return working.to(matrices_MRC.dtype)
-
-
-def newton_schulz_dtype() -> torch.dtype:
-    """bf16 where the CPU multiplies it natively (here 3x as fast as fp32), else fp32."""
-    if torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return torch.bfloat16
-    return torch.float32
 
 
 class Muon(torch.optim.Optimizer):
@@ -64,7 +59,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Moves every parameter that has a gradient."""
-        dtype = newton_schulz_dtype()
+        dtype = newton_schulz_dtype(current_device())
         for group in self.param_groups:
             by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
             for parameter in group["params"]:
@@ -119,9 +114,11 @@ class CombinedOptimizer(torch.optim.Optimizer):
             part.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
-        """The parts' states by name, whole: the same in every layout. All ranks call it together."""
+        """The parts' states by name, whole and on the CPU: the same in every layout. All ranks call it
+        together.
+        """
         return {
-            name: _map_state(part, part.state_dict(), gather_whole)
+            name: _map_state(part, part.state_dict(), _gather_to_cpu)
             for name, part in self.parts.items()
         }
 
@@ -135,6 +132,10 @@ class CombinedOptimizer(torch.optim.Optimizer):
             part.load_state_dict(_map_state(part, state_dict[name], cut_mine))
 
 
+def _gather_to_cpu(part: Tensor, cut: Cut | None) -> Tensor:
+    return gather_whole(part, cut).to(CPU)
+
+
 def _map_state(
     part: torch.optim.Optimizer,
     state_dict: dict[str, Any],
@@ -144,8 +145,8 @@ def _map_state(
     parameters = [parameter for group in part.param_groups for parameter in group["params"]]
     state = {
         index: {
-            name: change(value, find_cut(parameters[index]))
-            if isinstance(value, Tensor) and value.ndim
+            name: change(value, find_cut(parameters[index]) if value.ndim else None)
+            if isinstance(value, Tensor)
             else value
             for name, value in values.items()
         }
@@ -171,7 +172,11 @@ def build_optimizer(
         parts["muon"] = Muon(maps, muon, MUON_MOMENTUM, config.weight_decay)
     if others:
         parts["adamw"] = torch.optim.AdamW(
-            others, lr=adam, betas=ADAM_BETAS, weight_decay=config.weight_decay, fused=True
+            others,
+            lr=adam,
+            betas=ADAM_BETAS,
+            weight_decay=config.weight_decay,
+            fused=current_device().type in ("cpu", "cuda"),
         )
         parts["adamw"].param_groups[0]["kind"] = "adamw"
     return CombinedOptimizer(parts)

@@ -6,8 +6,10 @@ Shapes: B windows of a batch, T tokens of a window.
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 
+from ostinato.models.device import on_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.tasks.base_selection.config import CodebaseLoss
 
@@ -35,18 +37,19 @@ def measure_codebase(
     on_window: Callable[[int], None],
 ) -> CodebaseLoss:
     """Summed loss of all tokens over the bytes that they stand for. `on_window` is told tokens done."""
-    tokens_N = torch.tensor(token_ids)
+    tokens_N = np.asarray(token_ids, dtype=np.int64)
     windows = list(rolling_windows(len(token_ids), window))
     nats = 0.0
     for first in range(0, len(windows), _BATCH):
         batch = windows[first : first + _BATCH]
         longest = max(stop - start for start, _, stop in batch)
-        tokens_BT = tokens_N.new_zeros(len(batch), longest)
-        mask_BT = torch.zeros(len(batch), longest, dtype=torch.bool)
+        tokens_BT = np.zeros((len(batch), longest), dtype=np.int64)
+        mask_BT = np.zeros((len(batch), longest), dtype=bool)
         for row, (start, scored, stop) in enumerate(batch):
             tokens_BT[row, : stop - start] = tokens_N[start:stop]
             mask_BT[row, scored - start : stop - start] = True
-        nats -= float(model.token_logprobs(tokens_BT, mask_BT=mask_BT).sum(dtype=torch.float64))
+        logprobs_BT = model.token_logprobs(on_device(tokens_BT), mask_BT=on_device(mask_BT))
+        nats -= float(logprobs_BT.sum(dtype=torch.float64))
         on_window(batch[-1][2])
     return CodebaseLoss(
         bits_per_byte=nats / math.log(2) / source_bytes,

@@ -70,7 +70,7 @@ class LeakScan:
             text = _squeeze("\n".join(block.gold_lines).encode())
             if len(text) >= _LEAST_CHARACTERS and text in _squeeze(problem.prompt.encode()):
                 yield Finding(reason=Reason.LEAK_PROMPT, detail=f"removed lines of {block.path}")
-        if problem.kind != Kind.MINED_COMMIT:
+        if problem.kind not in (Kind.MINED_COMMIT, Kind.GIVEN):
             for leak in self._check.find(problem):
                 yield Finding(reason=Reason.LEAK_FILE, detail=f"{leak.what} in {leak.path}")
         for path in {path for path in broken if self._repository.is_editable(path)}:

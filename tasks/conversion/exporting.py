@@ -13,6 +13,7 @@ import torch
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.serving.published_models import CONFIG, write_model_directory
 from ostinato.models.checkpoint import load_spec
+from ostinato.models.checkpoint.adapter_files import ADAPTER, ADAPTER_CONFIG
 from ostinato.models.checkpoint.store import PUBLISHED, TOKENIZER, WEIGHTS, read_marker
 from ostinato.models.checkpoint.streaming import TensorFiles
 from ostinato.models.families.family import EMBEDDING
@@ -59,6 +60,25 @@ def export_model(
     (directory / CARD).write_text(_card(name, lineage, facts, marker["metadata"]))
     if with_gguf:
         load_gguf_module("ostinato.tasks.conversion.gguf_writing").write_gguf(directory)
+    return facts
+
+
+def export_adapter(
+    checkpoint: Path, directory: Path, *, name: str, lineage: Sequence[str]
+) -> dict[str, Any]:
+    """Fills `directory` with the adapter that a checkpoint was trained as, for the PEFT library."""
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"{directory} is not empty, wanted a new or empty directory")
+    kept = checkpoint / ADAPTER
+    if not kept.is_dir():
+        raise ConfigError(f"{name} was trained whole, wanted a checkpoint of a run with [lora]")
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in sorted(kept.iterdir()):
+        (directory / path.name).write_bytes(path.read_bytes())
+    settings = json.loads((directory / ADAPTER_CONFIG).read_text())
+    facts = {"rank": settings["r"], "layers": len(settings["target_modules"])}
+    card = _card(name, lineage, facts, read_marker(checkpoint)["metadata"])
+    (directory / CARD).write_text(card.replace("library_name: transformers", "library_name: peft"))
     return facts
 
 

@@ -226,3 +226,4 @@ class TrainerRequest(Record):
     checkpoint_directory: str = Field(description="the model RL begins with")
     work_directory: str = Field(description="step checkpoints live here; the newest is taken up")
     chain_id: str = Field(description="weight chain that the engines follow")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="that every rank trains on")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ostinato.infra.agent.transcript import MISSING_ROUTE, Segment
+from ostinato.models.device import on_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.tasks.learning.batches.packing import Microbatch, pack
 from ostinato.tasks.learning.config import PackingConfig, RouterReplayConfig
@@ -68,14 +69,14 @@ def _turn_logprobs(
 ) -> list[Tensor]:
     """Per row, log-probabilities of the whole vocabulary at each token of its turn."""
     hidden_TBD = model.forward_hidden(
-        torch.from_numpy(batch.tokens_BT),
-        torch.from_numpy(batch.routes_BTLK) if replay.enabled else None,
-        padding_BT=torch.from_numpy(batch.padding_BT),
+        on_device(batch.tokens_BT),
+        on_device(batch.routes_BTLK) if replay.enabled else None,
+        padding_BT=on_device(batch.padding_BT),
         plausibility_ratio=replay.plausibility_ratio,
     )
     found = []
     for row, mask_T in enumerate(batch.loss_mask_BT):
-        before = torch.from_numpy(np.flatnonzero(mask_T) - 1)
+        before = on_device(np.flatnonzero(mask_T) - 1)
         logits_NV = hidden_TBD[before, row] @ model.head_VD.T
         found.append(torch.log_softmax(logits_NV / float(batch.temperatures_B[row]), dim=-1))
     return found

@@ -97,7 +97,7 @@ class StepParity:
             is_wanted_BT = batch.loss_mask_BT & (batch.weight_versions_BT == version)
             self._add(
                 version,
-                logprobs_BT.numpy()[is_wanted_BT],
+                logprobs_BT.cpu().numpy()[is_wanted_BT],
                 batch.rollout_logprobs_BT[is_wanted_BT],
                 batch.is_kept_cache_BT[is_wanted_BT],
             )

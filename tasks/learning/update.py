@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ostinato.infra.platform.errors import ClusterError, TrainingError
+from ostinato.models.device import on_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.tasks.learning.batches.packing import Microbatch, deal, pack
 from ostinato.tasks.learning.config import LearningConfig, ObjectiveConfig
@@ -177,15 +178,14 @@ class PolicyUpdate:
         for batch in microbatches:
             if seen_tokens >= wanted_tokens:
                 break
-            mask_BT = torch.from_numpy(batch.loss_mask_BT)
             logprobs_BT = self._model.token_logprobs(
-                torch.from_numpy(batch.tokens_BT),
-                mask_BT=mask_BT,
-                padding_BT=torch.from_numpy(batch.padding_BT),
-                temperature_B=torch.from_numpy(batch.temperatures_B),
+                on_device(batch.tokens_BT),
+                mask_BT=on_device(batch.loss_mask_BT),
+                padding_BT=on_device(batch.padding_BT),
+                temperature_B=on_device(batch.temperatures_B),
             )
             equal_BT = batch.loss_mask_BT & (batch.weight_versions_BT == weight_version)
-            trainer.append(logprobs_BT.numpy()[equal_BT])
+            trainer.append(logprobs_BT.cpu().numpy()[equal_BT])
             rollout.append(batch.rollout_logprobs_BT[equal_BT])
             seen_tokens += int(equal_BT.sum())
         if not seen_tokens:

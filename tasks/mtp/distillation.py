@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.training.batch import TokenBatch, held_out_batches, held_out_sources
 from ostinato.models.training.objective import distillation_kl
@@ -69,7 +70,7 @@ def measure_drafts(
     """Measures every depth on every held-out shard. Rows are shared out over the ranks."""
     names = held_out_sources(corpus_directory)
     depths = model.spec.mtp_depth
-    sums = torch.zeros(len(names), depths, 3, dtype=torch.float64)
+    sums = torch.zeros(len(names), depths, 3, dtype=torch.float64, device=current_device())
     for index, name in enumerate(names):
         for batch in held_out_batches(
             corpus_directory, name, config.evaluation_row_tokens, config.evaluation_tokens
@@ -78,17 +79,15 @@ def measure_drafts(
             for depth, state_SBD in enumerate(model.draft_states(hidden_TBD, batch.tokens_BT)):
                 is_target_SB = batch.loss_mask_BT.T[2 + depth :]
                 kl_C, agrees_C = draft_kl(model, hidden_TBD, state_SBD, depth, is_target_SB)
-                figures = torch.stack((kl_C.sum(), agrees_C.sum(), torch.tensor(len(kl_C))))
-                sums[index, depth] += figures
+                sums[index, depth, :2] += torch.stack((kl_C.sum(), agrees_C.sum()))
+                sums[index, depth, 2] += len(kl_C)
     if dist.get_world_size() > 1:
         dist.all_reduce(sums)
     whole = sums.sum(0)
+    shares = (sums[:, :, 1] / sums[:, :, 2]).tolist()
     return DraftQuality(
         step=step,
         kl_nats=tuple((whole[:, 0] / whole[:, 2]).tolist()),
         agreement=tuple((whole[:, 1] / whole[:, 2]).tolist()),
-        agreement_by_source={
-            name: tuple((sums[index, :, 1] / sums[index, :, 2]).tolist())
-            for index, name in enumerate(names)
-        },
+        agreement_by_source={name: tuple(share) for name, share in zip(names, shares, strict=True)},
     )

@@ -37,18 +37,23 @@ def stage_of_layer(spec: ModelSpec, layout: ParallelLayout, layer: int) -> int:
     return layer // chunk % layout.pipeline
 
 
+def stage_of_tensor(spec: ModelSpec, layout: ParallelLayout, name: str) -> int:
+    """Pipeline stage of a weight: its layer's, the first of the embedding, the last of all others."""
+    layer = _LAYER.match(name)
+    if layer:
+        return stage_of_layer(spec, layout, int(layer[1]))
+    return 0 if name == EMBEDDING else layout.pipeline - 1
+
+
 def stage_parameters(spec: ModelSpec, layout: ParallelLayout) -> tuple[StageParameters, ...]:
     """Parameters a rank, by stage. A tied embedding is held by the first and the last stage."""
     last = layout.pipeline - 1
     dense, expert = [0] * layout.pipeline, [0] * layout.pipeline
     for name, shape in spec.weight_shapes().items():
         size = math.prod(shape)
-        layer = _LAYER.match(name)
-        stage = stage_of_layer(spec, layout, int(layer[1])) if layer else last
-        if name == EMBEDDING:
-            stage = 0
-            if spec.tied_embeddings and last:
-                dense[last] += size // layout.tensor
+        stage = stage_of_tensor(spec, layout, name)
+        if name == EMBEDDING and spec.tied_embeddings and last:
+            dense[last] += size // layout.tensor
         if _EXPERT.search(name):
             expert[stage] += size // (layout.expert * layout.expert_tensor)
         else:

@@ -12,6 +12,7 @@ from ostinato.models.spec import ModelSpec
 from ostinato.models.training.config import (
     LayoutConfig,
     LoopConfig,
+    LoraConfig,
     PhaseResult,
     TrainingRecord,
 )
@@ -24,6 +25,11 @@ class PretrainingConfig(LoopConfig):
     """Settings of pretraining."""
 
     layout: LayoutConfig = LayoutConfig()
+    lora: LoraConfig | None = Field(
+        default=None,
+        description="train adapters of attention, dense MLPs and shared experts alone, with AdamW; "
+        "None: all parameters",
+    )
     codebase_sources: tuple[str, ...] = Field(
         default=("code", "library"),
         min_length=1,
@@ -36,6 +42,15 @@ class PretrainingConfig(LoopConfig):
     def parallel_layout(self) -> ParallelLayout:
         """The layout of the ranks."""
         return self.layout.over(self.world_size)
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> Self:
+        if self.lora is not None and (self.layout.tensor, self.layout.expert) != (1, 1):
+            raise ValueError(
+                f"lora with layout.tensor={self.layout.tensor} and layout.expert="
+                f"{self.layout.expert}, wanted 1 and 1: adapters are not cut over ranks"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_rows(self) -> Self:
@@ -70,6 +85,11 @@ class PretrainingRequest(TrainingRecord):
     def _check_start(self) -> Self:
         if (self.checkpoint_directory is None) == (self.spec is None):
             raise ValueError("wanted exactly one of checkpoint_directory and spec")
+        if self.config.lora is not None and self.checkpoint_directory is None:
+            raise ValueError(
+                "pretraining.lora without a base checkpoint, wanted base_checkpoint: adapters learn "
+                "beside weights that are trained already"
+            )
         return self
 
 

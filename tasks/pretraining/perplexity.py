@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.training.batch import held_out_batches, held_out_sources
 from ostinato.tasks.pretraining.config import Perplexity, PretrainingConfig
@@ -24,7 +25,7 @@ def measure_perplexity(
     missing = sorted(set(config.codebase_sources) - set(names))
     if missing:
         raise ValueError(f"{corpus_directory} has no held-out shard for {missing}, it has {names}")
-    sums = torch.zeros(len(names), 2, dtype=torch.float64)
+    sums = torch.zeros(len(names), 2, dtype=torch.float64, device=current_device())
     for index, name in enumerate(names):
         for batch in held_out_batches(
             corpus_directory, name, config.evaluation_row_tokens, config.evaluation_tokens
@@ -33,8 +34,7 @@ def measure_perplexity(
             sums[index, 0] -= logprobs_BT.sum(dtype=torch.float64)
             sums[index, 1] += batch.loss_mask_BT.sum()
     dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
-    chosen = sums[[names.index(name) for name in config.codebase_sources]].sum(0)
-    by_source = zip(names, (sums[:, 0] / sums[:, 1]).exp().tolist(), strict=True)
-    return Perplexity(
-        step=step, perplexity=math.exp(chosen[0] / chosen[1]), by_source=dict(by_source)
-    )
+    found = dict(zip(names, sums.tolist(), strict=True))
+    nats, tokens = (sum(found[name][part] for name in config.codebase_sources) for part in (0, 1))
+    by_source = {name: math.exp(one[0] / one[1]) for name, one in found.items()}
+    return Perplexity(step=step, perplexity=math.exp(nats / tokens), by_source=by_source)

@@ -1,7 +1,7 @@
 """Child entry of the pretraining stage.
 
-The result names the former. Rank 0 is this process; the others are started here and meet it over
-gloo.
+The result names the former. Rank 0 is this process; the others are started here and meet it in
+process groups.
 """
 
 from pathlib import Path
@@ -9,9 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
+from ostinato.infra.platform.cluster.ranks import marked_rank
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, TrainingError, boundary
 from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoint
+from ostinato.models.checkpoint.adapter_files import ADAPTER, write_adapter
+from ostinato.models.network.adapters import attach_adapters, split_adapters
 from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.batch import TokenBatch
@@ -25,6 +28,7 @@ from ostinato.tasks.pretraining.config import (
     PretrainingResult,
 )
 from ostinato.tasks.pretraining.perplexity import measure_perplexity
+from ostinato.tasks.training_device import training_device
 
 CHECKPOINT = "checkpoint"
 
@@ -35,14 +39,22 @@ def main(request: PretrainingRequest, workspace: Workspace) -> PretrainingResult
     if not (corpus / "tokenizer.json").exists():
         raise ConfigError(f"corpus_directory={corpus} holds no tokenizer.json, wanted a corpus")
     layout = request.config.parallel_layout
+    spec = starting_spec(request)
     with boundary(ConfigError, "pretraining.layout"):
-        layout.check(starting_spec(request))
+        layout.check(spec)
+    kind = training_device(workspace.settings, spec, layout.world_size)
     with boundary(TrainingError, "pretraining"):
-        return run_ranks(train_rank, (request, workspace), layout, workspace.directory)
+        return run_ranks(train_marked_rank, (request, workspace), layout, workspace.directory, kind)
+
+
+def train_marked_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> PretrainingResult:
+    """As train_rank, with the rank's process known to `ostinato status`."""
+    with marked_rank(given[1].directory, rank):
+        return train_rank(given, rank)
 
 
 def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> PretrainingResult:
-    """The whole stage as one rank sees it; rank 0 alone writes to the workspace."""
+    """The whole stage as one rank sees it; rank 0 alone writes what the stage leaves."""
     request, workspace = given
     directory = workspace.directory
     corpus = Path(request.corpus_directory)
@@ -70,6 +82,10 @@ def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> Pretra
             tokenizer_path=corpus / "tokenizer.json",
             metadata={"stage": "pretraining", "codebase_perplexity": evaluations[-1].perplexity},
         )
+        if (lora := request.config.lora) is not None:
+            adapters = split_adapters(model, model.spec)
+            place = directory / CHECKPOINT / ADAPTER
+            write_adapter(place, model.spec, adapters, rank=lora.rank, alpha=lora.alpha)
     return PretrainingResult(
         checkpoint_directory=str(directory / CHECKPOINT),
         num_parameters=model.spec.num_parameters(),
@@ -107,4 +123,6 @@ def open_model(request: PretrainingRequest) -> TrainerModel:
     else:
         raise ConfigError("request names neither checkpoint_directory nor spec, wanted one")
     model.draft.requires_grad_(False)
+    if config.lora is not None:
+        attach_adapters(model, config.lora.rank, config.lora.alpha, config.seed)
     return model

@@ -268,7 +268,8 @@ async def _prove_kinds(prover: RepositoryProver, config: ProblemsConfig) -> None
     by_name = {repository.name: prover}
     by_kind: dict[Kind, list[Proven]] = {}
     if part.mined:
-        by_kind[Kind.MINED_COMMIT] = await prove_enough(by_name, part.mined, len(part.mined))
+        kind = part.mined[0].kind
+        by_kind[kind] = await prove_enough(by_name, part.mined, len(part.mined))
     else:
         sources = Sources.read(repository, part.mutated_paths)
         found = await asyncio.to_thread(

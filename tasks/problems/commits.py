@@ -142,7 +142,9 @@ def _make(
         )
     except ProblemError:
         return "no_such_paths"
-    return MinedCommit(repository, _candidate(name, blocks, files, tests, message))
+    candidate = describe_change(name, blocks, files)
+    told = {"test_files": tuple(sorted(tests)), "message": clean_message(message)}
+    return MinedCommit(repository, candidate.model_copy(update=told))
 
 
 def diff_blocks(gold: Mapping[str, bytes], broken: Mapping[str, bytes]) -> tuple[BlockEdit, ...]:
@@ -164,13 +166,10 @@ def diff_blocks(gold: Mapping[str, bytes], broken: Mapping[str, bytes]) -> tuple
     return tuple(blocks)
 
 
-def _candidate(
-    name: str,
-    blocks: tuple[BlockEdit, ...],
-    files: Mapping[str, bytes],
-    tests: Sequence[str],
-    message: str,
+def describe_change(
+    name: str, blocks: tuple[BlockEdit, ...], files: Mapping[str, bytes]
 ) -> Candidate:
+    """The candidate of a change, with the first function that it touches as its main symbol."""
     changed = {
         (block.path, line)
         for block in blocks
@@ -196,8 +195,6 @@ def _candidate(
         last_line=main.last_line if main else blocks[0].first_line + len(blocks[0].gold_lines),
         blocks=blocks,
         touched=tuple(item.call_key for item in touched),
-        test_files=tuple(sorted(tests)),
-        message=clean_message(message),
     )
 
 

@@ -19,6 +19,7 @@ class Kind(StrEnum):
     DELETED_FEATURE = "deleted_feature"  # a public symbol and the helpers only it used are gone
     COMBINED = "combined"  # two to four proven mutations at once
     MINED_COMMIT = "mined_commit"  # product code as it was before a commit
+    GIVEN = "given"  # a task of somebody else's collection, with its text
 
 
 class PromptLevel(StrEnum):
@@ -102,6 +103,19 @@ class GitSource(Source):
     max_problems: int = Field(default=50, ge=0)
 
 
+class GivenSource(Source):
+    """One task of Harbor or instance of SWE-bench, kept in the archive cache as two states and a text."""
+
+    version: str = Field(description="of the archive: its checksum, shortened")
+    sha256: str = Field(description="of the archive")
+    distribution: str = Field(description="name under which importlib.metadata knows the project")
+    split: Split = Split.TRAIN
+
+    @property
+    def archive(self) -> SourceArchive:
+        return SourceArchive(name=self.name, version=self.version, sha256=self.sha256)
+
+
 class SplitSizes(Record):
     """Number of problems dealt out to each split. Fewer when the packages do not hold so many."""
 
@@ -166,6 +180,7 @@ class ProblemsConfig(Record):
 
     repositories: tuple[RepositorySource, ...] = ()
     git: tuple[GitSource, ...] = ()
+    given: tuple[GivenSource, ...] = ()
     seed: int = Field(default=0, ge=0)
     quotas: Quotas = Quotas()
     sizes: SplitSizes = Field(
@@ -206,7 +221,7 @@ class ProblemsConfig(Record):
 
     @model_validator(mode="after")
     def _check_names(self) -> "ProblemsConfig":
-        names = [source.name for source in (*self.repositories, *self.git)]
+        names = [source.name for source in (*self.repositories, *self.git, *self.given)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"sources named twice: {twice}, wanted each name once")

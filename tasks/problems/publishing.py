@@ -37,8 +37,8 @@ def publish(parts: Sequence[BuiltPart], config: ProblemsConfig) -> ProblemSet:
         for candidate, judgement in built.proven:
             problem = make_problem(candidate, judgement, built, config, symbols)
             is_checked = bool(problem.hidden_tests) or bool(problem.blocks)
-            is_mined = candidate.kind is Kind.MINED_COMMIT
-            if is_checked and not is_mined and leaks.find(problem):
+            is_old_code = candidate.kind in (Kind.MINED_COMMIT, Kind.GIVEN)
+            if is_checked and not is_old_code and leaks.find(problem):
                 made.dropped["leaked"] += 1
                 continue
             made.problems.append(problem)
@@ -48,8 +48,11 @@ def publish(parts: Sequence[BuiltPart], config: ProblemsConfig) -> ProblemSet:
                     (problem, "\n".join(lines[problem.first_line - 1 : problem.last_line]))
                 )
     twins = find_duplicates(texts, config.max_duplicate_ratio)
+    proven = [candidate for built in parts for candidate, _ in built.proven]
+    hashes = {candidate.candidate_id for candidate in proven if candidate.asks_for_hash}
     made.dropped["duplicate_of_evaluation"] = len(twins)
-    made.problems = [problem for problem in made.problems if problem.problem_id not in twins]
+    made.dropped["asks_for_hash"] = len(hashes)
+    made.problems = [item for item in made.problems if item.problem_id not in hashes | twins]
     return made
 
 
@@ -65,7 +68,8 @@ def make_problem(
     hidden, cuts = hide_tests(
         judgement.fail_to_pass,
         repository.files,
-        config.rules.hidden_share,
+        # whoever gave a task shows its tests to nobody
+        1.0 if candidate.kind is Kind.GIVEN else config.rules.hidden_share,
         f"{config.seed} {candidate.candidate_id}",
     )
     oracle = built.oracles.get(place)
@@ -77,14 +81,17 @@ def make_problem(
     )
     return candidate.draft(repository.fingerprint).model_copy(
         update={
-            "prompt": write_prompt(level, candidate, judgement, oracle, docstring, config.seed),
+            "prompt": candidate.message
+            if candidate.kind is Kind.GIVEN
+            else write_prompt(level, candidate, judgement, oracle, docstring, config.seed),
             "fail_to_pass": judgement.fail_to_pass,
             "pass_to_pass": judgement.pass_to_pass,
             "hidden_tests": hidden,
             "cut_tests": cuts,
             "split": built.splits[candidate.candidate_id],
             # a failing test that the agent can run tells which of the two is meant
-            "question_warranted": len(hidden) == len(judgement.fail_to_pass)
+            "question_warranted": candidate.kind is not Kind.GIVEN
+            and len(hidden) == len(judgement.fail_to_pass)
             and leaves_two_readings(candidate, level, symbols),
             "oracle": None if oracle is None else oracle.model_copy(update={"visible": ()}),
         }

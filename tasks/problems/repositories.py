@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.syntax import parse_python
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.problems.config import RepositorySource, Source
+from ostinato.tasks.problems.config import GivenSource, RepositorySource, Source
 
 _LICENCES = ("LICENSE", "LICENCE", "COPYING", "AUTHORS")
 
@@ -67,8 +67,9 @@ def strip_prefix(files: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:
 def describe_installation(source: Source) -> dict[str, bytes]:
     """Metadata as an installation leaves it, for code that asks for its own version."""
     version = source.version if isinstance(source, RepositorySource) else "0"
-    text = f"Metadata-Version: 2.1\nName: {source.name}\nVersion: {version}\n"
-    return {f"{source.name}-{version}.dist-info/METADATA": text.encode()}
+    name = source.distribution if isinstance(source, GivenSource) else source.name
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    return {f"{name}-{version}.dist-info/METADATA": text.encode()}
 
 
 def strip_source(text: bytes, path: str) -> bytes:

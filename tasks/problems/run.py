@@ -25,11 +25,13 @@ from ostinato.tasks.problems.choosing import choose_problems
 from ostinato.tasks.problems.commits import mine_commits
 from ostinato.tasks.problems.config import (
     GitSource,
+    GivenSource,
     ProblemsConfig,
     ProblemsRequest,
     ProblemsResult,
     RepositorySource,
 )
+from ostinato.tasks.problems.given.task import prepare_given
 from ostinato.tasks.problems.proving.judging import Finding
 from ostinato.tasks.problems.publishing import publish
 from ostinato.tasks.problems.repositories import (
@@ -112,7 +114,8 @@ def prepare_parts(
     """
     parts: list[Part] = []
     left_out: dict[str, str] = {}
-    sources = (*request.config.repositories, *request.config.git)
+    config = request.config
+    sources = (*config.repositories, *config.git, *config.given)
     for number, source in enumerate(sources):
         workspace.progress.update(number, len(sources), f"fetching {source.name}")
         try:
@@ -125,7 +128,7 @@ def prepare_parts(
 
 
 def _parts_of(
-    source: RepositorySource | GitSource, request: ProblemsRequest, target: Path
+    source: RepositorySource | GitSource | GivenSource, request: ProblemsRequest, target: Path
 ) -> list[Part]:
     config, cache = request.config, request.archives_directory
     beside: dict[str, bytes] = {}
@@ -141,6 +144,9 @@ def _parts_of(
         return [
             Part(item.repository, source.split, mined=(item.candidate,)) for item in mining.found
         ]
+    if isinstance(source, GivenSource):
+        repository, candidate = prepare_given(source, cache, target / source.name, beside)
+        return [Part(repository, source.split, mined=(candidate,))]
     files = strip_prefix(read_archive(fetch_archive(source.archive, cache)), source.stripped_prefix)
     descriptions = {
         (path, name): sentence

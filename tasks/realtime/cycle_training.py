@@ -12,7 +12,7 @@ from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.telemetry import fields
-from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
+from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoint
 from ostinato.tasks.feedback.carry_over import STAGE, carried_baselines, distil_payload
 from ostinato.tasks.feedback.collect import collect
 from ostinato.tasks.feedback.distil import distil
@@ -20,6 +20,7 @@ from ostinato.tasks.learning.config import TrainerRequest
 from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.realtime.records import CycleTrainingRequest, CycleTrainingResult
 from ostinato.tasks.records import Sample
+from ostinato.tasks.training_device import training_device
 
 logger = logging.getLogger(__name__)
 
@@ -63,12 +64,14 @@ def _train(
     objects: ObjectStore,
 ) -> dict[str, float]:
     """Takes the one step, writes the checkpoint, and returns the step's numbers."""
+    spec = load_spec(Path(request.checkpoint_directory))
     trainer = RLTrainer(
         TrainerRequest(
             config=request.learning,
             checkpoint_directory=request.checkpoint_directory,
             work_directory=str(workspace.directory / "steps"),
             chain_id=f"chain-{request.cycle_id}",
+            device=training_device(workspace.settings, spec, request.learning.world_size),
         ),
         objects,
     )

@@ -8,6 +8,7 @@ processor or torch the bits differ for no fault of anyone: that is refused.
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -16,7 +17,7 @@ from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.telemetry import read_metrics
-from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.checkpoint import load_checkpoint, load_spec
 from ostinato.tasks.learning.config import TrainerRequest
 from ostinato.tasks.learning.ranks.step_checkpoints import (
     StepState,
@@ -34,6 +35,7 @@ from ostinato.tasks.reinforcement.records import (
 from ostinato.tasks.reinforcement.services import trainer_config
 from ostinato.tasks.reinforcement.step_samples import StepSamples
 from ostinato.tasks.rollout.journal import RolloutJournal
+from ostinato.tasks.training_device import training_device
 
 
 def main(request: ReplayRequest, workspace: Workspace) -> ReplayReport:
@@ -66,6 +68,10 @@ class Replay:
     def __init__(self, request: ReplayRequest, workspace: Workspace) -> None:
         settings = workspace.settings
         self._run, self._metric = request.run, request.metric
+        spec = load_spec(Path(request.run.checkpoint_directory))
+        self._device: Literal["cpu", "cuda"] = training_device(
+            settings, spec, request.run.learning.world_size
+        )
         self._steps_directory = Path(request.run_directory) / "steps"
         self._recorded = {
             int(row["step"]): row for row in read_metrics(Path(request.run_directory) / METRICS)
@@ -92,6 +98,7 @@ class Replay:
                     checkpoint_directory=self._run.checkpoint_directory,
                     work_directory=str(work),
                     chain_id="replay",
+                    device=self._device,
                 ),
                 ObjectStore.from_url(f"file://{scratch}/objects"),
             )

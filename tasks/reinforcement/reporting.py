@@ -2,12 +2,17 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from ostinato.infra.platform.cluster.stage_status import (
+    BoxUse,
+    Generation,
+    PartWait,
+    StageStatus,
+)
 from ostinato.infra.platform.cluster.workspace import METRICS, STATUS, Workspace, replace_text
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.platform.ledger import Ledger
@@ -18,6 +23,7 @@ from ostinato.tasks.learning.actor import TrainedStep
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
 from ostinato.tasks.reinforcement.step_metrics import EngineTotals, describe_groups
 from ostinato.tasks.reinforcement.step_monitor import StepMonitor, describe_parity
+from ostinato.tasks.rollout.actor import RolloutFleet
 from ostinato.tasks.rollout.orchestrator import Orchestrator
 from ostinato.tasks.rollout.steps import StepRequest
 
@@ -43,14 +49,20 @@ class RunReporter:
             time.time,
         )
         self._step_ended_at = 0.0
+        self._generation: Generation | None = None
+        self._boxes: BoxUse | None = None
 
     def start(self) -> None:
-        self._write_status("starting", {})
+        self._write_status("starting")
+
+    def end(self) -> None:
+        """Notes that the last step is done and the rest is being saved."""
+        self._write_status("saving")
 
     def finish(self, orchestrator: Orchestrator) -> float:
         """Notes that the run ended. Returns the seconds it used."""
         used = orchestrator.used_seconds(asyncio.get_running_loop().time())
-        self._write_status("finished", {}, steps_done=orchestrator.progress.steps_done)
+        self._write_status("finished", steps_done=orchestrator.progress.steps_done)
         return used
 
     def report_step(
@@ -98,50 +110,86 @@ class RunReporter:
         logger.info("%s", message)
         self._workspace.progress.update(step.step, self._request.max_steps, message, **metrics)
 
-    async def report_status(self, orchestrator: Orchestrator, engines: EngineFleet) -> None:
-        """Writes every second what waits for what. Runs until cancelled."""
+    async def report_status(
+        self, orchestrator: Orchestrator, engines: EngineFleet, workers: RolloutFleet
+    ) -> None:
+        """Writes every second what waits for what. Runs until cancelled. Who is asked and does not
+        answer holds nothing up.
+        """
+        await asyncio.gather(
+            self._write_each_second(orchestrator, engines),
+            self._watch_engines(orchestrator, engines),
+            self._watch_boxes(workers),
+        )
+
+    async def _write_each_second(self, orchestrator: Orchestrator, engines: EngineFleet) -> None:
         loop = asyncio.get_running_loop()
         behind_since = None
         while True:
             progress = orchestrator.progress
             is_behind = progress.engine_version < progress.trainer_version
             behind_since = (behind_since or time.time()) if is_behind else None
-            self._write_status(
-                "running",
-                _waits(orchestrator, loop.time(), time.time(), behind_since),
-                steps_done=progress.steps_done,
-                weight_version=progress.trainer_version,
-                outcomes=dict(orchestrator.table.outcomes),
-                alarms=self.watch.alarms(),
+            status = StageStatus(
+                phase="running",
+                at=time.time(),
+                waits=_waits(orchestrator, loop.time(), time.time(), behind_since),
+                replicas=engines.standing(),
+                generation=self._generation,
+                boxes=self._boxes,
+                numbers={
+                    "run": self._request.run_id,
+                    "steps_done": progress.steps_done,
+                    "weight_version": progress.trainer_version,
+                    "outcomes": dict(orchestrator.table.outcomes),
+                    "alarms": self.watch.alarms(),
+                },
             )
-            with contextlib.suppress(EngineError):  # who asks it for tokens tells of its death
-                self._engine_totals.update(await engines.statistics())
+            replace_text(self._workspace.directory / STATUS, status.model_dump_json(indent=1))
             await asyncio.sleep(1.0)
 
-    def _write_status(
-        self, phase: str, waits: Mapping[str, Mapping[str, Any]], **numbers: Any
-    ) -> None:
-        status = {"run": self._request.run_id, "phase": phase, "at": time.time(), "waits": waits}
-        text = json.dumps(status | numbers, indent=1)
-        replace_text(self._workspace.directory / STATUS, text)
+    async def _watch_engines(self, orchestrator: Orchestrator, engines: EngineFleet) -> None:
+        while True:
+            with contextlib.suppress(EngineError):  # who asks it for tokens tells of its death
+                totals = await engines.statistics()
+                self._engine_totals.update(totals)
+                computed = sum(
+                    numbers.get("generated_tokens", 0.0) + numbers.get("prefill_tokens", 0.0)
+                    for numbers in totals.values()
+                )
+                in_flight = orchestrator.attempts.num_running
+                before = self._generation
+                stands = in_flight and before is not None and before.computed_tokens == computed
+                self._generation = Generation(
+                    computed_tokens=computed,
+                    since=before.since if stands and before is not None else time.time(),
+                    attempts_in_flight=in_flight,
+                )
+            await asyncio.sleep(1.0)
+
+    async def _watch_boxes(self, workers: RolloutFleet) -> None:
+        while True:
+            self._boxes = await workers.boxes()
+            await asyncio.sleep(1.0)
+
+    def _write_status(self, phase: str, **numbers: Any) -> None:
+        status = StageStatus(
+            phase=phase, at=time.time(), numbers={"run": self._request.run_id, **numbers}
+        )
+        replace_text(self._workspace.directory / STATUS, status.model_dump_json(indent=1))
 
 
 def _waits(
     orchestrator: Orchestrator, now: float, wall: float, behind_since: float | None
-) -> dict[str, Mapping[str, Any]]:
+) -> dict[str, PartWait]:
     progress = orchestrator.progress
-    waits: dict[str, Mapping[str, Any]] = {
-        part: {
-            "for": wait.what,
-            "detail": wait.detail,
-            "since": wall - (now - wait.since_seconds),
-        }
+    waits = {
+        part: PartWait(what=wait.what, detail=wait.detail, since=wall - (now - wait.since_seconds))
         for part, wait in progress.waits.items()
     }
     if behind_since is not None:
-        waits["engines"] = {
-            "for": f"weight version {progress.trainer_version}",
-            "detail": f"serving {progress.engine_version}",
-            "since": behind_since,
-        }
+        waits["engines"] = PartWait(
+            what=f"weight version {progress.trainer_version}",
+            detail=f"serving {progress.engine_version}",
+            since=behind_since,
+        )
     return waits

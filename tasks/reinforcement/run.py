@@ -79,7 +79,9 @@ async def run(request: ReinforcementRequest, workspace: Workspace) -> Reinforcem
         orchestrator = loop.make_orchestrator(min(v for v in versions if v is not None))
         await services.workers.open()
         beside = [
-            asyncio.create_task(reporter.report_status(orchestrator, services.engines)),
+            asyncio.create_task(
+                reporter.report_status(orchestrator, services.engines, services.workers)
+            ),
             asyncio.create_task(loop.update_engines()),
         ]
         try:
@@ -191,6 +193,7 @@ class TrainingLoop:
 
     async def finish(self) -> ReinforcementResult:
         """Copies the newest step checkpoint, without its optimiser state, to where it stays."""
+        self._reporter.end()
         self._journal.release()
         progress = self._orchestrator.progress
         saved = await ask(self._services.trainer.save.remote(), "last checkpoint", START_SECONDS)

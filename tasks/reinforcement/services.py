@@ -31,6 +31,7 @@ from ostinato.tasks.problem_sets import load_repositories
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
 from ostinato.tasks.rollout.actor import RolloutFleet, start_workers
 from ostinato.tasks.rollout.sandboxes import BOX_LIMITS
+from ostinato.tasks.training_device import training_device
 
 START_SECONDS = 180.0  # times the trainer's ranks
 
@@ -68,6 +69,9 @@ async def open_services(
     request: ReinforcementRequest, workspace: Workspace, objects: ObjectStore
 ) -> AsyncIterator[RunServices]:
     """Everything a run needs, ended with the block."""
+    spec = load_spec(Path(request.checkpoint_directory))
+    ranks = request.learning.world_size
+    device = training_device(workspace.settings, spec, ranks)
     trainer = get_or_create_actor(
         TrainerActor,
         f"{request.run_id}.trainer",
@@ -76,12 +80,13 @@ async def open_services(
             checkpoint_directory=request.checkpoint_directory,
             work_directory=str(workspace.directory / "steps"),
             chain_id=chain_id_of(request),
+            device=device,
         ),
         objects,
-        num_cpus=trainer_cores(request.learning.world_size, workspace.settings.cpu_limit),
+        num_cpus=trainer_cores(ranks, workspace.settings.cpu_limit),
+        num_gpus=ranks if device == "cuda" else 0,
         on_node=this_node(),  # its checkpoints are files of this run's folder
     )
-    spec = load_spec(Path(request.checkpoint_directory))
     replicas = start_replicas(
         spec,
         _engine_config(request, spec),
@@ -100,7 +105,7 @@ async def open_services(
     evaluators = _start_evaluation_replica(request)
     evaluation = _evaluation_services(request, evaluators)
     try:
-        limit = START_SECONDS * request.learning.world_size
+        limit = START_SECONDS * ranks
         status = await ask(trainer.status.remote(), "trainer start", limit)
         yield RunServices(trainer, status, EngineFleet(replicas), workers, evaluation)
     finally:

@@ -16,6 +16,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.platform.cluster.actors import end_actor, get_or_create_actor, live_nodes
 from ostinato.infra.platform.cluster.mailbox import Flush, Outbox
+from ostinato.infra.platform.cluster.stage_status import BoxUse
 from ostinato.infra.platform.errors import ClusterError, OstinatoError
 from ostinato.infra.platform.telemetry import fields
 from ostinato.tasks.records import Outcome, Trajectory
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.02  # finished trajectories are collected this long into one answer
 START_SECONDS = 180.0
+LOOK_SECONDS = 5.0  # a worker that is asked about its boxes answers within this, or is left out
 RESTARTS = 5
 MAX_CONCURRENCY = 16  # calls at a time: submits, one collect, statistics
 
@@ -55,6 +57,10 @@ class RolloutActor:
     async def collect(self) -> list[Finished]:
         """All attempts that ended since the last call; waits a while for the first."""
         return await self._finished.collect()
+
+    async def boxes(self) -> BoxUse:
+        """Boxes that its attempts have and wait for now."""
+        return self._worker.boxes()
 
     async def close(self) -> None:
         """Cancels attempts in flight and ends the boxes."""
@@ -130,6 +136,19 @@ class RolloutFleet:
         self._outbox[name].append(request)
         self._flush.plan()
         return await future
+
+    async def boxes(self) -> BoxUse:
+        """Boxes of all workers that answer."""
+        calls = [_await(worker.boxes.remote()) for worker in self._workers.values()]
+        limited = [asyncio.wait_for(call, LOOK_SECONDS) for call in calls]
+        answers = await asyncio.gather(*limited, return_exceptions=True)
+        uses = [answer for answer in answers if isinstance(answer, BoxUse)]
+        since = [use.waiting_since for use in uses if use.waiting_since is not None]
+        return BoxUse(
+            leased=sum(use.leased for use in uses),
+            waiting=sum(use.waiting for use in uses),
+            waiting_since=min(since, default=None),
+        )
 
     async def close(self) -> None:
         """Ends all workers and their boxes."""

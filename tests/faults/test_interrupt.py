@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,16 @@ adam_learning_rate = 8e-4
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A home of which nothing runs when the test is over, however it ends."""
+    yield tmp_path
+    for process in of_home(tmp_path):
+        process.kill()
+
+
 def start(home: Path) -> subprocess.Popen[str]:
+    """The command as a terminal starts it: jobs in the background of a shell ignore SIGINT at first."""
     recipe = home / "stopped.toml"
     recipe.write_text(RECIPE)
     return subprocess.Popen(
@@ -40,6 +50,7 @@ def start(home: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -77,22 +88,22 @@ def check_moments(home: Path, moments: int, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_stopped_at_three_moments_nothing_is_left(tmp_path: Path) -> None:
-    check_moments(tmp_path, 3, seed=1)
+def test_stopped_at_three_moments_nothing_is_left(home: Path) -> None:
+    check_moments(home, 3, seed=1)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3_000)
-def test_stopped_at_thirty_moments_nothing_is_left(tmp_path: Path) -> None:
-    check_moments(tmp_path, 30, seed=2)
+def test_stopped_at_thirty_moments_nothing_is_left(home: Path) -> None:
+    check_moments(home, 30, seed=2)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_command_takes_server_and_flow_along(tmp_path: Path) -> None:
+def test_killed_command_takes_server_and_flow_along(home: Path) -> None:
     """SIGKILL of the command itself: what it started ends; a stage under way may go on."""
-    command = start(tmp_path)
-    wait_for_command(tmp_path, command, "run_flow")
+    command = start(home)
+    wait_for_command(home, command, "run_flow")
     command.kill()
     command.wait()
-    wait_for_end(lambda: of_home(tmp_path))
+    wait_for_end(lambda: of_home(home))

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ostinato.infra.platform.cluster.processes import is_alive
+from ostinato.infra.platform.cluster.ranks import marked_ranks
 from ostinato.infra.platform.errors import ClusterError, StorageError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights import ChainSubscriber
@@ -113,6 +115,8 @@ def test_rank_ended_during_a_step_ends_the_trainer_which_goes_on_anew(
     request, batches = make_request(tmp_path), [batch(1), batch(2)]
     trainer = RLTrainer(request, open_store(request), rank_patience_seconds=PATIENCE_SECONDS)
     [pid] = rank_pids()
+    marks = marked_ranks(Path(request.work_directory))
+    assert {rank: mark.pid for rank, mark in marks.items()} == {0: os.getpid(), 1: pid}
     trainer.train_step(batches[0])
     trainer.publish()
     trainer.save()
@@ -121,7 +125,9 @@ def test_rank_ended_during_a_step_ends_the_trainer_which_goes_on_anew(
         trainer.train_step(batches[1])
     with pytest.raises(ClusterError, match="takes no orders any more"):
         trainer.train_step(batches[1])
+    assert not is_alive(marked_ranks(Path(request.work_directory))[1])
     trainer.close()
+    assert marked_ranks(Path(request.work_directory)) == {}
     assert not psutil.pid_exists(pid)
     newest = check_chain_is_whole(open_store(request))
     check_goes_on(request, newest)

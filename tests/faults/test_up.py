@@ -32,7 +32,10 @@ class Machine:
         self.recipe = home / "mine.toml"
         self.recipe.write_text(RECIPE)
         self.settings = Settings(
-            home=home, prefect_port=find_free_port(), gateway_port=find_free_port()
+            home=home,
+            prefect_port=find_free_port(),
+            gateway_port=find_free_port(),
+            dashboard_port=find_free_port(),
         )
         self.environment = {**os.environ, **self.settings.to_environment()}
 

@@ -13,7 +13,7 @@ from ostinato.flows.stages.stage import StageContext
 from ostinato.tasks.reinforcement.records import ReinforcementResult
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_200)
 def test_agent_training_run_again_repeats_nothing(prefect_server: None, home: Path) -> None:
     options = RunOptions(
         overrides=(

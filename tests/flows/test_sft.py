@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from ostinato.flows.cli import app
 from ostinato.flows.sft import sft
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.run_options import RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.checkpoint import load_checkpoint
@@ -46,6 +47,16 @@ def test_conversations_are_learned_and_the_same_file_is_learned_once(
     assert sft("miniature", data=str(data)) == tuned
     data.write_text(data.read_text().replace("zero", "nought"))
     assert str(sft("miniature", data=str(data))) == "pretrained/miniature-sft@2"
+
+    lora = RunOptions(overrides=("pretraining.lora.rank=4",))
+    adapted = sft("miniature", data=str(data), options=lora)
+    assert str(adapted) == "pretrained/miniature-sft@3"
+    place = str(tmp_path / "adapter")
+    told = CliRunner().invoke(app, ["export", str(tuned), place, "--adapter"])
+    assert "was trained whole" in str(told.exception)
+    told = CliRunner().invoke(app, ["export", str(adapted), place, "--adapter"])
+    assert told.exit_code == 0, told.output
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
 
 
 def test_data_goes_with_sft_alone(tmp_path: Path, home: Path) -> None:

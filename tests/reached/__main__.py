@@ -81,7 +81,11 @@ def talk_to_gateway(address: str, key: str) -> None:
 def run_services(environment: dict[str, str], home: Path) -> None:
     """`ostinato up`: waits for the gateway, talks to it, chats through it, stops all."""
     port = free_port()
-    environment = environment | {"OSTINATO_GATEWAY_PORT": str(port)}
+    dashboard = free_port()
+    environment = environment | {
+        "OSTINATO_GATEWAY_PORT": str(port),
+        "OSTINATO_DASHBOARD_PORT": str(dashboard),
+    }
     services = subprocess.Popen(
         [*OSTINATO, "up", "--recipe", "miniature", "--line", "tests"], env=environment, cwd=ROOT
     )

@@ -39,6 +39,7 @@ def get_or_create_actor(
     name: str,
     *arguments: object,
     num_cpus: float = 0.0,
+    num_gpus: float = 0.0,
     max_concurrency: int | None = None,
     max_restarts: int = 0,
     on_node: str | None = None,
@@ -58,6 +59,8 @@ def get_or_create_actor(
         "num_cpus": num_cpus,
         "max_restarts": max_restarts,
     }
+    if num_gpus:
+        options["num_gpus"] = num_gpus
     if max_concurrency is not None:
         options["max_concurrency"] = max_concurrency
     if on_node is not None:

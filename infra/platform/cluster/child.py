@@ -31,6 +31,7 @@ from ostinato.infra.platform.cluster.processes import (
     mark_process,
 )
 from ostinato.infra.platform.cluster.workspace import (
+    ENDING,
     FAILURE,
     HEARTBEAT,
     LOCK,
@@ -42,6 +43,7 @@ from ostinato.infra.platform.cluster.workspace import (
     RESULT,
     START_LOCK,
     STATUS,
+    Ending,
     Failure,
     ProcessMark,
     Progress,
@@ -108,8 +110,8 @@ def run_child(
         child = _attach_or_start(order, owner)
         try:
             exit_code = _watch(child, directory, on_progress, _Pulse(directory, settings))
-        except BaseException:
-            _give_up(child, directory, owner)
+        except BaseException as error:
+            _give_up(child, directory, owner, error)
             raise
         owner.unlink(missing_ok=True)
         # a child that died by a signal may leave its own children behind
@@ -179,7 +181,7 @@ def child_environment(settings: Settings) -> dict[str, str]:
     }
 
 
-def _give_up(child: _Child, directory: Path, owner: Path) -> None:
+def _give_up(child: _Child, directory: Path, owner: Path, error: BaseException) -> None:
     """Ends the child unless another supervisor waits for it too."""
     with _start_lock(directory):
         owner.unlink(missing_ok=True)
@@ -188,7 +190,17 @@ def _give_up(child: _Child, directory: Path, owner: Path) -> None:
             waiting = ", ".join(str(mark.pid) for mark in others)
             _logger.info("child is left running %s", fields(pid=child.mark.pid, wanted_by=waiting))
             return
+        note_ending(
+            directory, f"{type(error).__name__} {error}", is_error=isinstance(error, Exception)
+        )
         child.kill()
+
+
+def note_ending(directory: Path, reason: str, *, is_error: bool = False) -> None:
+    """Notes why the child of a directory is about to be ended, for `ostinato status`."""
+    ending = Ending(is_error=is_error, reason=reason.strip(), at=time.time())
+    with contextlib.suppress(OSError):  # a full disk is no reason to leave the child running
+        replace_text(directory / ENDING, ending.model_dump_json())
 
 
 def live_owners(directory: Path) -> list[ProcessMark]:
@@ -267,7 +279,7 @@ def _set_aside(directory: Path, fingerprint: str) -> None:
 
 def _start(order: _Order) -> _Child:
     directory, envelope = order.directory, order.envelope
-    for stale in (RESULT, FAILURE, PROCESS, PROGRESS, HEARTBEAT, STATUS):
+    for stale in (RESULT, FAILURE, PROCESS, PROGRESS, HEARTBEAT, STATUS, ENDING):
         (directory / stale).unlink(missing_ok=True)
     replace_text(directory / REQUEST, envelope.model_dump_json(indent=1))
     command = [

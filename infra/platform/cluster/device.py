@@ -6,7 +6,6 @@ its supervisor keeps it.
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import socket
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from ostinato.infra.platform.cluster.processes import is_alive, kill_session, mark_process
+from ostinato.infra.platform.cluster.stage_status import PartWait, StageStatus
 from ostinato.infra.platform.cluster.workspace import (
     STATUS,
     ProcessMark,
@@ -62,8 +62,9 @@ def _take(lock: IO[str], path: Path, workspace: Workspace) -> None:
         if holder is not None and not is_alive(holder.process):
             kill_session(holder.process)  # what a killed trainer left
         workspace.progress.update(0, 1, f"waits for the device, which {other} has")
-        wait = {"for": "the device", "detail": f"{other} has it", "since": since}
-        replace_text(workspace.directory / STATUS, json.dumps({"waits": {"trainer": wait}}))
+        wait = PartWait(what="the device", detail=f"{other} has it", since=since)
+        status = StageStatus(phase="waiting", at=time.time(), waits={"trainer": wait})
+        replace_text(workspace.directory / STATUS, status.model_dump_json())
         time.sleep(_LOOK_SECONDS)
     if since is not None:
         (workspace.directory / STATUS).unlink(missing_ok=True)

@@ -63,12 +63,16 @@ def kill_session(mark: ProcessMark, grace_seconds: float = _TERMINATE_GRACE_SECO
     return len(members)
 
 
-def told_processes(variable: str) -> set[str]:
-    """Values of an environment variable that live processes of this user were started with."""
-    found = set()
+def told_processes(variable: str, word: str) -> dict[str, list[int]]:
+    """Live processes of this user by the value of an environment variable that they were started
+    with, dashes left out, and with the word in their command.
+    """
+    found: dict[str, list[int]] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            found.add(process.environ().get(variable, ""))
+            value = process.environ().get(variable, "").replace("-", "")
+            if value and word in " ".join(process.cmdline()):
+                found.setdefault(value, []).append(process.pid)
     return found
 
 

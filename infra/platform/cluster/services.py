@@ -135,6 +135,7 @@ class RunningService:
     restarts: int = 0
     deaths: int = 0  # in a row, each within the first minute
     starts_at: float | None = None  # of the next process, once this one has died
+    ended_at: float | None = None  # when it was seen dead
     cause: str = ""  # of the last death
 
 
@@ -192,13 +193,14 @@ def _mend(running: RunningService, now: float) -> bool:
         if now < running.starts_at:
             return False
         running.process, running.since = _launch(running.service), now
-        running.starts_at = None
+        running.starts_at = running.ended_at = None
         running.restarts += 1
         return True
     code = running.process.poll()
     if code is None:
         return False
     running.deaths = running.deaths + 1 if now - running.since < _SETTLED_SECONDS else 0
+    running.ended_at = now
     running.starts_at = now + min(_LONGEST_WAIT_SECONDS, 2.0**running.deaths)
     running.cause = f"ended with code {code}, log {running.service.log_path}"
     with contextlib.suppress(ProcessLookupError):

@@ -24,13 +24,14 @@ RESULT = "result.json"
 FAILURE = "failure.json"
 PROGRESS = "progress.json"
 METRICS = "metrics.jsonl"
-STATUS = "status.json"  # what waits for what, since when, for `ostinato status`
+STATUS = "status.json"  # a StageStatus: what waits for what, since when
 LOG = "child.log"
 LOCK = "child.lock"
 PROCESS = "child.pid"
 START_LOCK = "start.lock"
 HEARTBEAT = "heartbeat"  # touched by a child for as long as its threads run
 OWNERS = "owners"  # marks of the supervisors that wait for the child
+ENDING = "ending.json"  # why a supervisor ended the child
 PUBLISHED = "published.txt"  # reference of the artifact that the work became
 
 _PROGRESS_INTERVAL_SECONDS = 0.1
@@ -68,6 +69,14 @@ class Failure(Record):
 
     error_type: str
     message: str
+
+
+class Ending(Record):
+    """Reason why a supervisor ended its child."""
+
+    is_error: bool = Field(description="false: somebody asked for it")
+    reason: str
+    at: float
 
 
 class ProcessMark(Record):

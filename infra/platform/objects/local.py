@@ -55,6 +55,20 @@ class LocalBackend:
             ]
         return sorted(key for key in found if key.startswith(prefix))
 
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Bytes by key of a folder, for prefixes that end with /."""
+        return {key: (self.root / key).stat().st_size for key in self.keys(prefix)}
+
+    def changed_at(self, prefix: str) -> dict[str, float]:
+        """When each object was written last, uploads under way among them."""
+        found = {}
+        for directory, _, names in os.walk(self.root / prefix):
+            for name in names:
+                path = Path(directory) / name
+                with contextlib.suppress(FileNotFoundError):  # an upload that ended meanwhile
+                    found[path.relative_to(self.root).as_posix()] = path.stat().st_mtime
+        return found
+
     def remove(self, key: str) -> None:
         (self.root / key).unlink(missing_ok=True)
 

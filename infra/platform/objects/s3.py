@@ -3,6 +3,7 @@ too.
 """
 
 from pathlib import Path
+from typing import Any
 
 import fsspec
 from pydantic import Field, SecretStr
@@ -78,6 +79,19 @@ class S3Backend:
         root = f"{self._base}/{folder}" if folder else self._base
         found = self._files.find(root, prefix=stem)
         return sorted(path.removeprefix(self._base + "/") for path in found)
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Bytes by key of a folder, for prefixes that end with /."""
+        return {key: int(info["size"]) for key, info in self._infos(prefix).items()}
+
+    def changed_at(self, prefix: str) -> dict[str, float]:
+        """When each object was written last."""
+        infos = self._infos(prefix)
+        return {key: info["LastModified"].timestamp() for key, info in infos.items()}
+
+    def _infos(self, prefix: str) -> dict[str, Any]:
+        found = self._files.find(self._path(prefix.rstrip("/")), detail=True)
+        return {path.removeprefix(self._base + "/"): info for path, info in found.items()}
 
     def remove(self, key: str) -> None:
         if self.exists(key):

@@ -93,6 +93,18 @@ class ObjectStore:
         with self._operation("list", prefix or "."):
             return self._backend.keys(prefix)
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Bytes of the objects in a folder, by key. `folder` ends with /."""
+        with self._operation("list", folder):
+            return self._backend.sizes(folder)
+
+    def changed_at(self, folder: str) -> dict[str, float]:
+        """When each object of a folder was written last, by key, in seconds since the epoch. Where
+        the store shows uploads under way they are among them. `folder` ends with /.
+        """
+        with self._operation("list", folder):
+            return self._backend.changed_at(folder)
+
     def delete(self, key: str) -> None:
         """Remove the object. Nothing happens if there is none."""
         with self._operation("delete", key):

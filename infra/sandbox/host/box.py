@@ -36,12 +36,16 @@ from ostinato.infra.sandbox.snapshots.layers import remove_folder
 REPOSITORY_PATH = "/repo"
 _counter = itertools.count()
 _NO_ROOM = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-_NO_NAMESPACES = (
-    "bubblewrap could not make the box; if the kernel refuses user namespaces, allow them with "
-    "`sysctl -w user.max_user_namespaces=15000` (and on Ubuntu `sysctl -w "
-    "kernel.apparmor_restrict_unprivileged_userns=0`), or run the container with "
-    "`--security-opt seccomp=unconfined`"
+# of Docker: its default profiles refuse namespaces and mounts, and a box cannot mount a /proc of its own
+# while parts of the container's are masked
+CONTAINER_OPTIONS = ("seccomp=unconfined", "apparmor=unconfined", "systempaths=unconfined")
+HOW_TO_ALLOW_BOXES = (
+    "allow user namespaces with `sysctl -w user.max_user_namespaces=15000` (on Debian also `sysctl -w "
+    "kernel.unprivileged_userns_clone=1`, on Ubuntu `sysctl -w "
+    "kernel.apparmor_restrict_unprivileged_userns=0`), and run a container with "
+    f"`{' '.join(f'--security-opt {option}' for option in CONTAINER_OPTIONS)}`"
 )
+_NO_NAMESPACES = f"bubblewrap could not make the box; {HOW_TO_ALLOW_BOXES}"
 
 
 class BoxProcess:

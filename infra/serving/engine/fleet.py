@@ -19,6 +19,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from ostinato.infra.platform.cluster.actors import get_or_create_actor, live_nodes
+from ostinato.infra.platform.cluster.stage_status import ReplicaStanding
 from ostinato.infra.platform.errors import EngineError, OstinatoError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.telemetry import fields
@@ -230,6 +231,18 @@ class EngineFleet:
     def states(self) -> dict[str, ReplicaState]:
         """Last known state of every replica."""
         return self._router.states()
+
+    def standing(self) -> dict[str, ReplicaStanding]:
+        """Last known health of every replica. Asks nobody."""
+        return {
+            name: ReplicaStanding(
+                state=health.state.value,
+                since=health.since,
+                version=health.version,
+                reason=health.reason,
+            )
+            for name, health in self._health.items()
+        }
 
     async def health(self) -> dict[str, dict[str, str | int]]:
         """State, reason, version and process id by replica."""

@@ -45,7 +45,6 @@ from ostinato.infra.serving.gateway.schemas import (
     FeedbackAnswer,
     FeedbackRequest,
 )
-from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS
 from ostinato.infra.serving.gateway.tenants import DAY_SECONDS, Tenants
 from ostinato.models.rendering import Renderer
 
@@ -232,12 +231,6 @@ def _add_own_routes(
     async def give_feedback(
         request: FeedbackRequest, tenant: Annotated[Caller, Depends(tenant_of)]
     ) -> FeedbackAnswer:
-        if request.signal in GATEWAY_SIGNALS:
-            raise ApiError(
-                400,
-                f"signal {request.signal.value} is measured by the gateway, not sent",
-                param="signal",
-            )
         if request.interaction_id.startswith(PRIVATE_PREFIX):
             counters = gateway.recorder.counters[tenant.name]
             counters[f"feedback.without_consent.{request.signal.value}"] += 1

@@ -4,12 +4,32 @@ Chat completions follow OpenAI's format: fields we do not read are ignored, exce
 change the meaning of an answer, which are refused by name. Our own endpoints refuse unknown fields.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+)
 
 from ostinato.infra.serving.gateway.config import MAX_MESSAGES
-from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS, Signal
+
+
+def _sent_by_clients(signal: Signal) -> Signal:
+    if signal in GATEWAY_SIGNALS:
+        raise ValueError(f"signal {signal.value} is measured by the gateway, not sent")
+    return signal
+
+
+ClientSignal = Annotated[
+    Signal,
+    AfterValidator(_sent_by_clients),
+    WithJsonSchema({"type": "string", "enum": sorted(set(Signal) - GATEWAY_SIGNALS)}),
+]
 
 
 class Wire(BaseModel):
@@ -183,7 +203,7 @@ class FeedbackRequest(Wire):
     """POST /v1/feedback."""
 
     interaction_id: str
-    signal: Signal
+    signal: ClientSignal
     value: float = Field(default=1.0, ge=0, le=1, description="a share, or 1 for yes")
     feedback_id: str | None = Field(
         default=None,

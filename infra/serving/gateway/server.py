@@ -5,6 +5,7 @@ The socket is bound before anything is said to be up, so a busy port is one clea
 
 import asyncio
 import errno
+import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -19,6 +20,9 @@ from ostinato.infra.platform.errors import ConfigError
 HEAD_SECONDS = (
     10.0  # from a connection's first byte, or its opening, to the end of a request's head
 )
+ACCEPTED_AT_ONCE = 16  # connections between two looks at those that are open
+OPEN_FILES = 65_536
+WAITING_CONNECTIONS = 4096  # that the kernel keeps until they are accepted
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -65,7 +69,7 @@ async def serve(app: ASGIApp, host: str, port: int) -> None:
     """Serves until cancelled or interrupted."""
     listener = bind(host, port)
     try:
-        await uvicorn.Server(_configure(app, HEAD_SECONDS)).serve(sockets=[listener])
+        await _Server(_configure(app, HEAD_SECONDS)).serve(sockets=[listener])
     finally:
         listener.close()
 
@@ -73,8 +77,21 @@ async def serve(app: ASGIApp, host: str, port: int) -> None:
 def _configure(app: ASGIApp, head_seconds: float) -> uvicorn.Config:
     protocol = type("Timed", (_TimedProtocol,), {"head_seconds": head_seconds})
     return uvicorn.Config(
-        app, log_level="warning", timeout_graceful_shutdown=5, http=protocol, ws="none"
+        app,
+        log_level="warning",
+        timeout_graceful_shutdown=5,
+        http=protocol,
+        ws="none",
+        backlog=ACCEPTED_AT_ONCE,  # asyncio accepts as many in one go
     )
+
+
+def raise_open_files() -> None:
+    """Let this process open more files: each connection is one, and shells begin with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _TimedProtocol(H11Protocol):
@@ -113,7 +130,18 @@ class _TimedProtocol(H11Protocol):
             self._head_due = None
 
 
-class _QuietServer(uvicorn.Server):
+class _Server(uvicorn.Server):
+    """Keeps answering those it has while many others connect."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Few are accepted at once, but many may wait."""
+        raise_open_files()
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(WAITING_CONNECTIONS)
+
+
+class _QuietServer(_Server):
     """Leaves the process's signal handlers alone: the block's owner decides when it ends."""
 
     @contextmanager

@@ -20,9 +20,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ostinato.infra.platform.cluster.ranks import forget_rank, mark_rank
 from ostinato.infra.platform.errors import ClusterError, OstinatoError, StorageError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.models.cpu import close_process_groups, open_process_groups
+from ostinato.models.process_groups import close_process_groups, open_process_groups
 from ostinato.tasks.learning.config import TrainerRequest
 from ostinato.tasks.learning.ranks.rank import OtherRank, TrainerRank
 
@@ -52,19 +53,22 @@ class RankGroup:
         self._pipes: list[Connection] = []
         self._failed_uploads: list[ctypes.c_bool] = []
         self._ended = ""
-        world_size = request.config.world_size
+        self._directory = directory = Path(request.work_directory)
+        self._world_size = world_size = request.config.world_size
+        mark_rank(directory, 0)
         if world_size == 1:
+            open_process_groups(kind=request.device)
             return
         close_process_groups()
-        directory = Path(request.work_directory)
-        directory.mkdir(parents=True, exist_ok=True)
         rendezvous = directory / f"rendezvous-{uuid.uuid4().hex}"
         try:
             with self._all_or_none():
                 for rank in range(1, world_size):
                     self._start(rank, (request, objects, rank, rendezvous, patience_seconds))
                 self._gather("start", START_SECONDS)
-                open_process_groups(0, world_size, rendezvous, patience_seconds)
+                open_process_groups(
+                    0, world_size, rendezvous, patience_seconds, kind=request.device
+                )
                 self._gather("open process groups", patience_seconds)
         finally:
             rendezvous.unlink(missing_ok=True)
@@ -105,6 +109,8 @@ class RankGroup:
         """Ends the processes, with whatever they are at."""
         self._ended = self._ended or "it was closed"
         self._end()
+        for rank in range(self._world_size):
+            forget_rank(self._directory, rank)
 
     def _start(self, rank: int, arguments: tuple[Any, ...]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -202,14 +208,18 @@ def _serve(
 ) -> None:
     """Life of a rank: it ends with rank 0's end of the pipe, at once, whatever is being uploaded."""
     try:
+        mark_rank(Path(request.work_directory), rank)
         pipe.send((True, None))
-        open_process_groups(rank, request.config.world_size, rendezvous, patience_seconds)
+        open_process_groups(
+            rank, request.config.world_size, rendezvous, patience_seconds, kind=request.device
+        )
         pipe.send((True, None))
         own = OtherRank(request, objects, rank, has_failed)
         while True:
             method, argument = pipe.recv()
             pipe.send((True, method(own, argument)))
     except (EOFError, ConnectionError):
+        forget_rank(Path(request.work_directory), rank)
         os._exit(0)
     except BaseException:  # noqa: BLE001 - whatever ends a rank, rank 0 must hear why
         with contextlib.suppress(OSError):

@@ -14,6 +14,7 @@ import torch
 import xxhash
 
 from ostinato.infra.serving.weights.codec import tensor_bits
+from ostinato.models.device import on_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.training.data_parallel import UsedGradients
 from ostinato.tasks.learning.batches.packing import Microbatch
@@ -90,27 +91,27 @@ class ShareWork:
         self, batch: Microbatch, entropy_coefficient: float
     ) -> tuple[float, TokenScores]:
         """Adds the gradient of a microbatch. Returns its loss and the scores of its sampled tokens."""
-        mask_BT = torch.from_numpy(batch.loss_mask_BT)
+        mask_BT = on_device(batch.loss_mask_BT)
         logprobs_BT, entropy_BT = score_batch(self._model, batch, self._config.router_replay)
         logprobs_N = logprobs_BT[mask_BT]
         rollout_logprobs_N = batch.rollout_logprobs_BT[batch.loss_mask_BT]
         advantages_BT = np.broadcast_to(batch.advantages_B[:, None], batch.tokens_BT.shape)
-        advantages_N = torch.from_numpy(advantages_BT[batch.loss_mask_BT])
+        advantages_N = on_device(advantages_BT[batch.loss_mask_BT])
         if entropy_coefficient:
             bonus_N = entropy_bonus(logprobs_N, entropy_BT[mask_BT], entropy_coefficient)
             advantages_N = advantages_N + bonus_N
         objective = policy_loss(
-            logprobs_N, torch.from_numpy(rollout_logprobs_N), advantages_N, self._config.objective
+            logprobs_N, on_device(rollout_logprobs_N), advantages_N, self._config.objective
         )
         objective.total.backward()
         scores = TokenScores(
-            trainer_logprobs_N=logprobs_N.detach().numpy(),
+            trainer_logprobs_N=logprobs_N.detach().cpu().numpy(),
             rollout_logprobs_N=rollout_logprobs_N,
             weight_versions_N=batch.weight_versions_BT[batch.loss_mask_BT],
             is_kept_cache_N=batch.is_kept_cache_BT[batch.loss_mask_BT],
-            entropy_N=entropy_BT.detach()[mask_BT].numpy(),
-            importance_weights_N=objective.importance_weights_N.numpy(),
-            is_clipped_N=objective.is_clipped_N.numpy(),
+            entropy_N=entropy_BT.detach()[mask_BT].cpu().numpy(),
+            importance_weights_N=objective.importance_weights_N.cpu().numpy(),
+            is_clipped_N=objective.is_clipped_N.cpu().numpy(),
         )
         return float(objective.total.detach()), scores
 
@@ -141,12 +142,12 @@ def score_batch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(logprobs_BT, entropy_BT) of a microbatch's sampled tokens, as they were drawn."""
     return model.token_logprobs_and_entropy(
-        torch.from_numpy(batch.tokens_BT),
-        torch.from_numpy(batch.routes_BTLK) if replay.enabled else None,
-        mask_BT=torch.from_numpy(batch.loss_mask_BT),
-        padding_BT=torch.from_numpy(batch.padding_BT),
+        on_device(batch.tokens_BT),
+        on_device(batch.routes_BTLK) if replay.enabled else None,
+        mask_BT=on_device(batch.loss_mask_BT),
+        padding_BT=on_device(batch.padding_BT),
         plausibility_ratio=replay.plausibility_ratio,
-        temperature_B=torch.from_numpy(batch.temperatures_B),
+        temperature_B=on_device(batch.temperatures_B),
         with_entropy=with_entropy,
     )
 
@@ -157,14 +158,13 @@ def sum_rows_k1(reference: TrainerModel, batches: Sequence[Microbatch]) -> list[
     reference.eval()
     sums = []
     for batch in batches:
-        mask_BT = torch.from_numpy(batch.loss_mask_BT)
         logprobs_BT = reference.token_logprobs(
-            torch.from_numpy(batch.tokens_BT),
-            mask_BT=mask_BT,
-            temperature_B=torch.from_numpy(batch.temperatures_B),
+            on_device(batch.tokens_BT),
+            mask_BT=on_device(batch.loss_mask_BT),
+            temperature_B=on_device(batch.temperatures_B),
         )
         difference_BT = np.where(
-            batch.loss_mask_BT, batch.rollout_logprobs_BT - logprobs_BT.numpy(), 0.0
+            batch.loss_mask_BT, batch.rollout_logprobs_BT - logprobs_BT.cpu().numpy(), 0.0
         )
         sums.append([float(row_T.sum(dtype=np.float64)) for row_T in difference_BT])
     return sums

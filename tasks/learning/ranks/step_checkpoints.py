@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ostinato.infra.platform.errors import StorageError, boundary
 from ostinato.models.checkpoint import load_checkpoint, load_optimizer_state, save_checkpoint
+from ostinato.models.device import current_device
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.records import Record
 
@@ -143,7 +144,10 @@ def link_step(source: Path, step: int, target: Path) -> None:
 
 
 def describe_machine() -> str:
-    """What decides the bits of a step besides its inputs: processor, instruction set, torch."""
+    """What decides the bits of a step besides its inputs: processor, instruction set, GPU, torch."""
     names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     processor = names[0] if names else platform.machine()
-    return f"{processor}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
+    units = [processor, torch.backends.cpu.get_cpu_capability()]
+    if current_device().type == "cuda":
+        units.append(torch.cuda.get_device_name())
+    return f"{', '.join(units)}, torch {torch.__version__}"

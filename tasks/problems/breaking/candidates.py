@@ -28,7 +28,15 @@ class Candidate(Record):
     test_files: tuple[str, ...] = Field(
         default=(), description="files whose tests all speak of it, beside those that call it"
     )
-    message: str = Field(default="", description="of the commit it was mined from")
+    message: str = Field(
+        default="", description="of the commit it was mined from; the text of a given task"
+    )
+    named_failing: tuple[str, ...] = Field(
+        default=(), description="tests of a given task that must fail; empty: those that do"
+    )
+    named_passing: tuple[str, ...] = Field(
+        default=(), description="tests of a given task that must pass, beside the failing ones"
+    )
 
     @property
     def candidate_id(self) -> str:
@@ -42,6 +50,15 @@ class Candidate(Record):
         is_mutation = self.kind is Kind.MUTATION
         label = self.operator if is_mutation else f"{self.kind.value}-{self.operator}"
         return f"{self.repository}-{name}-{label}-{digest}"
+
+    @property
+    def asks_for_hash(self) -> bool:
+        """Whether a `__hash__` must be repaired. Every constant passes for one, so a repair would
+        prove nothing. Of a real commit, or a task of others, it may be a part.
+        """
+        hashes = [name.rpartition(".")[2] == "__hash__" for _, _, name in self.touched]
+        is_old_code = self.kind in (Kind.MINED_COMMIT, Kind.GIVEN)
+        return any(hashes) and (not is_old_code or all(hashes))
 
     def draft(self, fingerprint: str) -> Problem:
         """The record without tests, prompt and split."""

@@ -48,6 +48,14 @@ class Described(Record):
     remarks: tuple[str, ...] = ()
 
 
+class Project(Record):
+    """A project's files described: paths, dependencies, and what its metadata calls it."""
+
+    source: Source
+    distribution: str = Field(description="name of the project")
+    remarks: tuple[str, ...] = ()
+
+
 class _Taken(Record):
     """Files of a source before anything is known of them."""
 
@@ -63,24 +71,8 @@ def describe_source(place: str, name: str | None, cache: Path, max_commits: int)
     ConfigError when there is nothing at `place`, ProblemError when no code or no tests are found.
     """
     taken = _take(place, name, cache)
-    metadata = read_metadata(taken.files, taken.archive.name)
-    layout = find_layout(
-        taken.files,
-        metadata.name,
-        top_level=metadata.top_level,
-        test_patterns=metadata.test_patterns,
-    )
-    dependencies, remarks = _dependencies(taken.files, metadata, layout, cache)
-    shared = Source(
-        name=taken.archive.name,
-        package_paths=layout.package_paths,
-        test_paths=layout.test_paths,
-        kept_paths=layout.kept_paths,
-        stripped_prefix=layout.stripped_prefix,
-        dependencies=dependencies,
-        is_installed=True,
-        generated_files=_version_modules(metadata, layout),
-    ).model_dump()
+    project = describe_files(taken.files, taken.archive.name, cache)
+    shared = project.source.model_dump()
     repository = RepositorySource.model_validate(shared | taken.archive.model_dump())
     if max_commits and taken.clone is None:
         raise ConfigError(f"--commits {max_commits} of {place}, wanted a git repository")
@@ -90,7 +82,38 @@ def describe_source(place: str, name: str | None, cache: Path, max_commits: int)
         "max_commits": max_commits,
     }
     history = GitSource.model_validate(shared | told) if max_commits else None
-    return Described(repository=repository, history=history, remarks=remarks)
+    return Described(repository=repository, history=history, remarks=project.remarks)
+
+
+def describe_files(
+    files: Mapping[str, bytes],
+    name: str,
+    cache: Path,
+    *,
+    package: str = "",
+    requires: Iterable[str] = (),
+) -> Project:
+    """The source `name` of a project's files. `package`: how the project is called where no metadata says it
+    (`name` when empty); `requires`: packages that it needs beside those that its metadata names.
+    ProblemError when no code or no tests are found.
+    """
+    metadata = read_metadata(files, package or name)
+    metadata = metadata.model_copy(update={"requires": (*metadata.requires, *requires)})
+    layout = find_layout(
+        files, metadata.name, top_level=metadata.top_level, test_patterns=metadata.test_patterns
+    )
+    dependencies, remarks = _dependencies(files, metadata, layout, cache)
+    source = Source(
+        name=name,
+        package_paths=layout.package_paths,
+        test_paths=layout.test_paths,
+        kept_paths=layout.kept_paths,
+        stripped_prefix=layout.stripped_prefix,
+        dependencies=dependencies,
+        is_installed=True,
+        generated_files=_version_modules(metadata, layout),
+    )
+    return Project(source=source, distribution=metadata.name, remarks=remarks)
 
 
 def _take(place: str, name: str | None, cache: Path) -> _Taken:

@@ -35,6 +35,7 @@ class Finding(StrEnum):
     UNSTABLE = "unstable"  # the second run differed
     LEAKED = "leaked"  # what it removes can be read elsewhere
     WRONG_SIZE = "wrong_size"  # outside the window of changed lines
+    NOT_AS_NAMED = "not_as_named"  # a test that a given task names is none here, or does not fail
     CHEATED = "cheated"  # a patch that skips or deletes tests was not judged a failure
 
 
@@ -68,8 +69,14 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
     covering = baseline.speaking_of(candidate.touched, candidate.test_files)
     if not covering:
         return Judgement(candidate_id=name, finding=Finding.UNTESTED)
-    chosen = _choose(candidate, covering, under_test)
-    guards = _guards(candidate, covering, baseline)
+    if candidate.named_failing:
+        chosen, guards = _named(candidate, baseline)
+        if len(chosen) < len(candidate.named_failing):
+            return Judgement(candidate_id=name, finding=Finding.NOT_AS_NAMED)
+        covering = chosen
+    else:
+        chosen = _choose(candidate, covering, under_test)
+        guards = _guards(candidate, covering, baseline)
     files = candidate.broken_files(under_test.server.repository.files)
     tests = tuple(baseline.tests[position] for position in (*chosen, *guards))
     report = await under_test.server.run(files, tests, under_test.rules.time_limit_seconds)
@@ -78,6 +85,8 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
     refusal = _refuse(report)
     if refusal is None and report.route != "hot":
         refusal = await _check_imports(files, under_test)
+    if refusal is None and candidate.named_failing and len(failing) < len(chosen):
+        refusal = Finding.NOT_AS_NAMED
     if refusal is None:
         num_failing = round(len(failing) / len(chosen) * len(covering))
         refusal = _refuse_extent(num_failing, passing, under_test)
@@ -111,6 +120,14 @@ def _refuse_extent(
     if num_failing > max(1, under_test.rules.max_failing_ratio * len(under_test.baseline.tests)):
         return Finding.TOO_BROAD
     return None if passing else Finding.NOTHING_PASSES
+
+
+def _named(candidate: Candidate, baseline: Baseline) -> tuple[list[int], list[int]]:
+    """Positions of the tests that a given task names: those to fail, and those to pass."""
+    position = {test: number for number, test in enumerate(baseline.tests)}
+    failing = [position[test] for test in candidate.named_failing if test in position]
+    passing = [position[test] for test in candidate.named_passing if test in position]
+    return failing, [number for number in passing if number not in frozenset(failing)]
 
 
 def _choose(

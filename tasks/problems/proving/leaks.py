@@ -75,8 +75,8 @@ class LeakCheck:
 
     def leaks(self, candidate: Candidate) -> bool:
         """Whether a candidate's removed code can be read elsewhere."""
-        # a mined commit has old code where new code was; single lines are no run of lines
-        if candidate.kind is Kind.MINED_COMMIT or not candidate.blocks:
+        # these have old code where new code was; single lines are no run of lines
+        if candidate.kind in (Kind.MINED_COMMIT, Kind.GIVEN) or not candidate.blocks:
             return False
         return bool(self.find(candidate.draft("")))
 

@@ -1,6 +1,7 @@
 """What every object store keeps: round trips, atomic puts, honest listings, checksums."""
 
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -64,6 +65,20 @@ def test_list_gives_sorted_keys_by_string_prefix(objects: ObjectStore) -> None:
     assert objects.list("a/") == ["a/1", "a/2"]
     assert objects.list("b/x/") == ["b/x/y"]
     assert objects.list("nothing/here") == []
+
+
+def test_sizes_and_times_are_those_of_a_folder(objects: ObjectStore) -> None:
+    began = time.time()
+    objects.put_bytes("chains/a/1.bin", b"12345")
+    objects.put_bytes("chains/a/deep/2.bin", b"")
+    objects.put_bytes("chains/ab.bin", b"other")
+
+    assert objects.sizes("chains/a/") == {"chains/a/1.bin": 5, "chains/a/deep/2.bin": 0}
+    times = objects.changed_at("chains/a/")
+    assert times.keys() == {"chains/a/1.bin", "chains/a/deep/2.bin"}
+    # S3 tells whole seconds
+    assert all(began - 2 < at < time.time() + 2 for at in times.values())
+    assert objects.sizes("nothing/") == objects.changed_at("nothing/") == {}
 
 
 def test_delete_is_idempotent_and_seen_at_once(objects: ObjectStore) -> None:

@@ -1,14 +1,18 @@
 """`ostinato plan`: degrees are read, and a plan tells ranks, memory, time and replicas."""
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-from ostinato.flows.commands.planning import parse_degrees, show_plan
+from ostinato.flows.cli import app
+from ostinato.flows.commands.planning import check_built, parse_degrees, show_plan
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.planning.inputs import load_inputs
+from ostinato.tasks.planning.walked import BuiltStage
 
 
 def _plan(gpus: int, degrees: dict[str, int]) -> str:
@@ -36,6 +40,28 @@ def test_a_plan_tells_both_stages_and_the_replicas() -> None:
     ):
         assert part in shown
     assert shown.count("MFU") == 2
+
+
+@pytest.mark.slow
+def test_a_dry_run_builds_what_was_planned_and_says_what_training_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    arguments = ["plan", "--recipe", "nano", "--gpus", "8", "--chip", "h200", "--dry-run"]
+    layout = ["--layout", "tensor=2", "--layout", "expert=2", "--layout", "pipeline=2"]
+
+    shown = CliRunner().invoke(app, [*arguments, *layout])
+
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.count("+0.00%") == 2
+    for part in ("forward", "backward", "gradients", "optimiser", "pipeline=2: training has no"):
+        assert part in shown.output
+
+
+def test_built_parameters_that_were_not_planned_are_refused() -> None:
+    check_built([BuiltStage(stage=0, planned=1000, built=1004)])
+    with pytest.raises(ConfigError, match=r"stage 1 holds 1,006 parameters as built and 1,000 as"):
+        check_built([BuiltStage(stage=1, planned=1000, built=1006)])
 
 
 def test_too_few_gpus_are_refused_with_what_is_missing() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ostinato
-from ostinato.flows.operating.status_report import collect
+from ostinato.flows.operating.status.report import collect
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stages import chain, stage
 from ostinato.flows.stages.run_options import STAGES, RunOptions

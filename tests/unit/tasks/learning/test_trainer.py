@@ -138,7 +138,7 @@ def test_trainer_keeps_the_newest_checkpoints_and_the_references_they_use(tmp_pa
     for seed in range(5):
         trainer.train_step(batch(seed))
         trainer.save()
-    names = sorted(path.name for path in Path(request.work_directory).iterdir())
+    names = sorted(path.name for path in Path(request.work_directory).glob("*-*"))
     assert names == [
         "kl-reference-00000002", "kl-reference-00000004", "step-00000004", "step-00000005",
     ]  # fmt: skip

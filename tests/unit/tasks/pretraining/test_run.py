@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from ostinato.infra.platform.cluster.workspace import ProgressWriter, Workspace
 from ostinato.infra.platform.errors import ConfigError, TrainingError
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.checkpoint.adapter_files import ADAPTER
 from ostinato.tasks.pretraining.config import (
     PretrainingConfig,
     PretrainingRequest,
@@ -155,3 +157,41 @@ def test_pretraining_ranks_must_divide_the_microbatches(corpus: Path) -> None:
         ValueError, match="2 microbatches per step, wanted a multiple of 3 data-parallel ranks"
     ):
         make_request(corpus, world_size=3)
+
+
+def adapting(corpus: Path, plain: PretrainingResult, **changes: Any) -> PretrainingRequest:
+    plain_config = make_request(corpus).config.model_dump()
+    return PretrainingRequest(
+        config=PretrainingConfig.model_validate(plain_config | {"lora": {"rank": 4}} | changes),
+        corpus_directory=str(corpus),
+        checkpoint_directory=plain.checkpoint_directory,
+    )
+
+
+def test_adapters_interrupted_end_with_the_same_weights_and_are_kept_apart(
+    corpus: Path, tmp_path: Path, plain: PretrainingResult
+) -> None:
+    request, directory = adapting(corpus, plain), tmp_path / "run"
+    directory.mkdir()
+    with pytest.raises(TrainingError, match="Interrupted"):
+        main(request, make_workspace(directory, InterruptingProgress(directory, 5)))
+    resumed = main(request, make_workspace(directory))
+    whole = main(request, make_workspace(tmp_path / "whole"))
+    assert resumed.times_resumed == 1
+    ours, wanted = read_weights(resumed), read_weights(whole)
+    assert all(torch.equal(ours[name], wanted[name]) for name in wanted)
+    start = read_weights(plain)
+    moved = {name for name in wanted if not torch.equal(wanted[name], start[name])}
+    assert moved
+    assert all("self_attn" in name for name in moved)  # the rest of this shape is experts
+    adapter = load_file(Path(whole.checkpoint_directory) / ADAPTER / "adapter_model.safetensors")
+    assert len(adapter) == 2 * len(moved)
+
+
+def test_adapters_without_a_base_or_cut_over_ranks_are_refused(
+    corpus: Path, plain: PretrainingResult
+) -> None:
+    with pytest.raises(ValueError, match="wanted base_checkpoint"):
+        make_request(corpus, lora={"rank": 4})
+    with pytest.raises(ValueError, match="adapters are not cut over ranks"):
+        adapting(corpus, plain, layout={"tensor": 2}, world_size=2)

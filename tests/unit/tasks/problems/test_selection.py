@@ -112,3 +112,22 @@ def test_operators_are_taken_in_the_proportions_of_the_mix():
     assert noticed == {"wrong_variable": 46, "integer": 6, "comparison": 4}
     config = make_config(operators_left_out=("integer",))
     assert "integer" not in {item.operator for item in order(make_candidates(), config)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "asks"),
+    [
+        (Kind.MUTATION, ["Point.__hash__"], True),
+        (Kind.MUTATION, ["Point.hash"], False),
+        (Kind.COMBINED, ["Point.norm", "Point.__hash__"], True),
+        (Kind.DELETED_FUNCTION, ["__hash__"], True),
+        (Kind.MINED_COMMIT, ["Point.norm", "Point.__hash__"], False),
+        (Kind.MINED_COMMIT, ["Point.__hash__"], True),
+        (Kind.MINED_COMMIT, [], False),
+    ],
+)
+def test_repairs_of_hashes_prove_nothing(kind, names, asks):
+    """Found by `ostinato certify`: a constant was paid, since it is a right hash."""
+    keys = tuple(("kit/m.py", line, name) for line, name in enumerate(names, 1))
+    candidate = make_candidates()[0].model_copy(update={"kind": kind, "touched": keys})
+    assert candidate.asks_for_hash is asks

@@ -55,6 +55,11 @@ def test_operators_of_mutations_are_mixed(lines: list[bytes]) -> None:
         assert most <= max(0.25 * len(found), 4), repository
 
 
+def test_no_problem_asks_for_a_hash(lines: list[bytes]) -> None:
+    symbols = [json.loads(line)["symbol"] for line in lines]
+    assert not [symbol for symbol in symbols if symbol.endswith("__hash__")]
+
+
 def test_a_damaged_set_is_refused(tmp_path: Path) -> None:
     for path in SETS.glob("problems_16.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())

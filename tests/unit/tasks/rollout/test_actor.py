@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ostinato.infra.platform.cluster.stage_status import BoxUse
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.actor import RolloutFleet, start_workers
@@ -35,6 +36,9 @@ class ScriptedWorker:
             await asyncio.sleep(3600.0)
         return make_trajectory(ticket, versions=(1, 2))
 
+    def boxes(self) -> BoxUse:
+        return BoxUse(leased=1, waiting=2, waiting_since=7.0)
+
     async def close(self) -> None:
         return None
 
@@ -50,6 +54,8 @@ async def test_workers_answer_raise_and_survive_the_death_of_a_process(tmp_path:
     answers = await asyncio.gather(*(fleet.attempt(ticket("p0", index)) for index in range(20)))
     assert [answer.trajectory_id for answer in answers] == [f"p0.t{index}" for index in range(20)]
     assert answers[0].transcript.segments[0].oldest_version == 1
+
+    assert await fleet.boxes() == BoxUse(leased=1, waiting=2, waiting_since=7.0)
 
     with pytest.raises(ProblemError, match="no such repository"):
         await fleet.attempt(ticket("broken", 0))

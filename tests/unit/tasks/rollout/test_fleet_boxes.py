@@ -9,6 +9,7 @@ import pytest
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.loop.attempt import run_agent
+from ostinato.infra.platform.cluster.stage_status import BoxUse
 from ostinato.infra.sandbox.fleet.actor import ask
 from ostinato.infra.sandbox.fleet.client import FleetClient
 from ostinato.infra.sandbox.fleet.records import FleetPolicy
@@ -102,7 +103,16 @@ def test_attempts_in_the_fleets_boxes_are_those_in_the_workers_own(
             worker_of(repository, FleetClient(fleet.name)),
             worker_of(repository, None),
         )
-        in_fleet = await attempts(lent, problem, 4)
+        in_flight = asyncio.create_task(attempts(lent, problem, 4))
+        uses = []
+        while not in_flight.done():
+            uses.append(lent.boxes())
+            await asyncio.sleep(0.01)
+        in_fleet = await in_flight
+        assert max(use.leased for use in uses) == 4
+        assert max(use.waiting for use in uses) == 4
+        assert all((use.waiting == 0) == (use.waiting_since is None) for use in uses)
+        assert lent.boxes() == BoxUse(leased=0, waiting=0)
         after = await ask(fleet.actor.count.remote(), "count")
         in_own = await attempts(own, problem, 1)
         await own.close()

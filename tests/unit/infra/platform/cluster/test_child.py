@@ -15,7 +15,13 @@ import pytest
 
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.processes import is_alive, mark_process
-from ostinato.infra.platform.cluster.workspace import ProcessMark, Progress, read_record
+from ostinato.infra.platform.cluster.workspace import (
+    ENDING,
+    Ending,
+    ProcessMark,
+    Progress,
+    read_record,
+)
 from ostinato.infra.platform.errors import (
     ClusterError,
     ConfigError,
@@ -321,3 +327,26 @@ def test_mark_of_an_earlier_boot_is_dead(tmp_path: Path) -> None:
     mark = mark_process(os.getpid())
     assert is_alive(mark)
     assert not is_alive(mark.model_copy(update={"boot_id": "before"}))
+
+
+def test_a_child_that_is_ended_on_purpose_says_so_until_the_next_attempt(tmp_path: Path) -> None:
+    directory, release = tmp_path / "work", tmp_path / "release"
+
+    def stop(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_child(
+            _COUNT,
+            CountRequest(steps=1, release_file=str(release)),
+            CountResult,
+            directory=directory,
+            on_progress=stop,
+        )
+    ending = read_record(directory / ENDING, Ending)
+    assert ending is not None
+    assert (ending.is_error, ending.reason) == (False, "KeyboardInterrupt")
+
+    release.touch()
+    _count(directory, CountRequest(steps=1, release_file=str(release)))
+    assert not (directory / ENDING).exists()

@@ -1,12 +1,12 @@
 """`ostinato problems from`: a recipe for a repository that nobody prepared."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ostinato.flows.reporting.console import say
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
+from ostinato.infra.platform.toml_writing import to_toml
 from ostinato.tasks.problems.discovery.describing import Described, describe_source
 
 # of a hundred problems
@@ -28,8 +28,11 @@ def write_recipe(
     say(f"  beside them: {', '.join((*source.kept_paths, *source.dependencies)) or 'nothing'}")
     for remark in described.remarks:
         say(f"  {remark}")
-    path = Path(f"{source.name}.toml")
-    text = recipe_text(described, place, extends, problems)
+    return write_new(Path(f"{source.name}.toml"), recipe_text(described, place, extends, problems))
+
+
+def write_new(path: Path, text: str) -> Path:
+    """The path, which holds the text. ConfigError when it holds another one."""
     if path.exists() and path.read_text() != text:
         raise ConfigError(
             f"{path.resolve()} exists with another content, wanted none: take another name with "
@@ -45,9 +48,9 @@ def recipe_text(described: Described, place: str, extends: str, problems: int) -
     sizes = {split: problems * share // 100 for split, share in SHARES.items()}
     lines = [
         f"# Problems of {place}, described by `ostinato problems from`; change what it got wrong.",
-        f"extends = {_toml(extends)}",
-        f"name = {_toml(source.name)}",
-        f"description = {_toml(f'problems of {place}')}",
+        f"extends = {to_toml(extends)}",
+        f"name = {to_toml(source.name)}",
+        f"description = {to_toml(f'problems of {place}')}",
         "",
         "[problems]",
         f"functions_held_out = {FUNCTIONS_HELD_OUT}",
@@ -58,24 +61,11 @@ def recipe_text(described: Described, place: str, extends: str, problems: int) -
     tables = {"repositories": source, "git": described.history}
     for table, record in tables.items():
         if record is not None:
-            values = record.model_dump(mode="json", exclude_defaults=True)
-            lines += [
-                "",
-                f"[[problems.{table}]]",
-                *(f"{k} = {_toml(v)}" for k, v in values.items()),
-            ]
+            lines += table_lines(table, record)
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: Any) -> str:
-    """A value as TOML writes it."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return str(value)
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+def table_lines(name: str, record: Record) -> list[str]:
+    """A record of `[[problems.NAME]]` as lines of TOML."""
+    values = record.model_dump(mode="json", exclude_defaults=True)
+    return ["", f"[[problems.{name}]]", *(f"{key} = {to_toml(v)}" for key, v in values.items())]

@@ -1,0 +1,47 @@
+"""`ostinato problems export`: a problem set as tasks of Harbor."""
+
+import importlib.metadata
+from pathlib import Path
+
+from ostinato.flows.reporting.console import say
+from ostinato.infra.platform.artifacts import open_artifacts
+from ostinato.infra.platform.errors import ConfigError, ProblemError
+from ostinato.infra.platform.settings import Settings
+from ostinato.tasks.problem_sets import PROBLEMS_FILE, load_problems, load_repositories
+from ostinato.tasks.problems.given.harbor_writing import write_task
+
+_KINDS = ("problems", "environments", "rebuilt-problems")
+
+
+def export_tasks(settings: Settings, place: str, directory: Path, limit: int | None) -> int:
+    """The number of tasks written to `directory`, a folder each. Problems that cannot be tasks are named with the
+    reason.
+    """
+    folder = _find_set(settings, place)
+    repositories = load_repositories(folder)
+    version = importlib.metadata.version("pytest")
+    written = 0
+    for problem in load_problems(folder):
+        if written == limit:
+            break
+        try:
+            write_task(problem, repositories[problem.repository], directory, version)
+            written += 1
+        except ProblemError as error:
+            say(f"  left out: {error}")
+    return written
+
+
+def _find_set(settings: Settings, place: str) -> Path:
+    if (Path(place) / PROBLEMS_FILE).is_file():
+        return Path(place)
+    if "/" not in place or "@" not in place:
+        raise ConfigError(
+            f"PROBLEMS is {place!r}, wanted a folder with {PROBLEMS_FILE} or an artifact "
+            "problems/NAME@VERSION"
+        )
+    artifacts = open_artifacts(settings)
+    ref = artifacts.get(place)
+    if ref.kind not in _KINDS:
+        raise ConfigError(f"{place} is no problem set, wanted one of {', '.join(_KINDS)}")
+    return artifacts.local_copy(ref, settings.home)

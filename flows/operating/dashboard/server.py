@@ -1,0 +1,91 @@
+"""The dashboard's application: one page, its live data as server-sent events, and the reports of runs.
+
+It answers names of this machine alone, has no key, and changes nothing: whoever may open a port of
+this user's machine sees what the home's files say. From elsewhere it is reached through ssh -L.
+"""
+
+import asyncio
+import base64
+import hashlib
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import FileResponse, StreamingResponse
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.staticfiles import StaticFiles
+
+from ostinato.flows import reporting
+from ostinato.flows.operating.dashboard.snapshot import Snapshot
+
+ASSETS = Path(__file__).parent / "assets"
+TEMPLATES = Path(reporting.__file__).parent / "templates"
+_POLICY = (
+    "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; script-src 'self'"
+)
+_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+
+
+def content_policy() -> str:
+    """Only scripts of ours run: those of the page, and those that stand in the templates of reports,
+    by their hash. A report shows what models wrote.
+    """
+    texts = (path.read_text() for path in sorted(TEMPLATES.glob("*.html")))
+    scripts = {script for text in texts for script in _SCRIPT.findall(text)}
+    digests = (hashlib.sha256(script.encode()).digest() for script in sorted(scripts))
+    allowed = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
+    return " ".join([_POLICY, *allowed])
+
+
+class LatestSnapshot:
+    """The newest snapshot, taken when someone waits for one and shared by all who do."""
+
+    def __init__(self, take: Callable[[], Snapshot], every_seconds: float) -> None:
+        self._take, self._every_seconds = take, every_seconds
+        self._lock = asyncio.Lock()
+        self._text, self._taken_at = "", 0.0
+
+    async def text(self) -> str:
+        """The snapshot as JSON."""
+        async with self._lock:
+            if time.monotonic() - self._taken_at > self._every_seconds:
+                snapshot = await asyncio.to_thread(self._take)
+                self._text, self._taken_at = snapshot.model_dump_json(), time.monotonic()
+            return self._text
+
+
+def build_app(take: Callable[[], Snapshot], reports: Path, every_seconds: float = 2.0) -> FastAPI:
+    """The application. `take` reads a snapshot and may block for seconds."""
+    app = FastAPI(title="Ostinato dashboard", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
+    latest, policy = LatestSnapshot(take, every_seconds), content_policy()
+
+    @app.middleware("http")
+    async def restrict(request: Request, call_next: Callable[..., object]) -> Response:
+        response: Response = await call_next(request)  # type: ignore[misc]
+        response.headers["content-security-policy"] = policy
+        response.headers["x-content-type-options"] = "nosniff"
+        return response
+
+    @app.get("/")
+    async def page() -> FileResponse:
+        return FileResponse(ASSETS / "dashboard.html")
+
+    @app.get("/snapshot")
+    async def snapshot() -> Response:
+        return Response(await latest.text(), media_type="application/json")
+
+    @app.get("/events")
+    async def events(request: Request) -> StreamingResponse:
+        async def stream() -> AsyncIterator[str]:
+            while not await request.is_disconnected():
+                yield f"data: {await latest.text()}\n\n"
+                await asyncio.sleep(every_seconds)
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+    app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
+    app.mount("/reports", StaticFiles(directory=reports, check_dir=False), name="reports")
+    return app

@@ -1,0 +1,188 @@
+"""What the dashboard shows at one moment: parts, curves of the newest training, weight versions, cycles, arms.
+
+Read from the home's files, the object store and the ledger, as `ostinato status` does; nothing that
+runs is asked for more than its health.
+"""
+
+import contextlib
+import json
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from ostinato.flows.operating.status.report import collect
+from ostinato.flows.operating.status.rows import StatusRow
+from ostinato.flows.reporting.report import Curve
+from ostinato.flows.reporting.rl_curves import rl_curves
+from ostinato.infra.platform.cluster.workspace import METRICS, PROGRESS, Progress, read_record
+from ostinato.infra.platform.errors import StorageError
+from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.ledger.rows import CycleRow, PromotionRow
+from ostinato.infra.platform.objects import ObjectStore, open_object_store
+from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.settings import Settings
+from ostinato.infra.platform.telemetry import read_metrics
+
+MOST_STEPS = 400  # points of a curve
+MOST_VERSIONS = 40  # of a chain
+MOST_CHAINS = 3
+MOST_CYCLES = 20
+MOST_PAGES = 100
+# infra/serving/weights/README.md; its package loads torch, which this process does without
+_MANIFEST_KEY = re.compile(r"chains/(?P<chain>[^/]+)/(?P<version>\d{8,})/manifest\.json$")
+
+
+class WeightVersion(Record):
+    """One committed version of a weight chain."""
+
+    chain: str
+    version: int
+    kind: str = Field(description="anchor or delta")
+    stored_bytes: int
+    published_at: float
+
+
+class StageProgress(Record):
+    """Progress of a running stage."""
+
+    part: str
+    done: float
+    total: float
+    message: str
+
+
+class Snapshot(Record):
+    """All that the page draws."""
+
+    at: float
+    parts: tuple[StatusRow, ...]
+    stages: tuple[StageProgress, ...] = Field(description="that run now")
+    curves: tuple[Curve, ...]
+    chains: tuple[tuple[WeightVersion, ...], ...] = Field(
+        description="versions of a chain, oldest first; newest chain first"
+    )
+    cycles: tuple[CycleRow, ...] = Field(description="newest first")
+    promotions: tuple[PromotionRow, ...] = Field(description="newest first")
+    pages: tuple[str, ...] = Field(description="reports below /reports/, newest first")
+
+
+class SnapshotReader:
+    """Takes snapshots of one home. What never changes is read once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._versions: dict[str, WeightVersion] = {}
+
+    def take(self) -> Snapshot:
+        """A snapshot; a store or ledger that fails is a part with a fault and leaves its lists empty."""
+        home, parts = self._settings.home, tuple(collect(self._settings))
+        has_ledger = any(row.part == "ledger" and row.state == "up" for row in parts)
+        cycles, promotions = self._read_ledger() if has_ledger else ((), ())
+        return Snapshot(
+            at=time.time(),
+            parts=parts,
+            stages=tuple(_running_stages(home, parts)),
+            curves=tuple(_newest_curves(home)),
+            chains=self._newest_chains(),
+            cycles=cycles,
+            promotions=promotions,
+            pages=tuple(_pages(home)),
+        )
+
+    def _read_ledger(self) -> tuple[tuple[CycleRow, ...], tuple[PromotionRow, ...]]:
+        try:
+            with contextlib.closing(open_ledger(self._settings)) as ledger:
+                lines = ledger.promotions.lines()
+                promotions = [row for line in lines for row in ledger.promotions.history(line)]
+                cycles = [row for line in lines for row in ledger.cycles.history(line)]
+        except StorageError:
+            return (), ()
+        cycles.sort(key=lambda row: -row.opened_at)
+        promotions.sort(key=lambda row: -row.at)
+        return tuple(cycles[:MOST_CYCLES]), tuple(promotions[:MOST_CYCLES])
+
+    def _newest_chains(self) -> tuple[tuple[WeightVersion, ...], ...]:
+        try:
+            objects = open_object_store(self._settings)
+            chains: dict[str, dict[int, str]] = defaultdict(dict)
+            for key in objects.list("chains/"):
+                if match := _MANIFEST_KEY.match(key):
+                    chains[match["chain"]][int(match["version"])] = key
+            read = [
+                tuple(self._version(objects, keys[v]) for v in sorted(keys)[-MOST_VERSIONS:])
+                for keys in chains.values()
+            ]
+        except StorageError:
+            return ()
+        read.sort(key=lambda versions: -versions[-1].published_at)
+        return tuple(read[:MOST_CHAINS])
+
+    def _version(self, objects: ObjectStore, key: str) -> WeightVersion:
+        if key not in self._versions:
+            body = json.loads(objects.get_bytes(key))["manifest"]
+            self._versions[key] = WeightVersion(
+                chain=body["chain_id"],
+                version=body["version"],
+                kind="anchor" if body["anchor"] else "delta",
+                stored_bytes=sum(item["size_bytes"] for item in body["delta"] + body["anchor"]),
+                published_at=body["published_at"],
+            )
+        return self._versions[key]
+
+
+def _running_stages(home: Path, parts: tuple[StatusRow, ...]) -> Iterator[StageProgress]:
+    for row in parts:
+        run, _, stage = row.part.partition(" ")
+        if row.state != "running" or not stage or " " in stage:
+            continue
+        progress = read_record(home / "runs" / run / stage / PROGRESS, Progress)
+        if progress is not None:
+            yield StageProgress(
+                part=row.part, done=progress.done, total=progress.total, message=progress.message
+            )
+
+
+def _newest_curves(home: Path) -> list[Curve]:
+    """Curves of the RL stage and of the loss whose metrics changed last."""
+    files = sorted(home.glob(f"runs/*/*/{METRICS}"), key=_changed_at, reverse=True)
+    curves: list[Curve] = []
+    has_steps = has_losses = False
+    for path in files:
+        if has_steps and has_losses:
+            break
+        rows: list[dict[str, Any]] = [dict(row) for row in read_metrics(path)]
+        if not has_steps:
+            found = rl_curves(_thin([row for row in rows if "solve_rate" in row]))
+            has_steps, curves = bool(found), curves + found
+        losses = _thin([row for row in rows if "loss" in row and "solve_rate" not in row])
+        if losses and not has_losses:
+            has_losses = True
+            steps = tuple(float(row["step"]) for row in losses)
+            series = {"loss": (steps, tuple(float(row["loss"]) for row in losses))}
+            title = f"loss of {path.parent.parent.name} {path.parent.name.partition('-')[0]}"
+            curves.append(Curve(title=title, x_label="step", y_label="nats", series=series))
+    return curves
+
+
+def _thin(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At most MOST_STEPS rows, evenly spread, the last one among them."""
+    every = -(-len(rows) // MOST_STEPS) or 1
+    return rows[::-1][::every][::-1]
+
+
+def _pages(home: Path) -> list[str]:
+    folder = home / "reports"
+    found = sorted(folder.rglob("*.html"), key=_changed_at, reverse=True)
+    return [path.relative_to(folder).as_posix() for path in found[:MOST_PAGES]]
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

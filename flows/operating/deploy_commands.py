@@ -1,0 +1,37 @@
+"""`ostinato deploy` and `ostinato deploy-files`: what other machines need to run flows."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ostinato.flows.commands.launching import RecipeOption
+from ostinato.flows.operating.local_prefect import WORK_POOL, PoolType, deploy_elsewhere
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.reporting.console import say
+from ostinato.infra.deploy import copy_files
+from ostinato.infra.platform.settings import load_settings
+
+
+def deploy(
+    recipe: RecipeOption = "nano",
+    pool: Annotated[
+        PoolType, typer.Option(help="what a flow run gets: a process, a container or a job")
+    ] = PoolType.PROCESS,
+    image: Annotated[
+        str | None, typer.Option(help="of infra/deploy/Containerfile; ostinato:latest when absent")
+    ] = None,
+) -> None:
+    """Deploys to the Prefect server of PREFECT_API_URL: work pool, queues, deployments, automations."""
+    load_recipe(recipe)
+    url = deploy_elsewhere(load_settings(), recipe, pool, image)
+    typer.echo(f"deployed recipe {recipe} to {url}")
+    typer.echo(f"a worker for it: prefect worker start --pool {WORK_POOL}")
+
+
+def deploy_files(
+    directory: Annotated[Path, typer.Argument(help="gets them; is made", file_okay=False)],
+) -> None:
+    """Writes the container file, the KubeRay manifest, the Slurm script and the work pools' templates."""
+    for path in copy_files(directory):
+        say(f"wrote {path}")

@@ -1,0 +1,205 @@
+"""Rows of workers, flow runs and concurrency leases, from the API of this machine's Prefect server."""
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ostinato.flows.operating.local_prefect import WORK_POOL
+from ostinato.flows.operating.status.processes import ProcessTable, say_stopped
+from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds
+from ostinato.flows.operating.status.services import WORKER, RunningUp
+from ostinato.infra.platform.cluster.processes import told_processes
+
+_UNDER_WAY = ["RUNNING", "PENDING", "CANCELLING"]
+_OF_DEPLOYMENT = "deployment:"  # how Prefect begins the name of a deployment's own limit
+_WITHOUT_SLOT = "AwaitingConcurrencySlot"
+_START_A_WORKER = "`ostinato up` starts one, `prefect worker start --pool {}` too"
+
+
+class PrefectRows:
+    """Findings about one server at one moment."""
+
+    def __init__(
+        self,
+        api: httpx.Client,
+        up: RunningUp,
+        processes: ProcessTable,
+        *,
+        home: Path,
+        now: float,
+        thresholds: Thresholds,
+    ) -> None:
+        self._api, self._up, self._processes = api, up, processes
+        self._home, self._now, self._thresholds = home, now, thresholds
+        pools = self._ask("work_pools/filter", {})
+        self._pools = {pool["name"]: pool for pool in pools if pool["type"] == "process"}
+        self._workers = {
+            name: self._ask(f"work_pools/{name}/workers/filter", {}) for name in self._pools
+        }
+        self._under_way = self._runs(_UNDER_WAY)
+        # after the runs: one that begins meanwhile is in neither; stages inherit the variable
+        self._engines = told_processes("PREFECT__FLOW_RUN_ID", "prefect.engine")
+
+    def rows(self) -> Iterator[StatusRow]:
+        """Workers, then runs that are under way or late, then leases that nobody holds."""
+        for pool in self._pools:
+            yield from self._worker_rows(pool)
+        for run in self._under_way:
+            yield self._under_way_row(run)
+        for run in self._runs(["SCHEDULED"]):
+            due = _instant(run["expected_start_time"])
+            if due is not None and self._now - due >= self._thresholds.late:
+                yield self._late_row(run, due)
+        yield from self._lease_rows()
+
+    def _runs(self, states: list[str]) -> list[dict[str, Any]]:
+        wanted = {"flow_runs": {"state": {"type": {"any_": states}}}}
+        return self._ask("flow_runs/filter", wanted)
+
+    def _ask(self, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return self._api.post(path, json=body).raise_for_status().json()
+
+    def _online(self, pool: str) -> list[dict[str, Any]]:
+        return [worker for worker in self._workers[pool] if worker["status"] == "ONLINE"]
+
+    def _worker_rows(self, pool: str) -> Iterator[StatusRow]:
+        if pool == WORK_POOL:
+            stopped = self._up.stopped(WORKER)
+            if stopped:
+                yield _silent_worker(None, say_stopped(stopped))
+                return
+            dead = self._up.dead_row("worker", WORKER)
+            if dead is not None:
+                yield dead
+                return
+            if not self._online(pool) and self._up.is_starting(WORKER, self._now):
+                yield StatusRow(part="worker", state="starting")
+                return
+        for worker in self._online(pool):
+            beat = _instant(worker["last_heartbeat_time"])
+            since = _instant(worker.get("created"))
+            seen = "" if beat is None else f"heartbeat {self._now - beat:.0f} s ago"
+            yield StatusRow(part="worker", state="up", since=since, progress=seen)
+        if self._online(pool):
+            return
+        start = _START_A_WORKER.format(pool)
+        # one that ended is of interest only where no other took its place
+        newest = max(
+            self._workers[pool], key=lambda one: one["last_heartbeat_time"] or "", default=None
+        )
+        if newest is None:
+            yield StatusRow(part="worker", state="not running", waits_for=start)
+        else:
+            cause = f"no heartbeat of the worker of pool {pool}: it ended or hangs; {start}"
+            yield _silent_worker(_instant(newest["last_heartbeat_time"]), cause)
+
+    def _under_way_row(self, run: Mapping[str, Any]) -> StatusRow:
+        state, since = run["state_type"], _instant(run["state"]["timestamp"])
+        row = StatusRow(part=_name(run), state=state.lower(), since=since)
+        pids = self._engines.get(run["id"].replace("-", ""), [])
+        stopped = self._processes.stopped(pids)
+        if stopped:
+            return _with_fault(row, Fault.STOPPED_PROCESS, say_stopped(stopped))
+        if run["deployment_id"] is None or pids:  # without a deployment it may run anywhere
+            return row
+        if state == "RUNNING" and not self._has_ended(run):
+            cause = "no process of this machine runs it; `ostinato up` takes it up again"
+            return _with_fault(row, Fault.LOST_RUN, cause)
+        if state == "PENDING" and self._now - (since or self._now) >= self._thresholds.pending:
+            log = self._home / "logs" / "prefect-worker.log"
+            cause = f"a worker took it and its process did not begin; see {log}"
+            return _with_fault(row, Fault.STUCK_RUN, cause)
+        return row
+
+    def _has_ended(self, run: Mapping[str, Any]) -> bool:
+        """Whether it is over by now: its process may have ended since the runs were listed."""
+        now = self._api.get(f"flow_runs/{run['id']}").raise_for_status().json()
+        return now["state_type"] != run["state_type"]
+
+    def _late_row(self, run: Mapping[str, Any], due: float) -> StatusRow:
+        pool, queue = run["work_pool_name"], run["work_queue_name"]
+        row = StatusRow(part=_name(run), state="late", since=due)
+        if run["state"]["name"] == _WITHOUT_SLOT:
+            return row.model_copy(
+                update={"state": "queued", "waits_for": "a slot of its deployment"}
+            )
+        if pool not in self._pools:
+            return row.model_copy(update={"waits_for": f"a worker of pool {pool}"})
+        queues = self._ask(f"work_pools/{pool}/queues/filter", {})
+        found = next((one for one in queues if one["name"] == queue), None)
+        if self._pools[pool]["is_paused"] or (found is not None and found["is_paused"]):
+            cause = f"work queue {queue} of pool {pool} is paused: resume it in the UI"
+            return _late(row, f"queue {queue}", cause)
+        limit = found["concurrency_limit"] if found is not None else None
+        ahead = [one["name"] for one in self._under_way if one["work_queue_name"] == queue]
+        if limit is not None and len(ahead) >= limit:
+            waits_for = f"queue {queue}, which runs {limit} at a time: {', '.join(ahead)}"
+            return row.model_copy(update={"state": "queued", "waits_for": waits_for})
+        if not self._online(pool):
+            cause = f"no worker of pool {pool} is there; {_START_A_WORKER.format(pool)}"
+            return _late(row, "a worker", cause)
+        cause = f"the worker of pool {pool} does not take it; see its log"
+        return _late(row, "a worker", cause)
+
+    def _lease_rows(self) -> Iterator[StatusRow]:
+        for limit in self._ask("v2/concurrency_limits/filter", {}):
+            if not limit["name"].startswith(_OF_DEPLOYMENT):
+                continue
+            identity = limit["name"].removeprefix(_OF_DEPLOYMENT)
+            holders = [run for run in self._under_way if run["deployment_id"] == identity]
+            num_leaked = limit["active_slots"] - len(holders)
+            since = self._lease_since(limit["id"]) or _instant(limit["updated"])
+            if num_leaked <= 0 or self._now - (since or self._now) < self._thresholds.lease:
+                continue
+            answer = self._api.get(f"deployments/{identity}")
+            name = answer.json()["name"] if answer.is_success else identity
+            cause = (
+                f"{num_leaked} of {limit['limit']} slots are taken and there is no run that holds "
+                "it: it ends with its lease, or set the limit's active slots to 0"
+            )
+            yield StatusRow(
+                part=f"lease {name}",
+                state="leaked",
+                waits_for="the end of the lease",
+                since=since,
+                fault=Fault.LEAKED_LEASE,
+                cause=cause,
+            )
+
+    def _lease_since(self, limit_id: str) -> float | None:
+        """When the oldest lease of a limit was given, as the server of `ostinato up` keeps it."""
+        instants = []
+        for path in (self._home / "prefect" / "concurrency_leases").glob("*-*.json"):
+            try:
+                lease = json.loads(path.read_text())
+            except (OSError, ValueError):  # it ended meanwhile
+                continue
+            if limit_id in lease["resource_ids"]:
+                instants.append(_instant(lease["created_at"]))
+        return min((one for one in instants if one is not None), default=None)
+
+
+def _name(run: Mapping[str, Any]) -> str:
+    return f"flow run {run['name']}"
+
+
+def _late(row: StatusRow, waits_for: str, cause: str) -> StatusRow:
+    return row.model_copy(update={"waits_for": waits_for, "fault": Fault.LATE_RUN, "cause": cause})
+
+
+def _with_fault(row: StatusRow, fault: Fault, cause: str) -> StatusRow:
+    return row.model_copy(update={"fault": fault, "cause": cause})
+
+
+def _silent_worker(since: float | None, cause: str) -> StatusRow:
+    return StatusRow(
+        part="worker", state="silent", since=since, fault=Fault.SILENT_WORKER, cause=cause
+    )
+
+
+def _instant(text: str | None) -> float | None:
+    return None if text is None else datetime.fromisoformat(text).timestamp()

@@ -1,0 +1,101 @@
+"""Live processes of this machine at one moment: families, who is stopped, who computes."""
+
+import contextlib
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+# what strangers' code does in a box is no state of ours: a box is stopped while its files are read
+_BOXES = ("bwrap", "qemu-system")
+_COMPUTING_RATIO = 0.03  # of a core
+
+
+@dataclass(frozen=True)
+class _Process:
+    parent: int
+    name: str
+    state: str
+
+
+class ProcessTable:
+    """A snapshot of the process table."""
+
+    def __init__(self) -> None:
+        self._processes: dict[int, _Process] = {}
+        self._children: dict[int, list[int]] = {}
+        for found in psutil.process_iter(["ppid", "name", "status"]):
+            info = found.info
+            process = _Process(info["ppid"] or 0, info["name"] or "", info["status"] or "")
+            self._processes[found.pid] = process
+            self._children.setdefault(process.parent, []).append(found.pid)
+
+    def family(self, pid: int, *, with_boxes: bool = False) -> list[int]:
+        """A process and all below it; without boxes, what runs in them is left out too."""
+        known = self._processes.get(pid)
+        if known is None or (known.name.startswith(_BOXES) and not with_boxes):
+            return []
+        below = (self.family(child, with_boxes=with_boxes) for child in self._children.get(pid, ()))
+        return [pid, *(member for members in below for member in members)]
+
+    def is_any_running(self, pids: Collection[int]) -> bool:
+        """Whether one of them has a processor, or waits for nothing else."""
+        return any(
+            pid in self._processes and self._processes[pid].state == psutil.STATUS_RUNNING
+            for pid in pids
+        )
+
+    def stopped(self, pids: Collection[int]) -> list[int]:
+        """Those that a signal stopped."""
+        return [
+            pid
+            for pid in pids
+            if pid in self._processes and self._processes[pid].state == psutil.STATUS_STOPPED
+        ]
+
+    def is_live(self, pid: int) -> bool:
+        """Whether there is such a process, and no zombie."""
+        return pid in self._processes and self._processes[pid].state != psutil.STATUS_ZOMBIE
+
+
+def say_stopped(pids: Sequence[int]) -> str:
+    """Cause of a stand-still."""
+    text = " ".join(map(str, pids))
+    return f"process {text} is stopped by a signal; `kill -CONT {text}` lets it go on"
+
+
+def are_computing(roots: Sequence[int], samples: int = 4, pause_seconds: float = 0.4) -> bool:
+    """Whether processes, or any below them, boxes too, do anything while this looks: use a core to speak
+    of, stand ready for one, or start others.
+    """
+    before: dict[int, float] = {}
+    for sample in range(samples):
+        table = ProcessTable()
+        family = [pid for root in roots for pid in table.family(root, with_boxes=True)]
+        now = {pid: _cpu_seconds(pid) for pid in family}
+        if table.is_any_running(family):
+            return True
+        if sample:
+            used = sum(seconds - before.get(pid, 0.0) for pid, seconds in now.items())
+            if now.keys() - before.keys() or used > _COMPUTING_RATIO * pause_seconds:
+                return True
+        before = now
+        time.sleep(pause_seconds)
+    return False
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of a process and of those below it that ended."""
+    with contextlib.suppress(psutil.Error):
+        return float(sum(psutil.Process(pid).cpu_times()[:4]))
+    return 0.0
+
+
+def listener(port: int) -> psutil.Process | None:
+    """The process that listens on a port of this machine, if it can be seen."""
+    for found in psutil.net_connections("tcp"):
+        if found.status == psutil.CONN_LISTEN and found.laddr[1:2] == (port,) and found.pid:
+            with contextlib.suppress(psutil.Error):
+                return psutil.Process(found.pid)
+    return None

@@ -1,0 +1,144 @@
+"""All rows of `ostinato status`. Parts are asked side by side, each within a time limit, so that one that
+hangs holds nothing up.
+"""
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import httpx
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ostinato.flows.operating.status.flow_runs import PrefectRows
+from ostinato.flows.operating.status.ledger import champion_rows, ledger_rows, unusable_ledger
+from ostinato.flows.operating.status.processes import ProcessTable
+from ostinato.flows.operating.status.rows import StatusRow, Thresholds, first_line
+from ostinato.flows.operating.status.services import RunningUp, gateway_row, server_row
+from ostinato.flows.operating.status.stages import StageRows
+from ostinato.flows.operating.status.storage import (
+    disk_row,
+    slow_store,
+    store_row,
+    upload_rows,
+)
+from ostinato.infra.platform.errors import OstinatoError
+from ostinato.infra.platform.ledger.rows import CycleRow
+from ostinato.infra.platform.objects import open_object_store
+from ostinato.infra.platform.settings import Settings
+
+_LAST_SECONDS = 1.0  # beyond the limit of a question, for the rows to be made
+
+
+def collect(settings: Settings, thresholds: Thresholds | None = None) -> list[StatusRow]:
+    """Every part of this machine: services, flow runs, storage, cycles, then stages, newest last."""
+    limits = thresholds or Thresholds()
+    now = time.time()
+    processes = ProcessTable()
+    up = RunningUp(settings, processes)
+    stages = StageRows(settings.home, processes, now, limits)
+    api = f"http://127.0.0.1:{settings.prefect_port}/api/"
+    gateway = f"http://127.0.0.1:{settings.gateway_port}/healthz"
+
+    def flow_runs() -> Iterator[StatusRow]:
+        with httpx.Client(base_url=api, timeout=limits.answer) as client:
+            asked = PrefectRows(
+                client, up, processes, home=settings.home, now=now, thresholds=limits
+            )
+            yield from asked.rows()
+
+    def idle_seconds(cycle: CycleRow) -> float | None:
+        # a database that machines share tells nothing of the others' stages
+        is_here = settings.ledger_url.startswith("sqlite")
+        return stages.idle_seconds(cycle.opened_at) if is_here else None
+
+    probes = [
+        Probe("server", lambda: [server_row(up, f"{api}health", now, limits)]),
+        Probe("gateway", lambda: [gateway_row(up, gateway, limits)]),
+        Probe("flow runs", flow_runs),
+        Probe("disk", lambda: [disk_row(settings)]),
+        Probe("store", lambda: [store_row(settings, limits)]),
+        Probe("ledger", lambda: ledger_rows(settings, limits, idle_seconds)),
+        Probe("champion", lambda: champion_rows(settings)),
+        Probe("chain", lambda: upload_rows(open_object_store(settings), now, limits)),
+        Probe("stages", stages.rows),
+    ]
+    deadline = time.monotonic() + limits.answer + _LAST_SECONDS
+    found = {probe.part: probe.rows_by(deadline) for probe in probes}
+    return up.rows() + _without_echoes(found, limits)
+
+
+def print_rows(rows: Sequence[StatusRow], console: Console) -> None:
+    """Prints a table of all parts and, below it, the findings."""
+    table = Table("part", "state", "waits for", "since", "likely cause", "progress")
+    now = time.time()
+    for row in rows:
+        style = "red" if row.fault is not None else None
+        texts = (row.part, row.state, row.waits_for, ago(row.since, now), row.cause, row.progress)
+        table.add_row(*(escape(text) for text in texts), style=style)
+    console.print(table)
+    findings = [f"{row.fault} ({row.part})" for row in rows if row.fault is not None]
+    told = ", ".join(findings) if findings else "none"
+    console.print(f"findings: {told}", highlight=False, markup=False, soft_wrap=True)
+
+
+def ago(instant: float | None, now: float) -> str:
+    """How long ago, in words."""
+    if instant is None:
+        return ""
+    seconds = max(0.0, now - instant)
+    return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} min ago"
+
+
+class Probe:
+    """A question about one part, asked in a thread of its own from the start."""
+
+    def __init__(self, part: str, ask: Callable[[], Iterable[StatusRow]]) -> None:
+        self.part = part
+        self._ask = ask
+        self._rows: list[StatusRow] = []
+        # who never answers must not keep the command from ending
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def rows_by(self, deadline: float) -> list[StatusRow]:
+        """The rows, or one that says that none came in time or that asking failed."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            return [StatusRow(part=self.part, state=SILENT)]
+        return self._rows
+
+    def _run(self) -> None:
+        try:
+            self._rows = list(self._ask())
+        except (OstinatoError, OSError, httpx.HTTPError, sqlite3.Error) as error:
+            self._rows = [StatusRow(part=self.part, state=FAILING, progress=first_line(error))]
+
+
+SILENT, FAILING = "silent", "failing"
+
+
+def _without_echoes(found: dict[str, list[StatusRow]], limits: Thresholds) -> list[StatusRow]:
+    """The rows in their order. What cannot be asked because the server, the store or the ledger has a
+    fault is left out: that part's own row says so.
+    """
+    if _is_state(found["store"], SILENT):
+        found["store"] = [slow_store(f"no answer within {limits.answer:.0f} s")]
+    if _is_state(found["ledger"], SILENT):
+        found["ledger"] = [unusable_ledger(f"no answer within {limits.answer:.0f} s")]
+    sources = {"flow runs": ("server",), "chain": ("store",), "champion": ("store", "ledger")}
+    rows = []
+    for part, own in found.items():
+        is_unasked = _is_state(own, SILENT) or _is_state(own, FAILING)
+        is_echo = any(
+            row.state != "up" for source in sources.get(part, ()) for row in found[source]
+        )
+        if not (is_unasked and is_echo):
+            rows += own
+    return rows
+
+
+def _is_state(rows: list[StatusRow], state: str) -> bool:
+    return len(rows) == 1 and rows[0].state == state

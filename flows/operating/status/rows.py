@@ -1,0 +1,71 @@
+"""Rows of `ostinato status`, names of its findings, and the times after which a wait is one."""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from ostinato.infra.platform.record import Record
+
+
+class Fault(StrEnum):
+    """Finding about a part. Each stands in docs/troubleshooting.md with its remedy."""
+
+    SILENT_SERVER = "silent-server"
+    DEAD_SERVICE = "dead-service"
+    SILENT_WORKER = "silent-worker"
+    LATE_RUN = "late-run"
+    LEAKED_LEASE = "leaked-lease"
+    LOST_RUN = "lost-run"
+    STUCK_RUN = "stuck-run"
+    SILENT_GATEWAY = "silent-gateway"
+    SLOW_STORE = "slow-store"
+    UNUSABLE_STORE = "unusable-store"
+    FULL_DISK = "full-disk"
+    HELD_LOCK = "held-lock"
+    UNUSABLE_LEDGER = "unusable-ledger"
+    WEDGED_UPLOAD = "wedged-upload"
+    LOST_CHECKPOINT = "lost-checkpoint"
+    FAILED_STAGE = "failed-stage"
+    KILLED_STAGE = "killed-stage"
+    STOPPED_PROCESS = "stopped-process"
+    SILENT_STAGE = "silent-stage"
+    STALLED_STAGE = "stalled-stage"
+    DEAD_RANK = "dead-rank"
+    DEAD_REPLICA = "dead-replica"
+    STARVED_ENGINE = "starved-engine"
+    STARVED_BOXES = "starved-boxes"
+    FORGOTTEN_CYCLE = "forgotten-cycle"
+
+
+class Thresholds(Record):
+    """Times after which what is usual becomes a finding, in seconds."""
+
+    answer: float = Field(default=6.0, description="to one question about a part")
+    slow: float = Field(default=2.0, description="of a question to the object store")
+    lock: float = Field(default=2.0, description="to get the ledger's write lock")
+    late: float = Field(default=60.0, description="after a run is due")
+    pending: float = Field(default=120.0, description="until a run's process begins")
+    lease: float = Field(default=60.0, description="of a slot that nobody holds")
+    beat: float = Field(default=30.0, description="between heartbeats; a stage beats every five")
+    progress: float = Field(default=120.0, description="without progress and without computing")
+    status: float = Field(default=60.0, description="of a `status.json` that is due every second")
+    starved: float = Field(default=180.0, description="without a token, or without a box")
+    upload: float = Field(default=60.0, description="of a weight version to which nothing is added")
+    cycle: float = Field(default=600.0, description="of an open cycle on which nobody works")
+
+
+class StatusRow(Record):
+    """State of one part."""
+
+    part: str
+    state: str
+    waits_for: str = ""
+    since: float | None = Field(default=None, description="seconds since the epoch; None: unknown")
+    fault: Fault | None = Field(default=None, description="None: nothing is wrong")
+    cause: str = Field(default="", description="likely; empty when nothing is wrong")
+    progress: str = ""
+
+
+def first_line(error: object) -> str:
+    """The first line of an error."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,57 @@
+"""Content of a stage's `status.json`: what its parts wait for since when, and how engines and boxes are.
+
+A running stage replaces the file every second; `ostinato status` reads it.
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+from ostinato.infra.platform.record import Record
+
+
+class PartWait(Record):
+    """Wait of one part."""
+
+    what: str
+    detail: str
+    since: float = Field(description="seconds since the epoch, as all times here")
+
+
+class ReplicaStanding(Record):
+    """State of an engine replica, as its fleet knows it."""
+
+    state: str
+    since: float = Field(description="when the state was entered")
+    version: int | None = Field(default=None, description="weights that it serves; None: none")
+    reason: str = Field(default="", description="why it does not serve")
+
+
+class Generation(Record):
+    """Work of all replicas together."""
+
+    computed_tokens: float = Field(description="generated and prefilled, running total")
+    since: float = Field(description="when the total last grew")
+    attempts_in_flight: int
+
+
+class BoxUse(Record):
+    """Boxes of all rollout workers."""
+
+    leased: int
+    waiting: int = Field(description="attempts that want a box and have none")
+    waiting_since: float | None = Field(
+        default=None, description="of the longest; None: none waits"
+    )
+
+
+class StageStatus(Record):
+    """State of a stage at one moment."""
+
+    phase: str = Field(description="running: the file is replaced every second")
+    at: float
+    waits: dict[str, PartWait] = Field(default={}, description="by part")
+    replicas: dict[str, ReplicaStanding] = Field(default={}, description="by name")
+    generation: Generation | None = None
+    boxes: BoxUse | None = None
+    numbers: dict[str, Any] = Field(default={}, description="counters, for people")

@@ -1,0 +1,101 @@
+"""Where a trainer computes: its device, the backend of its process groups, the precision of its products.
+
+Nothing else decides it. The device is chosen by name (`choose_device`) before process groups are
+opened, which set it up by `use_device`; `current_device` then tells it. Checkpoints know no device:
+weights and optimiser states leave for the CPU and come from it.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from megatron.core.tensor_parallel.random import initialize_rng_tracker
+from megatron.core.transformer.moe import moe_utils
+from torch import Tensor
+
+from ostinato.kernels.accelerator import load_gpu_kernels
+from ostinato.kernels.fp32_products import choose_fp32_products
+
+# meta: shapes without values, for dry runs, in groups that talk to nobody
+DeviceKind = Literal["cpu", "cuda", "meta"]
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "meta": "fake"}
+# Below it a step is too short for a GPU: nano (1.9 M) launches kernels for longer than two cores compute.
+CUDA_FROM_PARAMETERS = 50_000_000
+CPU = torch.device("cpu")
+
+_device = CPU
+_has_cuda: Callable[[], bool] = torch.cuda.is_available
+_cuda_device: Callable[[], int] = torch.cuda.current_device
+
+
+def count_gpus() -> int:
+    """GPUs that this process was shown, whatever device it uses."""
+    return torch.cuda.device_count() if _has_cuda() else 0
+
+
+def choose_device(
+    wanted: Literal["auto", "cpu", "cuda"], *, num_parameters: int, num_ranks: int, num_gpus: int
+) -> Literal["cpu", "cuda"]:
+    """The kind of device for a model that `num_ranks` processes of a machine train.
+
+    auto: CUDA for models from `CUDA_FROM_PARAMETERS` on where every rank has a GPU of its own, else the
+    CPU. cuda: ValueError where the GPUs do not suffice.
+    """
+    if wanted == "cuda" and num_gpus < num_ranks:
+        raise ValueError(
+            f"device is 'cuda' and this machine shows {num_gpus} GPUs, wanted one for each of the "
+            f"{num_ranks} ranks; take fewer ranks or OSTINATO_DEVICE=cpu"
+        )
+    if wanted == "auto":
+        fits = num_parameters >= CUDA_FROM_PARAMETERS and num_gpus >= num_ranks
+        return "cuda" if fits else "cpu"
+    return wanted
+
+
+def rank_device(kind: DeviceKind, rank: int) -> torch.device:
+    """The device of one of this machine's ranks: GPUs are taken in turn."""
+    return torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+
+
+def use_device(device: torch.device) -> None:
+    """Makes `device` the one that this process trains on.
+
+    Megatron allocates on `torch.cuda.current_device()`, whatever there is. On any other device that
+    name stands for ours, and GPUs of the machine are hidden from this process.
+    """
+    global _device
+    _device = device
+    cuda: Any = torch.cuda
+    if device.type == "cuda":
+        cuda.current_device, cuda.is_available = _cuda_device, _has_cuda
+        torch.cuda.set_device(device)
+        load_gpu_kernels()
+    else:
+        cuda.current_device, cuda.is_available = (lambda: device), (lambda: False)
+        choose_fp32_products()
+        # Two OpenMP threads on a shared pair of cores train 2-4x slower than one; use ranks.
+        torch.set_num_threads(1)
+    if not moe_utils.HAVE_TE:
+        # Megatron reads this name although only Transformer Engine defines it.
+        moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
+    # Megatron forks a CUDA generator for the dropout of cut sequences; ours drop nothing.
+    initialize_rng_tracker(inference_rng_tracker=True)
+
+
+def current_device() -> torch.device:
+    """The device of the last `use_device`; the CPU before the first."""
+    return _device
+
+
+def on_device(array: np.ndarray) -> Tensor:
+    """A tensor of the array on the process's device."""
+    return torch.from_numpy(array).to(_device)
+
+
+def newton_schulz_dtype(device: torch.device) -> torch.dtype:
+    """bf16 where products of it are fast (on this CPU 3x as fast as fp32), else fp32."""
+    if device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return torch.bfloat16
+    return torch.float32

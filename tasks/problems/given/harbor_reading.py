@@ -1,0 +1,226 @@
+"""Tasks of Harbor as problems, where a folder holds all that they need.
+
+A pass is decided here by tests of pytest over files (SECURITY.md), never by a script that writes a reward. So a task
+is taken when its image is made of a Python image, packages of the index and files beside the Dockerfile, its tests are
+files of pytest, and its solution is a patch. Every other one is refused with the reason. No script of a task runs.
+"""
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import ValidationError
+
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.tasks.problems.discovery.layout import TEST_PATTERNS, Layout
+from ostinato.tasks.problems.given.patches import apply_patch
+from ostinato.tasks.problems.given.task import GivenTask
+
+OURS = "ostinato"  # our table in the task's metadata
+_CONFIG, _TEXT = "task.toml", "instruction.md"
+_MAX_FILE_BYTES = 4 << 20
+_PLAIN = frozenset(("ENV", "LABEL", "USER", "CMD", "ENTRYPOINT", "EXPOSE", "ARG", "SHELL"))
+_INSTALLS = re.compile(r"(?:python3? -m |uv )?pip3? install (.+)")
+_HARMLESS = re.compile(r"(apt-get|apt|mkdir|rm -rf /var/lib/apt|useradd|chown|git config)\b")
+_HERE_DOCUMENT = re.compile(
+    r"<<-?\s*(['\"]?)(\w+)\1[^\n]*\n(.*?)\n\s*\2\s*$", re.DOTALL | re.MULTILINE
+)
+_DIFF = re.compile(r"^(diff --git |--- )", re.MULTILINE)
+
+
+def is_task(directory: Path) -> bool:
+    """Whether a folder is a task of Harbor."""
+    return (directory / _CONFIG).is_file() and (directory / "environment").is_dir()
+
+
+def find_tasks(directory: Path) -> list[Path]:
+    """The folder itself when it is a task, else the tasks in it."""
+    if is_task(directory):
+        return [directory]
+    return [path for path in sorted(directory.iterdir()) if path.is_dir() and is_task(path)]
+
+
+def read_task(directory: Path) -> tuple[GivenTask, dict[str, bytes], dict[str, bytes]]:
+    """The task, its solved and its unsolved state, both with its tests. ProblemError says why it is none."""
+    config = _read_config(directory)
+    text = _read_text(directory / _TEXT).strip()
+    if not text:
+        raise ProblemError(f"its {_TEXT} is missing or empty, wanted what the agent is asked")
+    image, requires = _read_image(directory / "environment")
+    unsolved = {**image, **_read_tests(directory / "tests", image)}
+    solved = unsolved
+    for patch in _patches(directory / "solution"):
+        solved = apply_patch(solved, patch)
+    if solved == unsolved:
+        raise ProblemError("its solution is no patch (a .patch or .diff, or one within solve.sh)")
+    ours = config.get("metadata", {}).get(OURS, {})
+    name = str(config.get("task", {}).get("name", directory.resolve().name)).rpartition("/")[2]
+    try:
+        task = GivenTask(
+            name=re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._") or "task",
+            origin="harbor",
+            prompt=text,
+            fail_to_pass=ours.get("fail_to_pass", ()),
+            pass_to_pass=ours.get("pass_to_pass", ()),
+            package=ours.get("package", _guess_package(image)),
+            requires=() if "layout" in ours else tuple(requires),
+            layout=Layout.model_validate(ours["layout"]) if "layout" in ours else None,
+        )
+    except ValidationError as error:
+        raise ProblemError(f"its table [metadata.{OURS}]: {error}") from None
+    return task, solved, unsolved
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    try:
+        config = tomllib.loads(_read_text(directory / _CONFIG))
+    except tomllib.TOMLDecodeError as error:
+        raise ProblemError(f"its {_CONFIG} is no TOML: {error}") from None
+    place = config.get("environment", {})
+    for wrong, what in (
+        (config.get("steps"), "it has several steps"),
+        (place.get("docker_image"), "its environment is an image, not files"),
+        (str(place.get("os", "linux")).lower() != "linux", "it is for another system than Linux"),
+        (place.get("gpus") or place.get("tpu"), "it needs an accelerator"),
+        (place.get("mcp_servers"), "it needs servers of tools"),
+    ):
+        if wrong:
+            raise ProblemError(f"{what}, which problems here have not")
+    return config
+
+
+def _read_image(folder: Path) -> tuple[dict[str, bytes], list[str]]:
+    """The files that the image has in its working directory, and the packages that it installs."""
+    others = sorted(path.name for path in folder.glob("*compose*"))
+    if others or not (folder / "Dockerfile").is_file():
+        raise ProblemError(
+            f"its environment is {others or 'without a Dockerfile'}, wanted one image"
+        )
+    files: dict[str, bytes] = {}
+    requires: list[str] = []
+    place = PurePosixPath("/")
+    for name, rest in _instructions(_read_text(folder / "Dockerfile")):
+        if name == "FROM":
+            image = rest.split()[0].rpartition("/")[2]
+            if not image.startswith(("python:", "ubuntu:", "debian:")):
+                raise ProblemError(f"its image is {rest!r}, wanted one of Python, Debian or Ubuntu")
+        elif name == "WORKDIR":
+            place = place / rest
+        elif name in ("COPY", "ADD"):
+            files |= _copied(folder, rest, place)
+        elif name == "RUN":
+            requires += _installed(rest)
+        elif name not in _PLAIN:
+            raise ProblemError(f"its Dockerfile has {name} {rest[:60]!r}, which is not read here")
+    return files, requires
+
+
+def _instructions(text: str) -> Iterator[tuple[str, str]]:
+    joined = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE))
+    for line in filter(str.strip, joined.split("\n")):
+        name, _, rest = line.strip().partition(" ")
+        yield name.upper(), rest.strip()
+
+
+def _copied(folder: Path, rest: str, place: PurePosixPath) -> dict[str, bytes]:
+    """Files of a COPY by their path in the working directory."""
+    *sources, target = [word for word in shlex.split(rest) if not word.startswith("--")]
+    destination = place / target
+    files: dict[str, bytes] = {}
+    for source in sources:
+        path = folder / source
+        if not path.resolve().is_relative_to(folder.resolve()) or not path.exists():
+            raise ProblemError(f"its Dockerfile copies {source!r}, which is no file of the task")
+        if path.is_dir():
+            found = {destination / name: text for name, text in _read_folder(path).items()}
+        else:
+            is_folder = target.endswith("/") or target == "." or len(sources) > 1
+            found = {destination / path.name if is_folder else destination: path.read_bytes()}
+        for name, content in found.items():
+            inside = PurePosixPath(*[part for part in name.parts if part != "."])
+            if not inside.is_relative_to(place):
+                raise ProblemError(f"its Dockerfile copies to {target!r}, outside {place}")
+            files[str(inside.relative_to(place))] = content
+    files.pop("Dockerfile", None)
+    return files
+
+
+def _installed(rest: str) -> list[str]:
+    """Packages that a RUN installs from the index. ProblemError when it does anything that makes files."""
+    requires: list[str] = []
+    for command in re.split(r"&&|;", rest):
+        text = " ".join(command.split())
+        if found := _INSTALLS.fullmatch(text):
+            words = [word for word in shlex.split(found[1]) if not word.startswith("-")]
+            requires += [
+                word for word in words if re.fullmatch(r"[A-Za-z0-9][\w.-]*([<>=!~].*)?", word)
+            ]
+        elif text and not _HARMLESS.match(text):
+            raise ProblemError(
+                f"its image is made by running {text[:80]!r}, and no script runs here"
+            )
+    return requires
+
+
+def _read_tests(folder: Path, image: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Test files by their path in the project: where the image has the same, else below `tests`."""
+    script = _read_text(folder / "test.sh")
+    if not re.search(r"\bpytest\b", script):
+        raise ProblemError(
+            "its tests/test.sh runs no pytest; a pass is decided by tests of pytest here"
+        )
+    files = _read_folder(folder)
+    del files["test.sh"]
+    files.pop("Dockerfile", None)
+    tests = [p for p in files if any(PurePosixPath(p).match(form) for form in TEST_PATTERNS)]
+    if not tests:
+        raise ProblemError(f"its folder tests has no test file ({', '.join(TEST_PATTERNS)})")
+    return {
+        path if path in image or path.startswith("tests/") else f"tests/{path}": content
+        for path, content in files.items()
+    }
+
+
+def _patches(folder: Path) -> Iterator[str]:
+    """Unified diffs of a solution, in the order of their names."""
+    if not folder.is_dir():
+        raise ProblemError("it has no solution, and a problem needs one as proof")
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".patch", ".diff"):
+            yield _read_text(path)
+        elif path.name == "solve.sh":
+            for _, _, content in _HERE_DOCUMENT.findall(_read_text(path)):
+                if _DIFF.match(content):
+                    yield content + "\n"
+
+
+def _guess_package(files: Mapping[str, bytes]) -> str:
+    """The only package or module at the top of files that have no metadata; empty when there are several."""
+    paths = [PurePosixPath(path) for path in files]
+    found = {p.parts[0] for p in paths if len(p.parts) == 2 and p.name == "__init__.py"} - {"tests"}
+    found = found or {p.stem for p in paths if len(p.parts) == 1 and p.suffix == ".py"} - {
+        "setup",
+        "conftest",
+    }
+    return found.pop() if len(found) == 1 else ""
+
+
+def _read_folder(folder: Path) -> dict[str, bytes]:
+    """Regular files below a folder; links, caches and what is too large are passed over."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and not path.is_symlink()
+        and "__pycache__" not in path.parts
+        and path.stat().st_size <= _MAX_FILE_BYTES
+    }
+
+
+def _read_text(path: Path) -> str:
+    if not path.is_file() or path.is_symlink():
+        return ""
+    return path.read_text(errors="replace")

@@ -1,0 +1,127 @@
+"""Problems as tasks of Harbor: a folder each, with image, text, tests, solution.
+
+`environment/` holds the broken repository and a Dockerfile over an image of the Python that proved the problem;
+`tests/` the test files as they are and a script that runs the named tests and writes the reward; `solution/` the patch.
+"""
+
+import difflib
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ostinato.infra.platform.errors import ConfigError, ProblemError
+from ostinato.infra.platform.toml_writing import to_toml
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.records import Problem
+
+SCHEMA_VERSION = "1.4"
+_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+_DOCKERFILE = f"""FROM docker.io/library/python:{_VERSION}
+RUN pip install --no-cache-dir pytest=={{pytest}}
+WORKDIR /app
+COPY repository /app
+"""
+_TEST = """#!/bin/bash
+# The tests as they are, whatever became of those in the project, then the verdict.
+cd /app && cp -r /tests/. /app/ && rm /app/test.sh
+if python -m pytest -q -p no:cacheprovider {tests}; then
+  echo 1 > /logs/verifier/reward.txt
+else
+  echo 0 > /logs/verifier/reward.txt
+fi
+"""
+_SOLVE = """#!/bin/bash
+cd /app && git apply --whitespace=nowarn /solution/gold.patch
+"""
+
+
+def write_task(
+    problem: Problem, repository: PreparedRepository, directory: Path, pytest_version: str
+) -> Path:
+    """The folder of the problem's task, new below `directory`. ConfigError when it is there, ProblemError for a
+    problem whose verdict is no matter of tests.
+    """
+    if problem.environment:
+        raise ProblemError(
+            f"problem {problem.problem_id} is judged by the environment {problem.environment}, and a "
+            "task of Harbor by tests"
+        )
+    target = directory / problem.problem_id
+    if target.exists():
+        raise ConfigError(f"{target} exists, wanted a new folder")
+    files = dict(repository.files)
+    broken = problem.break_files(files)
+    product = sorted(path for path in broken if not repository.is_test(path))
+    tests = {path: content for path, content in files.items() if repository.is_test(path)}
+    named = " ".join(map(shlex.quote, (*problem.fail_to_pass, *problem.pass_to_pass)))
+    written = {
+        "task.toml": _describe(problem, repository, files),
+        "instruction.md": f"{problem.prompt}\n",
+        "environment/Dockerfile": _DOCKERFILE.format(pytest=pytest_version),
+        "tests/test.sh": _TEST.format(tests=named),
+        "solution/solve.sh": _SOLVE,
+        "solution/gold.patch": "".join(_diff(path, broken[path], files[path]) for path in product),
+    }
+    for path, text in written.items():
+        _write(target / path, text.encode())
+    for path, content in {**files, **broken}.items():
+        _write(target / "environment/repository" / path, content)
+    if "test.sh" in tests:
+        raise ProblemError(
+            f"problem {problem.problem_id} has a test file test.sh, Harbor's own name"
+        )
+    for path, content in tests.items():
+        _write(target / "tests" / path, content)
+    for script in ("tests/test.sh", "solution/solve.sh"):
+        (target / script).chmod(0o755)
+    return target
+
+
+def _describe(problem: Problem, repository: PreparedRepository, files: Mapping[str, bytes]) -> str:
+    roots = (*repository.package_paths, *repository.test_paths)
+    tops = {path.partition("/")[0] for path in files}
+    kept = sorted(tops - {root.partition("/")[0] for root in roots})
+    tables: dict[str, dict[str, Any]] = {
+        "task": {
+            "name": f"ostinato/{problem.problem_id}",
+            "description": f"{problem.kind} in {problem.repository}",
+            "keywords": ["python", problem.kind],
+        },
+        "metadata": {"category": "software-engineering", "split": problem.split.value},
+        "metadata.ostinato": {
+            "problem_id": problem.problem_id,
+            "repository_fingerprint": problem.repository_fingerprint,
+            "package": problem.repository,
+            "fail_to_pass": list(problem.fail_to_pass),
+            "pass_to_pass": list(problem.pass_to_pass),
+        },
+        "metadata.ostinato.layout": {
+            "stripped_prefix": "",
+            "package_paths": list(repository.package_paths),
+            "test_paths": list(repository.test_paths),
+            "kept_paths": kept,
+        },
+        "verifier": {"timeout_sec": 300.0},
+        "agent": {"timeout_sec": 1800.0},
+        "environment": {"build_timeout_sec": 600.0, "network_mode": "no-network"},
+    }
+    lines = [f'schema_version = "{SCHEMA_VERSION}"']
+    for name, values in tables.items():
+        lines += ["", f"[{name}]", *(f"{key} = {to_toml(value)}" for key, value in values.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _diff(path: str, broken: bytes, gold: bytes) -> str:
+    """A patch of one file as git reads it."""
+    old, new = (text.decode().splitlines(keepends=True) for text in (broken, gold))
+    lines = []
+    for line in difflib.unified_diff(old, new, f"a/{path}", f"b/{path}"):
+        lines.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
+    return "".join(lines)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)

@@ -1,0 +1,127 @@
+"""Instances of SWE-bench, read from a file and from clones on this machine.
+
+An instance is a row with `repo`, `base_commit`, `patch`, `test_patch`, `problem_statement`, FAIL_TO_PASS and
+PASS_TO_PASS (lists, or JSON of lists). Its environment is what the project's metadata names, on this Python: images of
+SWE-bench are not used, so an instance that needs an old interpreter or compiled code is refused by its proof.
+"""
+
+import importlib
+import io
+import json
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator
+
+from ostinato.infra.platform.errors import ConfigError, ProblemError
+from ostinato.infra.platform.git import run_git
+from ostinato.infra.platform.record import Record
+from ostinato.tasks.problems.given.patches import apply_patch
+from ostinato.tasks.problems.given.task import GivenTask
+
+_MARK = "instance_id"
+_SUFFIXES = (".json", ".jsonl", ".parquet")
+_MAX_FILE_BYTES = 4 << 20
+_TEST_ID = re.compile(r"[^\s:]+\.py::\S.*")
+
+
+class Instance(Record):
+    """One row. Other columns are not looked at."""
+
+    instance_id: str
+    repo: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
+    base_commit: str = Field(pattern=r"^[0-9a-f]{7,64}$")
+    patch: str = Field(min_length=1)
+    test_patch: str
+    problem_statement: str = Field(min_length=1)
+    fail_to_pass: tuple[str, ...] = Field(min_length=1)
+    pass_to_pass: tuple[str, ...] = ()
+
+    @field_validator("fail_to_pass", "pass_to_pass", mode="before")
+    @classmethod
+    def _load(cls, value: Any) -> Any:
+        return json.loads(value) if isinstance(value, str) else value
+
+
+def is_instances(path: Path) -> bool:
+    """Whether a file is named as one of instances."""
+    return path.is_file() and path.suffix in _SUFFIXES
+
+
+def read_instances(path: Path) -> list[Instance]:
+    """The instances of a file. ConfigError names the row and what it lacks."""
+    found: list[Instance] = []
+    for number, row in enumerate(_rows(path), 1):
+        if not isinstance(row, dict) or _MARK not in row:
+            raise ConfigError(f"{path}, row {number}: no {_MARK}, wanted instances of SWE-bench")
+        lowered = {str(name).lower(): value for name, value in row.items()}
+        wanted = {name: lowered[name] for name in Instance.model_fields if name in lowered}
+        try:
+            found.append(Instance.model_validate(wanted))
+        except (ValidationError, json.JSONDecodeError) as error:
+            raise ConfigError(f"{path}, row {number}, {row[_MARK]}: {error}") from None
+    return found
+
+
+def take_instance(
+    instance: Instance, clones: Path
+) -> tuple[GivenTask, dict[str, bytes], dict[str, bytes]]:
+    """The task of an instance, its solved and its unsolved state, both with its tests. ProblemError says why it
+    is none.
+    """
+    odd = [test for test in instance.fail_to_pass if not _TEST_ID.fullmatch(test)]
+    if odd:
+        raise ProblemError(f"its test {odd[0]!r} is no id of pytest, wanted FILE.py::NAME")
+    before = _read_commit(_find_clone(instance.repo, clones), instance.base_commit)
+    unsolved = apply_patch(before, instance.test_patch)
+    task = GivenTask(
+        name=instance.instance_id.lower(),
+        origin="swe-bench",
+        prompt=instance.problem_statement.strip(),
+        fail_to_pass=instance.fail_to_pass,
+        pass_to_pass=instance.pass_to_pass,
+        package=instance.repo.partition("/")[2],
+    )
+    return task, apply_patch(unsolved, instance.patch), unsolved
+
+
+def _rows(path: Path) -> Iterator[Any]:
+    if path.suffix == ".parquet":
+        try:
+            parquet = importlib.import_module("pyarrow.parquet")
+        except ImportError:
+            raise ConfigError(f"{path}: parquet is read by pyarrow; pip install pyarrow") from None
+        yield from parquet.read_table(path).to_pylist()
+        return
+    text = path.read_text()
+    try:
+        if path.suffix == ".json":
+            value = json.loads(text)
+            yield from value if isinstance(value, list) else [value]
+        else:
+            yield from (json.loads(line) for line in text.splitlines() if line.strip())
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}: {error}, wanted {path.suffix} of instances") from None
+
+
+def _find_clone(repo: str, clones: Path) -> Path:
+    owner, _, name = repo.partition("/")
+    for folder in (f"{owner}__{name}", f"{owner}/{name}", name):
+        for place in (clones / folder, clones / f"{folder}.git"):
+            if (place / ".git").exists() or (place / "HEAD").is_file():
+                return place
+    raise ProblemError(f"no clone of {repo} below {clones}, wanted {owner}__{name} or {name}")
+
+
+def _read_commit(clone: Path, commit: str) -> dict[str, bytes]:
+    packed = run_git(clone, "archive", "--format=tar", commit)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        opened = [
+            (item.name, tar.extractfile(item))
+            for item in tar.getmembers()
+            if item.isreg() and item.size <= _MAX_FILE_BYTES
+        ]
+        return {name: file.read() for name, file in opened if file is not None}

@@ -1,0 +1,107 @@
+"""The dashboard in headless Chromium: it draws what the home holds, follows it live, and says when the
+server is gone. Text of runs is never read as HTML.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from ostinato.flows.operating.dashboard.server import TEMPLATES
+from ostinato.infra.platform.cluster.processes import mark_process
+from ostinato.infra.platform.cluster.services import answers, find_free_port
+from ostinato.infra.platform.cluster.workspace import HEARTBEAT, PROCESS, ProgressWriter
+from ostinato.infra.platform.settings import Settings
+from tests.browser.chromium import find_chromium
+from tests.fakes.prefect_here import wait_until
+from tests.fakes.trained_home import NUM_STEPS, fill_home
+
+pytestmark = pytest.mark.browser
+PROGRAM = [sys.executable, "-P", "-c", "from ostinato.flows.cli import main; main()", "dashboard"]
+SLOW_MILLISECONDS = 60_000  # of a busy machine
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    ports = {name: find_free_port() for name in ("prefect_port", "gateway_port", "dashboard_port")}
+    return Settings.model_validate({"home": tmp_path, "minimum_free_disk_bytes": 0, **ports})
+
+
+@pytest.fixture
+def server(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
+    """`ostinato dashboard` over a home that has trained."""
+    fill_home(settings)
+    environment = {**os.environ, **settings.to_environment()}
+    process = subprocess.Popen(PROGRAM, env=environment)
+    try:
+        url = f"http://127.0.0.1:{settings.dashboard_port}/"
+        wait_until("the dashboard", lambda: answers(url), 120)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    """A page of the system's Chromium."""
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        yield browser.new_page()
+        browser.close()
+
+
+def test_link_to_an_attempt_opens_it_and_no_script_of_a_model_runs(
+    settings: Settings, server: subprocess.Popen[bytes], page: Page
+) -> None:
+    template = (TEMPLATES / "attempts.html").read_text()
+    script = template[template.index("<script>") :]  # ours, as every page of attempts has it
+    report = settings.home / "reports" / "toy-seed0" / "attempts.html"
+    written = "<details id='a.g1.t0'><summary>one</summary><p>the answer</p></details>"
+    report.write_text(f"{written}<script>document.title = 'run'</script>{script}")
+    page.goto(f"http://127.0.0.1:{settings.dashboard_port}/reports/toy-seed0/attempts.html#a.g1.t0")
+    expect(page.get_by_text("the answer")).to_be_visible(timeout=SLOW_MILLISECONDS)
+    assert page.title() != "run"
+
+
+def test_page_draws_the_home_follows_it_and_misses_its_server(
+    settings: Settings, server: subprocess.Popen[bytes], page: Page
+) -> None:
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.set_default_timeout(SLOW_MILLISECONDS)
+    expect.set_options(timeout=SLOW_MILLISECONDS)
+    page.goto(f"http://127.0.0.1:{settings.dashboard_port}/")
+    expect(page.locator("#curves figure")).to_have_count(3)
+    expect(page.locator("#curves")).to_contain_text("solve_rate 0.42")
+    expect(page.locator("#versions rect")).to_have_count(NUM_STEPS)
+    expect(page.locator("#versions rect.anchor")).to_have_count(2)
+    expect(page.locator("#cycles")).to_contain_text("promoted")
+    expect(page.locator("#promotions")).to_contain_text("candidate/toy@1")
+    expect(page.locator("#stages")).to_contain_text("no stage runs")
+
+    # a stage begins while the page is open: this process stands for it
+    directory = settings.home / "runs/toy-seed0/reinforced-bb"
+    (directory / PROCESS).write_text(mark_process(os.getpid()).model_dump_json())
+    (directory / HEARTBEAT).touch()
+    ProgressWriter(directory).update(
+        NUM_STEPS, 2 * NUM_STEPS, "step 12 <b>now</b>", solve_rate=0.77
+    )
+    expect(page.locator("#stages")).to_contain_text(
+        "50 % step 12 <b>now</b>", timeout=SLOW_MILLISECONDS
+    )
+    expect(page.locator("#curves")).to_contain_text("solve_rate 0.77")
+    assert page.locator("#stages b").count() == 0
+
+    page.locator("#pages a").first.click()
+    expect(page.locator("h1")).to_have_text("toy, seed 0")
+    page.go_back()
+    expect(page.locator("#state")).to_contain_text("findings")
+    server.send_signal(signal.SIGKILL)
+    expect(page.locator("#state")).to_contain_text("does not answer")
+    assert not errors

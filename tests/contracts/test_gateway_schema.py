@@ -1,0 +1,60 @@
+"""The gateway against its published schema: what fits it is answered, what does not is refused, and
+every answer looks as the schema says. Requests are drawn by schemathesis.
+"""
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.core.result import Ok
+
+from tests.fakes.toy_gateway import Toy, make_renderer, make_toy_gateway
+
+KEY = {"Authorization": "Bearer key-of-team"}
+SETTINGS = settings(
+    max_examples=25,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    phases=[Phase.generate, Phase.shrink],
+)
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    return make_toy_gateway(tmp_path_factory.mktemp("gateway"), make_renderer())
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+def test_requests_of_the_schema_are_answered_as_it_says(toy: Toy, mode: GenerationMode) -> None:
+    schema = schemathesis.openapi.from_asgi("/openapi.json", toy.app)
+    tried = []
+    for found in schema.get_all_operations():
+        assert isinstance(found, Ok), found
+        operation = found.ok()
+        if mode is GenerationMode.NEGATIVE and operation.method != "post":
+            continue  # without a body there is nothing to send wrong
+
+        @SETTINGS
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def ask(case: Case) -> None:
+            case.call_and_validate(headers=KEY)
+
+        ask()
+        tried.append(operation.path)
+    assert {"/v1/chat/completions", "/v1/feedback"} <= set(tried)
+
+
+async def test_every_route_but_health_wants_a_key(toy: Toy) -> None:
+    async with toy.client(key="nobody") as client:
+        for path, operations in toy.app.openapi()["paths"].items():
+            for method in operations:
+                answer = await client.request(method, path.format(session_id="none"), json={})
+                assert answer.status_code == (200 if path == "/healthz" else 401), path
+
+
+def test_every_route_is_in_the_schema(toy: Toy) -> None:
+    unlisted = {getattr(route, "path", "") for route in toy.app.routes} - set(
+        toy.app.openapi()["paths"]
+    )
+    assert unlisted <= {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}

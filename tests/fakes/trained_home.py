@@ -1,0 +1,67 @@
+"""A home as a finished RL run leaves it: metrics, weight versions, a promotion, a closed cycle, a report."""
+
+import json
+
+from ostinato.infra.platform.cluster.workspace import ProgressWriter
+from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.objects import open_object_store
+from ostinato.infra.platform.settings import Settings
+from ostinato.infra.serving.weights.manifest import (
+    ChainManifest,
+    ChainObject,
+    commit_manifest,
+)
+
+NUM_STEPS = 12
+
+
+def fill_home(settings: Settings) -> None:
+    """Writes all of it by the product's own functions."""
+    for stage in ("pretrained-aa", "reinforced-bb"):
+        (settings.home / "runs" / "toy-seed0" / stage).mkdir(parents=True)
+    pretraining = ProgressWriter(settings.home / "runs/toy-seed0/pretrained-aa")
+    steps = ProgressWriter(settings.home / "runs/toy-seed0/reinforced-bb")
+    for step in range(1, NUM_STEPS + 1):
+        pretraining.update(step, NUM_STEPS, "bulk", loss=4.0 / step)
+        steps.update(
+            step,
+            NUM_STEPS,
+            f"step {step} <b>v{step}</b>",
+            solve_rate=0.3 + step / 100,
+            reward_mean=step / 50,
+            staleness_mean=0.5,
+            staleness_max=1.0,
+        )
+    objects = open_object_store(settings)
+    for version in range(NUM_STEPS):
+        commit_manifest(objects, _manifest(version))
+    ledger = open_ledger(settings)
+    ledger.cycles.open(
+        "toy-0-7", line="toy", served="reinforced/toy@1", from_watermark=0, to_watermark=7, at=1_000
+    )
+    ledger.cycles.close("toy-0-7", "promoted", 1_100)
+    ledger.promotions.promote("toy", "candidate/toy@1", None, "its gate was passed", 1_100)
+    ledger.close()
+    page = settings.home / "reports" / "toy-seed0" / "report.html"
+    page.parent.mkdir(parents=True)
+    page.write_text("<h1>toy, seed 0</h1>" + json.dumps({"reward": 1}))
+
+
+def _manifest(version: int) -> ChainManifest:
+    written = ChainObject(key=f"v{version}", size_bytes=1_000 + 10 * version, checksum="0" * 32)
+    is_anchor = version % 6 == 0
+    return ChainManifest(
+        chain_id="toy-run",
+        version=version,
+        epoch=1,
+        base_version=None if is_anchor else version - 1,
+        delta=() if is_anchor else (written,),
+        anchor=(written,) if is_anchor else (),
+        tensors={},
+        changed_elements=1,
+        total_elements=2,
+        raw_bytes=8,
+        deltas_since_anchor=version % 6,
+        delta_bytes_since_anchor=0,
+        published_at=1_000.0 + version,
+    )

@@ -1,0 +1,70 @@
+"""Dry runs: a rank's part has the planned parameters, and its collectives the bytes of their tensors."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ostinato.infra.platform.cluster.workspace import ProgressWriter, Workspace
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.settings import Settings
+from ostinato.models.layout import ParallelLayout
+from ostinato.models.process_groups import close_process_groups, open_process_groups
+from ostinato.models.spec import ModelSpec
+from ostinato.models.training.optimizer_config import OptimizerConfig
+from ostinato.tasks.planning.dry_run import main
+from ostinato.tasks.planning.walked import DryRunRequest, DryRunResult
+from ostinato.tasks.planning.workload import TrainingWork
+from tests.unit.tasks.pretraining.test_layouts import SPECS
+
+WORK = TrainingWork(row_tokens=64, attended_tokens=64, microbatch_tokens=128, step_tokens=1024)
+
+
+@pytest.fixture(autouse=True)
+def _closed_groups() -> Iterator[None]:
+    close_process_groups()
+    yield
+    close_process_groups()
+    open_process_groups(kind="cpu")  # the CPU's stand-ins again
+
+
+def walk(spec: ModelSpec, directory: Path, layout: ParallelLayout) -> DryRunResult:
+    request = DryRunRequest(spec=spec, layout=layout, work=WORK, optimizer=OptimizerConfig())
+    workspace = Workspace(directory, Settings(home=directory), ProgressWriter(directory))
+    return main(request, workspace)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_rank_holds_what_the_plan_counts(name: str, tmp_path: Path) -> None:
+    layout = ParallelLayout.over(8, tensor=2, expert=2, pipeline=2, context=2)
+
+    found = walk(SPECS[name], tmp_path, layout)
+
+    assert [one.built for one in found.stages] == [one.planned for one in found.stages]
+    assert len(found.stages) == 2
+    assert [one.split("=")[0] for one in found.not_walked] == ["pipeline", "context"]
+
+
+def test_gradients_are_summed_by_the_ring_once_a_step(tmp_path: Path) -> None:
+    found = walk(SPECS["qwen3_moe"], tmp_path, ParallelLayout.over(4))
+
+    assert {one.phase for one in found.exchanges} == {"gradients"}
+    assert found.microbatches == 2
+    sums = [one for one in found.exchanges if one.operation.startswith("allreduce_coalesced")]
+    # two all-reduces of fp32 over 4 ranks send 2 x 3/4 of the gradients' bytes; buffers are padded
+    assert sum(one.sent_bytes for one in sums) == pytest.approx(1.5 * found.weight_bytes, rel=0.05)
+
+
+def test_cut_matrices_and_experts_exchange_tokens_in_every_microbatch(tmp_path: Path) -> None:
+    found = walk(SPECS["nano"], tmp_path, ParallelLayout.over(4, tensor=2, expert=4))
+
+    phases = {one.phase for one in found.exchanges}
+    assert phases == {"forward", "backward", "gradients", "optimiser"}
+    for one in found.exchanges:
+        assert one.calls % found.microbatches == 0 or one.phase in ("gradients", "optimiser")
+    assert {one.group_ranks for one in found.exchanges if one.phase == "forward"} == {2, 4}
+
+
+def test_parts_of_experts_cannot_be_built(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expert_tensor=2, wanted 1: training keeps experts"):
+        walk(SPECS["nano"], tmp_path, ParallelLayout.over(4, expert_tensor=2))
