@@ -23,7 +23,7 @@ from pydantic import SecretStr
 
 from ostinato.flows.operating.status.rows import Thresholds
 from ostinato.flows.operating.up import write_state
-from ostinato.infra.platform.cluster.child import run_child
+from ostinato.infra.platform.cluster.child import live_owners, run_child
 from ostinato.infra.platform.cluster.processes import mark_process
 from ostinato.infra.platform.cluster.ranks import marked_ranks
 from ostinato.infra.platform.cluster.services import Service, ServiceGroup, find_free_port
@@ -99,6 +99,7 @@ class Scene:
             )
             try:
                 wait_for((directory / STANDING).exists)
+                wait_for(lambda: live_owners(directory))
                 mark = read_record(directory / PROCESS, ProcessMark)
                 assert mark is not None
                 yield directory, mark
@@ -273,7 +274,7 @@ def killed_stage(scene: Scene) -> Iterator[None]:
         wait_for((directory / HEARTBEAT).exists)
         scene.since = (directory / HEARTBEAT).stat().st_mtime
         os.kill(mark.pid, signal.SIGKILL)
-        wait_for(lambda: not list((directory / "owners").iterdir()))
+        wait_for(lambda: not live_owners(directory))
         yield
 
 
