@@ -148,6 +148,15 @@ class Recipe(Record):
             raise ValueError(f"pretraining.layout: {error}") from None
         return self
 
+    @model_validator(mode="after")
+    def _adapters_have_a_base(self) -> "Recipe":
+        if self.pretraining.lora is not None and not self.base_checkpoint:
+            raise ValueError(
+                "pretraining.lora without base_checkpoint, wanted one: adapters learn beside weights "
+                "that are trained already"
+            )
+        return self
+
     @field_validator("environments")
     @classmethod
     def _known_environments(

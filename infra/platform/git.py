@@ -1,7 +1,9 @@
 """git on repositories of strangers: nothing that their configuration names is run."""
 
+import io
 import os
 import subprocess
+import tarfile
 import tempfile
 import threading
 from pathlib import Path
@@ -65,3 +67,14 @@ def run_git(directory: Path | None, *arguments: str, max_bytes: int = MAX_OUTPUT
                 f"git {arguments[0]}{place} ended with {done.returncode} (at most {_SECONDS} s): {said}"
             )
         return output
+
+
+def read_tree(repository: Path, commit: str, max_bytes: int = MAX_OUTPUT_BYTES) -> dict[str, bytes]:
+    """Regular files of a commit by path, `max_bytes` in all.
+
+    Links are left out; git itself refuses paths that leave the folder.
+    """
+    packed = run_git(repository, "archive", "--format=tar", commit, max_bytes=max_bytes)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        opened = [(item.name, tar.extractfile(item)) for item in tar.getmembers() if item.isreg()]
+        return {name: file.read() for name, file in opened if file is not None}

@@ -4,20 +4,18 @@ A file is JSON lines or parquet (with pyarrow installed). A row has `messages`, 
 `content`: a system message if any, then user and assistant in turn; tool results follow an answer.
 """
 
-import importlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.row_files import read_rows
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.corpus.repairs.transcripts import Document
 
-_BATCH_ROWS, _MAX_BYTES = 64, 4 << 30  # of parquet: read at once, and of a whole file unpacked
 FOLLOWS = {
     None: ("system", "user"),
     "system": ("user",),
@@ -57,7 +55,7 @@ class Conversation(Record):
 def read_conversations(path: Path) -> list[Conversation]:
     """All of a file. ConfigError names row, field, value seen and value wanted."""
     found = []
-    for number, row in _rows(path):
+    for number, row in read_rows(path, (".jsonl", ".parquet"), ("messages",)):
         if not isinstance(row, dict) or "messages" not in row:
             raise ConfigError(f"{path}, row {number}: no field messages, wanted a list of messages")
         try:
@@ -70,42 +68,6 @@ def read_conversations(path: Path) -> list[Conversation]:
     if not found:
         raise ConfigError(f"{path} holds no conversation, wanted one or more rows with messages")
     return found
-
-
-def _rows(path: Path) -> Iterator[tuple[int, Any]]:
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist, wanted a .jsonl or .parquet file")
-    if path.suffix == ".parquet":
-        yield from enumerate(_load_parquet(path), 1)
-        return
-    if path.suffix != ".jsonl":
-        raise ConfigError(f"{path} ends in {path.suffix!r}, wanted .jsonl or .parquet")
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                yield number, json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"{path}, row {number} is not JSON: {error}") from None
-
-
-def _load_parquet(path: Path) -> list[dict[str, Any]]:
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ModuleNotFoundError:
-        raise ConfigError(
-            f"{path}: parquet is read by pyarrow, which is not installed; pip install pyarrow, or write "
-            "JSON lines"
-        ) from None
-    rows, num_bytes = [], 0
-    with parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=["messages"]):
-            num_bytes += batch.nbytes
-            if num_bytes > _MAX_BYTES:
-                raise ConfigError(f"{path} unpacks to more than {_MAX_BYTES} bytes; split it")
-            rows += batch.to_pylist()
-    return rows
 
 
 def make_documents(conversations: Sequence[Conversation], renderer: Renderer) -> list[Document]:

@@ -3,16 +3,14 @@ repository runs.
 """
 
 import difflib
-import io
 import re
-import tarfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ostinato.infra.platform.errors import ProblemError
-from ostinato.infra.platform.git import run_git
+from ostinato.infra.platform.git import read_tree, run_git
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.breaking.definitions import read_definitions
@@ -124,8 +122,8 @@ def _make(
         return "no_source"
     if set(product.values()) != {"M"}:
         return "adds_or_removes_files"
-    files = strip_prefix(_read_tree(source, commit), source.stripped_prefix)
-    earlier = strip_prefix(_read_tree(source, parent), source.stripped_prefix)
+    files = strip_prefix(read_tree(Path(source.path), commit), source.stripped_prefix)
+    earlier = strip_prefix(read_tree(Path(source.path), parent), source.stripped_prefix)
     if not any(_new_tests(earlier, path, files) for path in tests):
         return "no_new_test"
     blocks = diff_blocks(
@@ -215,13 +213,6 @@ def _changed(source: GitSource, parent: str, commit: str) -> dict[str, str]:
     letters = dict(zip(fields[1::2], fields[0::2], strict=True)) if text else {}
     prefix = f"{source.stripped_prefix}/"
     return {p.removeprefix(prefix): s for p, s in letters.items() if p.endswith(".py")}
-
-
-def _read_tree(source: GitSource, commit: str) -> dict[str, bytes]:
-    archive = _git(source, "archive", "--format=tar", commit)  # within the bound of `run_git`
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        opened = [(item.name, tar.extractfile(item)) for item in tar.getmembers() if item.isreg()]
-        return {name: file.read() for name, file in opened if file is not None}
 
 
 def _git(source: GitSource, *arguments: str) -> bytes:

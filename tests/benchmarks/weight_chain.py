@@ -24,6 +24,7 @@ import torch
 import zstandard
 
 from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.chain_manifest import list_versions
 from ostinato.infra.serving.engine.local import LocalEngine
 from ostinato.infra.serving.weights import ChainPublisher, ChainSubscriber
 from ostinato.infra.serving.weights.codec import (
@@ -35,7 +36,6 @@ from ostinato.infra.serving.weights.codec import (
     tensor_bits,
     whole,
 )
-from ostinato.infra.serving.weights.manifest import list_versions
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
 from tests.fakes.nano_spec import NANO

@@ -1,12 +1,13 @@
 """A home as a finished RL run leaves it: metrics, weight versions, a promotion, a closed cycle, a report."""
 
 import json
+import math
 
 from ostinato.infra.platform.cluster.workspace import ProgressWriter
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
-from ostinato.infra.serving.weights.manifest import (
+from ostinato.infra.serving.chain_manifest import (
     ChainManifest,
     ChainObject,
     commit_manifest,
@@ -29,6 +30,7 @@ def fill_home(settings: Settings) -> None:
             f"step {step} <b>v{step}</b>",
             solve_rate=0.3 + step / 100,
             reward_mean=step / 50,
+            entropy_nats=math.nan,  # as of a model that diverged
             staleness_mean=0.5,
             staleness_max=1.0,
         )

@@ -19,12 +19,13 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from pydantic import SecretStr
 
 from ostinato.flows.operating.status.rows import Thresholds
 from ostinato.flows.operating.up import write_state
 from ostinato.infra.platform.cluster.child import live_owners, run_child
-from ostinato.infra.platform.cluster.processes import mark_process
+from ostinato.infra.platform.cluster.processes import is_alive, mark_process
 from ostinato.infra.platform.cluster.ranks import marked_ranks
 from ostinato.infra.platform.cluster.services import Service, ServiceGroup, find_free_port
 from ostinato.infra.platform.cluster.stage_status import (
@@ -51,7 +52,7 @@ from tests.fakes.finished_stages import add_checkpoint, add_problems, open_conte
 from tests.faults.status_programs import FAIL, STAND, STANDING, StandRequest, StandResult
 from tests.faults.weight_chain_programs import TroubledStore, weights_of
 
-SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+SLEEP = ["sleep", "600"]  # which soon stands still
 LINE = "mine"
 
 
@@ -114,6 +115,7 @@ class Scene:
         directory = self.stage("reinforced-0123")
         process = subprocess.Popen(SLEEP)
         try:
+            wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING)
             replace_text(directory / PROCESS, mark_process(process.pid).model_dump_json())
             (directory / HEARTBEAT).touch()
             if status is not None:
@@ -281,8 +283,9 @@ def killed_stage(scene: Scene) -> Iterator[None]:
 @contextmanager
 def stopped_process(scene: Scene) -> Iterator[None]:
     with scene.standing_child() as (_, mark):
-        os.kill(mark.pid, signal.SIGSTOP)
         scene.since = time.time()
+        os.kill(mark.pid, signal.SIGSTOP)
+        wait_for(lambda: psutil.Process(mark.pid).status() == psutil.STATUS_STOPPED)
         try:
             yield
         finally:
@@ -310,7 +313,9 @@ def stalled_stage(scene: Scene) -> Iterator[None]:
 def dead_rank(scene: Scene) -> Iterator[None]:
     with scene.standing_child(num_ranks=2) as (directory, _):
         scene.since = time.time()
-        os.kill(marked_ranks(directory)[1].pid, signal.SIGKILL)
+        rank = marked_ranks(directory)[1]
+        os.kill(rank.pid, signal.SIGKILL)
+        wait_for(lambda: not is_alive(rank))
         yield
 
 

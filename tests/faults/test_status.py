@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ostinato.flows.operating.status.report import collect
-from ostinato.flows.operating.status.rows import Fault
+from ostinato.flows.operating.status.rows import Fault, StatusRow
 from ostinato.infra.platform.cluster.child import note_ending
 from ostinato.infra.platform.cluster.stage_status import (
     BoxUse,
@@ -53,9 +53,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
 def check(fault: InjectedFault, scene: Scene) -> None:
     """The fault is named, alone, in time, with its part, cause and since when."""
     began = time.monotonic()
-    rows = collect(scene.settings, scene.thresholds)
+    found: list[StatusRow] = []
+    # a process of a busy machine may stand ready for a core just when it is looked at
+    while not found and time.monotonic() < began + LIMIT_SECONDS:
+        rows = collect(scene.settings, scene.thresholds)
+        found = [row for row in rows if row.fault is not None]
     seconds = time.monotonic() - began
-    found = [row for row in rows if row.fault is not None]
     assert [row.fault for row in found] == [fault.name], found
     assert found[0].part.startswith(fault.part)
     assert fault.cause in found[0].cause

@@ -15,8 +15,8 @@ from ostinato.infra.platform.cluster.processes import is_alive
 from ostinato.infra.platform.cluster.ranks import marked_ranks
 from ostinato.infra.platform.errors import ClusterError, StorageError
 from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.chain_manifest import list_versions
 from ostinato.infra.serving.weights import ChainSubscriber
-from ostinato.infra.serving.weights.manifest import list_versions
 from ostinato.infra.serving.weights.patient_store import PatientStore
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.network.build import build_trainer_model

@@ -1,12 +1,14 @@
 """`ostinato problems from`: a recipe for a repository that nobody prepared."""
 
 from pathlib import Path
+from typing import Any
+
+import tomli_w
 
 from ostinato.flows.reporting.console import say
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
-from ostinato.infra.platform.toml_writing import to_toml
 from ostinato.tasks.problems.discovery.describing import Described, describe_source
 
 # of a hundred problems
@@ -45,27 +47,23 @@ def write_new(path: Path, text: str) -> Path:
 def recipe_text(described: Described, place: str, extends: str, problems: int) -> str:
     """The recipe as TOML. Sizes of splits are shares of `problems`."""
     source = described.repository
-    sizes = {split: problems * share // 100 for split, share in SHARES.items()}
-    lines = [
-        f"# Problems of {place}, described by `ostinato problems from`; change what it got wrong.",
-        f"extends = {to_toml(extends)}",
-        f"name = {to_toml(source.name)}",
-        f"description = {to_toml(f'problems of {place}')}",
-        "",
-        "[problems]",
-        f"functions_held_out = {FUNCTIONS_HELD_OUT}",
-        "",
-        "[problems.sizes]",
-        *(f"{split} = {size}" for split, size in sizes.items()),
-    ]
-    tables = {"repositories": source, "git": described.history}
-    for table, record in tables.items():
-        if record is not None:
-            lines += table_lines(table, record)
-    return "\n".join(lines) + "\n"
+    sources = {"repositories": source, "git": described.history}
+    recipe = {
+        "extends": extends,
+        "name": source.name,
+        "description": f"problems of {place}",
+        "problems": {
+            "functions_held_out": FUNCTIONS_HELD_OUT,
+            "sizes": {split: problems * share // 100 for split, share in SHARES.items()},
+            **{table: [written(record)] for table, record in sources.items() if record is not None},
+        },
+    }
+    remark = (
+        f"# Problems of {place}, described by `ostinato problems from`; change what it got wrong."
+    )
+    return f"{remark}\n{tomli_w.dumps(recipe)}"
 
 
-def table_lines(name: str, record: Record) -> list[str]:
-    """A record of `[[problems.NAME]]` as lines of TOML."""
-    values = record.model_dump(mode="json", exclude_defaults=True)
-    return ["", f"[[problems.{name}]]", *(f"{key} = {to_toml(v)}" for key, v in values.items())]
+def written(record: Record) -> dict[str, Any]:
+    """A record as a recipe holds it: what differs from its defaults."""
+    return record.model_dump(mode="json", exclude_defaults=True)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from ostinato.flows.commands.problem_sets.bringing import table_lines, write_new
+import tomli_w
+
+from ostinato.flows.commands.problem_sets.bringing import write_new, written
 from ostinato.flows.reporting.console import say
 from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.platform.settings import Settings
-from ostinato.infra.platform.toml_writing import to_toml
 from ostinato.tasks.problems.config import GivenSource
 from ostinato.tasks.problems.given.harbor_reading import find_tasks, read_task
 from ostinato.tasks.problems.given.swe_bench import is_instances, read_instances, take_instance
@@ -42,18 +43,14 @@ def write_collection_recipe(
         raise ProblemError(f"none of the {len(left_out)} tasks of {path} can be read as a problem")
     say(f"  {len(taken)} tasks taken, {len(left_out)} left out")
     title = re.sub(r"[^a-z0-9_-]+", "-", (name or path.resolve().stem).lower()).strip("-")
-    lines = [
-        f"# Tasks of {place}, read by `ostinato problems from`.",
-        f"extends = {to_toml(extends)}",
-        f"name = {to_toml(title)}",
-        f"description = {to_toml(f'tasks of {place}')}",
-        "",
-        "[problems]",
-        "repositories = []",
-    ]
-    for source in taken:
-        lines += table_lines("given", source)
-    return write_new(Path(f"{title}.toml"), "\n".join(lines) + "\n")
+    recipe = {
+        "extends": extends,
+        "name": title,
+        "description": f"tasks of {place}",
+        "problems": {"repositories": [], "given": [written(source) for source in taken]},
+    }
+    remark = f"# Tasks of {place}, read by `ostinato problems from`."
+    return write_new(Path(f"{title}.toml"), f"{remark}\n{tomli_w.dumps(recipe)}")
 
 
 def _readers(path: Path, clones: Path | None) -> dict[str, Callable[[], States]]:

@@ -56,7 +56,7 @@ class LatestSnapshot:
             return self._text
 
 
-def build_app(take: Callable[[], Snapshot], reports: Path, every_seconds: float = 2.0) -> FastAPI:
+def build_app(take: Callable[[], Snapshot], reports: Path, every_seconds: float = 5.0) -> FastAPI:
     """The application. `take` reads a snapshot and may block for seconds."""
     app = FastAPI(title="Ostinato dashboard", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])

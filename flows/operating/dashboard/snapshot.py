@@ -5,8 +5,6 @@ runs is asked for more than its health.
 """
 
 import contextlib
-import json
-import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -27,14 +25,13 @@ from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
+from ostinato.infra.serving.chain_manifest import CHAINS, MANIFEST, parse_file_key, read_manifest
 
 MOST_STEPS = 400  # points of a curve
 MOST_VERSIONS = 40  # of a chain
 MOST_CHAINS = 3
 MOST_CYCLES = 20
 MOST_PAGES = 100
-# infra/serving/weights/README.md; its package loads torch, which this process does without
-_MANIFEST_KEY = re.compile(r"chains/(?P<chain>[^/]+)/(?P<version>\d{8,})/manifest\.json$")
 
 
 class WeightVersion(Record):
@@ -76,7 +73,7 @@ class SnapshotReader:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._versions: dict[str, WeightVersion] = {}
+        self._versions: dict[tuple[str, int], WeightVersion] = {}
 
     def take(self) -> Snapshot:
         """A snapshot; a store or ledger that fails is a part with a fault and leaves its lists empty."""
@@ -109,30 +106,30 @@ class SnapshotReader:
     def _newest_chains(self) -> tuple[tuple[WeightVersion, ...], ...]:
         try:
             objects = open_object_store(self._settings)
-            chains: dict[str, dict[int, str]] = defaultdict(dict)
-            for key in objects.list("chains/"):
-                if match := _MANIFEST_KEY.match(key):
-                    chains[match["chain"]][int(match["version"])] = key
+            chains: dict[str, list[int]] = defaultdict(list)
+            for chain, version, name in filter(None, map(parse_file_key, objects.list(CHAINS))):
+                if name == MANIFEST:
+                    chains[chain].append(version)
             read = [
-                tuple(self._version(objects, keys[v]) for v in sorted(keys)[-MOST_VERSIONS:])
-                for keys in chains.values()
+                tuple(self._version(objects, chain, v) for v in sorted(versions)[-MOST_VERSIONS:])
+                for chain, versions in chains.items()
             ]
         except StorageError:
             return ()
         read.sort(key=lambda versions: -versions[-1].published_at)
         return tuple(read[:MOST_CHAINS])
 
-    def _version(self, objects: ObjectStore, key: str) -> WeightVersion:
-        if key not in self._versions:
-            body = json.loads(objects.get_bytes(key))["manifest"]
-            self._versions[key] = WeightVersion(
-                chain=body["chain_id"],
-                version=body["version"],
-                kind="anchor" if body["anchor"] else "delta",
-                stored_bytes=sum(item["size_bytes"] for item in body["delta"] + body["anchor"]),
-                published_at=body["published_at"],
+    def _version(self, objects: ObjectStore, chain: str, version: int) -> WeightVersion:
+        if (chain, version) not in self._versions:
+            manifest = read_manifest(objects, chain, version)
+            self._versions[chain, version] = WeightVersion(
+                chain=chain,
+                version=version,
+                kind=manifest.kind,
+                stored_bytes=manifest.stored_bytes,
+                published_at=manifest.published_at,
             )
-        return self._versions[key]
+        return self._versions[chain, version]
 
 
 def _running_stages(home: Path, parts: tuple[StatusRow, ...]) -> Iterator[StageProgress]:

@@ -1,7 +1,6 @@
 """Rows of the disk, the object store and the uploads of weight versions in it."""
 
 import os
-import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -14,11 +13,7 @@ from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds, f
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.settings import Settings
-
-# infra/serving/weights/README.md; its package loads torch, which this command does without
-_CHAINS = "chains/"
-_VERSION_KEY = re.compile(r"chains/(?P<chain>[^/]+)/(?P<version>\d{8,})/(?P<name>[^/]+)$")
-_MANIFEST = "manifest.json"
+from ostinato.infra.serving.chain_manifest import CHAINS, MANIFEST, parse_file_key
 
 
 def disk_row(settings: Settings) -> StatusRow:
@@ -61,13 +56,14 @@ def upload_rows(objects: ObjectStore, now: float, thresholds: Thresholds) -> Ite
     while. A version exists from its manifest on, which is written last.
     """
     parts: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
-    for key, changed_at in objects.changed_at(_CHAINS).items():
-        found = _VERSION_KEY.match(key)
+    for key, changed_at in objects.changed_at(CHAINS).items():
+        found = parse_file_key(key)
         if found is not None:
-            parts[found["chain"], int(found["version"])][found["name"]] = changed_at
+            chain, version, name = found
+            parts[chain, version][name] = changed_at
     committed: dict[str, int] = defaultdict(lambda: -1)
     for (chain, version), names in parts.items():
-        if _MANIFEST in names:
+        if MANIFEST in names:
             committed[chain] = max(committed[chain], version)
     for (chain, version), names in sorted(parts.items()):
         since = max(names.values())

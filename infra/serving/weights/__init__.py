@@ -3,7 +3,7 @@
 See README.md for the format of the chain in the store.
 """
 
-from ostinato.infra.serving.weights.manifest import ChainManifest
+from ostinato.infra.serving.chain_manifest import ChainManifest
 from ostinato.infra.serving.weights.overlap import OverlappedPublisher
 from ostinato.infra.serving.weights.publisher import ChainPublisher
 from ostinato.infra.serving.weights.readers import ReaderRecord, list_readers

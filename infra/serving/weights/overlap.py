@@ -8,7 +8,7 @@ memory nor overtake one another.
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from ostinato.infra.serving.weights.manifest import ChainManifest
+from ostinato.infra.serving.chain_manifest import ChainManifest
 from ostinato.infra.serving.weights.shard_writer import Publisher, Tensors
 
 

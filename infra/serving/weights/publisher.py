@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.weights.codec import Changes
-from ostinato.infra.serving.weights.manifest import (
+from ostinato.infra.serving.chain_manifest import (
     ChainManifest,
     ChainObject,
     EpochClaim,
@@ -26,6 +25,7 @@ from ostinato.infra.serving.weights.manifest import (
     read_manifest,
     seal_record,
 )
+from ostinato.infra.serving.weights.codec import Changes
 from ostinato.infra.serving.weights.retention import collect_garbage, collect_orphans
 from ostinato.infra.serving.weights.shard_writer import Publisher, PublisherFenced, Tensors
 from ostinato.infra.serving.weights.shards import (

@@ -9,7 +9,7 @@ import re
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.weights.manifest import (
+from ostinato.infra.serving.chain_manifest import (
     chain_prefix,
     claimed_at,
     list_epochs,

@@ -5,7 +5,7 @@ It claims no epoch: the first rank's is handed to it.
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.weights.manifest import (
+from ostinato.infra.serving.chain_manifest import (
     ChainManifest,
     manifest_key,
     read_manifest,

@@ -12,6 +12,13 @@ import xxhash
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.chain_manifest import (
+    ChainManifest,
+    ChainObject,
+    TensorEntry,
+    list_epochs,
+    payload_key,
+)
 from ostinato.infra.serving.weights.codec import (
     Changes,
     difference,
@@ -20,13 +27,6 @@ from ostinato.infra.serving.weights.codec import (
     size_bytes,
     tensor_checksum,
     whole,
-)
-from ostinato.infra.serving.weights.manifest import (
-    ChainManifest,
-    ChainObject,
-    TensorEntry,
-    list_epochs,
-    payload_key,
 )
 from ostinato.infra.serving.weights.patient_store import PatientStore
 from ostinato.infra.serving.weights.shards import PublishPlan, ShardRecord, Waiting

@@ -17,13 +17,7 @@ import zstandard
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.weights.codec import (
-    decode_payload,
-    in_threads,
-    size_bytes,
-    tensor_checksum,
-)
-from ostinato.infra.serving.weights.manifest import (
+from ostinato.infra.serving.chain_manifest import (
     ChainManifest,
     ChainObject,
     ShardObjects,
@@ -31,6 +25,12 @@ from ostinato.infra.serving.weights.manifest import (
     anchor_wanted_key,
     list_versions,
     read_manifest,
+)
+from ostinato.infra.serving.weights.codec import (
+    decode_payload,
+    in_threads,
+    size_bytes,
+    tensor_checksum,
 )
 from ostinato.infra.serving.weights.patient_store import PatientStore
 from ostinato.infra.serving.weights.readers import ReaderRecord, write_reader

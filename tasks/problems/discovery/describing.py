@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.git import run_git
+from ostinato.infra.platform.git import read_tree, run_git
 from ostinato.infra.platform.package_index import newest_version, pin
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.source_archives import (
@@ -34,6 +34,7 @@ _URL = re.compile(r"(https?|ssh|git|file)://|[\w.-]+@[\w.-]+:")
 _IN_BOX = frozenset(("pytest", "pluggy", "iniconfig", "packaging"))  # the test runner's own
 _SKIPPED_FOLDERS = frozenset(("__pycache__", "node_modules", "venv", "env", "site-packages"))
 _MAX_FILE_BYTES = 4 << 20
+_MAX_TREE_BYTES = 64 << 20
 _TRIED_REQUIREMENTS = 16  # of tests; each takes some seconds of pip
 _MAX_TEST_WHEELS_BYTES = 30 << 20  # all of it lies beside the code in every box
 
@@ -144,11 +145,7 @@ def _take_git(place: str, name: str | None, cache: Path) -> _Taken:
     if not (clone / "HEAD").is_file():
         clone.parent.mkdir(parents=True, exist_ok=True)
         run_git(None, "clone", "--quiet", "--bare", "--no-hardlinks", "--", place, str(clone))
-    tree = run_git(clone, "archive", "--format=tar", "--prefix=source/", "HEAD")
-    packed = cache / "git" / f"{stem}-{kept}.tar"
-    packed.write_bytes(tree)
-    files = _small(read_archive(packed))
-    packed.unlink()
+    files = _small(read_tree(clone, "HEAD", _MAX_TREE_BYTES))
     archive = store_archive(name or canonicalize_name(stem), files, cache)
     return _Taken(files=files, archive=archive, clone=clone)
 

@@ -4,15 +4,15 @@
 `tests/` the test files as they are and a script that runs the named tests and writes the reward; `solution/` the patch.
 """
 
-import difflib
 import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+import tomli_w
+
+from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import ConfigError, ProblemError
-from ostinato.infra.platform.toml_writing import to_toml
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.records import Problem
 
@@ -62,7 +62,7 @@ def write_task(
         "environment/Dockerfile": _DOCKERFILE.format(pytest=pytest_version),
         "tests/test.sh": _TEST.format(tests=named),
         "solution/solve.sh": _SOLVE,
-        "solution/gold.patch": "".join(_diff(path, broken[path], files[path]) for path in product),
+        "solution/gold.patch": solution_patch({path: broken[path] for path in product}, files),
     }
     for path, text in written.items():
         _write(target / path, text.encode())
@@ -79,47 +79,44 @@ def write_task(
     return target
 
 
+def solution_patch(broken: Mapping[str, bytes], files: Mapping[str, bytes]) -> str:
+    """The patch, as git applies it, from broken files to those that they were."""
+    return "".join(unified_diff(path, broken[path], files[path]) for path in broken)
+
+
 def _describe(problem: Problem, repository: PreparedRepository, files: Mapping[str, bytes]) -> str:
     roots = (*repository.package_paths, *repository.test_paths)
     tops = {path.partition("/")[0] for path in files}
     kept = sorted(tops - {root.partition("/")[0] for root in roots})
-    tables: dict[str, dict[str, Any]] = {
+    task = {
+        "schema_version": SCHEMA_VERSION,
         "task": {
             "name": f"ostinato/{problem.problem_id}",
             "description": f"{problem.kind} in {problem.repository}",
             "keywords": ["python", problem.kind],
         },
-        "metadata": {"category": "software-engineering", "split": problem.split.value},
-        "metadata.ostinato": {
-            "problem_id": problem.problem_id,
-            "repository_fingerprint": problem.repository_fingerprint,
-            "package": problem.repository,
-            "fail_to_pass": list(problem.fail_to_pass),
-            "pass_to_pass": list(problem.pass_to_pass),
-        },
-        "metadata.ostinato.layout": {
-            "stripped_prefix": "",
-            "package_paths": list(repository.package_paths),
-            "test_paths": list(repository.test_paths),
-            "kept_paths": kept,
+        "metadata": {
+            "category": "software-engineering",
+            "split": problem.split.value,
+            "ostinato": {
+                "problem_id": problem.problem_id,
+                "repository_fingerprint": problem.repository_fingerprint,
+                "package": problem.repository,
+                "fail_to_pass": list(problem.fail_to_pass),
+                "pass_to_pass": list(problem.pass_to_pass),
+                "layout": {
+                    "stripped_prefix": "",
+                    "package_paths": list(repository.package_paths),
+                    "test_paths": list(repository.test_paths),
+                    "kept_paths": kept,
+                },
+            },
         },
         "verifier": {"timeout_sec": 300.0},
         "agent": {"timeout_sec": 1800.0},
         "environment": {"build_timeout_sec": 600.0, "network_mode": "no-network"},
     }
-    lines = [f'schema_version = "{SCHEMA_VERSION}"']
-    for name, values in tables.items():
-        lines += ["", f"[{name}]", *(f"{key} = {to_toml(value)}" for key, value in values.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _diff(path: str, broken: bytes, gold: bytes) -> str:
-    """A patch of one file as git reads it."""
-    old, new = (text.decode().splitlines(keepends=True) for text in (broken, gold))
-    lines = []
-    for line in difflib.unified_diff(old, new, f"a/{path}", f"b/{path}"):
-        lines.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
-    return "".join(lines)
+    return tomli_w.dumps(task)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -5,20 +5,17 @@ PASS_TO_PASS (lists, or JSON of lists). Its environment is what the project's me
 SWE-bench are not used, so an instance that needs an old interpreter or compiled code is refused by its proof.
 """
 
-import importlib
-import io
 import json
 import re
-import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
 from ostinato.infra.platform.errors import ConfigError, ProblemError
-from ostinato.infra.platform.git import run_git
+from ostinato.infra.platform.git import read_tree
 from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.row_files import read_rows
 from ostinato.tasks.problems.given.patches import apply_patch
 from ostinato.tasks.problems.given.task import GivenTask
 
@@ -54,7 +51,7 @@ def is_instances(path: Path) -> bool:
 def read_instances(path: Path) -> list[Instance]:
     """The instances of a file. ConfigError names the row and what it lacks."""
     found: list[Instance] = []
-    for number, row in enumerate(_rows(path), 1):
+    for number, row in read_rows(path, _SUFFIXES):
         if not isinstance(row, dict) or _MARK not in row:
             raise ConfigError(f"{path}, row {number}: no {_MARK}, wanted instances of SWE-bench")
         lowered = {str(name).lower(): value for name, value in row.items()}
@@ -75,7 +72,8 @@ def take_instance(
     odd = [test for test in instance.fail_to_pass if not _TEST_ID.fullmatch(test)]
     if odd:
         raise ProblemError(f"its test {odd[0]!r} is no id of pytest, wanted FILE.py::NAME")
-    before = _read_commit(_find_clone(instance.repo, clones), instance.base_commit)
+    files = read_tree(_find_clone(instance.repo, clones), instance.base_commit)
+    before = {path: content for path, content in files.items() if len(content) <= _MAX_FILE_BYTES}
     unsolved = apply_patch(before, instance.test_patch)
     task = GivenTask(
         name=instance.instance_id.lower(),
@@ -88,25 +86,6 @@ def take_instance(
     return task, apply_patch(unsolved, instance.patch), unsolved
 
 
-def _rows(path: Path) -> Iterator[Any]:
-    if path.suffix == ".parquet":
-        try:
-            parquet = importlib.import_module("pyarrow.parquet")
-        except ImportError:
-            raise ConfigError(f"{path}: parquet is read by pyarrow; pip install pyarrow") from None
-        yield from parquet.read_table(path).to_pylist()
-        return
-    text = path.read_text()
-    try:
-        if path.suffix == ".json":
-            value = json.loads(text)
-            yield from value if isinstance(value, list) else [value]
-        else:
-            yield from (json.loads(line) for line in text.splitlines() if line.strip())
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: {error}, wanted {path.suffix} of instances") from None
-
-
 def _find_clone(repo: str, clones: Path) -> Path:
     owner, _, name = repo.partition("/")
     for folder in (f"{owner}__{name}", f"{owner}/{name}", name):
@@ -114,14 +93,3 @@ def _find_clone(repo: str, clones: Path) -> Path:
             if (place / ".git").exists() or (place / "HEAD").is_file():
                 return place
     raise ProblemError(f"no clone of {repo} below {clones}, wanted {owner}__{name} or {name}")
-
-
-def _read_commit(clone: Path, commit: str) -> dict[str, bytes]:
-    packed = run_git(clone, "archive", "--format=tar", commit)
-    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        opened = [
-            (item.name, tar.extractfile(item))
-            for item in tar.getmembers()
-            if item.isreg() and item.size <= _MAX_FILE_BYTES
-        ]
-        return {name: file.read() for name, file in opened if file is not None}

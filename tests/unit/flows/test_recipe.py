@@ -76,6 +76,11 @@ def test_a_word_needs_no_quotes_in_an_override() -> None:
         load_recipe("nano", overrides=["rollout.boxes=two words"])
 
 
+def test_adapters_beside_random_weights_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"pretraining\.lora without base_checkpoint"):
+        load_recipe("nano_base", overrides=["pretraining.lora.rank=4"])
+
+
 def test_a_base_checkpoint_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match=r"base_checkpoint 'models/none'.*spec\.json"):
         load_recipe("nano", overrides=['base_checkpoint="models/none"'])

@@ -50,8 +50,9 @@ function stage({ part, done, total, message }) {
   return made;
 }
 
+// A value that is no number (a diverged loss) comes as null.
 function rounded(value) {
-  return Number(value.toPrecision(3)).toString();
+  return value === null ? "no number" : Number(value.toPrecision(3)).toString();
 }
 
 function curve({ title, x_label, series }) {
@@ -72,6 +73,7 @@ function curve({ title, x_label, series }) {
   image.append(drawn("text", { x: WIDTH - 6, y: HEIGHT - 4, "text-anchor": "end" }, rounded(x1)));
   all.forEach(([x, y], index) => {
     const points = x.map((value, at) => [value, y[at]]).filter(([, value]) => Number.isFinite(value));
+    if (!points.length) return;
     const path = points.map(([a, b]) => `${across(a).toFixed(1)},${up(b).toFixed(1)}`).join(" ");
     image.append(drawn("polyline", { class: `series${index % 2}`, points: path }));
     const [lastX, lastY] = points[points.length - 1];

@@ -8,11 +8,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 import zstandard
 
-from ostinato.infra.platform import git
+from ostinato.infra.platform import git, row_files
 from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.platform.unpacking import read_members, unpack
 from ostinato.infra.serving.weights.codec import decode_payload, encode_payload, whole
@@ -105,3 +107,31 @@ def test_an_object_of_git_that_unpacks_to_too_much_is_refused(tmp_path: Path) ->
     assert git.run_git(tmp_path, "--version", max_bytes=len(stored)) == stored
     with pytest.raises(ProblemError, match="gave more than 3 bytes"):
         git.run_git(tmp_path, "--version", max_bytes=3)
+
+
+def test_a_parquet_file_that_unpacks_to_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_files, "MAX_PARQUET_BYTES", 10_000_000)
+    path = tmp_path / "rows.parquet"
+    table = pyarrow.Table.from_pylist([{"text": "x" * 100_000}] * 200)
+    pyarrow.parquet.write_table(table, path)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(ConfigError, match="unpacks to more than 10000000 bytes"):
+        list(row_files.read_rows(path, (".parquet",)))
+
+
+def test_a_tree_of_git_that_leaves_its_folder_is_refused(tmp_path: Path) -> None:
+    def run(*arguments: str, text: bytes = b"") -> str:
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path), *arguments], input=text, capture_output=True, check=True
+        )
+        return done.stdout.decode().strip()
+
+    run("init", "-q")
+    blob = run("hash-object", "-w", "--stdin", text=b"x = 1\n")
+    inner = run("mktree", text=f"100644 blob {blob}\tescaped.py\n".encode())
+    entry = b"40000 ..\0" + bytes.fromhex(inner)  # as mktree refuses to write
+    tree = run("hash-object", "-t", "tree", "-w", "--literally", "--stdin", text=entry)
+    with pytest.raises(ProblemError, match="invalid path"):
+        git.read_tree(tmp_path, tree)

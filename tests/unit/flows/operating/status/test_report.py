@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 
 from ostinato.flows.operating.status.report import collect, print_rows
@@ -35,7 +36,7 @@ from ostinato.infra.platform.cluster.workspace import (
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.settings import Settings
 
-SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+SLEEP = ["sleep", "60"]  # which soon stands still
 AT_ONCE = Thresholds(progress=0.0)
 
 
@@ -68,6 +69,8 @@ def sleeping_stage(home: Path, status: StageStatus | None = None) -> Iterator[Pa
     directory = stage(home, "stage-012")
     process = subprocess.Popen(SLEEP)
     try:
+        while psutil.Process(process.pid).status() != psutil.STATUS_SLEEPING:
+            time.sleep(0.01)
         replace_text(directory / PROCESS, mark_process(process.pid).model_dump_json())
         progress = Progress(done=1, total=2, message="", at=time.time() - 0.01)
         replace_text(directory / PROGRESS, progress.model_dump_json())

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.chain_manifest import list_versions
 from ostinato.infra.serving.weights import (
     ChainPublisher,
     ChainSubscriber,
     collect_garbage,
     list_readers,
 )
-from ostinato.infra.serving.weights.manifest import list_versions
 from ostinato.infra.serving.weights.readers import (
     LEASE_SECONDS,
     ReaderRecord,

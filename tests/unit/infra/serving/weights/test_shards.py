@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.chain_manifest import list_versions
 from ostinato.infra.serving.weights import (
     ChainManifest,
     ChainPublisher,
@@ -19,7 +20,6 @@ from ostinato.infra.serving.weights import (
     ShardPublisher,
     share_tensors,
 )
-from ostinato.infra.serving.weights.manifest import list_versions
 from ostinato.infra.serving.weights.shards import Waiting, shard_key
 from tests.unit.infra.serving.weights.strategies import changed, random_bits, same_bits, seeds
 from tests.unit.infra.serving.weights.test_chain import spoil

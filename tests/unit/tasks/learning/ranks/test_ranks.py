@@ -13,8 +13,8 @@ import torch
 
 from ostinato.infra.platform.errors import StorageError, TrainingError
 from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.chain_manifest import list_versions, payload_key, read_manifest
 from ostinato.infra.serving.weights import ChainPublisher, ChainSubscriber, PublisherFenced
-from ostinato.infra.serving.weights.manifest import list_versions, payload_key, read_manifest
 from ostinato.models.checkpoint import load_checkpoint, load_optimizer_state, save_checkpoint
 from ostinato.models.network.build import build_trainer_model
 from ostinato.tasks.learning.batches.packing import deal, pack

@@ -14,7 +14,7 @@ from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.sandbox.host.box import find_bubblewrap
 from ostinato.tasks.problems.config import ProblemsConfig
 from ostinato.tasks.problems.given.harbor_reading import find_tasks, read_task
-from ostinato.tasks.problems.given.harbor_writing import write_task
+from ostinato.tasks.problems.given.harbor_writing import solution_patch, write_task
 from ostinato.tasks.problems.given.task import store_task
 from ostinato.tasks.records import Problem, Split
 from tests.unit.tasks.problems.builds import build_set, check_proofs, load
@@ -133,6 +133,18 @@ def test_a_written_task_reads_back_as_the_same_problem(
     assert "test_odd" not in (task / "environment/repository/tests/test_core.py").read_text()
     with pytest.raises(ConfigError, match="wanted a new folder"):
         write_task(problem, load(tmp_path, problem.repository), tmp_path / "out", "8.4.0")
+
+
+def test_solution_of_a_file_with_other_line_breaks_is_applied_by_git(tmp_path: Path) -> None:
+    text = "# one \x0c page\r\ndef halve(number):\r\n    return number"
+    files = {"kit/core.py": f"{text} / 2".encode(), "tests/test_core.py": b"def test(): pass"}
+    patch = solution_patch({"kit/core.py": f"{text} // 2".encode()}, files)
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit/core.py").write_bytes(f"{text} // 2".encode())
+    subprocess.run(
+        ["git", "apply", "--whitespace=nowarn", "-"], cwd=tmp_path, input=patch.encode(), check=True
+    )
+    assert (tmp_path / "kit/core.py").read_bytes() == files["kit/core.py"]
 
 
 def test_scripts_of_a_written_task_refuse_the_broken_and_pay_the_solved(

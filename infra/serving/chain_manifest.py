@@ -13,7 +13,8 @@ With several shards payloads are `delta.{epoch:08d}.{shard:05d}.safetensors.zst`
 records of `shards`. A version holds a delta, an anchor or both (then either road leads to it). Object
 names carry the publisher's epoch, so a publisher that was replaced can never overwrite what its
 successor committed. The manifest holds the checksum of each object's bytes, the checksum of each
-tensor after the version is applied, and a seal over itself. README.md has the whole format.
+tensor after the version is applied, and a seal over itself. weights/README.md has the whole format.
+Without torch, for who reads what is in the store and no tensor.
 """
 
 import json
@@ -28,6 +29,9 @@ from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import DamagedObject, ObjectStore
 from ostinato.infra.platform.record import Record
 
+CHAINS = "chains/"
+MANIFEST = "manifest.json"
+_FILE_KEY = re.compile(r"chains/(?P<chain>[^/]+)/(?P<version>\d{8,})/(?P<name>[^/]+)$")
 _VERSION_KEY = re.compile(r"/(\d{8,})/manifest\.json$")
 _EPOCH_KEY = re.compile(r"/epochs/(\d{8,})\.json$")
 _WANTED_KEY = re.compile(r"/anchor-wanted/(\d{8,})\.json$")
@@ -104,7 +108,7 @@ class ChainManifest(Record):
 
 
 def chain_prefix(chain_id: str) -> str:
-    return f"chains/{chain_id}"
+    return f"{CHAINS}{chain_id}"
 
 
 def version_prefix(chain_id: str, version: int) -> str:
@@ -121,7 +125,13 @@ def payload_key(
 
 def manifest_key(chain_id: str, version: int) -> str:
     """Key of the commit record."""
-    return f"{version_prefix(chain_id, version)}/manifest.json"
+    return f"{version_prefix(chain_id, version)}/{MANIFEST}"
+
+
+def parse_file_key(key: str) -> tuple[str, int, str] | None:
+    """Chain, version and name of a file that belongs to a version. None for any other key."""
+    found = _FILE_KEY.fullmatch(key)
+    return None if found is None else (found["chain"], int(found["version"]), found["name"])
 
 
 def epoch_key(chain_id: str, epoch: int) -> str:

@@ -1,0 +1,61 @@
+"""Rows of a stranger's file: parquet (with pyarrow installed), JSON lines, or a JSON list."""
+
+import importlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ostinato.infra.platform.errors import ConfigError
+
+MAX_PARQUET_BYTES = 4 << 30  # of a whole file unpacked
+_BATCH_ROWS = 64  # unpacked at once
+
+
+def read_rows(
+    path: Path, suffixes: Sequence[str], columns: Sequence[str] | None = None
+) -> Iterator[tuple[int, Any]]:
+    """Rows with their numbers from 1, counted in lines for JSON lines. `columns` of parquet alone are unpacked
+    (None: all). ConfigError when the file is missing, is of another kind, does not parse or unpacks to too much.
+    """
+    wanted = " or ".join(suffixes)
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist, wanted a file ending in {wanted}")
+    if path.suffix not in suffixes:
+        raise ConfigError(f"{path} ends in {path.suffix!r}, wanted {wanted}")
+    if path.suffix == ".parquet":
+        yield from enumerate(_read_parquet(path, columns), 1)
+    elif path.suffix == ".jsonl":
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield number, _parse(line, f"{path}, row {number}")
+    else:
+        value = _parse(path.read_text(encoding="utf-8"), str(path))
+        yield from enumerate(value if isinstance(value, list) else [value], 1)
+
+
+def _parse(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{place} is not JSON: {error}") from None
+
+
+def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"{path}: parquet is read by pyarrow, which is not installed; pip install pyarrow, or "
+            "write JSON lines"
+        ) from None
+    num_bytes = 0
+    with parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+            num_bytes += batch.nbytes
+            if num_bytes > MAX_PARQUET_BYTES:
+                raise ConfigError(
+                    f"{path} unpacks to more than {MAX_PARQUET_BYTES} bytes; split it"
+                )
+            yield from batch.to_pylist()
