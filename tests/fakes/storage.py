@@ -66,6 +66,7 @@ def postgres_server(directory: Path) -> Iterator[str]:
     try:
         yield folder
     finally:
+        print(server.log.read_text()[-3000:])  # shown where a test failed
         server.cleanup()
 
 

@@ -10,7 +10,9 @@ from ostinato.infra.platform.settings import load_settings
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.network.build import build_trainer_model
 from ostinato.tasks.conversion.exporting import export_model
+from ostinato.tasks.conversion.gguf_writing import GGUF_FILE
 from ostinato.tasks.conversion.importing import import_model
+from tests.fakes.llama_cpp import read_with_llama_cpp
 from tests.fakes.logits import forward_logits
 
 PROGRAM = Path(__file__).read_text()[:1500]
@@ -21,7 +23,9 @@ PROGRAM = Path(__file__).read_text()[:1500]
 def test_smollm2_computes_in_the_trainer_what_it_computes_in_transformers(tmp_path: Path) -> None:
     cache = load_settings().cache_directory / "models"
     import_model("smollm2", tmp_path / "checkpoint", cache)
-    export_model(tmp_path / "checkpoint", tmp_path / "out", name="x", lineage=[], dtype=None)
+    export_model(
+        tmp_path / "checkpoint", tmp_path / "out", name="x", lineage=[], dtype=None, with_gguf=True
+    )
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     checkpoint = load_checkpoint(tmp_path / "checkpoint")
@@ -36,3 +40,7 @@ def test_smollm2_computes_in_the_trainer_what_it_computes_in_transformers(tmp_pa
     best = wanted.topk(2, dim=-1).values
     is_clear = best[..., 0] - best[..., 1] > 1e-3
     assert torch.equal(seen.argmax(-1)[is_clear], wanted.argmax(-1)[is_clear])
+    ids, seen_TV = read_with_llama_cpp(tmp_path / "out" / GGUF_FILE, PROGRAM)
+    assert ids == tokens_BT[0].tolist()
+    torch.testing.assert_close(seen_TV, wanted[0], atol=1e-4, rtol=1e-5)
+    assert torch.equal(seen_TV.argmax(-1)[is_clear[0]], wanted[0].argmax(-1)[is_clear[0]])

@@ -60,7 +60,14 @@ function curve({ title, x_label, series }) {
   const xs = all.flatMap(([x]) => x), ys = all.flatMap(([, y]) => y).filter(Number.isFinite);
   const made = element("figure");
   made.append(element("figcaption", title));
-  if (!ys.length) return made;
+  if (ys.length) made.append(lines(title, x_label, series, xs, ys));
+  Object.entries(series).forEach(([name, [, y]], index) => {
+    made.append(element("span", `${name} ${rounded(y[y.length - 1])} `, `legend${index % 2}`));
+  });
+  return made;
+}
+
+function lines(title, x_label, series, xs, ys) {
   const [x0, x1] = [Math.min(...xs), Math.max(...xs)], [y0, y1] = [Math.min(...ys), Math.max(...ys)];
   const across = (x) => LEFT + (WIDTH - LEFT - 6) * (x1 > x0 ? (x - x0) / (x1 - x0) : 0.5);
   const up = (y) => (HEIGHT - BOTTOM) - (HEIGHT - BOTTOM - 8) * (y1 > y0 ? (y - y0) / (y1 - y0) : 0.5);
@@ -71,7 +78,7 @@ function curve({ title, x_label, series }) {
   }
   image.append(drawn("text", { x: LEFT, y: HEIGHT - 4 }, `${x_label} ${rounded(x0)}`));
   image.append(drawn("text", { x: WIDTH - 6, y: HEIGHT - 4, "text-anchor": "end" }, rounded(x1)));
-  all.forEach(([x, y], index) => {
+  Object.values(series).forEach(([x, y], index) => {
     const points = x.map((value, at) => [value, y[at]]).filter(([, value]) => Number.isFinite(value));
     if (!points.length) return;
     const path = points.map(([a, b]) => `${across(a).toFixed(1)},${up(b).toFixed(1)}`).join(" ");
@@ -79,11 +86,7 @@ function curve({ title, x_label, series }) {
     const [lastX, lastY] = points[points.length - 1];
     image.append(drawn("circle", { class: `series${index % 2}`, cx: across(lastX), cy: up(lastY), r: 2 }));
   });
-  made.append(image);
-  Object.entries(series).forEach(([name, [, y]], index) => {
-    made.append(element("span", `${name} ${rounded(y[y.length - 1])} `, `legend${index % 2}`));
-  });
-  return made;
+  return image;
 }
 
 function chain(versions) {

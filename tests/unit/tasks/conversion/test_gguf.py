@@ -1,4 +1,4 @@
-"""GGUF out: transformers reads from the file what the directory beside it holds."""
+"""GGUF out: transformers and llama.cpp read from the file what the directory beside it holds."""
 
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from ostinato.models.checkpoint import load_checkpoint
 from ostinato.tasks.conversion.exporting import export_model
 from ostinato.tasks.conversion.gguf_writing import GGUF_FILE, write_gguf
 from ostinato.tasks.conversion.importing import import_model
+from tests.fakes.llama_cpp import read_with_llama_cpp
 from tests.fakes.published_model import TEMPLATE, small_tokenizer, write_published_model
 
 QWEN_SPLIT = (
@@ -78,6 +79,23 @@ def test_file_holds_what_the_directory_holds(write, dtype, tmp_path: Path) -> No
     assert again.weights.keys() == first.weights.keys()
     for name, tensor in first.weights.items():
         assert torch.equal(tensor.to(getattr(torch, dtype)).float(), again.weights[name]), name
+
+
+@pytest.mark.parametrize("write", [write_published_model, write_qwen3])
+def test_llama_cpp_computes_from_the_file_what_transformers_does_from_the_directory(
+    write, tmp_path: Path
+) -> None:
+    published, out = tmp_path / "published", tmp_path / "out"
+    published.mkdir()
+    write(published)
+    import_model(str(published), tmp_path / "checkpoint", tmp_path / "cache")
+    export_model(tmp_path / "checkpoint", out, name="x", lineage=[], dtype=None, with_gguf=True)
+    ids, logits_TV = read_with_llama_cpp(out / GGUF_FILE, TEXT)
+    assert ids == transformers.AutoTokenizer.from_pretrained(out)(TEXT)["input_ids"]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
+    with torch.no_grad():
+        wanted_TV = theirs(input_ids=torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(logits_TV, wanted_TV, atol=1e-4, rtol=1e-5)
 
 
 def test_model_without_a_gguf_form_is_named(tmp_path: Path) -> None:
