@@ -12,20 +12,13 @@ from ostinato.flows.stages import chain, realtime
 from ostinato.flows.stages.disk import refuse_small_disk
 from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.stage import RunOptions, StageContext
+from ostinato.flows.stages.run_options import Options
+from ostinato.flows.stages.stage import StageContext
 
 
 @flow(name="agent-training", flow_run_name=run_name)
-def agent_training(
-    recipe: RecipeName = "nano", seed: Seed = None, options: RunOptions | None = None
-) -> str:
-    """Runs every stage that is not finished yet. Returns the path of the report.
-
-    Args:
-        recipe: name of a shipped recipe or path of a TOML file.
-        seed: overrides the recipe's seed.
-        options: overridden settings, stages to keep or to build again.
-    """
+def agent_training(recipe: RecipeName = "nano", seed: Seed = None, options: Options = None) -> str:
+    """Runs every stage that is not finished yet. Returns the path of the report."""
     context = StageContext.open(recipe, seed, options)
     if not context.runs_directory.exists():
         refuse_small_disk(context.recipe, context.settings.home)
@@ -42,4 +35,5 @@ def agent_training(
             reinforced,
             lambda: realtime_cycle(recipe, seed, problems, reinforced, options=context.options),
         )
-    return str(showing.show_run(context, problems, pretrained, drafted, reinforced, cycle))
+    made = showing.MadeByRun(problems, pretrained, drafted, reinforced)
+    return str(showing.show_run(context, made, cycle))

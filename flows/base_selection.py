@@ -13,7 +13,8 @@ from ostinato.flows.stages.checkpoints import checkpoint_named
 from ostinato.flows.stages.child_task import run_stage
 from ostinato.flows.stages.forms import CheckpointName, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.stage import RunOptions, StageContext
+from ostinato.flows.stages.run_options import Options
+from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.source_archives import fetch_wheel
@@ -32,16 +33,14 @@ def base_selection(
     recipe: RecipeName = "nano",
     seed: Seed = None,
     checkpoints: Sequence[CheckpointName] = (),
-    options: RunOptions | None = None,
+    options: Options = None,
 ) -> list[ArtifactRef]:
     """Measures checkpoints: loss on the code of the recipe's held-out repositories, completions of
     HumanEval, files rebuilt from patches, speed. Returns an artifact each.
 
     Args:
         recipe: name of a shipped recipe or path of a TOML file; its problems give the code.
-        seed: overrides the recipe's seed.
         checkpoints: champion, newest (the recipe's), or kind/name@version.
-        options: overridden settings, stages to keep or to build again.
     """
     if not checkpoints:
         raise ConfigError("checkpoints is empty, wanted one or more, such as checkpoint/smollm2@1")

@@ -13,8 +13,8 @@ from ostinato.flows.stages import chain, realtime
 from ostinato.flows.stages.checkpoints import NEWEST, checkpoint_named
 from ostinato.flows.stages.forms import CheckpointName, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.run_options import Suite
-from ostinato.flows.stages.stage import RunOptions, StageContext
+from ostinato.flows.stages.run_options import Options, Suite
+from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.tasks.evaluation.gates import gate_candidate
 
@@ -29,14 +29,12 @@ def checkpoint_evaluation(
     endpoint: Endpoint | None = None,
     commit: str = "",
     report_directory: str | None = None,
-    options: RunOptions | None = None,
+    options: Options = None,
 ) -> State:
     """Scores a checkpoint on held-out problems and holds it against another one. Trains nothing. The
     same checkpoint on the same suite is scored once, however often it is asked for.
 
     Args:
-        recipe: name of a shipped recipe or path of a TOML file.
-        seed: overrides the recipe's seed.
         checkpoint: champion, newest (the recipe's), or kind/name@version.
         suite: which held-out problems; the gate judges on the first of them.
         against: checkpoint to compare with; the champion of the recipe's serving line when absent.
@@ -44,7 +42,6 @@ def checkpoint_evaluation(
             baseline: beside the other one's scorecard, before no gate.
         commit: what asked for this, in the report.
         report_directory: where scorecard.json and scorecard.md are written, beside the artifacts.
-        options: overridden settings, stages to keep or to build again.
     """
     context = StageContext.open(recipe, seed, options, may_train=False)
     known = (context.recipe, context.ledger, context.artifacts)

@@ -5,9 +5,10 @@ from prefect import flow
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.forms import Artifact, RecipeName, Seed
+from ostinato.flows.stages.forms import ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.stage import RunOptions, StageContext
+from ostinato.flows.stages.run_options import Options
+from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 
@@ -15,17 +16,10 @@ from ostinato.infra.platform.artifacts import ArtifactRef
 def continued_pretraining(
     recipe: RecipeName = "nano",
     seed: Seed = None,
-    problems: Artifact | None = None,
-    options: RunOptions | None = None,
+    problems: ProblemSet = None,
+    options: Options = None,
 ) -> ArtifactRef:
-    """Trains the recipe's base checkpoint on. Returns the fine-tuned checkpoint.
-
-    Args:
-        recipe: name of a shipped recipe or path of a TOML file.
-        seed: overrides the recipe's seed.
-        problems: a built problem set; built when absent.
-        options: overridden settings, stages to keep or to build again.
-    """
+    """Trains the recipe's base checkpoint on. Returns the fine-tuned checkpoint."""
     context = StageContext.open(recipe, seed, options)
     corpus = chain.build_corpus(
         context, context.named(problems) or problem_building(recipe, seed, options=context.options)

@@ -11,7 +11,8 @@ from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.forms import RecipeName, Seed
-from ostinato.flows.stages.stage import RunOptions, StageContext
+from ostinato.flows.stages.run_options import Options
+from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.evaluation.controls import ControlReport, compare_with_controls
 from ostinato.tasks.evaluation.statistics import AttemptRow
@@ -20,15 +21,9 @@ from ostinato.tasks.records import Split
 
 @flow(name="controls")
 def controls(
-    recipe: RecipeName = "nano", seed: Seed = None, options: RunOptions | None = None
+    recipe: RecipeName = "nano", seed: Seed = None, options: Options = None
 ) -> ArtifactRef:
-    """Evaluates a checkpoint before and after RL and compares at equal tokens. Returns the table.
-
-    Args:
-        recipe: name of a shipped recipe or path of a TOML file.
-        seed: overrides the recipe's seed.
-        options: overridden settings, stages to keep or to build again.
-    """
+    """Evaluates a checkpoint before and after RL and compares at equal tokens. Returns the table."""
     context = StageContext.open(recipe, seed, options)
     problems = problem_building(recipe, seed, options=context.options)
     start = mtp_distillation(recipe, seed, problems, options=context.options)

@@ -6,9 +6,10 @@ from ostinato.flows.continued_pretraining import continued_pretraining
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.forms import Artifact, RecipeName, Seed
+from ostinato.flows.stages.forms import Artifact, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.stage import RunOptions, StageContext
+from ostinato.flows.stages.run_options import Options
+from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 
@@ -16,19 +17,15 @@ from ostinato.infra.platform.artifacts import ArtifactRef
 def mtp_distillation(
     recipe: RecipeName = "nano",
     seed: Seed = None,
-    problems: Artifact | None = None,
+    problems: ProblemSet = None,
     pretrained: Artifact | None = None,
-    options: RunOptions | None = None,
+    options: Options = None,
 ) -> ArtifactRef:
     """Distils draft layers and measures them. Returns the checkpoint with both; the trunk alone
     where the recipe wants no draft layers.
 
     Args:
-        recipe: name of a shipped recipe or path of a TOML file.
-        seed: overrides the recipe's seed.
-        problems: a built problem set; built when absent.
         pretrained: the trunk; trained when absent.
-        options: overridden settings, stages to keep or to build again.
     """
     context = StageContext.open(recipe, seed, options)
     problems = context.named(problems) or problem_building(recipe, seed, options=context.options)

@@ -6,7 +6,8 @@ from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.stage import RunOptions, StageContext
+from ostinato.flows.stages.run_options import Options
+from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.tasks.problems.config import ProblemsResult
@@ -16,15 +17,12 @@ from ostinato.tasks.problems.config import ProblemsResult
 def problem_building(
     recipe: RecipeName = "nano",
     seed: Seed = None,
-    options: RunOptions | None = None,
+    options: Options = None,
     needs_all_splits: bool = False,
 ) -> ArtifactRef:
     """Builds, proves and splits the recipe's problems.
 
     Args:
-        recipe: name of a shipped recipe or path of a TOML file.
-        seed: overrides the recipe's seed.
-        options: overridden settings, stages to keep or to build again.
         needs_all_splits: whether a split without a problem is an error.
     """
     context = StageContext.open(recipe, seed, options)

@@ -7,7 +7,8 @@ from ostinato.flows.reporting.console import say
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.stage import RunOptions, StageContext
+from ostinato.flows.stages.run_options import Options
+from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.tasks.problem_sets import PROBLEMS_FILE
@@ -17,15 +18,10 @@ from ostinato.tasks.problems.shipped import compare_with_shipped, find_set, ship
 
 @flow(name="problem-verification", flow_run_name=run_name)
 def problem_verification(
-    recipe: RecipeName = "problems_16", seed: Seed = None, options: RunOptions | None = None
+    recipe: RecipeName = "problems_16", seed: Seed = None, options: Options = None
 ) -> ArtifactRef:
     """Proves the recipe's problems again: equal bytes, or ProblemError. Where no set ships for the
     recipe, the one just built is put into tasks/problems/sets for a commit.
-
-    Args:
-        recipe: name of a shipped recipe or path of a TOML file.
-        seed: overrides the recipe's seed.
-        options: overridden settings, stages to keep or to build again.
     """
     context = StageContext.open(recipe, seed, options)
     problems = chain.build_proven_problems(context, use_shipped=False)

@@ -11,7 +11,8 @@ from ostinato.flows.stages.artifacts import show_markdown
 from ostinato.flows.stages.checkpoints import NEWEST, checkpoint_named
 from ostinato.flows.stages.forms import CheckpointName, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.stage import RunOptions, StageContext
+from ostinato.flows.stages.run_options import Options
+from ostinato.flows.stages.stage import StageContext
 from ostinato.tasks.promotion.serving_line import PromotionOutcome
 
 
@@ -20,16 +21,13 @@ def promotion(
     recipe: RecipeName = "nano",
     seed: Seed = None,
     checkpoint: CheckpointName = NEWEST,
-    options: RunOptions | None = None,
+    options: Options = None,
 ) -> State:
     """Promotes a checkpoint that passes the gate against the champion. Trains nothing; ends Failed
     when the gate refuses.
 
     Args:
-        recipe: name of a shipped recipe or path of a TOML file.
-        seed: overrides the recipe's seed.
         checkpoint: newest (the recipe's), or kind/name@version.
-        options: overridden settings, stages to keep or to build again.
     """
     context = StageContext.open(recipe, seed, options, may_train=False)
     offered = checkpoint_named(context.recipe, context.ledger, context.artifacts, checkpoint)

@@ -6,27 +6,24 @@ from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import realtime
-from ostinato.flows.stages.forms import Artifact, RecipeName, Seed
+from ostinato.flows.stages.forms import Artifact, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.stage import RunOptions, StageContext
+from ostinato.flows.stages.run_options import Options
+from ostinato.flows.stages.stage import StageContext
 
 
 @flow(name="realtime-cycle", flow_run_name=run_name)
 def realtime_cycle(
     recipe: RecipeName = "nano",
     seed: Seed = None,
-    problems: Artifact | None = None,
+    problems: ProblemSet = None,
     trained: Artifact | None = None,
-    options: RunOptions | None = None,
+    options: Options = None,
 ) -> realtime.CycleReport:
     """Learns from what users did with the serving checkpoint and ships the result if it is not worse.
 
     Args:
-        recipe: name of a shipped recipe or path of a TOML file.
-        seed: overrides the recipe's seed.
-        problems: a built problem set; built when absent.
         trained: goes before the gate of the recipe's serving line first; made when absent.
-        options: overridden settings, stages to keep or to build again.
     """
     context = StageContext.open(recipe, seed, options)
     realtime.serving_line(context)  # a recipe without one stops here, before anything is trained

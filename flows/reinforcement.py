@@ -6,9 +6,10 @@ from ostinato.flows.mtp_distillation import mtp_distillation
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.forms import Artifact, RecipeName, Seed
+from ostinato.flows.stages.forms import Artifact, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.stage import RunOptions, StageContext
+from ostinato.flows.stages.run_options import Options
+from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 
@@ -16,18 +17,14 @@ from ostinato.infra.platform.artifacts import ArtifactRef
 def reinforcement(
     recipe: RecipeName = "nano",
     seed: Seed = None,
-    problems: Artifact | None = None,
+    problems: ProblemSet = None,
     start: Artifact | None = None,
-    options: RunOptions | None = None,
+    options: Options = None,
 ) -> ArtifactRef:
     """Runs RL from a fine-tuned checkpoint. Returns the checkpoint after it.
 
     Args:
-        recipe: name of a shipped recipe or path of a TOML file.
-        seed: overrides the recipe's seed.
-        problems: a built problem set; built when absent.
         start: the checkpoint to begin with; made when absent.
-        options: overridden settings, stages to keep or to build again.
     """
     context = StageContext.open(recipe, seed, options)
     problems = context.named(problems) or problem_building(recipe, seed, options=context.options)

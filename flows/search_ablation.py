@@ -8,21 +8,21 @@ from ostinato.flows.reporting import showing
 from ostinato.flows.stages import ablation_chain, chain
 from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.stage import RunOptions, StageContext
+from ostinato.flows.stages.run_options import Options
+from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.evaluation.locating import ArmComparison
 
 
 @flow(name="search-ablation", flow_run_name=run_name)
 def search_ablation(
-    recipe: RecipeName = "nano_search", seed: Seed = None, options: RunOptions | None = None
+    recipe: RecipeName = "nano_search", seed: Seed = None, options: Options = None
 ) -> ArtifactRef:
     """Trains and evaluates both arms from one shared checkpoint. Returns the comparison.
 
     Args:
         recipe: what both arms share; their own recipes are called the same with _with and _without.
         seed: overrides the recipes' seed.
-        options: overridden settings, stages to keep or to build again.
     """
     context = StageContext.open(recipe, seed, options)
     problems = problem_building(recipe, seed, options=context.options)

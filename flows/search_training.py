@@ -6,24 +6,17 @@ from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_table
 from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.stage import RunOptions, StageContext
+from ostinato.flows.stages.run_options import Options
+from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.retrieval.config import RankingScores, RetrievalResult
 
 
 @flow(name="search-training", flow_run_name=run_name)
 def search_training(
-    recipe: RecipeName = "nano",
-    seed: Seed = None,
-    options: RunOptions | None = None,
+    recipe: RecipeName = "nano", seed: Seed = None, options: Options = None
 ) -> ArtifactRef:
-    """Trains the encoder on code and publishes it with the table of its measurements.
-
-    Args:
-        recipe: name of a shipped recipe or path of a TOML file.
-        seed: overrides the recipe's seed.
-        options: overridden settings, stages to keep or to build again.
-    """
+    """Trains the encoder on code and publishes it with the table of its measurements."""
     context = StageContext.open(recipe, seed, options)
     encoder = chain.train_encoder(context)
     result = chain.result_of(context, encoder, RetrievalResult)

@@ -10,7 +10,8 @@ from ostinato.flows.reporting.console import say
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.stage import RunOptions, StageContext
+from ostinato.flows.stages.run_options import Options
+from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.training.config import DEMONSTRATIONS
@@ -23,16 +24,13 @@ def sft(
     recipe: RecipeName = "nano",
     seed: Seed = None,
     data: str = "",
-    options: RunOptions | None = None,
+    options: Options = None,
 ) -> ArtifactRef:
     """Fine-tunes the recipe's base checkpoint on conversations, with its phases of pretraining that
     read nothing but demonstrations. Returns the checkpoint.
 
     Args:
-        recipe: name of a shipped recipe or path of a TOML file.
-        seed: overrides the recipe's seed.
         data: .jsonl or .parquet file; a row has messages of role and content.
-        options: overridden settings, stages to keep or to build again.
     """
     context = _fine_tuning(StageContext.open(recipe, seed, options))
     path = Path(data)

@@ -1,24 +1,22 @@
 """Parallel layouts: which part of a model and of a batch each of many ranks holds."""
 
-from typing import Self
+from typing import NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ostinato.models.spec import ModelSpec
 
 
-class RankPlace(BaseModel):
+class RankPlace(NamedTuple):
     """Coordinates of one rank, each counted from 0."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int
     tensor: int
-    pipeline: int
     context: int
     data: int
-    expert: int
+    pipeline: int
     expert_tensor: int
+    expert: int
     expert_data: int
 
 
@@ -105,12 +103,5 @@ class ParallelLayout(BaseModel):
         rest, expert_tensor = divmod(rank, self.expert_tensor)
         rest, expert = divmod(rest, self.expert)
         return RankPlace(
-            rank=rank,
-            tensor=tensor,
-            context=context,
-            data=data,
-            pipeline=pipeline,
-            expert_tensor=expert_tensor,
-            expert=expert,
-            expert_data=rest % self.expert_data,
+            rank, tensor, context, data, pipeline, expert_tensor, expert, rest % self.expert_data
         )

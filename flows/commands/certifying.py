@@ -4,12 +4,12 @@ import hashlib
 import time
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, select_autoescape
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.reporting.console import say
+from ostinato.flows.reporting.pages import render
 from ostinato.flows.stages.checkpoints import checkpoint_named
 from ostinato.infra.platform.artifacts import open_artifacts
 from ostinato.infra.platform.cluster.child import run_child
@@ -113,11 +113,9 @@ def conclude(certificate: Certificate) -> None:
 
 def render_page(signed: SignedCertificate) -> str:
     """The certificate as one HTML page without scripts."""
-    environment = Environment(
-        loader=PackageLoader("ostinato.flows.reporting"), autoescape=select_autoescape()
-    )
-    page = environment.get_template("certificate.html")
-    return page.render(signed=signed, certificate=signed.certificate)
+    certificate = signed.certificate
+    title = f"Certificate of {certificate.problem_set}"
+    return render("certificate", title=title, signed=signed, certificate=certificate)
 
 
 def _open_set(settings: Settings, problems: str, work: Path, options: CertifyOptions) -> DrawnSet:

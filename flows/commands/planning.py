@@ -199,9 +199,7 @@ def _rank_table(layout: ParallelLayout) -> Table:
     table = Table("rank", "TP", "CP", "DP", "PP", "ETP", "EP", "EDP")
     places = layout.places()
     for place in places[:SHOWN_RANKS]:
-        own = (place.rank, place.tensor, place.context, place.data, place.pipeline)
-        experts = (place.expert_tensor, place.expert, place.expert_data)
-        table.add_row(*map(str, own + experts))
+        table.add_row(*map(str, place))
     if len(places) > SHOWN_RANKS:
         table.caption = f"first {SHOWN_RANKS} of {len(places)} ranks"
     return table

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, select_autoescape
-
+from ostinato.flows.reporting.pages import render
 from ostinato.flows.reporting.trajectories import (
     Attempt,
     TokenTexts,
@@ -44,12 +43,9 @@ class AttemptView(NamedTuple):
 
 def write_attempts(path: Path, title: str, attempts: Sequence[Attempt]) -> Path:
     """Writes the page, the newest attempts whole. Returns its path."""
-    templates = Environment(
-        loader=PackageLoader("ostinato.flows.reporting", "templates"),
-        autoescape=select_autoescape(),
-    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = templates.get_template("attempts.html").render(
+    page = render(
+        "attempts",
         title=title,
         listed=[summarise(attempt.facts) for attempt in attempts[:-MOST_SHOWN]],
         attempts=[_view(attempt) for attempt in attempts[-MOST_SHOWN:]],

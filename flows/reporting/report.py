@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
-from jinja2 import Environment, PackageLoader, select_autoescape
 from pydantic import Field
 from rich.table import Table
 
+from ostinato.flows.reporting.pages import render
 from ostinato.infra.platform.record import Record
 
 matplotlib.use("Agg")
@@ -79,14 +79,10 @@ def write_html(
     """Writes one self-contained page. `links`: addresses of example attempts by what they are. Returns its
     path.
     """
-    templates = Environment(
-        loader=PackageLoader("ostinato.flows.reporting", "templates"),
-        autoescape=select_autoescape(),
-    )
     images = [base64.b64encode(plot_png(curve)).decode() for curve in curves]
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = templates.get_template("report.html").render(
-        title=title, headline=headline, rows=rows, images=images, facts=facts, links=links
+    page = render(
+        "report", title=title, headline=headline, rows=rows, images=images, facts=facts, links=links
     )
     path.write_text(page)
     return path

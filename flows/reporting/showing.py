@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
@@ -239,16 +240,18 @@ def show_cycle(cycle: CycleReport) -> None:
     show_markdown("\n\n".join(lines), key="cycle")
 
 
-def show_run(
-    context: StageContext,
-    problems: ArtifactRef,
-    pretrained: ArtifactRef,
-    drafted: ArtifactRef,
-    reinforced: ArtifactRef,
-    cycle: CycleReport | None,
-) -> Path:
+class MadeByRun(NamedTuple):
+    """Artifacts of the whole chain."""
+
+    problems: ArtifactRef
+    pretrained: ArtifactRef
+    drafted: ArtifactRef
+    reinforced: ArtifactRef
+
+
+def show_run(context: StageContext, made: MadeByRun, cycle: CycleReport | None) -> Path:
     """Writes the report of the whole chain, prints its table, and returns its path."""
-    rows = _rows(context, problems, pretrained, drafted, reinforced, cycle)
+    rows = _rows(context, made, cycle)
     recipe = context.recipe
     line = recipe.serving.line
     champion = None if line is None else context.ledger.promotions.current(line)
@@ -258,13 +261,13 @@ def show_run(
     (place / "recipe.json").write_text(recipe.model_dump_json(indent=1))
     facts = {
         "recipe": recipe.description,
-        "problems": str(problems),
+        "problems": str(made.problems),
         "serving line": line or "none: the recipe names no line",
         "serving checkpoint": "none" if champion is None else champion.checkpoint_id,
         **describe_origin(recipe, context.settings),
     }
-    curves = _curves(context, pretrained, reinforced)
-    links = _write_examples(context, reinforced, place)
+    curves = _curves(context, made.pretrained, made.reinforced)
+    links = _write_examples(context, made.reinforced, place)
     headline = next(row for row in rows if (row.stage, row.measure) == HEADLINE)
     page = write_html(place / "report.html", title, headline, rows, curves, facts, links)
     show_table([row._asdict() for row in rows], key="run-report", description=title)
@@ -289,14 +292,8 @@ def _write_examples(context: StageContext, reinforced: ArtifactRef, place: Path)
     return {f"{what}: {name}": f"{page.name}#{name}" for what, name in names.items()}
 
 
-def _rows(
-    context: StageContext,
-    problems: ArtifactRef,
-    pretrained: ArtifactRef,
-    drafted: ArtifactRef,
-    reinforced: ArtifactRef,
-    cycle: CycleReport | None,
-) -> list[ReportRow]:
+def _rows(context: StageContext, made: MadeByRun, cycle: CycleReport | None) -> list[ReportRow]:
+    problems, pretrained, drafted, reinforced = made
     built = chain.result_of(context, problems, ProblemsResult)
     trained = chain.result_of(context, pretrained, PretrainingResult)
     corpus = chain.build_corpus(context, problems)

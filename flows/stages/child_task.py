@@ -4,16 +4,18 @@ Prefect keeps no results: a flow run that is retried runs its sub-flows again, w
 """
 
 import logging
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import UUID
 
-from prefect import task
+from prefect import flow_engine, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.concurrency._leases import maintain_concurrency_lease
 from prefect.tasks import Task, exponential_backoff
 from pydantic import BaseModel
 
-from ostinato.flows.stages.lease import outlive_leases
 from ostinato.flows.stages.naming import as_key
 from ostinato.flows.stages.progress import shown_progress
 from ostinato.flows.stages.run_options import STAGES
@@ -27,9 +29,25 @@ Result = TypeVar("Result", bound=BaseModel)
 logger = logging.getLogger(__name__)
 _TRAINERS = {entry for stage in STAGES.values() if stage.trains for entry in stage.entries}
 
+
+def keep_lease(
+    lease_id: UUID, lease_duration: float, raise_on_lease_renewal_failure: bool = False
+) -> AbstractContextManager[None]:
+    """Prefect's own upkeep of the lease of a deployment's slot; a failed renewal is logged, whatever the
+    caller asks.
+
+    Prefect ends a healthy run when that lease could not be renewed, for which an outage of five minutes
+    is enough, and has no setting against it. A lost slot harms nothing here: two runs that want the same
+    stage share one child (infra/platform/cluster/child.py).
+    """
+    return maintain_concurrency_lease(
+        lease_id, lease_duration, raise_on_lease_renewal_failure=False
+    )
+
+
 # Both before any flow runs: the engine imports a flow, and with it this, first. Prefect gives our
 # loggers its handler, but no level.
-outlive_leases()
+flow_engine.maintain_concurrency_lease = keep_lease  # pyright: ignore[reportPrivateImportUsage]
 logging.getLogger("ostinato").setLevel(logging.INFO)
 
 

@@ -4,16 +4,19 @@ import functools
 import re
 import types
 import typing
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     WithJsonSchema,
     create_model,
     model_serializer,
 )
+from pydantic_core import CoreSchema
 
 from ostinato.flows.recipe import Recipe, recipe_names
 from ostinato.flows.stages.checkpoints import CHAMPION, NEWEST
@@ -21,6 +24,19 @@ from ostinato.infra.platform.artifacts import ArtifactRef
 
 _UNIONS = (typing.Union, types.UnionType)
 _REFERENCE = r"^[a-z_-]+/[\w.-]+@\d+$"
+
+
+@dataclass(frozen=True)
+class Described:
+    """Description in the form of every flow whose docstring has none of its own for the parameter."""
+
+    text: str
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return handler(core) | {"description": self.text}
+
 
 RecipeName = Annotated[
     str,
@@ -32,8 +48,11 @@ RecipeName = Annotated[
             ]
         }
     ),
+    Described("name of a shipped recipe or path of a TOML file."),
 ]
-Seed = Annotated[int, Field(ge=0, title="Seed")] | None
+Seed = Annotated[
+    Annotated[int, Field(ge=0, title="Seed")] | None, Described("overrides the recipe's seed.")
+]
 CheckpointName = Annotated[
     str, Field(pattern=rf"^({CHAMPION}|{NEWEST})$|{_REFERENCE}", title="Checkpoint")
 ]
@@ -41,6 +60,7 @@ CheckpointName = Annotated[
 Artifact = Annotated[
     ArtifactRef | str, WithJsonSchema({"title": "Name", "type": "string", "pattern": _REFERENCE})
 ]
+ProblemSet = Annotated[Artifact | None, Described("a built problem set; built when absent.")]
 
 
 def _drop_defaults(schema: dict[str, Any]) -> None:

@@ -3,11 +3,11 @@
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from ostinato.flows.stages.forms import RecipeChanges
+from ostinato.flows.stages.forms import Described, RecipeChanges
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.records import Split
 
@@ -118,3 +118,8 @@ class RunOptions(Record):
         if isinstance(values, dict) and values.get("rebuild") and not values.get("rebuild_since"):
             return {**values, "rebuild_since": time.time()}
         return values
+
+
+Options = Annotated[
+    RunOptions | None, Described("overridden settings, stages to keep or to build again.")
+]

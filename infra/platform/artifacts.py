@@ -337,13 +337,7 @@ def _prefix(kind: str, name: str, fingerprint: str) -> str:
 
 
 def _ref(row: ArtifactRow) -> ArtifactRef:
-    return ArtifactRef(
-        kind=row.kind,
-        name=row.name,
-        version=row.version,
-        fingerprint=row.fingerprint,
-        object_prefix=row.object_prefix,
-    )
+    return ArtifactRef.model_validate(row, from_attributes=True)
 
 
 def _is_intact(path: Path, file: ArtifactFile) -> bool:

@@ -1,6 +1,10 @@
 """Base of the project's records and settings."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Record(BaseModel):

@@ -45,20 +45,17 @@ async def run_plainly(
     test_ids: Sequence[str],
     time_limit_seconds: float,
     *,
-    limits: SandboxLimits | None = None,
-    chance: random.Random | None = None,
     later: bool = False,
 ) -> TestReport:
     """Run tests on the pristine repository with the editable ones of `files` laid over it.
 
-    `chance` makes the canaries; the system's own unless a test wants them repeatable. `later`: the
-    clock of the tests is 404 days ahead, in the time zone that is furthest east.
+    `later`: the clock of the tests is 404 days ahead, in the time zone that is furthest east.
     """
     started = time.perf_counter()
-    chance = chance or random.SystemRandom()
+    chance = random.SystemRandom()
     outcomes = dict.fromkeys(test_ids, TestOutcome.MISSING)
     violations: list[str] = []
-    limits = limits or SandboxLimits(memory_bytes=2 << 30)
+    limits = SandboxLimits(memory_bytes=2 << 30)
     async with open_box(repository, repository.keep_editable(files), limits) as sandbox:
         for path in dict.fromkeys(test.partition("::")[0] for test in test_ids):
             await sandbox.exec(f"mkdir -p {_FOLDER}", 10.0)

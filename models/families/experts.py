@@ -84,6 +84,23 @@ def shared_experts(fields: ConfigFields) -> int:
     return value if value == 0 else fields.count("n_shared_experts", 1)
 
 
+def write_grouped_experts(spec: ModelSpec) -> dict[str, Any]:
+    """Experts with shared ones beside them and a router over groups, as glm4_moe and deepseek_v3 name them."""
+    inner = spec.expert_hidden_size
+    return {
+        "moe_intermediate_size": inner,
+        "first_k_dense_replace": spec.num_dense_layers,
+        "n_routed_experts": spec.num_experts,
+        "n_shared_experts": spec.shared_expert_hidden_size // inner,
+        "num_experts_per_tok": spec.experts_per_token,
+        "norm_topk_prob": spec.router_normalizes,
+        "routed_scaling_factor": spec.router_scale,
+        "n_group": spec.router_groups,
+        "topk_group": spec.router_groups_per_token,
+        "num_nextn_predict_layers": 0,
+    }
+
+
 def _write_glm4_moe(spec: ModelSpec) -> dict[str, Any] | None:
     inner = spec.expert_hidden_size
     if not spec.num_moe_layers or spec.router_score != "sigmoid":
@@ -97,16 +114,7 @@ def _write_glm4_moe(spec: ModelSpec) -> dict[str, Any] | None:
         "intermediate_size": spec.dense_hidden_size or inner,
         "attention_bias": spec.qkv_bias,
         "use_qk_norm": spec.qk_norm,
-        "moe_intermediate_size": inner,
-        "first_k_dense_replace": spec.num_dense_layers,
-        "n_routed_experts": spec.num_experts,
-        "n_shared_experts": spec.shared_expert_hidden_size // inner,
-        "num_experts_per_tok": spec.experts_per_token,
-        "norm_topk_prob": spec.router_normalizes,
-        "routed_scaling_factor": spec.router_scale,
-        "n_group": spec.router_groups,
-        "topk_group": spec.router_groups_per_token,
-        "num_nextn_predict_layers": 0,
+        **write_grouped_experts(spec),
     }
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ostinato.models.families.config_fields import ConfigFields
-from ostinato.models.families.experts import shared_experts
+from ostinato.models.families.experts import shared_experts, write_grouped_experts
 from ostinato.models.families.family import Family
 from ostinato.models.spec import LatentAttention, ModelSpec, Yarn
 
@@ -92,16 +92,7 @@ def _write(spec: ModelSpec) -> dict[str, Any] | None:
         "attention_dropout": 0.0,
         "tie_word_embeddings": spec.tied_embeddings,
         "intermediate_size": spec.dense_hidden_size or inner,
-        "moe_intermediate_size": inner,
-        "first_k_dense_replace": spec.num_dense_layers,
-        "n_routed_experts": spec.num_experts,
-        "n_shared_experts": spec.shared_expert_hidden_size // inner,
-        "num_experts_per_tok": spec.experts_per_token,
-        "norm_topk_prob": spec.router_normalizes,
-        "routed_scaling_factor": spec.router_scale,
-        "n_group": spec.router_groups,
-        "topk_group": spec.router_groups_per_token,
-        "num_nextn_predict_layers": 0,
+        **write_grouped_experts(spec),
         **ROUTER,
         **_write_rope(spec, latent),
     }

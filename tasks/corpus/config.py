@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.record import Record, Share
 from ostinato.tasks.corpus.repairs.locating import Locating
 from ostinato.tasks.records import Split
 
@@ -52,14 +52,14 @@ class DemonstrationConfig(Record):
     count: int = Field(
         default=700, ge=0, description="attempts; problems are used again when fewer"
     )
-    parallel_share: float = Field(
-        default=0.5, ge=0, le=1, description="several calls in a turn; the rest one call a turn"
+    parallel_share: Share = Field(
+        default=0.5, description="several calls in a turn; the rest one call a turn"
     )
-    wrong_first_share: float = Field(
-        default=0.35, ge=0, le=1, description="a wrong edit, failed tests, then the right edit"
+    wrong_first_share: Share = Field(
+        default=0.35, description="a wrong edit, failed tests, then the right edit"
     )
-    give_up_share: float = Field(
-        default=0.15, ge=0, le=1, description="a wrong edit, failed tests, then giving up"
+    give_up_share: Share = Field(
+        default=0.15, description="a wrong edit, failed tests, then giving up"
     )
     splits: tuple[Split, ...] = Field(
         default=(Split.DEMONSTRATION,),
@@ -93,11 +93,11 @@ class CorpusConfig(Record):
     )
     vocab_size: int = Field(default=1280, ge=400, description="used when no tokenizer is given")
     budgets: TokenBudgets = TokenBudgets()
-    repair_parallel_share: float = Field(
-        default=0.5, ge=0, le=1, description="repair documents with several calls in a turn"
+    repair_parallel_share: Share = Field(
+        default=0.5, description="repair documents with several calls in a turn"
     )
-    fill_in_share: float = Field(
-        default=0.75, ge=0, le=1, description="library documents with a line to fill in; rest clean"
+    fill_in_share: Share = Field(
+        default=0.75, description="library documents with a line to fill in; rest clean"
     )
     held_out_share: float = Field(
         default=0.05, ge=0, lt=1, description="of general source files, for perplexity"

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.record import Record, Share
 
 
 class EvaluationConfig(Record):
@@ -18,10 +18,8 @@ class EvaluationConfig(Record):
 class GateConfig(Record):
     """Requirements on a candidate before users get it."""
 
-    margin: float = Field(
+    margin: Share = Field(
         default=0.05,
-        ge=0,
-        le=1,
         description="largest loss of average solve rate that still counts as not worse. An equal "
         "candidate passes only when the interval is narrower: 100 problems x 4 attempts give about "
         "+-4.5 points",
@@ -35,10 +33,8 @@ class GateConfig(Record):
     minimum_problems: int = Field(
         default=10, ge=2, description="fewer shared problems than this cannot pass"
     )
-    floor: float = Field(
+    floor: Share = Field(
         default=0.05,
-        ge=0,
-        le=1,
         description="lower bound of the average solve rate that a first checkpoint needs",
     )
     broken_call_ratio_increase: float = Field(

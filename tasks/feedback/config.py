@@ -6,7 +6,7 @@ Torch-free: the recipe composes them.
 
 from pydantic import Field
 
-from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.record import Record, Share
 
 
 class SignalWeights(Record):
@@ -73,10 +73,8 @@ class BaselineConfig(Record):
         gt=0,
         description="observations that the prior is worth against the overall mean",
     )
-    decay: float = Field(
+    decay: Share = Field(
         default=0.5,
-        ge=0,
-        le=1,
         description=(
             "weight of earlier cycles' counts when a cycle closes: the policy that earned them "
             "is gone"
@@ -117,23 +115,17 @@ class SimulatedUsersConfig(Record):
         le=0.5,
         description="how often a user misreads the tests: keeps a bad edit, reverts a good one",
     )
-    abandon_probability: float = Field(
-        default=0.05, ge=0, le=1, description="leaves without looking at the answer"
+    abandon_probability: Share = Field(
+        default=0.05, description="leaves without looking at the answer"
     )
     patience_seconds: float = Field(
         default=120.0, gt=0, description="leaves when the answer takes longer"
     )
-    follow_up_probability: float = Field(
-        default=0.5, ge=0, le=1, description="an unhappy user asks again"
-    )
+    follow_up_probability: Share = Field(default=0.5, description="an unhappy user asks again")
     maximum_follow_ups: int = Field(default=1, ge=0)
-    thumbs_probability: float = Field(
-        default=0.3, ge=0, le=1, description="gives a thumb, up or down, by mood"
-    )
-    survival_probability: float = Field(
+    thumbs_probability: Share = Field(default=0.3, description="gives a thumb, up or down, by mood")
+    survival_probability: Share = Field(
         default=0.3,
-        ge=0,
-        le=1,
         description=(
             "a kept edit is looked at again later: still there if the tests really pass, else "
             "removed"

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from ostinato.infra.agent.tools.lints import LINTED_SUFFIXES, new_lints
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxHostLost
 from ostinato.infra.sandbox.test_server import TestServer, as_text
@@ -19,7 +20,6 @@ from ostinato.tasks.grading.judging.verdicts import (
     judge_in_environment,
 )
 from ostinato.tasks.grading.rewards import compute_reward
-from ostinato.tasks.grading.style import count_new_lints
 from ostinato.tasks.records import Problem, RewardReport, Verdict
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ async def grade(
         verdict = await _judge(problem, changed_files, test_server, config, trials)
         attempt = JudgedAttempt(change, verdict, transcript)
         flags = scan_attempt(attempt)
-        lints = await count_new_lints(change) if config.style else 0
+        lints = await _count_new_lints(change) if config.style else 0
     except (CapacityExhausted, SandboxHostLost):
         raise
     except Exception as error:  # noqa: BLE001 - nothing an attempt does ends a run
@@ -115,3 +115,16 @@ def make_grader(config: GradingConfig) -> Grader:
     """`grade` with its settings bound, as rollout workers call it. It keeps the trials it makes."""
     trials = BlindTrials() if config.blind_trial else None
     return partial(grade, config=config, trials=trials)
+
+
+async def _count_new_lints(change: AttemptChange) -> int:
+    """Findings beyond the state the attempt began with, over all counted files. Removed files have none.
+    Starts one linter process a file, the one of the agent's read_lints tool.
+    """
+    total = 0
+    for file in change.counted:
+        if file.after is None or not file.path.endswith(LINTED_SUFFIXES):
+            continue
+        before = None if file.before is None else file.before.decode(errors="replace")
+        total += len(await new_lints(before, file.after.decode(errors="replace"), file.path))
+    return total

@@ -14,7 +14,6 @@ import torch
 from pydantic import Field
 
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.weights import ChainManifest
 from ostinato.tasks.learning.config import TrainerRequest
 from ostinato.tasks.learning.report import StepReport
 from ostinato.tasks.learning.trainer import RLTrainer
@@ -29,17 +28,6 @@ class Publication(Record):
     density_ratio: float
     stored_bytes: int
     published_at: float
-
-    @classmethod
-    def of(cls, manifest: ChainManifest) -> "Publication":
-        """The publication that a manifest describes."""
-        return cls(
-            version=manifest.version,
-            kind=manifest.kind,
-            density_ratio=manifest.density_ratio,
-            stored_bytes=manifest.stored_bytes,
-            published_at=manifest.published_at,
-        )
 
 
 class TrainerStatus(Record):
@@ -86,7 +74,9 @@ class TrainerActor:
         directory: Path | None = self._trainer.save() if save else None
         return TrainedStep(
             report=report,
-            publication=Publication.of(self._trainer.finish_publish()),
+            publication=Publication.model_validate(
+                self._trainer.finish_publish(), from_attributes=True
+            ),
             checkpoint_directory=None if directory is None else str(directory),
         )
 

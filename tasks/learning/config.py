@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.record import Record, Share
 from ostinato.models.decode.config import Precision
 from ostinato.models.training.optimizer_config import OptimizerConfig
 
@@ -132,10 +132,8 @@ class RouterReplayConfig(Record):
     """Replay of the engine's choice of experts in the trainer."""
 
     enabled: bool = True
-    plausibility_ratio: float = Field(
+    plausibility_ratio: Share = Field(
         default=0.5,
-        ge=0,
-        le=1,
         description="a replayed expert scoring under this share of the router's weakest own choice is replaced",
     )
     compared_tokens: int = Field(

@@ -3,17 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from ostinato.infra.platform.cluster.ranks import marked_rank
 from ostinato.infra.platform.cluster.workspace import Workspace
-from ostinato.infra.platform.errors import ConfigError, TrainingError, boundary
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoint
 from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.training.config import PhaseConfig, PhaseResult
-from ostinato.models.training.data_parallel import run_ranks
 from ostinato.models.training.loop import TrainingRun, Work
 from ostinato.tasks.mtp.config import DraftQuality, MtpRequest, MtpResult
 from ostinato.tasks.mtp.distillation import DistillationLoss, measure_drafts
-from ostinato.tasks.training_device import training_device
+from ostinato.tasks.training_device import train_on_ranks
 
 CHECKPOINT = "checkpoint"
 
@@ -25,15 +23,7 @@ def main(request: MtpRequest, workspace: Workspace) -> MtpResult:
         raise ConfigError(f"corpus_directory={corpus} holds no shards/, wanted a corpus")
     layout = request.config.parallel_layout
     spec = load_spec(Path(request.checkpoint_directory))
-    kind = training_device(workspace.settings, spec, layout.world_size)
-    with boundary(TrainingError, "mtp"):
-        return run_ranks(train_marked_rank, (request, workspace), layout, workspace.directory, kind)
-
-
-def train_marked_rank(given: tuple[MtpRequest, Workspace], rank: int) -> MtpResult:
-    """As train_rank, with the rank's process known to `ostinato status`."""
-    with marked_rank(given[1].directory, rank):
-        return train_rank(given, rank)
+    return train_on_ranks(train_rank, (request, workspace), spec, layout, "mtp")
 
 
 def train_rank(given: tuple[MtpRequest, Workspace], rank: int) -> MtpResult:

@@ -9,9 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ostinato.infra.platform.cluster.ranks import marked_rank
 from ostinato.infra.platform.cluster.workspace import Workspace
-from ostinato.infra.platform.errors import ConfigError, TrainingError, boundary
+from ostinato.infra.platform.errors import ConfigError, boundary
 from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoint
 from ostinato.models.checkpoint.adapter_files import ADAPTER, write_adapter
 from ostinato.models.network.adapters import attach_adapters, split_adapters
@@ -19,7 +18,6 @@ from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.batch import TokenBatch
 from ostinato.models.training.config import PhaseConfig, PhaseResult
-from ostinato.models.training.data_parallel import run_ranks
 from ostinato.models.training.loop import TrainingRun, Work
 from ostinato.tasks.pretraining.config import (
     PLACEMENT,
@@ -28,7 +26,7 @@ from ostinato.tasks.pretraining.config import (
     PretrainingResult,
 )
 from ostinato.tasks.pretraining.perplexity import measure_perplexity
-from ostinato.tasks.training_device import training_device
+from ostinato.tasks.training_device import train_on_ranks
 
 CHECKPOINT = "checkpoint"
 
@@ -42,15 +40,7 @@ def main(request: PretrainingRequest, workspace: Workspace) -> PretrainingResult
     spec = starting_spec(request)
     with boundary(ConfigError, "pretraining.layout"):
         layout.check(spec)
-    kind = training_device(workspace.settings, spec, layout.world_size)
-    with boundary(TrainingError, "pretraining"):
-        return run_ranks(train_marked_rank, (request, workspace), layout, workspace.directory, kind)
-
-
-def train_marked_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> PretrainingResult:
-    """As train_rank, with the rank's process known to `ostinato status`."""
-    with marked_rank(given[1].directory, rank):
-        return train_rank(given, rank)
+    return train_on_ranks(train_rank, (request, workspace), spec, layout, "pretraining")
 
 
 def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> PretrainingResult:

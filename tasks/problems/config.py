@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.record import Record, Share
 from ostinato.infra.platform.source_archives import SourceArchive
 from ostinato.tasks.records import Split
 
@@ -155,14 +155,12 @@ class ValidityRules(Record):
         default=0.2, gt=0, description="tests that sleep longer take no part"
     )
     time_limit_seconds: float = Field(default=30.0, gt=0, description="wall time of one test run")
-    cheater_share: float = Field(
-        default=1 / 16, ge=0, le=1, description="problems also judged on a skip-everything patch"
+    cheater_share: Share = Field(
+        default=1 / 16, description="problems also judged on a skip-everything patch"
     )
-    cold_share: float = Field(
-        default=1 / 8, ge=0, le=1, description="second runs made on a fresh import"
-    )
-    hidden_share: float = Field(
-        default=0.5, ge=0, le=1, description="of the failing test functions the agent never sees"
+    cold_share: Share = Field(default=1 / 8, description="second runs made on a fresh import")
+    hidden_share: Share = Field(
+        default=0.5, description="of the failing test functions the agent never sees"
     )
 
 

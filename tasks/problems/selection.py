@@ -118,14 +118,11 @@ def mutate_definition(
             gold_text=gold,
             broken_text=gold[: len(gold) - len(mutation.gold_text)] + mutation.broken_text,
         )
-        yield Candidate(
+        yield Candidate.at(
+            definition,
             repository=repository,
             kind=Kind.MUTATION,
             operator=mutation.operator,
-            path=definition.path,
-            symbol=definition.qualified_name,
-            first_line=definition.decorator_line,
-            last_line=definition.last_line,
             edits=(edit,),
             touched=(definition.call_key,),
         )

@@ -152,6 +152,18 @@ class Tool:
         return next((argument for argument in self.arguments if argument.name == name), None)
 
 
+def tool(
+    description: str,
+    *arguments: Argument,
+    primary: str = "",
+    reads: tuple[str, ...] = (),
+    writes: tuple[str, ...] = (),
+    rule: Callable[[Mapping[str, Value]], str] | None = None,
+) -> Callable[[Implementation], Tool]:
+    """Makes the function that follows the tool of its name."""
+    return lambda run: Tool(run.__name__, description, arguments, run, primary, reads, writes, rule)
+
+
 @dataclass(frozen=True, slots=True)
 class Checked:
     """Typed values, or the error that names what is wrong."""

@@ -175,15 +175,7 @@ async def open_gateway(
         ):
             renderer = load_renderer(plan.control.directory)
         arms = ArmTable(*await models.arms_of(plan))
-        context = GatewayContext(
-            config=config,
-            arms=arms,
-            renderer=renderer,
-            workplaces=workplaces,
-            ledger=ledger,
-            objects=objects,
-            issued_keys=issued_keys,
-        )
+        context = GatewayContext(config, arms, renderer, workplaces, ledger, objects, issued_keys)
         await models.apply(plan, arms)
         yield OpenGateway(build_app(context), context, models)
     finally:

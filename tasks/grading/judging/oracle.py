@@ -25,12 +25,10 @@ class OracleVerdict(Record):
         return self.num_calls > 0 and self.num_agreeing == self.num_calls
 
 
-async def judge_by_oracle(
-    sandbox: Sandbox, oracle: FunctionOracle, call_seconds: float = CALL_SECONDS
-) -> OracleVerdict:
+async def judge_by_oracle(sandbox: Sandbox, oracle: FunctionOracle) -> OracleVerdict:
     """Compare what the sandbox holds with the original on the held-out calls."""
     calls = [FunctionCall(oracle.path, oracle.symbol, call.arguments) for call in oracle.held_out]
-    results = await make_calls(sandbox, calls, call_seconds)
+    results = await make_calls(sandbox, calls, CALL_SECONDS)
     difference, num_agreeing = "", 0
     for call, result in zip(oracle.held_out, results, strict=True):
         if result == call.result:

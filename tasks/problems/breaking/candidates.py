@@ -2,12 +2,13 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from typing import Any, Self
 
 from pydantic import Field
 
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.syntax import parse_python
-from ostinato.tasks.problems.breaking.definitions import CallKey
+from ostinato.tasks.problems.breaking.definitions import CallKey, Definition
 from ostinato.tasks.problems.config import Kind
 from ostinato.tasks.records import BlockEdit, LineEdit, Problem, Split
 
@@ -37,6 +38,17 @@ class Candidate(Record):
     named_passing: tuple[str, ...] = Field(
         default=(), description="tests of a given task that must pass, beside the failing ones"
     )
+
+    @classmethod
+    def at(cls, main: Definition, **fields: Any) -> Self:
+        """One whose main symbol is a definition; `fields` are the others."""
+        return cls(
+            path=main.path,
+            symbol=main.qualified_name,
+            first_line=main.decorator_line,
+            last_line=main.last_line,
+            **fields,
+        )
 
     @property
     def candidate_id(self) -> str:

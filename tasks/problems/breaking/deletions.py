@@ -147,14 +147,11 @@ class DeletionMaker:
         for definition in group:
             for member in self._members(definition):
                 touched.setdefault(member.call_key)
-        return Candidate(
+        return Candidate.at(
+            root,
             repository=self._repository,
             kind=kind,
             operator=operator,
-            path=root.path,
-            symbol=root.qualified_name,
-            first_line=root.decorator_line,
-            last_line=root.last_line,
             blocks=blocks,
             touched=tuple(touched),
         )

@@ -37,7 +37,7 @@ def test_ranks_lie_in_megatrons_groups(world: int, degrees: dict[str, int]) -> N
         cp=1,
         order=ORDER,
     )
-    places = [place.model_dump() for place in layout.places()]
+    places = [place._asdict() for place in layout.places()]
 
     for generator, axes in ((own, AXES), (experts, EXPERT_AXES)):
         for token, axis in axes.items():

@@ -8,15 +8,14 @@ from ostinato.infra.agent.dialects.compact.regions import (
     split_argument,
 )
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure
-from ostinato.infra.agent.tools import names
 from ostinato.infra.agent.tools.definition import (
     FILE,
     FILES,
     REGION,
     Argument,
-    Tool,
     Values,
     optional,
+    tool,
 )
 from ostinato.infra.agent.tools.lints import new_lints
 from ostinato.models.rendering.vocabulary import line_tag
@@ -24,6 +23,23 @@ from ostinato.models.rendering.vocabulary import line_tag
 MAX_LISTED = 60
 
 
+def _edit_rule(values: Values) -> str:
+    given = {name for name in ("old", "new", "lines") if name in values}
+    if given not in ({"old", "new"}, {"lines"}):
+        return "wanted <Ln>text lines, or path, old and new"
+    return "path is missing" if "old" in given and not values.get("path") else ""
+
+
+PATH = Argument("path", "file, relative to the repository")
+
+
+@tool(
+    "Show a file, one function or class of it (file::name), or lines (file:10-40).",
+    Argument("path", "file, file::name or file:first-last"),
+    primary="path",
+    reads=(FILE,),
+    writes=(REGION,),
+)
 async def read_file(environment: AgentEnvironment, arguments: Values, config: HarnessConfig) -> str:
     """Shows a region with numbered lines. It becomes the region that line edits speak of."""
     path, _, _ = split_argument(arguments["path"])
@@ -33,6 +49,17 @@ async def read_file(environment: AgentEnvironment, arguments: Values, config: Ha
     return view
 
 
+@tool(
+    "Change a file. Either lines of the region read last, each as <Ln>new text "
+    "(lines not named return to what was read), or one exact replacement of old by new.",
+    optional("path", "file; default: the one read last"),
+    optional("old", "exact text that occurs once", "text"),
+    optional("new", "its replacement", "text"),
+    optional("lines", "<Ln>new text, repeated", "text"),
+    primary="lines",
+    writes=(FILE, REGION),
+    rule=_edit_rule,
+)
 async def edit_file(environment: AgentEnvironment, arguments: Values, config: HarnessConfig) -> str:
     """Applies line items to the region read last, or replaces one exact occurrence."""
     if "lines" in arguments:
@@ -74,6 +101,13 @@ def _forget_region(environment: AgentEnvironment, path: str) -> None:
         environment.state.region = None
 
 
+@tool(
+    "Create or overwrite a file.",
+    PATH,
+    Argument("text", "the whole content", kind="text"),
+    primary="text",
+    writes=(FILE,),
+)
 async def write_file(
     environment: AgentEnvironment, arguments: Values, config: HarnessConfig
 ) -> str:
@@ -83,6 +117,12 @@ async def write_file(
     return "ok"
 
 
+@tool(
+    "List a directory.",
+    optional("path", "directory; default: the root"),
+    primary="path",
+    reads=(FILES,),
+)
 async def list_dir(environment: AgentEnvironment, arguments: Values, config: HarnessConfig) -> str:
     """Names directly below a directory. Directories end in a slash."""
     path = arguments.get("path") or "."
@@ -91,6 +131,12 @@ async def list_dir(environment: AgentEnvironment, arguments: Values, config: Har
     return "\n".join([*names[:MAX_LISTED], *note]) or "empty"
 
 
+@tool(
+    "Lint findings in a file that were not there before your edits.",
+    optional("path", "file; default: the one read last"),
+    primary="path",
+    reads=(FILE, REGION),
+)
 async def read_lints(
     environment: AgentEnvironment, arguments: Values, config: HarnessConfig
 ) -> str:
@@ -109,68 +155,3 @@ async def read_lints(
 def _place(region: Region | None, path: str, line: int) -> str:
     number = region.number_at(line) if region is not None and region.path == path else None
     return line_tag(number) if number is not None else f"{path}:{line}"
-
-
-def _edit_rule(values: Values) -> str:
-    given = {name for name in ("old", "new", "lines") if name in values}
-    if given not in ({"old", "new"}, {"lines"}):
-        return "wanted <Ln>text lines, or path, old and new"
-    return "path is missing" if "old" in given and not values.get("path") else ""
-
-
-PATH = Argument("path", "file, relative to the repository")
-
-READ_FILE = Tool(
-    name=names.READ_FILE,
-    description=("Show a file, one function or class of it (file::name), or lines (file:10-40)."),
-    arguments=(Argument("path", "file, file::name or file:first-last"),),
-    primary="path",
-    reads=(FILE,),
-    writes=(REGION,),
-    run=read_file,
-)
-
-EDIT_FILE = Tool(
-    name=names.EDIT_FILE,
-    description=(
-        "Change a file. Either lines of the region read last, each as <Ln>new text "
-        "(lines not named return to what was read), or one exact replacement of old by new."
-    ),
-    arguments=(
-        optional("path", "file; default: the one read last"),
-        optional("old", "exact text that occurs once", "text"),
-        optional("new", "its replacement", "text"),
-        optional("lines", "<Ln>new text, repeated", "text"),
-    ),
-    primary="lines",
-    writes=(FILE, REGION),
-    run=edit_file,
-    rule=_edit_rule,
-)
-
-WRITE_FILE = Tool(
-    name=names.WRITE_FILE,
-    description="Create or overwrite a file.",
-    arguments=(PATH, Argument("text", "the whole content", kind="text")),
-    primary="text",
-    writes=(FILE,),
-    run=write_file,
-)
-
-LIST_DIR = Tool(
-    name=names.LIST_DIR,
-    description="List a directory.",
-    arguments=(optional("path", "directory; default: the root"),),
-    primary="path",
-    reads=(FILES,),
-    run=list_dir,
-)
-
-READ_LINTS = Tool(
-    name=names.READ_LINTS,
-    description="Lint findings in a file that were not there before your edits.",
-    arguments=(optional("path", "file; default: the one read last"),),
-    primary="path",
-    reads=(FILE, REGION),
-    run=read_lints,
-)

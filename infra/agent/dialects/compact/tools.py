@@ -3,8 +3,15 @@
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.dialects.compact import files
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.tools import names
-from ostinato.infra.agent.tools.definition import FILES, Argument, Output, Tool, Values, optional
+from ostinato.infra.agent.tools.definition import (
+    FILES,
+    Argument,
+    Output,
+    Tool,
+    Values,
+    optional,
+    tool,
+)
 from ostinato.infra.agent.tools.searching import (
     MAX_MATCHES,
     OUTPUT_CAP_BYTES,
@@ -15,6 +22,13 @@ from ostinato.infra.agent.tools.testing import describe_report, is_pytest
 from ostinato.infra.sandbox.text_search import TextSearch
 
 
+@tool(
+    "Find lines that match an extended regular expression.",
+    Argument("query", "the expression"),
+    optional("path", "file or directory; default: the root"),
+    primary="query",
+    reads=(FILES,),
+)
 async def grep(environment: AgentEnvironment, arguments: Values, config: HarnessConfig) -> str:
     """Matching lines as path:line:text."""
     search = TextSearch(arguments["query"], arguments.get("path") or ".")
@@ -26,6 +40,12 @@ async def grep(environment: AgentEnvironment, arguments: Values, config: Harness
     return "\n".join([*sorted(lines[:MAX_MATCHES]), *note]) or "no matches"
 
 
+@tool(
+    "Find the places in the code that speak of something.",
+    Argument("query", "words"),
+    primary="query",
+    reads=(FILES,),
+)
 async def codebase_search(
     environment: AgentEnvironment, arguments: Values, config: HarnessConfig
 ) -> str:
@@ -33,28 +53,12 @@ async def codebase_search(
     return await search_texts(environment, arguments["query"])
 
 
-GREP = Tool(
-    name=names.GREP,
-    description="Find lines that match an extended regular expression.",
-    arguments=(
-        Argument("query", "the expression"),
-        optional("path", "file or directory; default: the root"),
-    ),
-    primary="query",
-    reads=(FILES,),
-    run=grep,
+@tool(
+    "Run a shell command in the repository; `pytest` runs the tests.",
+    Argument("command", "the command line"),
+    primary="command",
+    writes=(FILES, "terminal"),
 )
-
-CODEBASE_SEARCH = Tool(
-    name=names.CODEBASE_SEARCH,
-    description="Find the places in the code that speak of something.",
-    arguments=(Argument("query", "words"),),
-    primary="query",
-    reads=(FILES,),
-    run=codebase_search,
-)
-
-
 async def run_terminal(
     environment: AgentEnvironment, arguments: Values, config: HarnessConfig
 ) -> Output:
@@ -76,16 +80,12 @@ async def run_terminal(
     return f"exit code {result.exit_code}\n{output}".rstrip("\n")
 
 
-RUN_TERMINAL = Tool(
-    name=names.RUN_TERMINAL,
-    description="Run a shell command in the repository; `pytest` runs the tests.",
-    arguments=(Argument("command", "the command line"),),
-    primary="command",
-    writes=(FILES, "terminal"),
-    run=run_terminal,
+@tool(
+    "Write down what remains to be done.",
+    Argument("text", "the list, one item a line", kind="text"),
+    primary="text",
+    writes=("todo",),
 )
-
-
 async def todo_write(
     environment: AgentEnvironment, arguments: Values, config: HarnessConfig
 ) -> str:
@@ -93,6 +93,12 @@ async def todo_write(
     return "ok"
 
 
+@tool(
+    "Ask the user a question.",
+    Argument("text", "the question", kind="text"),
+    primary="text",
+    writes=("user",),
+)
 async def ask_user(environment: AgentEnvironment, arguments: Values, config: HarnessConfig) -> str:
     """The user's answer where there is a user."""
     if environment.ask_user is None:
@@ -100,36 +106,18 @@ async def ask_user(environment: AgentEnvironment, arguments: Values, config: Har
     return await environment.ask_user(arguments["text"])
 
 
-TODO_WRITE = Tool(
-    name=names.TODO_WRITE,
-    description="Write down what remains to be done.",
-    arguments=(Argument("text", "the list, one item a line", kind="text"),),
-    primary="text",
-    writes=("todo",),
-    run=todo_write,
-)
-
-ASK_USER = Tool(
-    name=names.ASK_USER,
-    description="Ask the user a question.",
-    arguments=(Argument("text", "the question", kind="text"),),
-    primary="text",
-    writes=("user",),
-    run=ask_user,
-)
-
 TOOLS: dict[str, Tool] = {
     tool.name: tool
     for tool in (
-        files.READ_FILE,
-        files.EDIT_FILE,
-        files.WRITE_FILE,
-        files.LIST_DIR,
-        GREP,
-        CODEBASE_SEARCH,
-        files.READ_LINTS,
-        RUN_TERMINAL,
-        TODO_WRITE,
-        ASK_USER,
+        files.read_file,
+        files.edit_file,
+        files.write_file,
+        files.list_dir,
+        grep,
+        codebase_search,
+        files.read_lints,
+        run_terminal,
+        todo_write,
+        ask_user,
     )
 }

@@ -11,8 +11,7 @@ from ostinato.infra.agent.environment import (
     ToolRefusal,
     content_hash,
 )
-from ostinato.infra.agent.tools import names
-from ostinato.infra.agent.tools.definition import FILE, FILES, Argument, Tool, Values, optional
+from ostinato.infra.agent.tools.definition import FILE, FILES, Argument, Values, optional, tool
 from ostinato.infra.agent.tools.lints import LINTED_SUFFIXES, new_lints
 from ostinato.infra.agent.tools.matching import NoMatch, replace_text
 from ostinato.infra.platform.diffs import changed_lines
@@ -25,6 +24,35 @@ MAX_SHOWN_LINTS = 20
 REMOVE_SECONDS = 10.0
 
 
+def _edit_rule(values: Values) -> str:
+    if values["old"] == "":
+        return "old is empty, wanted the exact text to replace; write_file makes new files"
+    if values["old"] == values["new"]:
+        return "old and new are the same"
+    return ""
+
+
+def _not_the_root(values: Values) -> str:
+    return "" if values["path"] else "path is the repository itself, wanted a file in it"
+
+
+PATH = Argument("path", "file, relative to the repository", kind="path")
+
+
+@tool(
+    "Show a file with numbered lines.",
+    PATH,
+    optional("offset", "first line to show; default 1", "integer", minimum=1),
+    optional(
+        "limit",
+        f"lines to show; default {MAX_READ_LINES}",
+        "integer",
+        minimum=1,
+        maximum=MAX_READ_LINES,
+    ),
+    reads=(FILE,),
+    rule=_not_the_root,
+)
 async def read_file(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
     """Numbered lines, and where the rest is."""
     path, offset = values["path"], values.get("offset", 1)
@@ -47,6 +75,17 @@ async def read_file(environment: AgentEnvironment, values: Values, config: Harne
     return "\n".join(numbered)
 
 
+@tool(
+    "Replace text in a file. old must occur exactly once (white space at line ends and "
+    "a shifted indentation are forgiven); more lines around it make it unique. Answers "
+    "with the changed lines and the lint findings they brought.",
+    PATH,
+    Argument("old", "text to replace", kind="text"),
+    Argument("new", "its replacement", kind="text"),
+    optional("replace_all", "replace every exact occurrence; default false", "boolean"),
+    writes=(FILE,),
+    rule=_edit_rule,
+)
 async def edit_file(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
     """Replaces one stretch (or every exact one). Answers with the diff and what it broke."""
     path, policy = values["path"], environment.policy_under(config)
@@ -73,6 +112,13 @@ async def edit_file(environment: AgentEnvironment, values: Values, config: Harne
     )
 
 
+@tool(
+    "Create a file, or overwrite a whole one.",
+    PATH,
+    Argument("text", "the whole content", kind="text"),
+    writes=(FILE,),
+    rule=_not_the_root,
+)
 async def write_file(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
     path, policy = values["path"], environment.policy_under(config)
     _refuse_protected(path, policy)
@@ -89,6 +135,7 @@ async def write_file(environment: AgentEnvironment, values: Values, config: Harn
     return "\n".join([f"{done}, {num_lines} lines", *lints])
 
 
+@tool("Delete a file.", PATH, writes=(FILE,), rule=_not_the_root)
 async def delete_file(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
     path, policy = values["path"], environment.policy_under(config)
     _refuse_protected(path, policy)
@@ -102,6 +149,12 @@ async def delete_file(environment: AgentEnvironment, values: Values, config: Har
     return "deleted"
 
 
+@tool(
+    "List a directory; directories end in a slash.",
+    optional("path", "directory; default: the repository", "path"),
+    optional("depth", "levels to show; default 1", "integer", minimum=1, maximum=4),
+    reads=(FILE,),
+)
 async def list_dir(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
     """Names below a directory down to `depth` levels, indented by level."""
     lines = await _list_below(environment, values.get("path", ""), values.get("depth", 1), "")
@@ -109,6 +162,11 @@ async def list_dir(environment: AgentEnvironment, values: Values, config: Harnes
     return "\n".join([*lines[:MAX_LISTED], *note]) or "(empty directory)"
 
 
+@tool(
+    "Lint findings that were not there before your changes.",
+    optional("paths", "files, one per line; default: every file you changed", "list", maximum=50),
+    reads=(FILES,),
+)
 async def read_lints(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
     """New findings in the named files, or in every Python file the attempt changed."""
     paths = values.get("paths") or sorted(
@@ -176,96 +234,3 @@ def _short(line: str) -> str:
     if len(line) <= MAX_LINE_CHARACTERS:
         return line
     return f"{line[:MAX_LINE_CHARACTERS]} [{len(line) - MAX_LINE_CHARACTERS} more characters]"
-
-
-def _edit_rule(values: Values) -> str:
-    if values["old"] == "":
-        return "old is empty, wanted the exact text to replace; write_file makes new files"
-    if values["old"] == values["new"]:
-        return "old and new are the same"
-    return ""
-
-
-def _not_the_root(values: Values) -> str:
-    return "" if values["path"] else "path is the repository itself, wanted a file in it"
-
-
-PATH = Argument("path", "file, relative to the repository", kind="path")
-
-READ_FILE = Tool(
-    name=names.READ_FILE,
-    description="Show a file with numbered lines.",
-    arguments=(
-        PATH,
-        optional("offset", "first line to show; default 1", "integer", minimum=1),
-        optional(
-            "limit",
-            f"lines to show; default {MAX_READ_LINES}",
-            "integer",
-            minimum=1,
-            maximum=MAX_READ_LINES,
-        ),
-    ),
-    reads=(FILE,),
-    rule=_not_the_root,
-    run=read_file,
-)
-
-EDIT_FILE = Tool(
-    name=names.EDIT_FILE,
-    description=(
-        "Replace text in a file. old must occur exactly once (white space at line ends and "
-        "a shifted indentation are forgiven); more lines around it make it unique. Answers "
-        "with the changed lines and the lint findings they brought."
-    ),
-    arguments=(
-        PATH,
-        Argument("old", "text to replace", kind="text"),
-        Argument("new", "its replacement", kind="text"),
-        optional("replace_all", "replace every exact occurrence; default false", "boolean"),
-    ),
-    writes=(FILE,),
-    rule=_edit_rule,
-    run=edit_file,
-)
-
-WRITE_FILE = Tool(
-    name=names.WRITE_FILE,
-    description="Create a file, or overwrite a whole one.",
-    arguments=(PATH, Argument("text", "the whole content", kind="text")),
-    writes=(FILE,),
-    rule=_not_the_root,
-    run=write_file,
-)
-
-DELETE_FILE = Tool(
-    name=names.DELETE_FILE,
-    description="Delete a file.",
-    arguments=(PATH,),
-    writes=(FILE,),
-    rule=_not_the_root,
-    run=delete_file,
-)
-
-LIST_DIR = Tool(
-    name=names.LIST_DIR,
-    description="List a directory; directories end in a slash.",
-    arguments=(
-        optional("path", "directory; default: the repository", "path"),
-        optional("depth", "levels to show; default 1", "integer", minimum=1, maximum=4),
-    ),
-    reads=(FILE,),
-    run=list_dir,
-)
-
-READ_LINTS = Tool(
-    name=names.READ_LINTS,
-    description="Lint findings that were not there before your changes.",
-    arguments=(
-        optional(
-            "paths", "files, one per line; default: every file you changed", "list", maximum=50
-        ),
-    ),
-    reads=(FILES,),
-    run=read_lints,
-)

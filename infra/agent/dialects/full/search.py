@@ -4,8 +4,7 @@ import pathspec
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.tools import names
-from ostinato.infra.agent.tools.definition import FILE, FILES, Argument, Tool, Values, optional
+from ostinato.infra.agent.tools.definition import FILE, FILES, Argument, Values, optional, tool
 from ostinato.infra.agent.tools.searching import find_text, search_texts
 from ostinato.infra.sandbox.text_search import TextMatch, TextSearch
 
@@ -15,7 +14,14 @@ MAX_MATCHES = 50
 MAX_MATCH_CHARACTERS = 300
 HIDDEN_FOLDERS = frozenset({".git/", "__pycache__/", ".venv/", "node_modules/"})
 
+PLACE = optional("path", "file or directory; default: the repository", "path")
 
+
+@tool(
+    "Find files by name, for example src/**/*.py or test_*.py.",
+    Argument("pattern", "as in .gitignore: without a slash it matches at any depth"),
+    reads=(FILES,),
+)
 async def glob(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
     """Paths that match, sorted."""
     spec = pathspec.GitIgnoreSpec.from_lines([values["pattern"]])
@@ -24,6 +30,21 @@ async def glob(environment: AgentEnvironment, values: Values, config: HarnessCon
     return "\n".join([*found[:MAX_NAMES], *note]) or "no files match"
 
 
+@tool(
+    "Search file contents with a regular expression.",
+    Argument("pattern", "the expression"),
+    PLACE,
+    optional("glob", "only files whose name matches, like *.py"),
+    optional(
+        "mode",
+        "lines with their numbers, names of files, or matches per file; default lines",
+        "choice",
+        choices=("lines", "files", "count"),
+    ),
+    optional("ignore_case", "default false", "boolean"),
+    optional("limit", "results to show; default 50", "integer", minimum=1, maximum=500),
+    reads=(FILE,),
+)
 async def grep(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
     """Matching lines as path:line:text, or names, or counts. Sorted by path."""
     mode = values.get("mode", "lines")
@@ -53,6 +74,14 @@ def _shown_match(match: TextMatch, mode: str) -> str:
     return ":".join([match.path, str(match.number), *tail])
 
 
+@tool(
+    "Find the code that a description speaks of; grep is better for exact names.",
+    Argument("query", "words or a sentence"),
+    optional(
+        "directories", "directories to look in, one per line; default: all", "list", maximum=8
+    ),
+    reads=(FILES,),
+)
 async def codebase_search(
     environment: AgentEnvironment, values: Values, config: HarnessConfig
 ) -> str:
@@ -71,47 +100,3 @@ async def _walk(environment: AgentEnvironment) -> list[str]:
             elif name not in HIDDEN_FOLDERS:
                 folders.append(folder + name)
     return found
-
-
-PLACE = optional("path", "file or directory; default: the repository", "path")
-
-GLOB = Tool(
-    name=names.GLOB,
-    description="Find files by name, for example src/**/*.py or test_*.py.",
-    arguments=(Argument("pattern", "as in .gitignore: without a slash it matches at any depth"),),
-    reads=(FILES,),
-    run=glob,
-)
-
-GREP = Tool(
-    name=names.GREP,
-    description="Search file contents with a regular expression.",
-    arguments=(
-        Argument("pattern", "the expression"),
-        PLACE,
-        optional("glob", "only files whose name matches, like *.py"),
-        optional(
-            "mode",
-            "lines with their numbers, names of files, or matches per file; default lines",
-            "choice",
-            choices=("lines", "files", "count"),
-        ),
-        optional("ignore_case", "default false", "boolean"),
-        optional("limit", "results to show; default 50", "integer", minimum=1, maximum=500),
-    ),
-    reads=(FILE,),
-    run=grep,
-)
-
-CODEBASE_SEARCH = Tool(
-    name=names.CODEBASE_SEARCH,
-    description="Find the code that a description speaks of; grep is better for exact names.",
-    arguments=(
-        Argument("query", "words or a sentence"),
-        optional(
-            "directories", "directories to look in, one per line; default: all", "list", maximum=8
-        ),
-    ),
-    reads=(FILES,),
-    run=codebase_search,
-)

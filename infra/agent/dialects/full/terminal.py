@@ -8,8 +8,7 @@ import shlex
 
 from ostinato.infra.agent.config import HarnessConfig, ToolPolicy
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure, ToolRefusal, ToolTimeout
-from ostinato.infra.agent.tools import names
-from ostinato.infra.agent.tools.definition import FILES, Tool, Values, optional
+from ostinato.infra.agent.tools.definition import FILES, Values, optional, tool
 from ostinato.infra.agent.tools.searching import OUTPUT_CAP_BYTES
 from ostinato.infra.agent.tools.testing import is_pytest, report_tests
 
@@ -20,6 +19,33 @@ _SHELL_SIGNS = re.compile(r"[;&|<>$`()\n\\{}]")
 _JOB = re.compile(r"job-([0-9]{1,6})")
 
 
+def _terminal_rule(values: Values) -> str:
+    if ("command" in values) == ("job" in values):
+        return "wanted either command or job"
+    if "stop" in values and "job" not in values:
+        return "stop is for a job"
+    if values.get("background") and "job" in values:
+        return "a job is in the background already"
+    return ""
+
+
+@tool(
+    "Run a shell command in the repository. With background it goes on after the "
+    "answer, which names its job; call again with job to see its output or stop it.",
+    optional("command", "the command line", "text"),
+    optional(
+        "timeout_seconds",
+        "longest wait; the limit is in the answer when it is reached",
+        "integer",
+        minimum=1,
+        maximum=600,
+    ),
+    optional("background", "start it and answer at once", "boolean"),
+    optional("job", "a background job"),
+    optional("stop", "end the job", "boolean"),
+    writes=(FILES, "terminal"),
+    rule=_terminal_rule,
+)
 async def run_terminal(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
     """Output of a command. Or starts, shows or stops a job."""
     if "job" in values:
@@ -95,38 +121,3 @@ def _refuse_command(command: str, policy: ToolPolicy) -> None:
     if _SHELL_SIGNS.search(command) or first not in policy.allowed_commands:
         allowed = ", ".join(policy.allowed_commands) or "none"
         raise ToolRefusal(f"command is {command[:60]!r}, wanted a plain one of: {allowed}")
-
-
-def _terminal_rule(values: Values) -> str:
-    if ("command" in values) == ("job" in values):
-        return "wanted either command or job"
-    if "stop" in values and "job" not in values:
-        return "stop is for a job"
-    if values.get("background") and "job" in values:
-        return "a job is in the background already"
-    return ""
-
-
-RUN_TERMINAL = Tool(
-    name=names.RUN_TERMINAL,
-    description=(
-        "Run a shell command in the repository. With background it goes on after the "
-        "answer, which names its job; call again with job to see its output or stop it."
-    ),
-    arguments=(
-        optional("command", "the command line", "text"),
-        optional(
-            "timeout_seconds",
-            "longest wait; the limit is in the answer when it is reached",
-            "integer",
-            minimum=1,
-            maximum=600,
-        ),
-        optional("background", "start it and answer at once", "boolean"),
-        optional("job", "a background job"),
-        optional("stop", "end the job", "boolean"),
-    ),
-    writes=(FILES, "terminal"),
-    rule=_terminal_rule,
-    run=run_terminal,
-)

@@ -1,0 +1,12 @@
+"""HTML pages that need nothing else, by the templates beside this file."""
+
+from jinja2 import Environment, PackageLoader, select_autoescape
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("ostinato.flows.reporting"), autoescape=select_autoescape()
+)
+
+
+def render(name: str, **values: object) -> str:
+    """The page of the template `name`.html with these values."""
+    return _TEMPLATES.get_template(f"{name}.html").render(values)
