@@ -66,7 +66,7 @@ def postgres_server(directory: Path) -> Iterator[str]:
     try:
         yield folder
     finally:
-        print(server.log.read_text()[-3000:])  # shown where a test failed
+        logging.getLogger(__name__).warning(server.log.read_text()[-3000:])  # shown by a failure
         server.cleanup()
 
 

@@ -1,0 +1,174 @@
+"""Training steps a second beside transformers and Megatron's local modules: same shape, tokens and optimiser.
+
+Run: python -m tests.benchmarks.training [--rounds N] [--models nano moe smollm2]
+
+A step is forward, loss, backward and AdamW over one fixed batch in fp32, in one thread. Sides take
+turns within a round, so that a slow moment of the machine hits all; figures are medians. Allocator
+settings are those that the product gives its trainers, for every side. Megatron's local modules
+are what megatron-core trains without Transformer Engine: dense attention, one expert after another.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+import transformers
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from ostinato.flows.recipe import load_recipe
+from ostinato.infra.platform.cluster.child import CHILD_ENVIRONMENT
+from ostinato.infra.serving.published_models import fetch_from, write_model_directory
+from ostinato.models.network.build import build_trainer_model
+from ostinato.models.spec import ModelSpec
+from ostinato.models.training.gradients import LayoutGradients
+from ostinato.models.training.optimizer import build_optimizer
+from ostinato.models.training.optimizer_config import OptimizerConfig
+from tests.benchmarks.decode_peers import REFERENCE
+from tests.fakes.nano_spec import NANO
+from tests.fakes.tiny_model import random_weights
+
+Step = Callable[[], None]
+BATCHES = {"nano": (16, 256), "moe": (8, 256), "smollm2": (2, 512)}  # rows, tokens of each
+TARGETS = {"nano": 2.0, "moe": 2.0, "smollm2": 1.2}  # times transformers
+LEARNING_RATE = 1e-4
+ALLOCATOR = {name: text for name, text in CHILD_ENVIRONMENT.items() if "MALLOC" in name}
+
+
+def our_step(spec: ModelSpec, weights: dict[str, Tensor], tokens_BT: Tensor) -> Step:
+    """A step as pretraining takes it."""
+    model = build_trainer_model(spec)
+    model.import_weights(weights)
+    model.draft.requires_grad_(False)
+    optimizer = build_optimizer(model, OptimizerConfig(kind="adamw"), adam=LEARNING_RATE)
+    gradients = LayoutGradients(model)
+
+    def step() -> None:
+        gradients.clear()
+        logprobs_BT = model.token_logprobs(tokens_BT)
+        (-logprobs_BT.sum()).backward()
+        gradients.reduce()
+        gradients.scale(1 / logprobs_BT.numel())
+        optimizer.step()
+
+    return step
+
+
+def transformers_step(spec: ModelSpec, weights: dict[str, Tensor], tokens_BT: Tensor) -> Step:
+    """A step of the same model in transformers, with torch's fused AdamW."""
+    with tempfile.TemporaryDirectory() as directory:
+        write_model_directory(Path(directory), spec, fetch_from(weights), torch.float32)
+        model = transformers.AutoModelForCausalLM.from_pretrained(directory).train()
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(input_ids=tokens_BT, labels=tokens_BT).loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def megatron_step(spec: ModelSpec, tokens_BT: Tensor) -> Step:
+    """A step of Megatron's GPT model with its local modules; weights are its own draws."""
+    config = TransformerConfig(
+        num_layers=spec.num_layers,
+        hidden_size=spec.hidden_size,
+        num_attention_heads=spec.num_attention_heads,
+        num_query_groups=spec.num_query_groups,
+        kv_channels=spec.head_dim,
+        ffn_hidden_size=spec.dense_hidden_size or spec.expert_hidden_size,
+        num_moe_experts=spec.num_experts or None,
+        moe_ffn_hidden_size=spec.expert_hidden_size or None,
+        moe_shared_expert_intermediate_size=spec.shared_expert_hidden_size or None,
+        moe_layer_freq=[0] * spec.num_dense_layers + [1] * spec.num_moe_layers,
+        moe_router_topk=spec.experts_per_token or 2,
+        moe_router_load_balancing_type="none",
+        moe_token_dispatcher_type="allgather",
+        normalization="RMSNorm",
+        qk_layernorm=spec.qk_norm,
+        add_bias_linear=False,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        use_cpu_initialization=True,
+    )
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=get_gpt_decoder_block_spec(config, use_transformer_engine=False),
+        vocab_size=spec.vocab_size,
+        max_sequence_length=spec.max_sequence_tokens,
+        share_embeddings_and_output_weights=spec.tied_embeddings,
+        position_embedding_type="rope",
+        rotary_percent=spec.rotary_fraction,
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, fused=True)
+    tokens = tokens_BT.shape[1]
+    places_BT = torch.arange(tokens).expand_as(tokens_BT)
+    is_hidden_11TT = ~torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        losses_BT = model(tokens_BT, places_BT, is_hidden_11TT, labels=tokens_BT.roll(-1, 1))
+        losses_BT[:, :-1].mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def measure(name: str, spec: ModelSpec, rounds: int) -> dict[str, float]:
+    """Median tokens a second of each side, and ratios to ours."""
+    rows, tokens = BATCHES[name]
+    tokens_BT = torch.randint(0, spec.vocab_size, (rows, tokens))
+    weights = random_weights(spec)
+    sides = {
+        "ours": our_step(spec, weights, tokens_BT),
+        "transformers": transformers_step(spec, weights, tokens_BT),
+        "megatron_local": megatron_step(spec, tokens_BT),
+    }
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    for step in sides.values():
+        step()  # the first one takes the memory
+    for _ in range(rounds):
+        for side, step in sides.items():
+            began = perf_counter()
+            step()
+            seconds[side].append(perf_counter() - began)
+    found = {side: rows * tokens / median(taken) for side, taken in seconds.items()}
+    ratios = {f"times_{side}": found["ours"] / found[side] for side in sides if side != "ours"}
+    return {**{f"{side}_tokens_per_second": rate for side, rate in found.items()}, **ratios}
+
+
+def main() -> None:
+    """Measures the named models and prints one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--models", nargs="+", choices=list(BATCHES), default=list(BATCHES))
+    options = parser.parse_args()
+    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
+        command = [sys.executable, "-m", "tests.benchmarks.training", *sys.argv[1:]]
+        os.execve(sys.executable, command, os.environ | ALLOCATOR)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    smollm2 = load_recipe("smollm2_quick").model
+    specs = {"nano": NANO, "moe": REFERENCE, "smollm2": smollm2}
+    found = {name: measure(name, specs[name], options.rounds) for name in options.models}
+    print(json.dumps({"targets_times_transformers": TARGETS, **found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
