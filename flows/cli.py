@@ -137,6 +137,9 @@ def evaluate(
         Path | None, typer.Option(help="folder for scorecard.json and scorecard.md")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="prints the scorecard as JSON")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="progress in lines on stderr, also without a terminal")
+    ] = False,
 ) -> None:
     """Evaluates a checkpoint on held-out problems; trains nothing. Exit code 1 when the gate fails, 2 or 3 when the
     evaluation itself did.
@@ -157,7 +160,8 @@ def evaluate(
         loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
         refuse_unknown(load_settings(), loaded, named)
         try:
-            launch_flow("checkpoint_evaluation", recipe, seed, options, parameters)
+            flow = "checkpoint_evaluation"
+            launch_flow(flow, recipe, seed, options, parameters, is_watched=watch)
         finally:
             written = place / "scorecard.json"
             if as_json and written.is_file():

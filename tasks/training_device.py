@@ -50,7 +50,7 @@ def train_on_ranks(
     workspace = given[1]
     kind = training_device(workspace.settings, spec, layout.world_size)
     marked = functools.partial(_train_marked, train_rank)
-    with boundary(TrainingError, stage):
+    with boundary(TrainingError, f"{stage} in {workspace.directory}"):
         return run_ranks(marked, given, layout, workspace.directory, kind)
 
 

@@ -51,8 +51,12 @@ def launch_flow(
     seed: int | None,
     options: RunOptions,
     parameters: Mapping[str, Any] | None = None,
+    *,
+    is_watched: bool = False,
 ) -> None:
-    """Runs a flow in a process of its own beside a Prefect server. Exits as that process does."""
+    """Runs a flow in a process of its own beside a Prefect server. Exits as that process does. `is_watched`:
+    progress is told in lines, whatever stderr is.
+    """
     if flow not in local_prefect.flow_names():
         raise typer.BadParameter(
             f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}"
@@ -63,6 +67,7 @@ def launch_flow(
     arguments = ["--recipe", recipe, "--options", options.model_dump_json()]
     arguments += ["--parameters", json.dumps(dict(parameters or {}))]
     arguments += [] if seed is None else ["--seed", str(seed)]
+    arguments += ["--watch"] if is_watched else []
     command = [sys.executable, "-P", "-m", "ostinato.flows.commands.run_flow", flow, *arguments]
     try:
         with local_prefect.server(load_settings(), console) as environment:

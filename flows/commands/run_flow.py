@@ -7,7 +7,7 @@ import importlib
 import json
 import sys
 
-from ostinato.flows.reporting.console import print_error
+from ostinato.flows.reporting.console import print_error, watched
 from ostinato.flows.stages.run_options import RunOptions
 from ostinato.infra.platform.cluster.services import interrupt_on_signals
 from ostinato.infra.platform.errors import OstinatoError
@@ -24,18 +24,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--options", type=RunOptions.model_validate_json, default=RunOptions())
     parser.add_argument("--parameters", type=json.loads, default={}, help="others, as JSON")
+    parser.add_argument("--watch", action="store_true", help="progress in lines")
     options = parser.parse_args(arguments)
     interrupt_on_signals()
     configure_logging()
     try:
         module = importlib.import_module(f"ostinato.flows.{options.flow}")
-        state = getattr(module, options.flow)(
-            recipe=options.recipe,
-            seed=options.seed,
-            options=options.options,
-            return_state=True,
-            **options.parameters,
-        )
+        with watched(options.watch):
+            state = getattr(module, options.flow)(
+                recipe=options.recipe,
+                seed=options.seed,
+                options=options.options,
+                return_state=True,
+                **options.parameters,
+            )
         if state.name == GATE_FAILED:
             return 1
         error = state.result(raise_on_failure=False)

@@ -1,6 +1,14 @@
 """Lines for the person at the console."""
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 from rich.console import Console
+
+_WATCH_SECONDS = 3.0
+_is_watched: ContextVar[bool] = ContextVar("is_watched", default=False)
 
 
 def say(line: str) -> None:
@@ -12,3 +20,40 @@ def print_error(error: BaseException) -> None:
     """Prints a known error in one line, in red."""
     text = f"{type(error).__name__}: {error}"
     Console(stderr=True).print(text, style="red", highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def watched(is_asked: bool) -> Iterator[None]:
+    """Within the block the progress of stages is lines on stderr, on a terminal or not, if that is asked."""
+    token = _is_watched.set(is_asked)
+    try:
+        yield
+    finally:
+        _is_watched.reset(token)
+
+
+def is_watched() -> bool:
+    """Whether progress is told in lines here."""
+    return _is_watched.get()
+
+
+class WatchLines:
+    """Lines of a stage's progress: what changed, at most one every few seconds, and always the last."""
+
+    def __init__(self, stage: str, now: Callable[[], float] = time.monotonic) -> None:
+        self._stage = stage
+        self._now = now
+        self._said_at = float("-inf")
+        self._said = self._newest = ""
+
+    def update(self, done: float, total: float, message: str) -> None:
+        """Notes progress, and says it when the last line is old enough."""
+        self._newest = f"{self._stage}: {done:g}/{total:g} {message}"
+        if self._now() - self._said_at >= _WATCH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Says the newest progress unless it was said."""
+        if self._newest != self._said:
+            say(self._newest)
+            self._said, self._said_at = self._newest, self._now()

@@ -1,5 +1,5 @@
-"""Progress of a stage as people see it: a bar on a terminal, a line every few seconds elsewhere, and
-an artifact of the Prefect run.
+"""Progress of a stage as people see it: a bar on a terminal, a line every few seconds elsewhere or where it
+is watched, and an artifact of the Prefect run.
 """
 
 import contextvars
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from ostinato.flows.reporting.console import WatchLines, is_watched
 from ostinato.flows.stages.artifacts import optional
 from ostinato.infra.platform.cluster.workspace import Progress
 
@@ -37,7 +38,9 @@ def shown_progress(stage: str, key: str, description: str) -> Iterator[Callable[
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    bar = Bar(*columns, console=console, refresh_per_second=4, disable=not console.is_terminal)
+    lines = WatchLines(stage) if is_watched() else None
+    has_bar = console.is_terminal and lines is None
+    bar = Bar(*columns, console=console, refresh_per_second=4, disable=not has_bar)
     task = bar.add_task("starting", total=1.0, stage=stage)
     artifact = _Artifact(key, description)
     lined_at = float("-inf")
@@ -47,7 +50,9 @@ def shown_progress(stage: str, key: str, description: str) -> Iterator[Callable[
         ratio = min(1.0, progress.done / progress.total) if progress.total > 0 else 0.0
         bar.update(task, completed=ratio, description=progress.message)
         artifact.percent = 100 * ratio
-        if not console.is_terminal and time.monotonic() - lined_at >= _LINE_SECONDS:
+        if lines is not None:
+            lines.update(progress.done, progress.total, progress.message)
+        elif not has_bar and time.monotonic() - lined_at >= _LINE_SECONDS:
             lined_at = time.monotonic()
             logger.info("stage=%s percent=%.0f %s", stage, 100 * ratio, progress.message)
 
@@ -56,6 +61,8 @@ def shown_progress(stage: str, key: str, description: str) -> Iterator[Callable[
         with bar:
             yield show
     finally:
+        if lines is not None:
+            lines.flush()
         artifact.is_over.set()
         artifact.join(_END_SECONDS)
 

@@ -5,6 +5,7 @@ Each takes one message (so it survives pickling) that says what, the value seen,
 and the id. It does not log and does not retry.
 """
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -93,6 +94,11 @@ def is_retryable(error: BaseException) -> bool:
     return isinstance(error, _RETRYABLE)
 
 
+def is_full_disk(error: BaseException) -> bool:
+    """Whether a disk or a quota had no room left."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def type_name(error: OstinatoError) -> str:
     """The best fitting name in ERROR_TYPES, seen through wrappers of other libraries."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERROR_TYPES)
@@ -100,10 +106,13 @@ def type_name(error: OstinatoError) -> str:
 
 @contextmanager
 def boundary(error_type: type[OstinatoError], what: str) -> Iterator[None]:
-    """Turn any untyped exception into `error_type`. An already typed one passes unchanged."""
+    """Turn any untyped exception into `error_type`; that of a full disk into StorageError. An already typed one passes
+    unchanged.
+    """
     try:
         yield
     except OstinatoError:
         raise
     except Exception as error:
-        raise error_type(f"{what}: {type(error).__name__}: {error}") from error
+        kind = StorageError if is_full_disk(error) else error_type
+        raise kind(f"{what}: {type(error).__name__}: {error}") from error

@@ -10,16 +10,19 @@ from typing import Any
 
 import torch
 
+from ostinato.models.checkpoint.full_disk import naming_full_disk
+
 
 def save_resume_state(path: Path, state: dict[str, Any]) -> None:
     """Replaces the file. A reader or a crash sees the old state or the new."""
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
-        with temporary.open("wb") as stream:
+        with naming_full_disk(path), temporary.open("wb") as stream:
             torch.save(state, stream)
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.replace(path)
+        with naming_full_disk(path):
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -23,6 +23,7 @@ import xxhash
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ostinato.models.checkpoint.full_disk import naming_full_disk
 from ostinato.models.checkpoint.streaming import write_tensors
 from ostinato.models.spec import ModelSpec, check_shapes
 
@@ -100,15 +101,16 @@ def _save(
     metadata: Mapping[str, Any],
 ) -> Path:
     temporary = directory.with_name(f".{directory.name}-{uuid.uuid4().hex}")
-    temporary.mkdir(parents=True)
     try:
-        fill(temporary)
-        (temporary / SPEC).write_text(spec.model_dump_json(indent=1))
-        marker = {
-            "weights_xxh3_128": checksum_file(temporary / WEIGHTS),
-            "metadata": dict(metadata),
-        }
-        (temporary / MARKER).write_text(json.dumps(marker, indent=1))
+        with naming_full_disk(directory):
+            temporary.mkdir(parents=True)
+            fill(temporary)
+            (temporary / SPEC).write_text(spec.model_dump_json(indent=1))
+            marker = {
+                "weights_xxh3_128": checksum_file(temporary / WEIGHTS),
+                "metadata": dict(metadata),
+            }
+            (temporary / MARKER).write_text(json.dumps(marker, indent=1))
         if directory.exists():
             shutil.rmtree(directory)
         temporary.replace(directory)

@@ -53,6 +53,7 @@ logger = logging.getLogger(__name__)
 SHARD_ENTRY = "ostinato.tasks.checkpoint_evaluation.run:run_shard"
 ROWS_FILE = "rows.jsonl"
 LOCATING_FILE = "locating.jsonl"
+_SOLVED = "solved_attempts"  # metric
 
 
 def main(request: EvaluationRequest, workspace: Workspace) -> EvaluationResult:
@@ -127,7 +128,9 @@ async def _run_attempts(
                 attempt,
                 rows_path=rows_path,
                 concurrent_attempts=evaluation.engine_slots,
-                on_row=lambda done, total: workspace.progress.update(done, total, "attempts"),
+                on_row=lambda rows: _tell(
+                    workspace, len(rows), len(plan), sum(row.solved for row in rows)
+                ),
                 check_engine=_check_of(evaluation.endpoint),
             )
         finally:
@@ -194,16 +197,22 @@ def _supervise(
 
 def _progress_of(workspace: Workspace, count: int, total: int) -> list[Callable[[Progress], None]]:
     """One listener a shard; together they tell the whole."""
-    done = [0.0] * count
+    done, solved = [0.0] * count, [0.0] * count
 
     def listener(index: int) -> Callable[[Progress], None]:
         def listen(progress: Progress) -> None:
             done[index] = progress.done
-            workspace.progress.update(sum(done), total, "attempts")
+            solved[index] = float(progress.metrics[_SOLVED])
+            _tell(workspace, sum(done), total, sum(solved))
 
         return listen
 
     return [listener(index) for index in range(count)]
+
+
+def _tell(workspace: Workspace, done: float, total: int, solved: float) -> None:
+    message = f"attempts, solve rate {solved / done:.2f}"
+    workspace.progress.update(done, total, message, **{_SOLVED: solved})
 
 
 def plan_of(request: EvaluationRequest, problems: Iterable[Problem]) -> list[AttemptRequest]:

@@ -26,7 +26,7 @@ TRAJECTORIES_FILE = (
 
 
 AttemptFunction = Callable[[AttemptRequest], Awaitable[Trajectory]]
-OnRow = Callable[[int, int], None]  # finished, planned
+OnRow = Callable[[Sequence[AttemptRow]], None]  # all that are finished
 CheckEngine = Callable[[], Awaitable[None]]
 
 
@@ -105,7 +105,7 @@ async def run_attempts(
             log.append(len(rows), row.model_dump(mode="json"))
             rows.append(row)
             if on_row is not None:
-                on_row(len(rows), len(plan))
+                on_row(rows)
 
     try:
         async with asyncio.TaskGroup() as tasks:

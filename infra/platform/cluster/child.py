@@ -53,7 +53,7 @@ from ostinato.infra.platform.cluster.workspace import (
     read_record,
     replace_text,
 )
-from ostinato.infra.platform.errors import ERROR_TYPES, ClusterError, StorageError
+from ostinato.infra.platform.errors import ERROR_TYPES, ClusterError, StorageError, boundary
 from ostinato.infra.platform.settings import Settings, load_settings
 from ostinato.infra.platform.telemetry import fields
 
@@ -62,6 +62,7 @@ _logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.1
 _MARK_WAIT_SECONDS = 20.0
 _SILENCE_SECONDS = 12.0  # more than twice the pause between two beats of a child
+_FULL_DISK_BYTES = 64 * 1024
 _LOG_TAIL_LINES = 30
 _LOG_TAIL_BYTES = 64 * 1024
 # torch's CPU allocator returns big blocks to the kernel after each step without these
@@ -98,7 +99,8 @@ def run_child(
     device and keeps it to its end.
     """
     directory = directory.absolute()
-    directory.mkdir(parents=True, exist_ok=True)
+    with boundary(StorageError, f"making {directory}"):
+        directory.mkdir(parents=True, exist_ok=True)
     envelope = make_envelope(entry, request)
     done = _finished(directory, envelope, result_type)
     if done is not None:
@@ -107,7 +109,8 @@ def run_child(
     order = _Order(directory, envelope, child_environment(settings), alone)
     owner = directory / OWNERS / uuid.uuid4().hex
     while True:
-        child = _attach_or_start(order, owner)
+        with boundary(StorageError, f"starting a child in {directory}"):
+            child = _attach_or_start(order, owner)
         try:
             exit_code = _watch(child, directory, on_progress, _Pulse(directory, settings))
         except BaseException as error:
@@ -393,6 +396,13 @@ def _error(entry: str, directory: Path, exit_code: int) -> Exception:
         return error_type(f"{failure.message}{_log_tail(directory)}")
     if exit_code == EXIT_LOCKED:
         return ClusterError(f"{directory / LOCK} is held by another process, wanted by none")
+    free_bytes = shutil.disk_usage(directory).free
+    if free_bytes < _FULL_DISK_BYTES:
+        return StorageError(
+            f"{entry} in {directory} ended without a result, and the disk there is full: {free_bytes} "
+            f"bytes free; free space, then run again: it resumes from its last checkpoint"
+            f"{_log_tail(directory)}"
+        )
     how = f"by signal {-exit_code}" if exit_code < -1 else f"with exit code {exit_code}"
     return ClusterError(
         f"{entry} in {directory} ended {how} without a result; it resumes from its last checkpoint"

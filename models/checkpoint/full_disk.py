@@ -1,0 +1,36 @@
+"""A full disk, told by name whichever library met it."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL_BYTES = 64 * 1024  # torch's writer in C++ does not say why it failed
+
+
+@contextmanager
+def naming_full_disk(path: Path) -> Iterator[None]:
+    """Makes what fails for want of room on the disk of `path` an OSError that names it. Cleaning up is for the
+    caller, outside.
+    """
+    try:
+        yield
+    except Exception as error:
+        free_bytes = shutil.disk_usage(next(p for p in path.parents if p.exists())).free
+        if not _says_full(error) and free_bytes > _FULL_BYTES:
+            raise
+        text = f"{os.strerror(errno.ENOSPC)}, {free_bytes} bytes free; free space, then run again"
+        raise OSError(errno.ENOSPC, text, str(path)) from error
+
+
+def _says_full(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        if os.strerror(errno.ENOSPC) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
