@@ -77,7 +77,9 @@ def put_borders(clock: WallClock) -> None:
         with clock.block(PREFECT, f"stage {name}"):
             return call_task(task, name, *args, **kwargs)
 
-    Flow.__init__, Flow.__call__, Task.__call__ = init, run_flow, run_task
+    borders = ((Flow, "__init__", init), (Flow, "__call__", run_flow), (Task, "__call__", run_task))
+    for owner, name, function in borders:
+        setattr(owner, name, function)
     APILogHandler.emit = clock.wrap(PREFECT, APILogHandler.emit)
     for name in ("table", "markdown", "link", "image"):
         function = f"create_{name}_artifact"

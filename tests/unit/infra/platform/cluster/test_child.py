@@ -27,6 +27,7 @@ from ostinato.infra.platform.errors import (
     ConfigError,
     EngineError,
     OstinatoError,
+    StorageError,
     TrainingError,
 )
 from ostinato.infra.platform.settings import Settings
@@ -275,7 +276,7 @@ def test_supervisor_that_cannot_say_it_waits_leaves_no_child(tmp_path: Path) -> 
     work = tmp_path / "work"
     work.mkdir()
     (work / "owners").write_text("a file where a folder is wanted")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(StorageError, match=r"starting a child in .*FileExistsError"):
         _count(work, CountRequest(steps=1, release_file=str(tmp_path / "never")))
     assert not is_running(_pid(work))
 
