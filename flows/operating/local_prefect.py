@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 from rich.console import Console
 
@@ -31,6 +32,7 @@ IMAGE_REPOSITORY = (
     "/opt/ostinato"  # OSTINATO_REPOSITORY of the image that infra/deploy/Containerfile makes
 )
 PREFECT = (sys.executable, "-P", "-m", "prefect")
+SERVER = "prefect-server"
 
 
 class PoolType(StrEnum):
@@ -97,7 +99,7 @@ def tell_server_here(settings: Settings) -> None:
 def server_service(settings: Settings, port: int, environment: dict[str, str]) -> Service:
     """The Prefect server of this machine on a port."""
     return Service(
-        name="prefect-server",
+        name=SERVER,
         command=[*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)],
         log_path=settings.home / "logs" / "prefect-server.log",
         environment=environment,
@@ -117,6 +119,13 @@ def server(settings: Settings, console: Console) -> Iterator[dict[str, str]]:
         services.start(server_service(settings, port, environment))
         console.print(f"Prefect UI while this runs: http://127.0.0.1:{port}", highlight=False)
         yield environment
+
+
+def has_lost_all(url: str) -> bool:
+    """Whether a server that answers has no deployment: its database is a new one."""
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.post(f"{url}/deployments/count", json={}).raise_for_status().json() == 0
+    return False
 
 
 def deploy(

@@ -33,7 +33,7 @@ from ostinato.infra.platform.cluster.workspace import (
     read_record,
     replace_text,
 )
-from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.errors import ClusterError, ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.gateway.tenants import FILE_NAME as KEYS
@@ -114,7 +114,7 @@ def up(settings: Settings, recipe: str, line: str | None, console: Console) -> N
                 "Ctrl-C ends all of it and says what will go on; so does `ostinato down`."
             )
             write_state(settings, recipe, began, services)
-            _keep_running(settings, recipe, began, services, console)
+            _keep_running(settings, recipe, began, services, environment, console)
         finally:
             _end(settings, services, environment["PREFECT_API_URL"], console)
 
@@ -137,8 +137,15 @@ def down(settings: Settings, console: Console) -> None:
 
 
 def _keep_running(
-    settings: Settings, recipe: str, began: float, services: ServiceGroup, console: Console
+    settings: Settings,
+    recipe: str,
+    began: float,
+    services: ServiceGroup,
+    environment: dict[str, str],
+    console: Console,
 ) -> None:
+    url = environment["PREFECT_API_URL"]
+    is_server_new = False
     while True:
         for changed in services.mend(time.time()):
             name = changed.service.name
@@ -147,8 +154,21 @@ def _keep_running(
                 _say(console, name, f"{changed.cause}; starts again in {max(0.0, wait):.0f} s")
             else:
                 _say(console, name, f"started again, time {changed.restarts}")
+                is_server_new |= name == local_prefect.SERVER
             write_state(settings, recipe, began, services)
+        if is_server_new and answers(f"{url}/health"):
+            is_server_new = False
+            if local_prefect.has_lost_all(url):
+                _deploy_again(environment, recipe, console)
         time.sleep(_LOOK_SECONDS)
+
+
+def _deploy_again(environment: dict[str, str], recipe: str, console: Console) -> None:
+    try:
+        local_prefect.deploy(environment, recipe)
+        _say(console, "deployments", "made again: the server's database was lost")
+    except ClusterError as error:
+        _say(console, "deployments", f"not made again, `ostinato up` anew does it: {error}")
 
 
 def _end(settings: Settings, services: ServiceGroup, url: str, console: Console) -> None:

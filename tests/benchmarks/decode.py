@@ -1,10 +1,11 @@
 """How fast one core decodes, and two beside other engines.
 
-Run: python -m tests.benchmarks.decode [--quick] [--vllm-python PYTHON]
+Run: python -m tests.benchmarks.decode [--quick] [--vllm-python PYTHON] [--model smollm2]
 
 With a Python that has vLLM's CPU build and transformers installed, our engine is compared with both
 at the shape of decode_peers.py, in wall time; without one, that part is not run and its targets are
-left out. The rest has random weights of nano's shape: tokens a second
+left out. With `--model smollm2` that comparison alone is made, on SmolLM2-135M in float32, and with
+transformers and llama.cpp of this environment. The rest has random weights of nano's shape: tokens a second
 of the decode thread's own CPU time (equal to wall time on an idle machine, steady on a busy one);
 the wall column shows what this run saw. The floor is the time of the matrix products alone, same
 shapes, same run. The agent row plays many sessions of several short turns through `LocalEngine`, as
@@ -14,6 +15,7 @@ rollouts do.
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,7 @@ from tests.fakes.nano_spec import NANO
 from tests.fakes.tiny_model import random_weights
 
 PROMPT_TOKENS = 128
+NEW_TOKENS = {"reference": 256, "smollm2": 32}  # of each request beside peers
 TARGETS = {
     "decode_b1_tokens_per_second": 600.0,
     "decode_b64_tokens_per_second": 6000.0,
@@ -221,20 +224,20 @@ def measure_engines(is_quick: bool) -> dict[str, float]:
     return figures
 
 
-def measure_peers(python: Path | None, is_quick: bool) -> dict[str, float]:
+def measure_peers(peers: dict[str, Path], name: str, is_quick: bool) -> dict[str, float]:
     """Speed-ups over the peers, and what each side made a second."""
-    if python is None:
+    if not peers:
         print("peers: not run (no --vllm-python)")
         return {}
     figures: dict[str, float] = {}
     print(f"{'peer':13s} {'batch':>5} {'ours/s':>8} {'peer/s':>8} {'speed-up':>9}")
     with tempfile.TemporaryDirectory() as directory:
         for row in compare_with_peers(
-            python,
+            peers,
+            name,
             Path(directory),
-            new_tokens=64 if is_quick else 256,
+            new_tokens=NEW_TOKENS[name] // (4 if is_quick else 1),
             rounds=2 if is_quick else 5,
-            kinds=("vllm", "transformers"),
         ):
             print(
                 f"{row.peer:13s} {row.batch:5d} {row.our_tokens_per_second:8.0f} "
@@ -252,10 +255,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="decode rates")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--vllm-python", type=Path, help="has vLLM (CPU) and transformers")
+    parser.add_argument("--model", choices=tuple(NEW_TOKENS), default="reference")
     arguments = parser.parse_args()
+    peers: dict[str, Path] = {}
+    if arguments.vllm_python is not None:
+        peers["vllm"] = arguments.vllm_python
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    figures = measure_peers(arguments.vllm_python, arguments.quick)
+    if arguments.model == "smollm2":
+        here = Path(sys.executable)
+        figures = measure_peers(
+            peers | {"transformers": here, "llama_cpp": here}, arguments.model, arguments.quick
+        )
+        print(json.dumps({"name": "decode smollm2", "figures": figures}))
+        return
+    if "vllm" in peers:
+        peers["transformers"] = peers["vllm"]
+    figures = measure_peers(peers, arguments.model, arguments.quick)
     figures |= measure_engines(arguments.quick)
     weights = prepare_weights(NANO, random_weights(NANO), 0)
     service = {"reuse_first_token_ratio": measure_reuse(weights)}

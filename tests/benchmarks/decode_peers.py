@@ -1,18 +1,19 @@
-"""Our engine beside vLLM's CPU build and Hugging Face generate: same weights, same prompts.
+"""Our engine beside vLLM's CPU build, Hugging Face generate and llama.cpp: same weights, same prompts.
 
-The reference shape of the comparison and the processes of each side. Ours is one process a
+Two models: the reference shape with random weights, and SmolLM2-135M. Ours is one process a
 core, each with its share of the prompts; the others get both cores in their own way. Rounds
 alternate between the sides, so that a slow moment of the machine hits all; figures are medians.
-Everyone decodes greedily and never stops early. The peers run Qwen3-MoE with the weights rounded to
-bfloat16 and multiply in it; ours runs the same rounded weights in float32 and its own router
-(sigmoid instead of softmax: same cost, other tokens).
+Everyone decodes greedily and never stops early. Of the reference shape the peers run Qwen3-MoE with
+the weights rounded to bfloat16 and multiply in it; ours runs the same rounded weights in float32 and
+its own router (sigmoid instead of softmax: same cost, other tokens). SmolLM2 is float32 on all sides,
+llama.cpp's KV cache apart, which is its default of half precision.
 """
 
 import json
 import multiprocessing
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -24,10 +25,15 @@ from typing import IO
 import numpy as np
 import torch
 
+from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.serving.published_models import fetch_from, write_model_directory
+from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.decode.weights import prepare_weights
+from ostinato.models.spec import ModelSpec
+from ostinato.tasks.conversion.exporting import export_model
+from ostinato.tasks.conversion.importing import import_model
 from tests.fakes.small_spec import make_spec
 from tests.fakes.tiny_model import random_weights
 
@@ -37,6 +43,16 @@ PEER_SCRIPT = Path(__file__).with_name("peer_generate.py")
 REFERENCE = make_spec(
     2048, 256, heads=(8, 2, 32), experts=(4, 2, 256), max_sequence_tokens=512, num_layers=4
 )
+
+
+@dataclass(frozen=True)
+class ComparedModel:
+    """What all sides run."""
+
+    spec: ModelSpec
+    weights: dict[str, torch.Tensor]
+    dtype: str  # of the peers' products
+    export: Callable[[Path], object]  # writes the directory that the peers read
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +75,39 @@ def rounded_weights() -> dict[str, torch.Tensor]:
     return {name: t.bfloat16().float() for name, t in random_weights(REFERENCE).items()}
 
 
-def make_prompts() -> list[list[int]]:
+def reference_model() -> ComparedModel:
+    """Random weights at the reference shape."""
+    weights = rounded_weights()
+    # llama.cpp knows Qwen3-MoE: the same shapes and cost, another router
+    shape = REFERENCE.model_copy(update={"router_score": "softmax"})
+
+    def export(directory: Path) -> None:
+        write_model_directory(directory, shape, fetch_from(weights), torch.bfloat16)
+
+    return ComparedModel(REFERENCE, weights, "bfloat16", export)
+
+
+def smollm2_model() -> ComparedModel:
+    """SmolLM2-135M, fetched once into the cache of this machine."""
+    cache = load_settings().cache_directory
+    place = cache / "benchmarks" / "smollm2"
+    if not place.exists():
+        import_model("smollm2", place, cache / "models")
+    checkpoint = load_checkpoint(place)
+
+    def export(directory: Path) -> None:
+        export_model(place, directory, name="x", lineage=[], dtype="float32", with_gguf=True)
+
+    return ComparedModel(checkpoint.spec, checkpoint.weights, "float32", export)
+
+
+MODELS = {"reference": reference_model, "smollm2": smollm2_model}
+
+
+def make_prompts(vocab_size: int) -> list[list[int]]:
     """As many prompts as the largest batch."""
     rng = np.random.default_rng(0)
-    return rng.integers(0, REFERENCE.vocab_size, (max(BATCHES), PROMPT_TOKENS)).tolist()
+    return rng.integers(0, vocab_size, (max(BATCHES), PROMPT_TOKENS)).tolist()
 
 
 def generate(engine: DecodeEngine, prompts: list[list[int]], new_tokens: int) -> int:
@@ -80,25 +125,25 @@ def generate(engine: DecodeEngine, prompts: list[list[int]], new_tokens: int) ->
     return made
 
 
-def serve_engine(connection: Connection, new_tokens: int) -> None:
+def serve_engine(connection: Connection, name: str, new_tokens: int) -> None:
     """One engine process: prompts in, tokens made out; None ends it."""
     torch.set_num_threads(1)
-    weights = prepare_weights(REFERENCE, rounded_weights(), 0)
-    config = EngineConfig(slots=64, share_prefixes=False)
-    engine = DecodeEngine(REFERENCE, weights, config)
-    generate(engine, make_prompts()[:2], 4)
+    model = MODELS[name]()
+    weights = prepare_weights(model.spec, model.weights, 0)
+    engine = DecodeEngine(model.spec, weights, EngineConfig(slots=64, share_prefixes=False))
+    generate(engine, make_prompts(model.spec.vocab_size)[:2], 4)
     connection.send("ready")
     while (prompts := connection.recv()) is not None:
         connection.send(generate(engine, prompts, new_tokens))
 
 
 @contextmanager
-def our_engines(processes: int, *, new_tokens: int) -> Iterator[list[Connection]]:
+def our_engines(processes: int, name: str, new_tokens: int) -> Iterator[list[Connection]]:
     """Engine processes, ended with the block."""
     context = multiprocessing.get_context("spawn")
     pairs = [context.Pipe() for _ in range(processes)]
     workers = [
-        context.Process(target=serve_engine, args=(theirs, new_tokens)) for _, theirs in pairs
+        context.Process(target=serve_engine, args=(theirs, name, new_tokens)) for _, theirs in pairs
     ]
     for worker in workers:
         worker.start()
@@ -127,7 +172,7 @@ def time_ours(engines: list[Connection], prompts: list[list[int]], new_tokens: i
 
 @contextmanager
 def peer_process(
-    python: Path, kind: str, directory: Path, new_tokens: int
+    python: Path, kind: str, dtype: str, directory: Path, new_tokens: int
 ) -> Iterator[subprocess.Popen[str]]:
     """A peer that has loaded the model."""
     environment = os.environ | {
@@ -141,6 +186,7 @@ def peer_process(
         str(python),
         str(PEER_SCRIPT),
         kind,
+        dtype,
         str(directory / "model"),
         str(directory / "prompts.json"),
         str(new_tokens),
@@ -187,18 +233,17 @@ def time_peer(process: subprocess.Popen[str], batch: int) -> float:
 
 
 def compare_with_peers(
-    python: Path, directory: Path, *, new_tokens: int, rounds: int, kinds: tuple[str, ...]
+    peers: dict[str, Path], name: str, directory: Path, *, new_tokens: int, rounds: int
 ) -> Iterator[Comparison]:
-    """Ours and each peer in turn, `rounds` times a batch size."""
-    prompts = make_prompts()
-    # llama.cpp knows Qwen3-MoE: the same shapes and cost, another router
-    shape = REFERENCE.model_copy(update={"router_score": "softmax"})
-    write_model_directory(directory / "model", shape, fetch_from(rounded_weights()), torch.bfloat16)
+    """Ours and each peer, by the Python that it runs in, in turn, `rounds` times a batch size."""
+    model = MODELS[name]()
+    prompts = make_prompts(model.spec.vocab_size)
+    model.export(directory / "model")
     (directory / "prompts.json").write_text(json.dumps(prompts))
-    for kind in kinds:
+    for kind, python in peers.items():
         with (
-            our_engines(2, new_tokens=new_tokens) as engines,
-            peer_process(python, kind, directory, new_tokens) as peer,
+            our_engines(2, name, new_tokens) as engines,
+            peer_process(python, kind, model.dtype, directory, new_tokens) as peer,
         ):
             for batch in BATCHES:
                 time_peer(peer, batch)  # its graphs of this size are compiled now

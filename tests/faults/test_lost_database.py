@@ -5,8 +5,10 @@ trained twice.
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from ostinato.flows.operating.local_prefect import prefect_environment
@@ -28,6 +30,13 @@ def lose_database(home: Path) -> None:
     assert found
     for path in found:
         path.unlink()
+
+
+def is_deployed(here: PrefectHere) -> bool:
+    """Whether the server answers and knows the flow."""
+    with suppress(httpx.HTTPError):
+        return here.deployment(FLOW)["name"] == FLOW.partition("/")[2]
+    return False
 
 
 def finish(here: PrefectHere, run_id: str) -> None:
@@ -77,7 +86,8 @@ def test_stored_work_outlives_the_database_of_the_server(machine: Machine, tmp_p
         server = machine.pid_of("prefect-server")
         os.killpg(server, signal.SIGKILL)
         lose_database(machine.home)
-        wait_until("a new server", lambda: machine.pid_of("prefect-server") not in (0, server), 240)
+        # the `up` that goes on notices, and a new one would too
+        wait_until("deployments", lambda: is_deployed(here), 240)
         up.kill()
         up.wait()
         up, _ = machine.up()
