@@ -1,5 +1,6 @@
 """The real SmolLM2-135M through import, trainer and export. It is fetched once."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from tests.fakes.llama_cpp import read_with_llama_cpp
 from tests.fakes.logits import forward_logits
 
 PROGRAM = Path(__file__).read_text()[:1500]
+# logits reach 45, of which fp32 holds steps of 4e-6, over 30 layers: 1.4e-4 was seen, on 50 of 22 million
+assert_near = partial(torch.testing.assert_close, atol=3e-4, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -35,12 +38,14 @@ def test_smollm2_computes_in_the_trainer_what_it_computes_in_transformers(tmp_pa
     with torch.no_grad():
         wanted = theirs(input_ids=tokens_BT).logits
         seen = forward_logits(ours, tokens_BT)
-    # logits reach 30: 1e-4 relative to what fp32 holds of them
-    torch.testing.assert_close(seen, wanted, atol=1e-4, rtol=1e-5)
+    assert_near(seen, wanted)
+    next_BT1 = tokens_BT[:, 1:, None]
+    logprobs = [x[:, :-1].log_softmax(-1).gather(-1, next_BT1) for x in (seen, wanted)]
+    torch.testing.assert_close(*logprobs, atol=1e-4, rtol=0)
     best = wanted.topk(2, dim=-1).values
     is_clear = best[..., 0] - best[..., 1] > 1e-3
     assert torch.equal(seen.argmax(-1)[is_clear], wanted.argmax(-1)[is_clear])
     ids, seen_TV = read_with_llama_cpp(tmp_path / "out" / GGUF_FILE, PROGRAM)
     assert ids == tokens_BT[0].tolist()
-    torch.testing.assert_close(seen_TV, wanted[0], atol=1e-4, rtol=1e-5)
+    assert_near(seen_TV, wanted[0])
     assert torch.equal(seen_TV.argmax(-1)[is_clear[0]], wanted[0].argmax(-1)[is_clear[0]])
