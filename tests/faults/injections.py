@@ -25,7 +25,7 @@ from pydantic import SecretStr
 from ostinato.flows.operating.status.rows import Thresholds
 from ostinato.flows.operating.up import write_state
 from ostinato.infra.platform.cluster.child import live_owners, run_child
-from ostinato.infra.platform.cluster.processes import is_alive, mark_process
+from ostinato.infra.platform.cluster.processes import is_alive
 from ostinato.infra.platform.cluster.ranks import marked_ranks
 from ostinato.infra.platform.cluster.services import Service, ServiceGroup, find_free_port
 from ostinato.infra.platform.cluster.stage_status import (
@@ -37,10 +37,8 @@ from ostinato.infra.platform.cluster.stage_status import (
 from ostinato.infra.platform.cluster.workspace import (
     HEARTBEAT,
     PROCESS,
-    STATUS,
     ProcessMark,
     read_record,
-    replace_text,
 )
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.platform.ledger import open_ledger
@@ -49,10 +47,10 @@ from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.engine.health import HealthEvent, ReplicaHealth, observe
 from ostinato.infra.serving.weights import ChainPublisher
 from tests.fakes.finished_stages import add_checkpoint, add_problems, open_context
+from tests.fakes.sleeping_stage import sleeping_stage
 from tests.faults.status_programs import FAIL, STAND, STANDING, StandRequest, StandResult
 from tests.faults.weight_chain_programs import TroubledStore, weights_of
 
-SLEEP = ["sleep", "600"]  # which soon stands still
 LINE = "mine"
 
 
@@ -109,21 +107,9 @@ class Scene:
                 with suppress(OstinatoError):
                     child.result(60)
 
-    @contextmanager
-    def sleeping_stage(self, status: StageStatus | None = None) -> Iterator[Path]:
+    def sleeping_stage(self, status: StageStatus | None = None) -> AbstractContextManager[Path]:
         """The directory of a stage whose process sleeps, with a heartbeat and a status of now."""
-        directory = self.stage("reinforced-0123")
-        process = subprocess.Popen(SLEEP)
-        try:
-            wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING)
-            replace_text(directory / PROCESS, mark_process(process.pid).model_dump_json())
-            (directory / HEARTBEAT).touch()
-            if status is not None:
-                replace_text(directory / STATUS, status.model_dump_json())
-            yield directory
-        finally:
-            process.kill()
-            process.wait()
+        return sleeping_stage(self.stage("reinforced-0123"), status)
 
     def champion(self) -> Path:
         """The folder of a published checkpoint that serves a line."""

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 from rich.console import Console
 
 from ostinato.flows.operating.status.report import collect, print_rows
@@ -22,12 +21,10 @@ from ostinato.infra.platform.cluster.services import find_free_port
 from ostinato.infra.platform.cluster.stage_status import PartWait, StageStatus
 from ostinato.infra.platform.cluster.workspace import (
     FAILURE,
-    HEARTBEAT,
     PROCESS,
     PROGRESS,
     PUBLISHED,
     RESULT,
-    STATUS,
     Failure,
     ProcessMark,
     Progress,
@@ -35,8 +32,8 @@ from ostinato.infra.platform.cluster.workspace import (
 )
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.settings import Settings
+from tests.fakes.sleeping_stage import sleeping_stage
 
-SLEEP = ["sleep", "60"]  # which soon stands still
 AT_ONCE = Thresholds(progress=0.0)
 
 
@@ -64,23 +61,13 @@ def gone() -> ProcessMark:
 
 
 @contextmanager
-def sleeping_stage(home: Path, status: StageStatus | None = None) -> Iterator[Path]:
+def sleeping_run(home: Path, status: StageStatus | None = None) -> Iterator[Path]:
     """A stage whose process sleeps, with a heartbeat, and progress and a status of now."""
     directory = stage(home, "stage-012")
-    process = subprocess.Popen(SLEEP)
-    try:
-        while psutil.Process(process.pid).status() != psutil.STATUS_SLEEPING:
-            time.sleep(0.01)
-        replace_text(directory / PROCESS, mark_process(process.pid).model_dump_json())
-        progress = Progress(done=1, total=2, message="", at=time.time() - 0.01)
-        replace_text(directory / PROGRESS, progress.model_dump_json())
-        (directory / HEARTBEAT).touch()
-        if status is not None:
-            replace_text(directory / STATUS, status.model_dump_json())
+    progress = Progress(done=1, total=2, message="", at=time.time() - 0.01)
+    replace_text(directory / PROGRESS, progress.model_dump_json())
+    with sleeping_stage(directory, status):
         yield directory
-    finally:
-        process.kill()
-        process.wait()
 
 
 def waiting_run(what: str, at: float) -> StageStatus:
@@ -125,7 +112,7 @@ def test_a_stage_of_another_host_is_left_to_it(tmp_path: Path) -> None:
 
 
 def test_a_trainer_that_waits_for_rollouts_is_not_stalled(tmp_path: Path) -> None:
-    with sleeping_stage(tmp_path, waiting_run("ready groups", time.time())):
+    with sleeping_run(tmp_path, waiting_run("ready groups", time.time())):
         rows = rows_of(tmp_path, AT_ONCE)
     assert (rows["stage-012"].state, rows["stage-012"].fault) == ("running", None)
     assert rows["stage-012 trainer"].waits_for == "ready groups (-)"
@@ -133,21 +120,21 @@ def test_a_trainer_that_waits_for_rollouts_is_not_stalled(tmp_path: Path) -> Non
 
 def test_a_step_in_which_nothing_is_computed_is_stalled_since_its_begin(tmp_path: Path) -> None:
     at = time.time()
-    with sleeping_stage(tmp_path, waiting_run("step 4", at)):
+    with sleeping_run(tmp_path, waiting_run("step 4", at)):
         row = rows_of(tmp_path, AT_ONCE)["stage-012"]
     assert (row.fault, row.since) == (Fault.STALLED_STAGE, at - 1.0)
 
 
 def test_a_status_that_is_not_replaced_means_a_blocked_loop(tmp_path: Path) -> None:
     at = time.time() - 100
-    with sleeping_stage(tmp_path, waiting_run("ready groups", at)):
+    with sleeping_run(tmp_path, waiting_run("ready groups", at)):
         row = rows_of(tmp_path)["stage-012"]
     assert (row.fault, row.since) == (Fault.STALLED_STAGE, at)
     assert "event loop" in row.cause
 
 
 def test_a_stage_that_computes_is_not_stalled(tmp_path: Path) -> None:
-    with sleeping_stage(tmp_path) as directory:
+    with sleeping_run(tmp_path) as directory:
         busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
         try:
             replace_text(directory / PROCESS, mark_process(busy.pid).model_dump_json())
@@ -160,7 +147,7 @@ def test_a_stage_that_computes_is_not_stalled(tmp_path: Path) -> None:
 
 def test_ranks_of_an_earlier_attempt_are_not_missed(tmp_path: Path) -> None:
     mark_rank(tmp_path / "earlier", 0)
-    with sleeping_stage(tmp_path) as directory:
+    with sleeping_run(tmp_path) as directory:
         (directory / "steps").mkdir()
         (tmp_path / "earlier" / "ranks").rename(directory / "steps" / "ranks")
         assert not any("rank" in part for part in rows_of(tmp_path))
