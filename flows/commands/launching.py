@@ -70,8 +70,8 @@ def launch_flow(
     arguments += ["--watch"] if is_watched else []
     command = [sys.executable, "-P", "-m", "ostinato.flows.commands.run_flow", flow, *arguments]
     try:
-        with local_prefect.server(load_settings(), console) as environment:
-            code = run_foreground(command, environment)
+        with local_prefect.server(load_settings(), console) as (environment, await_server):
+            code = run_foreground(command, environment, await_server)
     except KeyboardInterrupt:
         say("stopped; the same command continues from here")
         code = 130

@@ -7,6 +7,7 @@ import importlib
 import json
 import sys
 
+from ostinato.flows.operating.local_prefect import await_server
 from ostinato.flows.reporting.console import print_error, watched
 from ostinato.flows.stages.run_options import RunOptions
 from ostinato.infra.platform.cluster.services import interrupt_on_signals
@@ -30,6 +31,7 @@ def main(arguments: list[str]) -> int:
     configure_logging()
     try:
         module = importlib.import_module(f"ostinato.flows.{options.flow}")
+        await_server()
         with watched(options.watch):
             state = getattr(module, options.flow)(
                 recipe=options.recipe,

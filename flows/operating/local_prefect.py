@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from ostinato.infra.platform.cluster.services import (
     Service,
     ServiceGroup,
     answers,
+    await_ready,
     find_free_port,
 )
 from ostinato.infra.platform.errors import ClusterError, ConfigError
@@ -33,6 +36,8 @@ IMAGE_REPOSITORY = (
 )
 PREFECT = (sys.executable, "-P", "-m", "prefect")
 SERVER = "prefect-server"
+_PATIENCE_SECONDS = 100.0  # whoever starts the server gives up before
+_EMPTY_DATABASE = Path(sys.prefix) / "share" / "prefect" / "prefect.db"  # of `make setup`
 
 
 class PoolType(StrEnum):
@@ -96,8 +101,16 @@ def tell_server_here(settings: Settings) -> None:
         os.environ.setdefault("PREFECT_API_URL", url)
 
 
+def await_server() -> None:
+    """Waits for a server that starts beside this process. Prefect tells what is wrong with one that never does."""
+    url, deadline = os.environ.get("PREFECT_API_URL"), time.monotonic() + _PATIENCE_SECONDS
+    while url and not answers(f"{url}/health") and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
 def server_service(settings: Settings, port: int, environment: dict[str, str]) -> Service:
     """The Prefect server of this machine on a port."""
+    _begin_database(Path(environment["PREFECT_HOME"]) / "prefect.db")
     return Service(
         name=SERVER,
         command=[*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)],
@@ -107,18 +120,32 @@ def server_service(settings: Settings, port: int, environment: dict[str, str]) -
     )
 
 
+def _begin_database(path: Path) -> None:
+    """Copies the empty database where there is none: Prefect takes six seconds to make its own."""
+    if path.exists() or not _EMPTY_DATABASE.is_file():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    shutil.copyfile(_EMPTY_DATABASE, part)
+    part.replace(path)
+
+
 @contextlib.contextmanager
-def server(settings: Settings, console: Console) -> Iterator[dict[str, str]]:
-    """A Prefect server for the length of the block. A running `ostinato up` is used instead. Yields the environment."""
+def server(
+    settings: Settings, console: Console
+) -> Iterator[tuple[dict[str, str], Callable[[], None]]]:
+    """A Prefect server for the length of the block. A running `ostinato up` is used instead. Yields the
+    environment, and a function that waits until the server answers.
+    """
     if answers(f"http://127.0.0.1:{settings.prefect_port}/api/health"):
-        yield prefect_environment(settings, settings.prefect_port)
+        yield prefect_environment(settings, settings.prefect_port), lambda: None
         return
     port = find_free_port()
     environment = prefect_environment(settings, port)
     with ServiceGroup() as services:
-        services.start(server_service(settings, port, environment))
+        starting = services.launch(server_service(settings, port, environment))
         console.print(f"Prefect UI while this runs: http://127.0.0.1:{port}", highlight=False)
-        yield environment
+        yield environment, lambda: await_ready(starting)
 
 
 def has_lost_all(url: str) -> bool:

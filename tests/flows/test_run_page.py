@@ -56,7 +56,8 @@ def test_page_of_a_run_holds_our_lines_and_names_recipe_and_seed(tmp_path: Path)
     work = tmp_path / "miniature-seed4" / "work"
     work.mkdir(parents=True)
     settings = Settings(home=tmp_path, prefect_port=1)
-    with local_prefect.server(settings, Console(stderr=True)) as environment:
+    with local_prefect.server(settings, Console(stderr=True)) as (environment, await_server):
+        await_server()
         environment = {
             **os.environ,
             **environment,

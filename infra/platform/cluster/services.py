@@ -39,14 +39,20 @@ def interrupt_on_signals() -> None:
         signal.signal(number, signal.default_int_handler)
 
 
-def run_foreground(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Runs a program to its end and returns its exit code. A KeyboardInterrupt here ends the program
-    and everything it started before it travels on; the program gets time to clean up by itself.
+def run_foreground(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    meanwhile: Callable[[], None] = lambda: None,
+) -> int:
+    """Runs a program to its end, and a function while it starts. Returns the exit code. A KeyboardInterrupt
+    here, or an error of the function, ends the program and everything it started before it travels on; the
+    program gets time to clean up by itself.
     """
     process = _start(command, environment, None)
     try:
+        meanwhile()
         return process.wait()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ClusterError):
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one ends nothing sooner
         try:
             _end_foreground(process)
@@ -148,24 +154,15 @@ class ServiceGroup(AbstractContextManager["ServiceGroup"]):
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self, service: Service) -> None:
-        """Starts one and waits until it is ready. ClusterError when it dies or stays silent."""
+    def launch(self, service: Service) -> RunningService:
+        """Starts one."""
         running = RunningService(service, _launch(service), time.time())
         self.running.append(running)
-        deadline = time.monotonic() + service.ready_within_seconds
-        while not service.is_ready():
-            code = running.process.poll()
-            if code is not None:
-                raise ClusterError(
-                    f"service {service.name} ended with code {code}, wanted it to keep running, "
-                    f"log {service.log_path}: {_tail(service.log_path)}"
-                )
-            if time.monotonic() > deadline:
-                raise ClusterError(
-                    f"service {service.name} not ready after {service.ready_within_seconds:.0f} s, "
-                    f"log {service.log_path}: {_tail(service.log_path)}"
-                )
-            time.sleep(0.25)
+        return running
+
+    def start(self, service: Service) -> None:
+        """Starts one and waits until it is ready. ClusterError when it dies or stays silent."""
+        await_ready(self.launch(service))
 
     def mend(self, now: float) -> list[RunningService]:
         """Starts services that died again, each after its wait. Returns those that changed."""
@@ -185,6 +182,25 @@ class ServiceGroup(AbstractContextManager["ServiceGroup"]):
                 os.killpg(running.process.pid, signal.SIGKILL)
             running.process.wait()
             self.running.remove(running)
+
+
+def await_ready(running: RunningService) -> None:
+    """Waits until a service is ready. ClusterError when it dies or stays silent."""
+    service = running.service
+    deadline = time.monotonic() + service.ready_within_seconds
+    while not service.is_ready():
+        code = running.process.poll()
+        if code is not None:
+            raise ClusterError(
+                f"service {service.name} ended with code {code}, wanted it to keep running, "
+                f"log {service.log_path}: {_tail(service.log_path)}"
+            )
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"service {service.name} not ready after {service.ready_within_seconds:.0f} s, "
+                f"log {service.log_path}: {_tail(service.log_path)}"
+            )
+        time.sleep(0.1)
 
 
 def _mend(running: RunningService, now: float) -> bool:

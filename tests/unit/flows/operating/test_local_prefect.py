@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.operating.local_prefect import IMPORT_ROOT, prefect_environment
+from ostinato.flows.operating import local_prefect
+from ostinato.flows.operating.local_prefect import (
+    IMPORT_ROOT,
+    prefect_environment,
+    server_service,
+)
 from ostinato.infra.platform.settings import Settings
 
 
@@ -17,3 +22,20 @@ def test_plug_ins_on_the_python_path_of_the_user_stay_there(
     assert path.split(os.pathsep) == [str(IMPORT_ROOT), "/somewhere/plugins"]
     monkeypatch.delenv("PYTHONPATH")
     assert prefect_environment(Settings(home=tmp_path), 4200)["PYTHONPATH"] == str(IMPORT_ROOT)
+
+
+def test_a_database_begins_as_the_empty_one_and_is_never_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = tmp_path / "empty.db"
+    empty.write_bytes(b"no rows")
+    monkeypatch.setattr(local_prefect, "_EMPTY_DATABASE", empty)
+    settings = Settings(home=tmp_path / "home")
+    environment = prefect_environment(settings, 4200)
+    database = Path(environment["PREFECT_HOME"]) / "prefect.db"
+    server_service(settings, 4200, environment)
+    assert database.read_bytes() == b"no rows"
+    database.write_bytes(b"rows")
+    server_service(settings, 4200, environment)
+    assert database.read_bytes() == b"rows"
+    assert [path.name for path in database.parent.iterdir()] == ["prefect.db"]

@@ -1,0 +1,48 @@
+"""Programs that start beside each other."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ostinato.infra.platform.cluster.services import (
+    Service,
+    ServiceGroup,
+    await_ready,
+    run_foreground,
+)
+from ostinato.infra.platform.errors import ClusterError
+
+DIES = "import time; time.sleep(0.3); raise SystemExit('port taken')"
+WAITS = "import time; time.sleep(600)"
+
+
+def test_a_program_ends_when_what_it_waits_for_dies_while_starting(tmp_path: Path) -> None:
+    service = Service(
+        name="server",
+        command=[sys.executable, "-c", DIES],
+        log_path=tmp_path / "server.log",
+        is_ready=lambda: False,
+    )
+    began = time.monotonic()
+    with ServiceGroup() as services:
+        starting = services.launch(service)
+        with pytest.raises(ClusterError, match="port taken"):
+            run_foreground([sys.executable, "-c", WAITS], {}, lambda: await_ready(starting))
+    assert time.monotonic() - began < 60
+
+
+def test_a_program_may_be_what_a_service_waits_for(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    touch = "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()"
+    service = Service(
+        name="server",
+        command=[sys.executable, "-c", WAITS],
+        log_path=tmp_path / "server.log",
+        is_ready=begun.exists,
+    )
+    with ServiceGroup() as services:
+        starting = services.launch(service)
+        program = [sys.executable, "-c", touch, str(begun)]
+        assert run_foreground(program, {}, lambda: await_ready(starting)) == 0
