@@ -2,15 +2,18 @@
 
 import io
 import os
+import posixpath
 import subprocess
 import tarfile
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from ostinato.infra.platform.errors import ProblemError
 
 _SECONDS = 300
+_MAX_LINKS = 8  # from one to the next
 MAX_OUTPUT_BYTES = 512 << 20
 # each of these settings of a repository can name a program or a place to fetch from
 _SETTINGS = (
@@ -70,11 +73,33 @@ def run_git(directory: Path | None, *arguments: str, max_bytes: int = MAX_OUTPUT
 
 
 def read_tree(repository: Path, commit: str, max_bytes: int = MAX_OUTPUT_BYTES) -> dict[str, bytes]:
-    """Regular files of a commit by path, `max_bytes` in all.
+    """Files of a commit by path, `max_bytes` in all.
 
-    Links are left out; git itself refuses paths that leave the folder.
+    A link to a file of the same commit is that file; other links are left out. git itself refuses
+    paths that leave the folder.
     """
     packed = run_git(repository, "archive", "--format=tar", commit, max_bytes=max_bytes)
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        opened = [(item.name, tar.extractfile(item)) for item in tar.getmembers() if item.isreg()]
-        return {name: file.read() for name, file in opened if file is not None}
+        items = tar.getmembers()
+        opened = [(item.name, tar.extractfile(item)) for item in items if item.isreg()]
+        files = {name: file.read() for name, file in opened if file is not None}
+    links = {item.name: item.linkname for item in items if item.issym()}
+    for link in links:
+        target = _follow(link, links)
+        if target in files:
+            files[link] = files[target]
+    if sum(map(len, files.values())) > max_bytes:
+        raise ProblemError(
+            f"{repository}: with links followed, commit {commit} holds more than {max_bytes} bytes, "
+            "which is the most"
+        )
+    return files
+
+
+def _follow(path: str, links: Mapping[str, str]) -> str:
+    """Where a path ends, links followed. A path out of the tree stays one: no file has its name."""
+    for _ in range(_MAX_LINKS):
+        if path not in links:
+            break
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(path), links[path]))
+    return path

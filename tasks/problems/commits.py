@@ -15,6 +15,7 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.breaking.definitions import read_definitions
 from ostinato.tasks.problems.config import GitSource, Kind
+from ostinato.tasks.problems.discovery.layout import find_layout
 from ostinato.tasks.problems.repositories import is_below, prepare_repository, strip_prefix
 from ostinato.tasks.records import BlockEdit
 
@@ -115,6 +116,10 @@ def _make(
 ) -> MinedCommit | str:
     """The commit as a problem, or the reason why it is none."""
     parent = f"{commit}^1"
+    if not _changed(source, parent, commit):
+        return "no_source"
+    tree = read_tree(Path(source.path), commit)
+    source = _laid_out_as(source, tree)
     changes = _changed(source, parent, commit)
     product = {p: s for p, s in changes.items() if _is_product(p, source)}
     tests = [path for path in changes if is_below(path, source.test_paths)]
@@ -122,7 +127,7 @@ def _make(
         return "no_source"
     if set(product.values()) != {"M"}:
         return "adds_or_removes_files"
-    files = strip_prefix(read_tree(Path(source.path), commit), source.stripped_prefix)
+    files = strip_prefix(tree, source.stripped_prefix)
     earlier = strip_prefix(read_tree(Path(source.path), parent), source.stripped_prefix)
     if not any(_new_tests(earlier, path, files) for path in tests):
         return "no_new_test"
@@ -143,6 +148,20 @@ def _make(
     candidate = describe_change(name, blocks, files)
     told = {"test_files": tuple(sorted(tests)), "message": clean_message(message)}
     return MinedCommit(repository, candidate.model_copy(update=told))
+
+
+def _laid_out_as(source: GitSource, tree: Mapping[str, bytes]) -> GitSource:
+    """The source with the paths of this commit, where the project has moved its files since."""
+    files = strip_prefix(tree, source.stripped_prefix)
+    wanted = (*source.package_paths, *source.test_paths)
+    if all(any(is_below(path, (root,)) for path in files) for root in wanted):
+        return source
+    names = [path.partition("/")[0].removesuffix(".py") for path in source.package_paths]
+    try:
+        layout = find_layout(tree, names[0], top_level=names)
+    except ProblemError:
+        return source
+    return source.model_copy(update=layout.model_dump())
 
 
 def diff_blocks(gold: Mapping[str, bytes], broken: Mapping[str, bytes]) -> tuple[BlockEdit, ...]:

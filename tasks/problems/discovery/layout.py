@@ -22,6 +22,7 @@ NO_PRODUCT = TEST_FOLDERS | frozenset(
 NO_MODULES = frozenset(("setup.py", "conftest.py", "noxfile.py", "tasks.py", "versioneer.py"))
 USUAL_PATTERNS = ("test_*.py", "*_test.py")  # that the test runner looks for
 TEST_PATTERNS = (*USUAL_PATTERNS, "tests.py")
+TEST_SCRIPT = "test.py"  # at the top, where no file has a usual name
 _WORD = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
@@ -56,9 +57,11 @@ def find_layout(
             f"top or below one of {list(IMPORT_ROOTS)}; top level holds {sorted(_tops(files))[:20]}"
         )
     tests = _tests(moved, packages, (*TEST_PATTERNS, *test_patterns))
+    if not tests and TEST_SCRIPT in moved:
+        tests, packages = (TEST_SCRIPT,), tuple(path for path in packages if path != TEST_SCRIPT)
     if not tests:
         raise ProblemError(
-            f"{name}: no test file ({', '.join(TEST_PATTERNS)}) outside examples and docs; a source "
+            f"{name}: no test file ({', '.join((*TEST_PATTERNS, TEST_SCRIPT))}) outside examples and docs; a source "
             "distribution may leave its tests out: take a git repository instead"
         )
     return Layout(

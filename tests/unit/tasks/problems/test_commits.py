@@ -38,19 +38,10 @@ STEPS = [
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("history")
-
-    def git(*arguments):
-        identity = ["-c", "user.name=A Person", "-c", "user.email=a@example.org"]
-        subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
-
-    git("init", "-q", "-b", "main")
+    folder = tmp_path_factory.mktemp("made") / "history"
+    _, commit = begin_history(folder)
     for message, files in STEPS:
-        for path, text in ({"kit/__init__.py": ""} | files).items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(text)
-        git("add", "-A")
-        git("commit", "-q", "-m", message)
+        commit(message, {"kit/__init__.py": ""} | files)
     return GitSource(
         name="kit", path=str(folder), package_paths=("kit",), test_paths=("tests",), revision="main"
     )
@@ -110,7 +101,53 @@ def test_messages_lose_what_leads_to_the_fix():
 
 
 def test_merged_pull_request_of_a_src_layout_is_mined(tmp_path):
-    folder = tmp_path / "history"
+    git, commit = begin_history(tmp_path / "history")
+    first = {"src/kit/__init__.py": "", "src/kit/core.py": BROKEN, "tests/test_core.py": TEST}
+    commit("First version of the kit", first)
+    git("checkout", "-q", "-b", "odd")
+    commit("wip", {"src/kit/core.py": WHOLE, "tests/test_core.py": NEW_TEST})
+    git("checkout", "-q", "main")
+    text = "Merge pull request #3 from a/odd\n\nFix rounding of odd numbers"
+    git("merge", "-q", "--no-ff", "-m", text, "odd")
+    source = GitSource(
+        name="kit",
+        path=str(tmp_path / "history"),
+        package_paths=("kit",),
+        test_paths=("tests",),
+        stripped_prefix="src",
+        revision="main",
+    )
+    (mined,) = mine_commits(source, tmp_path / "made", {}).found
+    assert mined.candidate.message == "Fix rounding of odd numbers"
+    assert mined.candidate.broken_files(mined.repository.files) == {"kit/core.py": BROKEN.encode()}
+    assert set(mined.repository.files) == {"kit/__init__.py", "kit/core.py", "tests/test_core.py"}
+    judgement = Judgement(candidate_id=mined.candidate.candidate_id, finding=Finding.PROVEN)
+    prompt = write_prompt(PromptLevel.DETAILED, mined.candidate, judgement, None, "", 0)
+    assert prompt.startswith("Fix rounding of odd numbers\n\nThe change belongs in kit, ")
+
+
+def test_a_fix_from_before_the_project_moved_its_files_is_mined(tmp_path):
+    git, commit = begin_history(tmp_path / "history")
+    test, new_test = (text.replace("kit.core", "kit") for text in (TEST, NEW_TEST))
+    commit("First version of the kit", {"kit.py": BROKEN, "test_kit.py": test})
+    commit("Fix rounding of odd numbers", {"kit.py": WHOLE, "test_kit.py": new_test})
+    git("rm", "-q", "-r", "kit.py", "test_kit.py")
+    commit("Move to src", {"src/kit/__init__.py": WHOLE, "tests/test_kit.py": new_test})
+    source = GitSource(
+        name="kit-commits",
+        path=str(tmp_path / "history"),
+        package_paths=("kit",),
+        test_paths=("tests",),
+        stripped_prefix="src",
+    )
+    (mined,) = mine_commits(source, tmp_path / "made", {}).found
+    assert set(mined.repository.files) == {"kit.py", "test_kit.py"}
+    assert mined.candidate.broken_files(mined.repository.files) == {"kit.py": BROKEN.encode()}
+    assert mined.candidate.test_files == ("test_kit.py",)
+
+
+def begin_history(folder):
+    """An empty repository: functions that run git in it, and that commit files."""
     folder.mkdir()
 
     def git(*arguments):
@@ -125,25 +162,4 @@ def test_merged_pull_request_of_a_src_layout_is_mined(tmp_path):
         git("commit", "-q", "-m", message)
 
     git("init", "-q", "-b", "main")
-    first = {"src/kit/__init__.py": "", "src/kit/core.py": BROKEN, "tests/test_core.py": TEST}
-    commit("First version of the kit", first)
-    git("checkout", "-q", "-b", "odd")
-    commit("wip", {"src/kit/core.py": WHOLE, "tests/test_core.py": NEW_TEST})
-    git("checkout", "-q", "main")
-    text = "Merge pull request #3 from a/odd\n\nFix rounding of odd numbers"
-    git("merge", "-q", "--no-ff", "-m", text, "odd")
-    source = GitSource(
-        name="kit",
-        path=str(folder),
-        package_paths=("kit",),
-        test_paths=("tests",),
-        stripped_prefix="src",
-        revision="main",
-    )
-    (mined,) = mine_commits(source, tmp_path / "made", {}).found
-    assert mined.candidate.message == "Fix rounding of odd numbers"
-    assert mined.candidate.broken_files(mined.repository.files) == {"kit/core.py": BROKEN.encode()}
-    assert set(mined.repository.files) == {"kit/__init__.py", "kit/core.py", "tests/test_core.py"}
-    judgement = Judgement(candidate_id=mined.candidate.candidate_id, finding=Finding.PROVEN)
-    prompt = write_prompt(PromptLevel.DETAILED, mined.candidate, judgement, None, "", 0)
-    assert prompt.startswith("Fix rounding of odd numbers\n\nThe change belongs in kit, ")
+    return git, commit

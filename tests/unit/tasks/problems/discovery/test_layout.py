@@ -57,6 +57,14 @@ def test_a_stated_import_name_wins_over_the_projects() -> None:
     assert find_layout(files, "python-slugify").package_paths == ("slugify", "test.py")
 
 
+def test_a_script_named_test_at_the_top_holds_tests_where_no_other_file_does() -> None:
+    found = find_layout(
+        {"slugify/__init__.py": CODE, "slugify/test.py": CODE, "test.py": TEST}, "python-slugify"
+    )
+    assert found.package_paths == ("slugify",)
+    assert found.test_paths == ("test.py",)
+
+
 def test_tests_inside_the_package() -> None:
     found = find_layout(
         {"shop/__init__.py": CODE, "shop/tests/__init__.py": b"", "shop/tests/test_cart.py": TEST},
