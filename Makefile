@@ -53,7 +53,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # an empty database, which else each first start of a server takes six seconds to make
-EMPTY_DATABASE := PREFECT_HOME=$(VENV)/share/prefect $(BIN)/prefect server database upgrade -y
+EMPTY_DATABASE := DO_NOT_TRACK=1 PREFECT_HOME=$(VENV)/share/prefect $(BIN)/prefect server database upgrade -y
 
 $(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,postgres]'
