@@ -1,5 +1,7 @@
 """The compiled engine serves dense models: greedy tokens and log-probabilities are those of transformers."""
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,9 @@ import torch
 import transformers
 
 from ostinato.infra.platform.settings import load_settings
+from ostinato.infra.serving.engine.start import load_engine
 from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.decode.config import DecodingConfig
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.decode.weights import check_vectors, prepare_weights
@@ -33,7 +37,32 @@ def decode(checkpoint: Path, prompts: list[list[int]], new_tokens: int) -> list[
     limit = max(map(len, prompts)) + new_tokens
     config = EngineConfig(slots=len(prompts), max_context_tokens=limit, lookup_tokens=0)
     engine = DecodeEngine(loaded.spec, weights, config)
-    requests = [
+    answers = run_in_order(engine, greedy_requests(prompts, new_tokens))
+    assert all(answer.routed_experts.shape[1:] == (0, 0) for answer in answers)
+    return answers
+
+
+def decode_with_vllm(
+    checkpoint: Path, prompts: list[list[int]], new_tokens: int
+) -> list[Generation]:
+    """The same by vLLM in fp32, as `[decoding] engine = "vllm"` starts it."""
+    limit = max(map(len, prompts)) + new_tokens
+    decoding = DecodingConfig(engine="vllm")
+    engine = load_engine(
+        checkpoint, "smollm2", decoding, slots=len(prompts), max_context_tokens=limit
+    )
+
+    async def answer() -> list[Generation]:
+        return await asyncio.gather(*map(engine.generate, greedy_requests(prompts, new_tokens)))
+
+    try:
+        return asyncio.run(answer())
+    finally:
+        engine.close()
+
+
+def greedy_requests(prompts: list[list[int]], new_tokens: int) -> list[GenerateRequest]:
+    return [
         GenerateRequest(
             request_id=str(index),
             session_id=str(index),
@@ -45,7 +74,6 @@ def decode(checkpoint: Path, prompts: list[list[int]], new_tokens: int) -> list[
         )
         for index, prompt in enumerate(prompts)
     ]
-    return run_in_order(engine, requests)
 
 
 def assert_same_answers(
@@ -62,7 +90,6 @@ def assert_same_answers(
         logprobs_T = logits_TV.log_softmax(-1).gather(-1, chosen_T[:, None])[:, 0]
         seen_T = torch.from_numpy(answer.logprobs_T)
         torch.testing.assert_close(seen_T, logprobs_T, atol=2e-4, rtol=1e-5)
-        assert answer.routed_experts.shape[1:] == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +112,17 @@ def test_shape_that_the_compiled_trunk_lacks_is_refused(tmp_path: Path) -> None:
         check_vectors(spec.model_copy(update={"qkv_bias": True}))
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(decode, marks=pytest.mark.slow, id="local"),
+        pytest.param(decode_with_vllm, marks=pytest.mark.vllm, id="vllm"),
+    ],
+)
 @pytest.mark.timeout(600)
-def test_smollm2_decodes_as_in_transformers(tmp_path: Path) -> None:
+def test_smollm2_decodes_as_in_transformers(
+    answer: Callable[[Path, list[list[int]], int], list[Generation]], tmp_path: Path
+) -> None:
     import_model("smollm2", tmp_path / "checkpoint", load_settings().cache_directory / "models")
     export_model(tmp_path / "checkpoint", tmp_path / "out", name="x", lineage=[], dtype=None)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
@@ -98,6 +133,6 @@ def test_smollm2_decodes_as_in_transformers(tmp_path: Path) -> None:
         )["input_ids"]
         for text in ("fix the bug: def add(a, b): return a - b", "What is 12 + 3?")
     ]
-    answers = decode(tmp_path / "checkpoint", prompts, 32)
+    answers = answer(tmp_path / "checkpoint", prompts, 32)
     assert_same_answers(theirs, prompts, answers)
     assert "The bug is" in tokenizer.decode(answers[0].token_ids)
