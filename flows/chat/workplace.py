@@ -29,6 +29,7 @@ ALWAYS_IGNORED = (
     *(".git/", "__pycache__/", ".venv/", "venv/", "node_modules/", ".mypy_cache/", "*.egg-info/"),
     *(".pytest_cache/", ".ruff_cache/", ".tox/", ".nox/", "*.pyc"),
 )
+_RUBBISH = pathspec.GitIgnoreSpec.from_lines(ALWAYS_IGNORED)
 MAX_RECENT_FILES = 3
 MAX_RECENT_LINES = 60
 TEST_FOLDERS = frozenset({"tests", "test"})
@@ -139,7 +140,7 @@ class Workplace:
         return {
             path: content
             for path, content in sorted(now.items())
-            if content != self.known(path) and not _is_rubbish(path)
+            if content != self.known(path) and not _RUBBISH.match_file(path)
         }
 
     def known(self, path: str) -> bytes | None:
@@ -246,7 +247,3 @@ def choose_tests(collected: Sequence[str], wanted: Sequence[str]) -> tuple[str, 
 
 def _is_plain(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
-
-
-def _is_rubbish(path: str) -> bool:
-    return pathspec.GitIgnoreSpec.from_lines(ALWAYS_IGNORED).match_file(path)

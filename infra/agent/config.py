@@ -8,6 +8,9 @@ from typing import Literal
 
 from pydantic import (
     Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
     field_validator,
     model_validator,
 )
@@ -47,19 +50,19 @@ class HarnessConfig(Record):
         default=TOOL_NAMES,
         description="tools the model may call; installed packages add some to the full dialect",
     )
-    max_turns: int = Field(default=8, ge=1, description="answers of the model in one attempt")
-    max_generated_tokens: int = Field(
-        default=320, ge=1, description="sampled tokens in one attempt"
+    max_turns: PositiveInt = Field(default=8, description="answers of the model in one attempt")
+    max_generated_tokens: PositiveInt = Field(
+        default=320, description="sampled tokens in one attempt"
     )
     context_tokens: int = Field(
         default=512, ge=16, description="prompt, answers and results together"
     )
-    max_broken_turns: int = Field(
-        default=3, ge=1, description="turns in a row whose calls are all the model's own mistakes"
+    max_broken_turns: PositiveInt = Field(
+        default=3, description="turns in a row whose calls are all the model's own mistakes"
     )
-    max_calls_per_turn: int = Field(default=16, ge=1)
-    call_time_limit_seconds: float = Field(default=20.0, gt=0)
-    attempt_time_limit_seconds: float = Field(default=300.0, gt=0)
+    max_calls_per_turn: PositiveInt = 16
+    call_time_limit_seconds: PositiveFloat = 20.0
+    attempt_time_limit_seconds: PositiveFloat = 300.0
     visible_tests: Literal["fresh", "hot"] = Field(
         default="fresh",
         description="where an agent's tests run: in a box that never held the original code, or, three "
@@ -68,7 +71,7 @@ class HarnessConfig(Record):
     result_limit_characters: int = Field(
         default=1200, ge=80, description="longer tool results are cut in the middle"
     )
-    read_limit_lines: int = Field(default=40, ge=1, description="lines one read_file may show")
+    read_limit_lines: PositiveInt = Field(default=40, description="lines one read_file may show")
     search: Literal["words", "encoder"] = Field(
         default="words",
         description="ranks codebase_search: by words alone, or also by the vectors of the encoder "
@@ -82,7 +85,7 @@ class HarnessConfig(Record):
     summarise_at_tokens: int | None = Field(
         default=None, description="context length that asks for a summary; None: never"
     )
-    max_summaries: int = Field(default=4, ge=0)
+    max_summaries: NonNegativeInt = 4
     dialect: str = Field(
         default=COMPACT,
         description="call format the template was trained with: compact, full or an installed one",
@@ -93,28 +96,27 @@ class HarnessConfig(Record):
     turn_limit_characters: int | None = Field(
         default=None, description="all results of a turn together; None: no further limit"
     )
-    summary_limit_tokens: int | None = Field(
-        default=None, ge=1, description="longest summary; None: what the budgets leave"
+    summary_limit_tokens: PositiveInt | None = Field(
+        default=None, description="longest summary; None: what the budgets leave"
     )
     system_prompt: str | None = Field(
         default=None,
         description="in place of the text that explains tools and calls, for a model that was "
         "fine-tuned on them; None: the explanation",
     )
-    shown_lines: int = Field(
+    shown_lines: NonNegativeInt = Field(
         default=0,
-        ge=0,
         description="lines, at most, of a problem's broken function that stand above its prompt as "
         "a file that the user has open; 0: none. Not in the compact dialect",
     )
-    announce_turns: int = Field(
-        default=0, ge=0, description="with so few turns left the model is told; 0: never"
+    announce_turns: NonNegativeInt = Field(
+        default=0, description="with so few turns left the model is told; 0: never"
     )
-    announce_tokens: int = Field(
-        default=0, ge=0, description="with so few tokens left the model is told; 0: never"
+    announce_tokens: NonNegativeInt = Field(
+        default=0, description="with so few tokens left the model is told; 0: never"
     )
-    infrastructure_retries: int = Field(
-        default=2, ge=0, description="a call that failed by our fault is made again so often"
+    infrastructure_retries: NonNegativeInt = Field(
+        default=2, description="a call that failed by our fault is made again so often"
     )
 
     @field_validator("dialect")
@@ -166,7 +168,7 @@ class RecentFile(Record):
     """A stretch of a file the user has looked at or changed lately."""
 
     path: str
-    first_line: int = Field(default=1, ge=1)
+    first_line: PositiveInt = 1
     text: str
 
 

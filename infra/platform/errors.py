@@ -94,11 +94,6 @@ def is_retryable(error: BaseException) -> bool:
     return isinstance(error, _RETRYABLE)
 
 
-def is_full_disk(error: BaseException) -> bool:
-    """Whether a disk or a quota had no room left."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
 def type_name(error: OstinatoError) -> str:
     """The best fitting name in ERROR_TYPES, seen through wrappers of other libraries."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERROR_TYPES)
@@ -114,5 +109,6 @@ def boundary(error_type: type[OstinatoError], what: str) -> Iterator[None]:
     except OstinatoError:
         raise
     except Exception as error:
-        kind = StorageError if is_full_disk(error) else error_type
+        is_full_disk = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        kind = StorageError if is_full_disk else error_type
         raise kind(f"{what}: {type(error).__name__}: {error}") from error

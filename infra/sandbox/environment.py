@@ -157,10 +157,9 @@ async def open_box(
     repository: PreparedRepository,
     files: Mapping[str, bytes | None] | None = None,
     limits: SandboxLimits | None = None,
-    kind: SandboxKind = SandboxKind.NAMESPACE,
 ) -> AsyncIterator[Sandbox]:
-    """One box with `files` laid over a repository, for the length of a block."""
-    backend = open_backend(kind)
+    """One namespace box with `files` laid over a repository, for the length of a block."""
+    backend = open_backend()
     try:
         yield await backend.create(
             SandboxSpec(

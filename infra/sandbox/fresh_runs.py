@@ -6,7 +6,8 @@ the change in place. Neither product code nor a test module lies in the box; eac
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,90 @@ _BLANK = str(Path(__file__).parent / "inside" / "blank.py")
 _MARK_OF_A_TEST = b"def test"
 
 
-class FreshRuns:
-    """A box for runs that bring their own files. Belongs to one event loop."""
+class SharedBox(ABC):
+    """A box of one repository that many runs share; it starts again when it is lost. Belongs to one event loop."""
 
     def __init__(
         self, repository: PreparedRepository, limits: SandboxLimits, parallel_runs: int
     ) -> None:
-        self._repository = repository
+        self.repository = repository
         self._limits = limits
         self._parallel_runs = parallel_runs
         self._channel: BoxChannel | None = None
         self._starting = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Start the box. A later run does this by itself."""
+        await self._open_channel()
+
+    async def close(self) -> None:
+        """End the box."""
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+    @abstractmethod
+    async def _start_box(self) -> BoxChannel:
+        """A new box that is open."""
+
+    async def _open_box(
+        self, box: BoxProcess, blobs: Blobs = (), **fields: Any
+    ) -> tuple[BoxChannel, dict[str, Any]]:
+        """The channel to a box, with its reply to being opened."""
+        channel = BoxChannel(box)
+        try:
+            reply, _ = await channel.request(
+                "open",
+                self._limits.start_seconds,
+                blobs,
+                limits=self._limits.model_dump(),
+                parallel_runs=self._parallel_runs,
+                **fields,
+            )
+        except BaseException:
+            await channel.close()
+            raise
+        return channel, reply
+
+    async def _open_channel(self) -> BoxChannel:
+        async with self._starting:
+            if self._channel is not None and not self._channel.is_lost:
+                return self._channel
+            await SharedBox.close(self)
+            self._channel = await self._start_box()
+            return self._channel
+
+    async def _request_run(
+        self,
+        files: Mapping[str, bytes],
+        test_ids: Sequence[str],
+        time_limit_seconds: float,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """The reply to a run. When another run takes the box down, this one gets a second try.
+        SandboxLost when the box died twice.
+        """
+        for attempt in (1, 2):
+            channel = await self._open_channel()
+            try:
+                reply, _ = await channel.request(
+                    "run",
+                    QUEUE_SECONDS + time_limit_seconds,
+                    tuple(files.values()),
+                    time_limit_seconds=time_limit_seconds,
+                    tests=list(test_ids),
+                    paths=list(files),
+                    **fields,
+                )
+                return reply
+            except SandboxLost:
+                if attempt == 2:
+                    raise
+        raise AssertionError("unreachable")
+
+
+class FreshRuns(SharedBox):
+    """A box for runs that bring their own files."""
 
     async def run(
         self, files: Mapping[str, bytes], test_ids: Sequence[str], time_limit_seconds: float
@@ -41,70 +115,18 @@ class FreshRuns:
         died twice.
         """
         sources = {path: text for path, text in files.items() if path.endswith(".py")}
-        return await request_run(
-            self._open_channel,
-            time_limit_seconds,
-            blobs=tuple(sources.values()),
-            tests=list(test_ids),
-            paths=list(sources),
-        )
+        return await self._request_run(sources, test_ids, time_limit_seconds)
 
-    async def close(self) -> None:
-        """End the box."""
-        if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
-
-    async def _open_channel(self) -> BoxChannel:
-        async with self._starting:
-            if self._channel is not None and not self._channel.is_lost:
-                return self._channel
-            await self.close()
-            tests = [path for path in self._repository.files if self._holds_tests(path)]
-            mounts = blank_mounts(self._repository, tests)
-            channel = BoxChannel(BoxProcess(self._limits, mounts, server="fresh_server"))
-            try:
-                await channel.request(
-                    "open",
-                    self._limits.start_seconds,
-                    limits=self._limits.model_dump(),
-                    parallel_runs=self._parallel_runs,
-                )
-            except BaseException:
-                await channel.close()
-                raise
-            self._channel = channel
-            return channel
+    async def _start_box(self) -> BoxChannel:
+        tests = [path for path in self.repository.files if self._holds_tests(path)]
+        mounts = blank_mounts(self.repository, tests)
+        box = BoxProcess(self._limits, mounts, server="fresh_server")
+        channel, _ = await self._open_box(box)
+        return channel
 
     def _holds_tests(self, path: str) -> bool:
-        is_code = self._repository.is_test(path) and path.endswith(".py")
-        return is_code and _MARK_OF_A_TEST in self._repository.files[path]
-
-
-async def request_run(
-    open_channel: Callable[[], Awaitable[BoxChannel]],
-    time_limit_seconds: float,
-    blobs: Blobs,
-    **fields: Any,
-) -> dict[str, Any]:
-    """The reply to a run in a box that many runs share: when another takes it down, this one gets a
-    second try. SandboxLost when the box died twice.
-    """
-    for attempt in (1, 2):
-        channel = await open_channel()
-        try:
-            reply, _ = await channel.request(
-                "run",
-                QUEUE_SECONDS + time_limit_seconds,
-                blobs,
-                time_limit_seconds=time_limit_seconds,
-                **fields,
-            )
-            return reply
-        except SandboxLost:
-            if attempt == 2:
-                raise
-    raise AssertionError("unreachable")
+        is_code = self.repository.is_test(path) and path.endswith(".py")
+        return is_code and _MARK_OF_A_TEST in self.repository.files[path]
 
 
 def blank_mounts(repository: PreparedRepository, others: Collection[str] = ()) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ostinato.infra.platform.errors import ProblemError, SandboxError
 from ostinato.infra.platform.record import Record
-from ostinato.infra.sandbox.fresh_runs import FreshRuns, blank_mounts, request_run
+from ostinato.infra.sandbox.fresh_runs import FreshRuns, SharedBox, blank_mounts
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess
 from ostinato.infra.sandbox.host.channel import BoxChannel
 from ostinato.infra.sandbox.protocol import (
@@ -61,7 +61,7 @@ class VerdictCache:
             self._reports.popitem(last=False)
 
 
-class TestServer:
+class TestServer(SharedBox):
     """One verdict box of one repository.
 
     Belongs to one event loop; starts itself again when its box dies.
@@ -78,26 +78,18 @@ class TestServer:
         cache: VerdictCache | None = None,
         hash_seed: int = 0,
     ) -> None:
-        self.repository = repository
+        super().__init__(repository, limits or SandboxLimits(memory_bytes=2 << 30), parallel_runs)
         self._hash_seed = hash_seed
         self.tests: tuple[str, ...] = ()
         self.cache = cache or VerdictCache()
-        self._limits = limits or SandboxLimits(memory_bytes=2 << 30)
-        self._parallel_runs = parallel_runs
         self._fresh = FreshRuns(repository, self._limits, parallel_runs)
         # a box of its own: what a verdict's run leaves behind must not be there
         self._visible = FreshRuns(repository, self._limits, parallel_runs)
         self.collection_errors: tuple[str, ...] = ()
-        self._channel: BoxChannel | None = None
         self._running: dict[ReportKey, asyncio.Task[TestReport]] = {}
-        self._starting = asyncio.Lock()
         self._has_conftest = any(
             path.rpartition("/")[2] == "conftest.py" for path in repository.files
         )
-
-    async def start(self) -> None:
-        """Start the box and collect the tests. A later `run` does this by itself."""
-        await self._open_channel()
 
     async def run(
         self,
@@ -211,9 +203,7 @@ class TestServer:
         """End the boxes."""
         await self._fresh.close()
         await self._visible.close()
-        if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
+        await super().close()
 
     async def _request(
         self,
@@ -223,56 +213,32 @@ class TestServer:
         **mode: bool,
     ) -> dict[str, Any]:
         kept = {path: content for path, content in changed.items() if content is not None}
-        return await request_run(
-            self._open_channel,
-            time_limit_seconds,
-            blobs=tuple(kept.values()),
-            tests=list(test_ids),
-            paths=list(kept),
-            removed=[path for path, content in changed.items() if content is None],
-            **mode,
-        )
+        removed = [path for path, content in changed.items() if content is None]
+        return await self._request_run(kept, test_ids, time_limit_seconds, removed=removed, **mode)
 
-    async def _open_channel(self) -> BoxChannel:
-        async with self._starting:
-            if self._channel is not None and not self._channel.is_lost:
-                return self._channel
-            if self._channel is not None:
-                await self._channel.close()
-                self._channel = None
-            self._channel, opened = await self._start_box()
-            if not opened["tests"]:
-                errors = [*filter(None, [opened["load_error"]]), *opened["collection_errors"]]
-                raise ProblemError(
-                    f"repository {self.repository.name}: pytest collected no test below "
-                    f"{self.repository.test_paths}; {errors[:2]}"
-                )
-            self.tests = tuple(opened["tests"])
-            self.collection_errors = tuple(opened["collection_errors"])
-            return self._channel
-
-    async def _start_box(self) -> tuple[BoxChannel, dict[str, Any]]:
+    async def _start_box(self) -> BoxChannel:
         files = self.repository.files
         sources = {path: text for path, text in files.items() if path.endswith(".py")}
         # proofs look at a second order of sets; the box's own seed is 0
         variables = {"PYTHONHASHSEED": str(self._hash_seed)}
         mounts = blank_mounts(self.repository)
         box = BoxProcess(self._limits, mounts, server="fork_server", environment=variables)
-        channel = BoxChannel(box)
-        try:
-            reply, _ = await channel.request(
-                "open",
-                self._limits.start_seconds,
-                blobs=tuple(sources.values()),
-                paths=list(sources),
-                test_paths=list(self.repository.test_paths),
-                limits=self._limits.model_dump(),
-                parallel_runs=self._parallel_runs,
-            )
-        except BaseException:
+        channel, opened = await self._open_box(
+            box,
+            tuple(sources.values()),
+            paths=list(sources),
+            test_paths=list(self.repository.test_paths),
+        )
+        if not opened["tests"]:
             await channel.close()
-            raise
-        return channel, reply
+            errors = [*filter(None, [opened["load_error"]]), *opened["collection_errors"]]
+            raise ProblemError(
+                f"repository {self.repository.name}: pytest collected no test below "
+                f"{self.repository.test_paths}; {errors[:2]}"
+            )
+        self.tests = tuple(opened["tests"])
+        self.collection_errors = tuple(opened["collection_errors"])
+        return channel
 
 
 def _lay_over(files: Mapping[str, bytes], changed: Mapping[str, bytes | None]) -> dict[str, bytes]:

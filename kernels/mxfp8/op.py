@@ -108,9 +108,9 @@ def quantize_row_col(matrix: Tensor, group: int) -> tuple[MxTensor, MxTensor]:
     return MxTensor(values, scales, (1, group)), MxTensor(values_t, scales_t, (1, group))
 
 
-def dequantize(tensor: MxTensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """The numbers a quantized matrix stands for."""
-    return dequantize_op(tensor.values, tensor.scales, *tensor.block, dtype)
+def dequantize(tensor: MxTensor) -> Tensor:
+    """The numbers a quantized matrix stands for, in bf16."""
+    return dequantize_op(tensor.values, tensor.scales, *tensor.block, torch.bfloat16)
 
 
 def transpose(tensor: MxTensor) -> MxTensor:

@@ -6,7 +6,7 @@ Imports without torch, so that flows can read recipes.
 from enum import StrEnum
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
 
 
 class CachePolicy(StrEnum):
@@ -37,21 +37,18 @@ class DecodingConfig(BaseModel):
         default=Precision.FP32,
         description="of vLLM's weights and caches; our engine is fp32 only",
     )
-    draft_layers: int = Field(
+    draft_layers: NonNegativeInt = Field(
         default=0,
-        ge=0,
         description="draft (multi-token prediction) layers used for speculative decoding, at most those "
         "that the model has; used where measured to pay, and no sample changes; 0: none",
     )
-    lookup_tokens: int = Field(
+    lookup_tokens: NonNegativeInt = Field(
         default=0,
-        ge=0,
         description="draft tokens per step, at most, copied from what followed the same tokens before, "
         "in the context or in earlier answers; where it pays, and no sample changes; 0: none",
     )
-    lookup_entries: int = Field(
+    lookup_entries: NonNegativeInt = Field(
         default=65_536,
-        ge=0,
         description="places of earlier answers remembered for that, a power of two (64 bytes each); 0: none, "
         "as always before users, of whom none should learn from an answer's speed what others were told",
     )

@@ -1,11 +1,19 @@
 """Families with experts: qwen3_moe (softmax router) and glm4_moe (sigmoid router, shared expert)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from ostinato.models.families.config_fields import ConfigFields
 from ostinato.models.families.family import Family
 from ostinato.models.families.shared_fields import read_shared, write_shared
 from ostinato.models.spec import ModelSpec
+
+GLM4_MOE_DEFAULTS = {
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+}
 
 
 def _read_qwen3_moe(fields: ConfigFields) -> ModelSpec:
@@ -57,35 +65,44 @@ def _write_qwen3_moe(spec: ModelSpec) -> dict[str, Any] | None:
 
 def _read_glm4_moe(fields: ConfigFields) -> ModelSpec:
     shared = read_shared(fields, rotary_fraction=0.5, norm_epsilon=1e-5)
-    dense = fields.take("first_k_dense_replace", 1)
-    inner, dense_inner = fields.count("moe_intermediate_size"), fields.take("intermediate_size")
-    for name in ("num_nextn_predict_layers", "num_mtp_layers"):
-        fields.take(name, 0)  # draft layers stay out: of theirs ours have another form
     return ModelSpec(
         **shared,
-        num_dense_layers=dense,
-        dense_hidden_size=dense_inner if dense else 0,
-        num_experts=fields.take("n_routed_experts"),
-        experts_per_token=fields.take("num_experts_per_tok"),
-        expert_hidden_size=inner,
-        shared_expert_hidden_size=inner * shared_experts(fields),
-        router_normalizes=fields.take("norm_topk_prob", True),
-        router_scale=fields.take("routed_scaling_factor", 1.0),
-        router_groups=fields.take("n_group", 1),
-        router_groups_per_token=fields.take("topk_group", 1),
+        **read_grouped_experts(fields, GLM4_MOE_DEFAULTS),
         qk_norm=fields.take("use_qk_norm", False),
         qkv_bias=fields.take("attention_bias", False),
     )
 
 
-def shared_experts(fields: ConfigFields) -> int:
-    """Shared experts; 0 is a number of them too."""
-    value = fields.take("n_shared_experts", 1)
-    return value if value == 0 else fields.count("n_shared_experts", 1)
+def read_grouped_experts(fields: ConfigFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Experts with shared ones beside them and a router over groups, as glm4_moe and deepseek_v3 name them.
+    `defaults`: of the fields that the family's files may leave out.
+    """
+
+    def count(name: str) -> int:
+        return fields.count(name, *([defaults[name]] if name in defaults else []))
+
+    for name in ("num_nextn_predict_layers", "num_mtp_layers"):
+        fields.take(name, 0)  # draft layers stay out: of theirs ours have another form
+    dense = fields.take("first_k_dense_replace", defaults["first_k_dense_replace"])
+    inner, dense_inner = count("moe_intermediate_size"), count("intermediate_size")
+    # 0 is a number of shared experts too
+    num_shared = fields.take("n_shared_experts", 1) and fields.count("n_shared_experts", 1)
+    return {
+        "num_dense_layers": dense,
+        "dense_hidden_size": dense_inner if dense else 0,
+        "num_experts": count("n_routed_experts"),
+        "experts_per_token": count("num_experts_per_tok"),
+        "expert_hidden_size": inner,
+        "shared_expert_hidden_size": inner * num_shared,
+        "router_normalizes": fields.take("norm_topk_prob", True),
+        "router_scale": fields.take("routed_scaling_factor", defaults["routed_scaling_factor"]),
+        "router_groups": count("n_group"),
+        "router_groups_per_token": count("topk_group"),
+    }
 
 
 def write_grouped_experts(spec: ModelSpec) -> dict[str, Any]:
-    """Experts with shared ones beside them and a router over groups, as glm4_moe and deepseek_v3 name them."""
+    """The inverse of `read_grouped_experts`."""
     inner = spec.expert_hidden_size
     return {
         "moe_intermediate_size": inner,

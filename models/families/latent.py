@@ -3,7 +3,7 @@
 from typing import Any
 
 from ostinato.models.families.config_fields import ConfigFields
-from ostinato.models.families.experts import shared_experts, write_grouped_experts
+from ostinato.models.families.experts import read_grouped_experts, write_grouped_experts
 from ostinato.models.families.family import Family
 from ostinato.models.spec import LatentAttention, ModelSpec, Yarn
 
@@ -11,6 +11,14 @@ from ostinato.models.spec import LatentAttention, ModelSpec, Yarn
 ROUTER = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 # Fields of training alone.
 UNUSED = ("aux_loss_alpha", "seq_aux", "ep_size", "auto_map", "qk_head_dim")
+DEFAULTS = {
+    "first_k_dense_replace": 3,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "routed_scaling_factor": 2.5,
+    "n_group": 8,
+    "topk_group": 4,
+}
 
 
 def _read(fields: ConfigFields) -> ModelSpec:
@@ -18,17 +26,14 @@ def _read(fields: ConfigFields) -> ModelSpec:
     fields.expect("rope_interleave", True, True)
     for name, wanted in ROUTER.items():
         fields.expect(name, wanted, wanted)
-    for name in (*UNUSED, "num_nextn_predict_layers", "num_mtp_layers"):
-        fields.take(name, None)  # draft layers stay out: of theirs ours have another form
+    for name in UNUSED:
+        fields.take(name, None)
     heads, rotary = fields.count("num_attention_heads"), fields.count("qk_rope_head_dim", 64)
     fields.expect("num_key_value_heads", heads, heads)
     fields.expect("head_dim", rotary, rotary)  # so transformers writes it
     max_tokens = fields.count("max_position_embeddings", 4096)
     rope = fields.rope(max_tokens, with_yarn=True)
     yarn: Yarn | None = rope.pop("yarn", None)
-    dense = fields.take("first_k_dense_replace", 3)
-    dense_inner = fields.count("intermediate_size")
-    inner = fields.count("moe_intermediate_size")
     return ModelSpec(
         vocab_size=fields.count("vocab_size"),
         hidden_size=fields.count("hidden_size"),
@@ -43,16 +48,7 @@ def _read(fields: ConfigFields) -> ModelSpec:
             value_head_dim=fields.count("v_head_dim", 128),
             yarn=yarn,
         ),
-        num_dense_layers=dense,
-        dense_hidden_size=dense_inner if dense else 0,
-        num_experts=fields.count("n_routed_experts", 256),
-        experts_per_token=fields.count("num_experts_per_tok", 8),
-        expert_hidden_size=inner,
-        shared_expert_hidden_size=inner * shared_experts(fields),
-        router_normalizes=fields.take("norm_topk_prob", True),
-        router_scale=fields.take("routed_scaling_factor", 2.5),
-        router_groups=fields.count("n_group", 8),
-        router_groups_per_token=fields.count("topk_group", 4),
+        **read_grouped_experts(fields, DEFAULTS),
         qk_norm=False,
         tied_embeddings=fields.take("tie_word_embeddings", False),
         max_sequence_tokens=max_tokens,

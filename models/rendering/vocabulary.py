@@ -35,11 +35,9 @@ def line_tag(number: int) -> str:
     return f"<L{number}>"
 
 
-def _pair(name: str) -> tuple[str, str]:
-    return f"<{name}>", f"</{name}>"
-
-
-CALL_TAGS = tuple(tag for name in (*TOOL_NAMES, *ARGUMENT_NAMES) for tag in _pair(name))
+CALL_TAGS = tuple(
+    tag for name in (*TOOL_NAMES, *ARGUMENT_NAMES) for tag in (f"<{name}>", f"</{name}>")
+)
 LINE_TAGS = tuple(line_tag(number) for number in range(1, NUM_LINE_TAGS + 1))
 SPECIAL_TOKENS = (*CONTROL_TOKENS, *CALL_TAGS, *LINE_TAGS)
 SPECIAL_IDS = {token: index for index, token in enumerate(SPECIAL_TOKENS)}

@@ -114,7 +114,8 @@ class TrainingRun:
             if self.state.step == phase.num_steps or (every is not None and done % every == 0):
                 self._evaluate()
             if dist.get_rank() == 0:
-                metrics |= self._latest_figures()
+                latest = self.state.evaluations[-1]
+                metrics |= {name: item for name, item in latest.items() if isinstance(item, float)}
                 self.on_step(done, self.total_steps, phase.name, **metrics)
             is_due = time.monotonic() - self.saved_at > self.config.checkpoint_every_seconds
             if is_due and self.state.step < phase.num_steps:
@@ -183,10 +184,6 @@ class TrainingRun:
         self.model.eval()
         self.state.evaluations.append(self.work.evaluate(phase, self.steps_done))
         self.model.train()
-
-    def _latest_figures(self) -> dict[str, float]:
-        latest = self.state.evaluations[-1]
-        return {name: value for name, value in latest.items() if isinstance(value, float)}
 
     def _save(self) -> None:
         """Gathers a resume point from all ranks; rank 0 writes it."""

@@ -7,7 +7,7 @@ a model does at them.
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.backends import SandboxKind
@@ -31,12 +31,12 @@ class BaseSelectionConfig(Record):
         default=164, ge=1, le=164, description="of HumanEval, the first ones"
     )
     answer_tokens: int = Field(default=256, ge=8, description="longest completion")
-    tracked_files: int = Field(default=24, ge=1, description="files rebuilt from patches")
+    tracked_files: PositiveInt = Field(default=24, description="files rebuilt from patches")
     tracked_lines: int = Field(default=16, ge=4, description="lines of such a file")
-    tracked_patches: int = Field(
-        default=4, ge=1, description="patches applied to each, one line each"
+    tracked_patches: PositiveInt = Field(
+        default=4, description="patches applied to each, one line each"
     )
-    slots: int = Field(default=16, ge=1, description="completions decoded together")
+    slots: PositiveInt = Field(default=16, description="completions decoded together")
 
 
 class BaseSelectionRequest(Record):

@@ -69,9 +69,6 @@ def read_gguf(path: Path) -> GgufModel:
     files["generation_config.json"] = json.dumps(
         {name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     ).encode()
-    return GgufModel(_plain_fields(fields), read["tensors"], files)
-
-
-def _plain_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Without what transformers adds to every configuration."""
-    return {name: value for name, value in fields.items() if not name.startswith("_")}
+    # without what transformers adds to every configuration
+    plain = {name: value for name, value in fields.items() if not name.startswith("_")}
+    return GgufModel(plain, read["tensors"], files)

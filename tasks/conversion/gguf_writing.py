@@ -159,13 +159,10 @@ def _add_tokens(writer: GGUFWriter, directory: Path, config: dict[str, Any]) -> 
     if end is not None:
         writer.add_eos_token_id(end)
     writer.add_add_bos_token(Tokenizer.from_file(str(file)).encode("a").ids[0] == begin)
-    template = find_template({path.name: path.read_bytes() for path in _small_files(directory)})
+    small = [*directory.glob("chat_template.*"), *directory.glob("tokenizer_config.json")]
+    template = find_template({path.name: path.read_bytes() for path in small})
     if template is not None:
         writer.add_chat_template(template)
-
-
-def _small_files(directory: Path) -> list[Path]:
-    return [*directory.glob("chat_template.*"), *directory.glob("tokenizer_config.json")]
 
 
 def _first(ids: int | list[int] | None) -> int | None:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.record import Record, Share
@@ -35,13 +35,18 @@ class CodeSource(Record):
 class TokenBudgets(Record):
     """Tokens to make per kind of document."""
 
-    code: int = Field(default=400_000, ge=0, description="windows of general source files")
-    library: int = Field(default=500_000, ge=0, description="functions of the problem repositories")
-    repair: int = Field(default=1_200_000, ge=0, description="self-made bugs in those functions")
-    repair_general: int = Field(default=600_000, ge=0, description="the same in general functions")
-    located: int = Field(
+    code: NonNegativeInt = Field(default=400_000, description="windows of general source files")
+    library: NonNegativeInt = Field(
+        default=500_000, description="functions of the problem repositories"
+    )
+    repair: NonNegativeInt = Field(
+        default=1_200_000, description="self-made bugs in those functions"
+    )
+    repair_general: NonNegativeInt = Field(
+        default=600_000, description="the same in general functions"
+    )
+    located: NonNegativeInt = Field(
         default=0,
-        ge=0,
         description="transcripts that only locate a described general function, as in demonstrations",
     )
 
@@ -49,8 +54,8 @@ class TokenBudgets(Record):
 class DemonstrationConfig(Record):
     """Transcripts of a scripted demonstrator in real sandboxes with real tests."""
 
-    count: int = Field(
-        default=700, ge=0, description="attempts; problems are used again when fewer"
+    count: NonNegativeInt = Field(
+        default=700, description="attempts; problems are used again when fewer"
     )
     parallel_share: Share = Field(
         default=0.5, description="several calls in a turn; the rest one call a turn"
@@ -66,9 +71,8 @@ class DemonstrationConfig(Record):
         min_length=1,
         description="whose problems are repaired: demonstration, also train, never others",
     )
-    concurrency: int = Field(default=8, ge=1, description="attempts at the same time")
-    boxes_per_repository: int = Field(default=4, ge=1)
-    test_time_limit_seconds: float = Field(default=10.0, gt=0)
+    concurrency: PositiveInt = Field(default=8, description="attempts at the same time")
+    boxes_per_repository: PositiveInt = 4
     locating: Locating = Field(
         default="named", description="how a function is found that the prompt only describes"
     )

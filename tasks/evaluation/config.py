@@ -1,6 +1,6 @@
 """Settings of evaluation and of the gate."""
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from ostinato.infra.platform.record import Record, Share
 
@@ -8,9 +8,9 @@ from ostinato.infra.platform.record import Record, Share
 class EvaluationConfig(Record):
     """One run of a checkpoint over a suite."""
 
-    problems: int = Field(default=100, ge=1, description="problems of the suite, drawn by seed")
-    attempts_per_problem: int = Field(default=4, ge=1, description="independent attempts at each")
-    temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
+    problems: PositiveInt = Field(default=100, description="problems of the suite, drawn by seed")
+    attempts_per_problem: PositiveInt = Field(default=4, description="independent attempts at each")
+    temperature: NonNegativeFloat = Field(default=1.0, description="0 is greedy")
     seed: int = Field(default=0, description="draws the problems and the attempts")
     confidence: float = Field(default=0.90, gt=0.5, lt=1, description="of every interval")
 
@@ -37,8 +37,8 @@ class GateConfig(Record):
         default=0.05,
         description="lower bound of the average solve rate that a first checkpoint needs",
     )
-    broken_call_ratio_increase: float = Field(
-        default=0.10, ge=0, description="largest rise of the share of broken tool calls, 0..1"
+    broken_call_ratio_increase: NonNegativeFloat = Field(
+        default=0.10, description="largest rise of the share of broken tool calls, 0..1"
     )
     generated_tokens_growth: float = Field(
         default=2.0, ge=1, description="largest factor on mean generated tokens an attempt"

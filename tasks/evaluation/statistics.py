@@ -158,12 +158,7 @@ def wilson_interval(rate: float, size: float, *, confidence: float = 0.90) -> tu
 
 
 def cluster_bootstrap(
-    values_P: Sequence[float],
-    clusters_P: Sequence[str],
-    *,
-    confidence: float = 0.90,
-    resamples: int = 4_000,
-    seed: int = 0,
+    values_P: Sequence[float], clusters_P: Sequence[str], *, confidence: float = 0.90
 ) -> Metric:
     """Mean over problems whose errors are shared inside clusters (repositories, training seeds).
 
@@ -179,8 +174,7 @@ def cluster_bootstrap(
     names, index_P = np.unique(np.asarray(clusters_P), return_inverse=True)
     sums_C = np.bincount(index_P, weights=values)
     counts_C = np.bincount(index_P)
-    rng = np.random.default_rng(seed)
-    picks_NC = rng.integers(0, len(names), size=(resamples, len(names)))
+    picks_NC = np.random.default_rng(0).integers(0, len(names), size=(4_000, len(names)))
     means_N = sums_C[picks_NC].sum(axis=1) / counts_C[picks_NC].sum(axis=1)
     tail = (1 - confidence) / 2
     low, high = np.quantile(means_N, [tail, 1 - tail])

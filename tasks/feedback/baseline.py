@@ -1,7 +1,7 @@
 """The reward to expect from a population and problem kind: what one rollout a prompt is compared
 with.
 
-A cell with few observations leans on the overall mean, which leans on a prior (shrinkage). Inside a
+A cell with few observations leans on the overall mean, which leans on 0 (shrinkage). Inside a
 batch each observation is left out of its own baseline, so that subtracting it does not bias the
 policy gradient.
 """
@@ -13,6 +13,9 @@ from pydantic import Field
 
 from ostinato.tasks.feedback.config import BaselineConfig
 from ostinato.tasks.records import Record
+
+_KIND_STRENGTH = 8.0  # observations that the overall mean is worth against a cell's own mean
+_OVERALL_STRENGTH = 4.0  # observations that a reward of 0 is worth against the overall mean
 
 
 class Observation(Record):
@@ -37,9 +40,9 @@ class Baselines(Record):
 
     cells: tuple[Cell, ...] = ()
 
-    def expected(self, population: str, problem_kind: str, config: BaselineConfig) -> float:
+    def expected(self, population: str, problem_kind: str) -> float:
         """Expected reward of the cell from earlier cycles alone."""
-        return _Totals(self).expected((population, problem_kind), config)
+        return _Totals(self).expected((population, problem_kind))
 
     def absorb(self, observations: Sequence[Observation], config: BaselineConfig) -> "Baselines":
         """The baselines after a cycle: earlier counts fade, these are added."""
@@ -58,9 +61,7 @@ class Baselines(Record):
         )
 
 
-def advantages(
-    observations: Sequence[Observation], baselines: Baselines, config: BaselineConfig
-) -> list[float]:
+def advantages(observations: Sequence[Observation], baselines: Baselines) -> list[float]:
     """Reward minus baseline for each observation, parallel to `observations`.
 
     The baseline counts earlier cycles and the rest of this batch, never the observation itself.
@@ -72,7 +73,7 @@ def advantages(
     for seen in observations:
         key = (seen.population, seen.problem_kind)
         totals.add(key, -1.0, -seen.reward)
-        result.append(seen.reward - totals.expected(key, config))
+        result.append(seen.reward - totals.expected(key))
         totals.add(key, 1.0, seen.reward)
     return result
 
@@ -93,10 +94,6 @@ class _Totals:
         self._all_weight += weight
         self._all_reward += reward
 
-    def expected(self, key: tuple[str, str], config: BaselineConfig) -> float:
-        overall = (self._all_reward + config.overall_strength * config.prior_reward) / (
-            self._all_weight + config.overall_strength
-        )
-        return (self._reward[key] + config.kind_strength * overall) / (
-            self._weight[key] + config.kind_strength
-        )
+    def expected(self, key: tuple[str, str]) -> float:
+        overall = self._all_reward / (self._all_weight + _OVERALL_STRENGTH)
+        return (self._reward[key] + _KIND_STRENGTH * overall) / (self._weight[key] + _KIND_STRENGTH)

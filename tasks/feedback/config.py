@@ -4,7 +4,7 @@ behave.
 Torch-free: the recipe composes them.
 """
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ostinato.infra.platform.record import Record, Share
 
@@ -50,7 +50,7 @@ class DistilConfig(Record):
     """Weights of the signals in the reward."""
 
     weights: SignalWeights = SignalWeights()
-    latency_target_seconds: float = Field(default=30.0, gt=0, description="no penalty up to here")
+    latency_target_seconds: PositiveFloat = Field(default=30.0, description="no penalty up to here")
     kinds_without_edits: frozenset[str] = Field(
         default=frozenset({"chat"}),
         description="problem kinds where an answer without an edit is fine",
@@ -60,19 +60,6 @@ class DistilConfig(Record):
 class BaselineConfig(Record):
     """The expected reward per (population, problem kind). Stands in for the group mean."""
 
-    prior_reward: float = Field(
-        default=0.0, ge=-1, le=1, description="expected before anything was seen"
-    )
-    kind_strength: float = Field(
-        default=8.0,
-        gt=0,
-        description="observations that the overall mean is worth against a cell's own mean",
-    )
-    overall_strength: float = Field(
-        default=4.0,
-        gt=0,
-        description="observations that the prior is worth against the overall mean",
-    )
     decay: Share = Field(
         default=0.5,
         description=(
@@ -87,16 +74,13 @@ class FeedbackConfig(Record):
 
     distil: DistilConfig = DistilConfig()
     baseline: BaselineConfig = BaselineConfig()
-    settle_seconds: float = Field(
+    settle_seconds: NonNegativeFloat = Field(
         default=0.0,
-        ge=0,
-        description=(
-            "an interaction younger than this waits for the next cycle, so that feedback can arrive"
-        ),
+        description="an interaction younger than this waits for the next cycle, so that feedback can "
+        "arrive",
     )
-    minimum_interactions: int = Field(
+    minimum_interactions: PositiveInt = Field(
         default=1,
-        ge=1,
         description="a cycle with fewer waits: the reward is noisy and wants large batches",
     )
 
@@ -104,9 +88,9 @@ class FeedbackConfig(Record):
 class SimulatedUsersConfig(Record):
     """Seeded program in place of people. Its numbers are never shown as users' numbers."""
 
-    users: int = Field(default=4, ge=1, description="users at work at the same time")
-    requests_per_user: int = Field(
-        default=8, ge=1, description="problems each user brings, one after another"
+    users: PositiveInt = Field(default=4, description="users at work at the same time")
+    requests_per_user: PositiveInt = Field(
+        default=8, description="problems each user brings, one after another"
     )
     seed: int = Field(default=0, description="seed of every choice they make")
     judgement_error_rate: float = Field(
@@ -118,11 +102,11 @@ class SimulatedUsersConfig(Record):
     abandon_probability: Share = Field(
         default=0.05, description="leaves without looking at the answer"
     )
-    patience_seconds: float = Field(
-        default=120.0, gt=0, description="leaves when the answer takes longer"
+    patience_seconds: PositiveFloat = Field(
+        default=120.0, description="leaves when the answer takes longer"
     )
     follow_up_probability: Share = Field(default=0.5, description="an unhappy user asks again")
-    maximum_follow_ups: int = Field(default=1, ge=0)
+    maximum_follow_ups: NonNegativeInt = 1
     thumbs_probability: Share = Field(default=0.3, description="gives a thumb, up or down, by mood")
     survival_probability: Share = Field(
         default=0.3,
@@ -130,8 +114,4 @@ class SimulatedUsersConfig(Record):
             "a kept edit is looked at again later: still there if the tests really pass, else "
             "removed"
         ),
-    )
-    request_timeout_seconds: float = Field(default=300.0, gt=0, description="of one HTTP request")
-    maximum_tries: int = Field(
-        default=10, ge=1, description="of a request that the gateway is too busy for"
     )

@@ -83,7 +83,7 @@ def distil(
         )
         for reward in rewards
     ]
-    centred = advantages(observations, baselines, config.baseline)
+    centred = advantages(observations, baselines)
     samples = tuple(
         Sample(
             sample_id=f"{interaction.interaction_id}/{index}",

@@ -41,6 +41,8 @@ Judge = Callable[[Problem, dict[str, str]], Awaitable[bool]]
 """Runs the user's tests with these files over the pristine repository; true when all pass."""
 
 BUSY_CODES = frozenset({429, 503})
+_REQUEST_SECONDS = 300.0
+_MOST_TRIES = 10  # of a request that the gateway is too busy for
 FOLLOW_UP_MESSAGE = "That did not fix it, the tests still fail."
 
 
@@ -219,13 +221,12 @@ class _User:
         retrying = AsyncRetrying(
             retry=retry_if_result(lambda answer: answer.status_code in BUSY_CODES),
             wait=_wait_seconds,
-            stop=stop_after_attempt(self._config.maximum_tries),
+            stop=stop_after_attempt(_MOST_TRIES),
             retry_error_callback=_last_answer,
         )
-        timeout_seconds = self._config.request_timeout_seconds
         headers = {"Idempotency-Key": key} if key else {}
         response = await retrying(
-            self._client.post, path, json=body, headers=headers, timeout=timeout_seconds
+            self._client.post, path, json=body, headers=headers, timeout=_REQUEST_SECONDS
         )
         response.raise_for_status()
         return response.json()

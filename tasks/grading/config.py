@@ -4,7 +4,7 @@ of the hack monitors.
 
 from enum import StrEnum
 
-from pydantic import Field, field_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
 from ostinato.infra.platform.plugins import PluginGroup
 from ostinato.infra.platform.record import Record
@@ -38,77 +38,76 @@ class Pattern(StrEnum):
 class EffortWeights(Record):
     """Weight of one unit per kind of effort in x of the length penalty."""
 
-    thinking_tokens: float = Field(default=1.0, ge=0)
-    call_tokens: float = Field(
-        default=1.0, ge=0, description="sampled tokens of turns with tool calls"
+    thinking_tokens: NonNegativeFloat = 1.0
+    call_tokens: NonNegativeFloat = Field(
+        default=1.0, description="sampled tokens of turns with tool calls"
     )
-    output_tokens: float = Field(
-        default=0.1, ge=0, description="tokens of tool results, which the model only reads"
+    output_tokens: NonNegativeFloat = Field(
+        default=0.1, description="tokens of tool results, which the model only reads"
     )
-    final_tokens: float = Field(
-        default=1.0, ge=0, description="sampled tokens of the closing message"
+    final_tokens: NonNegativeFloat = Field(
+        default=1.0, description="sampled tokens of the closing message"
     )
-    tool_calls: float = Field(default=2.0, ge=0)
-    turns: float = Field(default=4.0, ge=0)
+    tool_calls: NonNegativeFloat = 2.0
+    turns: NonNegativeFloat = 4.0
 
 
 class MonitorConfig(Record):
     """Window over the newest trajectories in which suspicious patterns are counted."""
 
     window_trajectories: int = Field(default=512, ge=2, description="the newest so many count")
-    least_trajectories: int = Field(default=64, ge=1, description="no alarm before so many")
+    least_trajectories: PositiveInt = Field(default=64, description="no alarm before so many")
 
 
 class GradingConfig(Record):
     """Reward terms and weights. The reward is their sum; a weight of 0 switches a term off."""
 
-    correctness: float = Field(default=1.0, ge=0, description="for a passed verdict")
-    length: float = Field(default=0.0005, ge=0, description="taken off, times C_{k,q}(x)")
-    length_k: float = Field(
-        default=1.0 / 60.0, gt=0, description="curvature: larger bends earlier, in 1/x"
+    correctness: NonNegativeFloat = Field(default=1.0, description="for a passed verdict")
+    length: NonNegativeFloat = Field(default=0.0005, description="taken off, times C_{k,q}(x)")
+    length_k: PositiveFloat = Field(
+        default=1.0 / 60.0, description="curvature: larger bends earlier, in 1/x"
     )
-    length_q: float = Field(
-        default=0.5, ge=0, description="0: linear, 1: logarithmic, above 1: bounded"
+    length_q: NonNegativeFloat = Field(
+        default=0.5, description="0: linear, 1: logarithmic, above 1: bounded"
     )
     effort: EffortWeights = EffortWeights()
-    broken_call: float = Field(
-        default=0.02, ge=0, description="taken off for each malformed, unknown or invalid call"
+    broken_call: NonNegativeFloat = Field(
+        default=0.02, description="taken off for each malformed, unknown or invalid call"
     )
-    no_edit: float = Field(
-        default=0.05, ge=0, description="taken off when the repository ends as it began"
+    no_edit: NonNegativeFloat = Field(
+        default=0.05, description="taken off when the repository ends as it began"
     )
-    unverified: float = Field(
-        default=0.0, ge=0, description="taken off when the last edit was not tested"
+    unverified: NonNegativeFloat = Field(
+        default=0.0, description="taken off when the last edit was not tested"
     )
-    style: float = Field(
-        default=0.0, ge=0, description="taken off for each lint finding the change brings"
+    style: NonNegativeFloat = Field(
+        default=0.0, description="taken off for each lint finding the change brings"
     )
-    comments: float = Field(
-        default=0.0, ge=0, description="taken off, times the share of comments above comment_ratio"
+    comments: NonNegativeFloat = Field(
+        default=0.0, description="taken off, times the share of comments above comment_ratio"
     )
-    communication: float = Field(
-        default=0.0, ge=0, description="taken off for each fault of the closing message"
+    communication: NonNegativeFloat = Field(
+        default=0.0, description="taken off for each fault of the closing message"
     )
-    open_todo: float = Field(
-        default=0.0, ge=0, description="taken off for each item of the list left open"
+    open_todo: NonNegativeFloat = Field(
+        default=0.0, description="taken off for each item of the list left open"
     )
-    needless_question: float = Field(
-        default=0.0, ge=0, description="taken off for each question whose answer was not needed"
+    needless_question: NonNegativeFloat = Field(
+        default=0.0, description="taken off for each question whose answer was not needed"
     )
-    missing_question: float = Field(
+    missing_question: NonNegativeFloat = Field(
         default=0.0,
-        ge=0,
         description="taken off when only the user could tell, nobody asked and the guess failed",
     )
-    flagged: float = Field(
-        default=0.0, ge=0, description="taken off for each pattern the monitors find"
+    flagged: NonNegativeFloat = Field(
+        default=0.0, description="taken off for each pattern the monitors find"
     )
     rewards: dict[str, float] = Field(
         default={},
         description="further terms, provided by installed packages: name -> signed weight",
     )
-    time_limit_seconds: float = Field(
-        default=20.0, gt=0, description="wall time of the verdict's test run"
+    time_limit_seconds: PositiveFloat = Field(
+        default=20.0, description="wall time of the verdict's test run"
     )
     second_runner: bool = Field(
         default=False,

@@ -8,6 +8,10 @@ from typing import Literal, Self
 
 from pydantic import (
     Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
     model_validator,
 )
 
@@ -31,13 +35,15 @@ class PolicyOptimizerConfig(OptimizerConfig):
         default="adamw",
         description="muon: matrices by Muon, the rest by AdamW; adamw: all by AdamW",
     )
-    learning_rate: float = Field(default=3e-4, gt=0, description="of AdamW")
-    muon_learning_rate: float = Field(default=3e-3, gt=0, description="of Muon; unused with adamw")
-    warmup_steps: int = Field(
-        default=4, ge=0, description="steps over which the rates rise linearly from near 0; 0: none"
+    learning_rate: PositiveFloat = Field(default=3e-4, description="of AdamW")
+    muon_learning_rate: PositiveFloat = Field(
+        default=3e-3, description="of Muon; unused with adamw"
     )
-    gradient_clip_norm: float | None = Field(
-        default=1.0, gt=0, description="largest norm of the whole gradient; None: not clipped"
+    warmup_steps: NonNegativeInt = Field(
+        default=4, description="steps over which the rates rise linearly from near 0; 0: none"
+    )
+    gradient_clip_norm: PositiveFloat | None = Field(
+        default=1.0, description="largest norm of the whole gradient; None: not clipped"
     )
 
 
@@ -53,24 +59,20 @@ class ClipBand(Record):
 class ObjectiveConfig(Record):
     """The policy-gradient loss: minus the sum over sampled tokens of advantage times log-probability, by a constant."""
 
-    loss_divisor_tokens: float = Field(
+    loss_divisor_tokens: PositiveFloat = Field(
         default=4096.0,
-        gt=0,
         description="the sum over all tokens of a step is divided by this constant, whatever their number",
     )
-    kl_coefficient: float = Field(
+    kl_coefficient: NonNegativeFloat = Field(
         default=0.0,
-        ge=0,
         description="times k1 = log q(rollout) - log p(reference) of a trajectory, taken off its reward; 0: off",
     )
-    kl_refresh_steps: int | None = Field(
+    kl_refresh_steps: PositiveInt | None = Field(
         default=None,
-        ge=1,
         description="the reference becomes the current policy every so many steps; None: it stays where RL began",
     )
-    importance_cap: float | None = Field(
+    importance_cap: PositiveFloat | None = Field(
         default=None,
-        gt=0,
         description="token weight min(trainer / rollout probability, cap), detached; None: weight 1",
     )
     clip_band: ClipBand | None = Field(default=None, description="None: no token is clipped")
@@ -95,22 +97,19 @@ class ObjectiveConfig(Record):
         description="an attempt's advantage is divided by its sampled tokens over the group's mean number, so that "
         "attempts weigh alike, as in GRPO; false: tokens weigh alike, as in Dr. GRPO (arXiv:2503.20783)",
     )
-    hint_coefficient: float = Field(
+    hint_coefficient: NonNegativeFloat = Field(
         default=0.0,
-        ge=0,
         description="times KL(policy || the same policy after a hint), summed over the first edit's turn of attempts "
         "that it did not solve, and divided like the rest; the hint names the wrong line. Self-distillation as in SDPO "
         "(arXiv:2601.20802) and Composer 2.5; 0: off. For rollouts, not for a cycle",
     )
-    entropy_floor_nats: float | None = Field(
+    entropy_floor_nats: PositiveFloat | None = Field(
         default=None,
-        gt=0,
         description="steps whose sampled tokens have a mean surprise below this get an entropy bonus, as the adaptive "
         "control of Skywork-OR1 (arXiv:2505.22312); None: never",
     )
-    entropy_coefficient: float = Field(
+    entropy_coefficient: PositiveFloat = Field(
         default=0.01,
-        gt=0,
         description="with a floor, times the gradient of the entropy at each sampled token",
     )
     skip_zero_advantage: bool = Field(
@@ -136,9 +135,8 @@ class RouterReplayConfig(Record):
         default=0.5,
         description="a replayed expert scoring under this share of the router's weakest own choice is replaced",
     )
-    compared_tokens: int = Field(
+    compared_tokens: NonNegativeInt = Field(
         default=0,
-        ge=0,
         description="sampled tokens of a step, at least, that are scored a second time without replay; 0: none",
     )
 
@@ -150,8 +148,8 @@ class PackingConfig(Record):
         default=tuple(range(96, 513, 32)),
         description="row lengths, ascending; a longer sample has a multiple of the longest",
     )
-    microbatch_tokens: int = Field(
-        default=1536, ge=1, description="rows times row length; a microbatch has at least one row"
+    microbatch_tokens: PositiveInt = Field(
+        default=1536, description="rows times row length; a microbatch has at least one row"
     )
 
     @model_validator(mode="after")
@@ -164,26 +162,22 @@ class PackingConfig(Record):
 class ParityConfig(Record):
     """Comparison of engine and trainer at equal weights."""
 
-    earlier_versions: int = Field(
+    earlier_versions: NonNegativeInt = Field(
         default=2,
-        ge=0,
         description="versions before the trainer's own whose weights stay in memory, a copy each, so that their "
         "tokens can be compared; tokens of older ones are not measured",
     )
-    tokens: int = Field(
+    tokens: PositiveInt = Field(
         default=512,
-        ge=1,
         description="sampled tokens of each earlier version that a step scores a second time, about",
     )
-    alarm_k3: float | None = Field(
+    alarm_k3: PositiveFloat | None = Field(
         default=None,
-        gt=0,
         description="k3 above which a step is alarming, for tokens from a KV cache of one version; None: 1e-6 for our "
         "engine in fp32, 1e-3 for others",
     )
-    alarm_kept_cache_k3: float = Field(
+    alarm_kept_cache_k3: PositiveFloat = Field(
         default=1e-3,
-        gt=0,
         description="the same for tokens from a cache that was kept over a swap of weights",
     )
 
@@ -191,9 +185,8 @@ class ParityConfig(Record):
 class LearningConfig(Record):
     """The learning stage."""
 
-    world_size: int = Field(
+    world_size: PositiveInt = Field(
         default=1,
-        ge=1,
         description="processes that share each step's microbatches and the publishing of its weights",
     )
     optimizer: PolicyOptimizerConfig = PolicyOptimizerConfig()
@@ -201,14 +194,14 @@ class LearningConfig(Record):
     router_replay: RouterReplayConfig = RouterReplayConfig()
     packing: PackingConfig = PackingConfig()
     parity: ParityConfig = ParityConfig()
-    anchor_every_versions: int = Field(
-        default=25, ge=1, description="full copies on the weight chain"
+    anchor_every_versions: PositiveInt = Field(
+        default=25, description="full copies on the weight chain"
     )
-    keep_chain_versions: int = Field(
-        default=8, ge=1, description="newest versions that stay on the weight chain"
+    keep_chain_versions: PositiveInt = Field(
+        default=8, description="newest versions that stay on the weight chain"
     )
-    keep_checkpoints: int = Field(
-        default=2, ge=1, description="newest step checkpoints that stay on disk"
+    keep_checkpoints: PositiveInt = Field(
+        default=2, description="newest step checkpoints that stay on disk"
     )
     keep_for_replay: bool = Field(
         default=False,

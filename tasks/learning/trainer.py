@@ -4,8 +4,7 @@ It is the first rank itself and starts the others, if there are any; it knows ne
 the journal.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -37,7 +36,6 @@ class RLTrainer:
         self,
         request: TrainerRequest,
         objects: ObjectStore,
-        clock: Callable[[], float] = time.perf_counter,
         rank_patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         """Opens the newest step checkpoint of the work directory, or else the model RL begins with.
@@ -56,7 +54,7 @@ class RLTrainer:
             self.step = self._own.step_taken_up
             self.spec: ModelSpec = self._own.spec
             self._update = PolicyUpdate(
-                self._own.model, self._own.optimizer, config, clock, self._run_shares
+                self._own.model, self._own.optimizer, config, self._run_shares
             )
             self._publisher = ChainPublisher(
                 objects,

@@ -6,6 +6,7 @@ what was measured on the way. It neither builds models nor publishes; `ranks/sha
 Shapes: B rows, T tokens, N sampled tokens of a microbatch.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -46,12 +47,10 @@ class PolicyUpdate:
         model: TrainerModel,
         optimizer: torch.optim.Optimizer,
         config: LearningConfig,
-        clock: Callable[[], float],
         run_shares: RunShares | None = None,
     ) -> None:
         self._model = model
         self._config = config
-        self._clock = clock
         if run_shares is None:
             work = ShareWork(model, optimizer, config)
             run_shares = lambda shares: [work.run(share) for share in shares]  # noqa: E731
@@ -72,7 +71,7 @@ class PolicyUpdate:
 
         Without any sample that has both an advantage and a sampled token, weights and optimiser stay as they are.
         """
-        started_at = self._clock()
+        started_at = time.perf_counter()
         advantages = (
             [sample.advantage for sample in samples] if advantages is None else list(advantages)
         )
@@ -98,7 +97,7 @@ class PolicyUpdate:
         places = sum(batch.tokens_BT.size for batch in microbatches)
         computed_tokens = sum(batch.real_tokens for batch in microbatches)
         weights_N = scores.importance_weights_N
-        wall_seconds = self._clock() - started_at
+        wall_seconds = time.perf_counter() - started_at
         return StepReport(
             step=step,
             weight_version=weight_version,

@@ -3,7 +3,7 @@
 Torch-free: the recipe composes them.
 """
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ostinato.models.training.config import LoopConfig, PhaseResult, TrainingRecord
 
@@ -11,21 +11,20 @@ from ostinato.models.training.config import LoopConfig, PhaseResult, TrainingRec
 class MtpConfig(LoopConfig):
     """Settings of MTP distillation."""
 
-    depth: int = Field(
+    depth: NonNegativeInt = Field(
         default=2,
-        ge=0,
         description="draft layers; more than the checkpoint has are drawn anew; 0: the stage is left out",
     )
-    hidden_size: int = Field(default=256, ge=1, description="inner width of a draft layer")
+    hidden_size: PositiveInt = Field(default=256, description="inner width of a draft layer")
     is_joint: bool = Field(
         default=False,
         description="False: only draft layers learn, the trunk stays as it is; "
         "True: the trunk learns its own loss too",
     )
-    draft_weight: float = Field(
-        default=0.3, gt=0, description="of the draft loss beside the trunk's; joint only"
+    draft_weight: PositiveFloat = Field(
+        default=0.3, description="of the draft loss beside the trunk's; joint only"
     )
-    evaluation_tokens: int = Field(default=8_192, gt=0, description="of each held-out shard")
+    evaluation_tokens: PositiveInt = Field(default=8_192, description="of each held-out shard")
     evaluation_row_tokens: int = Field(default=256, ge=8)
 
 

@@ -1,6 +1,6 @@
 """What the speculation measurement is asked and what it answers. Torch-free: flows compose them."""
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from ostinato.infra.platform.record import Record
 from ostinato.models.decode.config import DecodingConfig
@@ -9,12 +9,12 @@ from ostinato.models.decode.config import DecodingConfig
 class SpeculationConfig(Record):
     """Size of a speculation measurement."""
 
-    prompts: int = Field(default=48, ge=1, description="answers decoded each way")
-    depth: int = Field(default=2, ge=1, description="draft tokens a step, at most")
-    lookup_tokens: int = Field(
-        default=7, ge=0, description="drafts a step from the lookup, at most, the third way"
+    prompts: PositiveInt = Field(default=48, description="answers decoded each way")
+    depth: PositiveInt = Field(default=2, description="draft tokens a step, at most")
+    lookup_tokens: NonNegativeInt = Field(
+        default=7, description="drafts a step from the lookup, at most, the third way"
     )
-    max_new_tokens: int = Field(default=48, ge=1)
+    max_new_tokens: PositiveInt = 48
 
 
 class SpeculationRequest(Record):

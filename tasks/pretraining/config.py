@@ -5,7 +5,7 @@ Torch-free: the recipe composes them.
 
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
@@ -35,7 +35,7 @@ class PretrainingConfig(LoopConfig):
         min_length=1,
         description="held-out shards whose tokens make the codebase perplexity",
     )
-    evaluation_tokens: int = Field(default=16_384, gt=0, description="of each held-out shard")
+    evaluation_tokens: PositiveInt = Field(default=16_384, description="of each held-out shard")
     evaluation_row_tokens: int = Field(default=256, ge=8)
 
     @property

@@ -4,7 +4,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from ostinato.infra.platform.record import Record, Share
 from ostinato.infra.platform.source_archives import SourceArchive
@@ -35,10 +35,10 @@ class PromptLevel(StrEnum):
 class Quotas(Record):
     """Most problems of each kind that one repository gives."""
 
-    mutation: int = Field(default=150, ge=0)
-    deleted_function: int = Field(default=0, ge=0)
-    deleted_feature: int = Field(default=0, ge=0)
-    combined: int = Field(default=0, ge=0)
+    mutation: NonNegativeInt = 150
+    deleted_function: NonNegativeInt = 0
+    deleted_feature: NonNegativeInt = 0
+    combined: NonNegativeInt = 0
     trials_ratio: float = Field(
         default=1.6, ge=1, description="candidates tried at most for each wanted problem"
     )
@@ -98,9 +98,9 @@ class GitSource(Source):
     path: str = Field(description="directory that git can read")
     split: Split = Split.TRAIN
     revision: str = "HEAD"
-    max_commits: int = Field(default=200, ge=1, description="first parents looked at")
-    max_changed_lines: int = Field(default=400, ge=1, description="of product code in a commit")
-    max_problems: int = Field(default=50, ge=0)
+    max_commits: PositiveInt = Field(default=200, description="first parents looked at")
+    max_changed_lines: PositiveInt = Field(default=400, description="of product code in a commit")
+    max_problems: NonNegativeInt = 50
 
 
 class GivenSource(Source):
@@ -119,11 +119,11 @@ class GivenSource(Source):
 class SplitSizes(Record):
     """Number of problems dealt out to each split. Fewer when the packages do not hold so many."""
 
-    demonstration: int = Field(default=800, ge=0)
-    train: int = Field(default=600, ge=0)
-    held_out: int = Field(default=240, ge=0)
-    held_out_function: int = Field(default=60, ge=0)
-    user: int = Field(default=160, ge=0)
+    demonstration: NonNegativeInt = 800
+    train: NonNegativeInt = 600
+    held_out: NonNegativeInt = 240
+    held_out_function: NonNegativeInt = 60
+    user: NonNegativeInt = 160
 
     def of(self, split: Split) -> int:
         return int(self.model_dump()[split.value])
@@ -142,23 +142,21 @@ class ValidityRules(Record):
     max_tests_first_run: int = Field(
         default=60, ge=2, description="covering tests run on a candidate; the rest is estimated"
     )
-    max_fail_to_pass: int = Field(default=16, ge=1)
-    max_pass_to_pass: int = Field(default=16, ge=1)
-    max_changed_lines: int = Field(default=400, ge=1)
-    max_test_calls: int = Field(
+    max_fail_to_pass: PositiveInt = 16
+    max_pass_to_pass: PositiveInt = 16
+    max_changed_lines: PositiveInt = 400
+    max_test_calls: PositiveInt = Field(
         default=1_000_000,
-        gt=0,
         description="tests that call more functions take no part (100,000 take about 30 ms); "
         "unlike a time, this count is the same on every machine and under any load",
     )
-    max_idle_seconds: float = Field(
-        default=0.2, gt=0, description="tests that sleep longer take no part"
+    max_idle_seconds: PositiveFloat = Field(
+        default=0.2, description="tests that sleep longer take no part"
     )
-    time_limit_seconds: float = Field(default=30.0, gt=0, description="wall time of one test run")
+    time_limit_seconds: PositiveFloat = Field(default=30.0, description="wall time of one test run")
     cheater_share: Share = Field(
         default=1 / 16, description="problems also judged on a skip-everything patch"
     )
-    cold_share: Share = Field(default=1 / 8, description="second runs made on a fresh import")
     hidden_share: Share = Field(
         default=0.5, description="of the failing test functions the agent never sees"
     )
@@ -168,9 +166,10 @@ class OracleConfig(Record):
     """Calls by which a candidate is compared with the original."""
 
     enabled: bool = True
-    max_calls_recorded: int = Field(default=40, ge=1, description="for each function")
-    max_calls_derived: int = Field(default=24, ge=1, description="held-out arguments per function")
-    call_seconds: float = Field(default=0.5, gt=0, description="CPU time of one call")
+    max_calls_derived: PositiveInt = Field(
+        default=24, description="held-out arguments per function"
+    )
+    call_seconds: PositiveFloat = Field(default=0.5, description="CPU time of one call")
 
 
 class ProblemsConfig(Record):
@@ -179,7 +178,7 @@ class ProblemsConfig(Record):
     repositories: tuple[RepositorySource, ...] = ()
     git: tuple[GitSource, ...] = ()
     given: tuple[GivenSource, ...] = ()
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
     quotas: Quotas = Quotas()
     sizes: SplitSizes = Field(
         default=SplitSizes(), description="of the repositories that name no split"
@@ -195,23 +194,16 @@ class ProblemsConfig(Record):
     )
     max_function_lines: int = Field(default=120, ge=2, description="of a mutated function")
     max_function_characters: int = Field(default=20_000, ge=20)
-    max_per_function: int = Field(default=6, ge=1, description="mutations of one function")
+    max_per_function: PositiveInt = Field(default=6, description="mutations of one function")
     operator_mix: Literal["even", "noticed"] = Field(
         default="even",
         description="even: every mutation operator as often as the others, as far as there are "
         "candidates; noticed: in the proportions in which tests notice them",
     )
     operators_left_out: tuple[str, ...] = Field(default=(), description="never used")
-    functions_held_out: int = Field(
+    functions_held_out: NonNegativeInt = Field(
         default=12,
-        ge=0,
         description="functions of dealt repositories that occur in held_out_function alone",
-    )
-    max_duplicate_ratio: float = Field(
-        default=0.8,
-        gt=0,
-        description="similarity of functions above which only one of two repositories' splits "
-        "may keep its problems",
     )
     prompt_shares: dict[PromptLevel, float] = Field(
         default={PromptLevel.PLACE: 1.0}, description="share of the problems by wording"
@@ -235,8 +227,8 @@ class ProblemSelection(Record):
     """Problems of a set that a recipe uses. The set itself stays what it is."""
 
     kinds: tuple[Kind, ...] = Field(default=(), description="these only; empty: all")
-    max_lines: int | None = Field(
-        default=None, ge=1, description="longest function, by its whole lines; None: any"
+    max_lines: PositiveInt | None = Field(
+        default=None, description="longest function, by its whole lines; None: any"
     )
 
 
@@ -249,8 +241,8 @@ class ProblemsRequest(Record):
     use_shipped: bool = Field(
         default=True, description="take the set that ships for this configuration, if one does"
     )
-    parallel_runs: int | None = Field(
-        default=None, ge=1, description="test runs at once; None: the settings' limit of cores"
+    parallel_runs: PositiveInt | None = Field(
+        default=None, description="test runs at once; None: the settings' limit of cores"
     )
 
 

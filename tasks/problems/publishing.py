@@ -17,6 +17,9 @@ from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.problems.selection import Sources
 from ostinato.tasks.records import Problem
 
+# similarity of functions above which only one of two repositories' splits may keep its problems
+_MAX_DUPLICATE_RATIO = 0.8
+
 
 @dataclass
 class ProblemSet:
@@ -47,7 +50,7 @@ def publish(parts: Sequence[BuiltPart], config: ProblemsConfig) -> ProblemSet:
                 texts.append(
                     (problem, "\n".join(lines[problem.first_line - 1 : problem.last_line]))
                 )
-    twins = find_duplicates(texts, config.max_duplicate_ratio)
+    twins = find_duplicates(texts, _MAX_DUPLICATE_RATIO)
     proven = [candidate for built in parts for candidate, _ in built.proven]
     hashes = {candidate.candidate_id for candidate in proven if candidate.asks_for_hash}
     made.dropped["duplicate_of_evaluation"] = len(twins)

@@ -74,10 +74,11 @@ class EvaluationBeside:
         known = self._points.get(step)
         if every is None or step % every or (known is not None and known.average is not None):
             return
-        if self._running is not None and not self._running.done():
-            self._note(step, version, reason=f"step {self._running_step} was still evaluated")
-            return
-        self._raise_failure()
+        if self._running is not None:
+            if not self._running.done():
+                self._note(step, version, reason=f"step {self._running_step} was still evaluated")
+                return
+            self._running.result()
         self._running_step = step
         self._running = asyncio.create_task(self._evaluate(step, version))
 
@@ -168,10 +169,6 @@ class EvaluationBeside:
         )
         self._points[step] = point
         self._log.append(step, point.model_dump(mode="json", exclude={"step"}))
-
-    def _raise_failure(self) -> None:
-        if self._running is not None:
-            self._running.result()
 
 
 @asynccontextmanager

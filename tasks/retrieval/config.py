@@ -7,7 +7,14 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.source_archives import SourceArchive
@@ -50,13 +57,11 @@ def shipped_packages(
 class PairsConfig(Record):
     """Selection of functions that become question-answer pairs."""
 
-    least_query_words: int = Field(default=3, ge=1)
-    least_body_lines: int = Field(default=3, ge=1)
-    most_body_characters: int = Field(default=6_000, ge=1)
-    most_pairs: int = Field(default=60_000, ge=1, description="drawn at random beyond these")
-    name_ratio: float = Field(
+    least_query_words: PositiveInt = 3
+    least_body_lines: PositiveInt = 3
+    most_pairs: PositiveInt = Field(default=60_000, description="drawn at random beyond these")
+    name_ratio: NonNegativeFloat = Field(
         default=0.5,
-        ge=0,
         description="pairs name -> body a docstring pair; they teach what short questions look like",
     )
 
@@ -64,12 +69,12 @@ class PairsConfig(Record):
 class ContrastiveConfig(Record):
     """Contrastive training on code."""
 
-    epochs: int = Field(default=6, ge=0)
+    epochs: NonNegativeInt = 6
     batch_pairs: int = Field(default=256, ge=2)
-    hard_negatives: int = Field(
-        default=1, ge=0, description="wrong answers that BM25 likes, a question"
+    hard_negatives: NonNegativeInt = Field(
+        default=1, description="wrong answers that BM25 likes, a question"
     )
-    learning_rate: float = Field(default=2e-3, gt=0)
+    learning_rate: PositiveFloat = 2e-3
 
 
 class RetrievalConfig(Record):
@@ -88,11 +93,11 @@ class RetrievalConfig(Record):
         default_factory=lambda: shipped_packages("held_out"),
         description="these measure; none of their functions is ever trained on",
     )
-    most_queries_a_package: int = Field(default=250, ge=1, description="of those that measure")
+    most_queries_a_package: PositiveInt = Field(default=250, description="of those that measure")
     tower: TowerConfig = TowerConfig()
     pairs: PairsConfig = PairsConfig()
     contrastive: ContrastiveConfig = ContrastiveConfig()
-    seed: int = Field(default=0, ge=0)
+    seed: NonNegativeInt = 0
 
     @model_validator(mode="after")
     def _disjoint(self) -> "RetrievalConfig":

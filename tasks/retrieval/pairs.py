@@ -22,6 +22,7 @@ from ostinato.tasks.retrieval.config import (
 )
 
 LARGEST_FILE_CHARACTERS = 400_000
+_MOST_BODY_CHARACTERS = 6_000
 # tests repeat the names they test; vendored copies would carry one package into another's split
 _TESTS = ("test", "tests", "idlelib", "lib2to3", "turtledemo")
 _COPIES = ("_vendor", "_vendored", "vendored", "extern", "thirdparty_files", "site-packages")
@@ -142,7 +143,8 @@ def make_pairs(
     described: list[Pair] = []
     named: list[Pair] = []
     for function in functions:
-        if not _is_whole(function, config):
+        is_short = function.num_lines < config.least_body_lines
+        if is_short or len(function.code.body) > _MOST_BODY_CHARACTERS:
             continue
         if len(split_words(function.summary)) >= config.least_query_words:
             described.append(Pair(function.summary, function.code))
@@ -154,11 +156,6 @@ def make_pairs(
     pairs = described + [named[index] for index in chosen]
     order = generator.permutation(len(pairs))[: config.most_pairs]
     return [pairs[index] for index in order]
-
-
-def _is_whole(function: Function, config: PairsConfig) -> bool:
-    enough = function.num_lines >= config.least_body_lines
-    return enough and len(function.code.body) <= config.most_body_characters
 
 
 def _nameless(code: CodeText) -> CodeText:

@@ -10,6 +10,8 @@ from ostinato.tasks.records import Problem, Trajectory
 from ostinato.tasks.rollout.config import RolloutConfig
 from ostinato.tasks.rollout.records import AttemptRequest
 
+_RETRY_WAIT_SECONDS = 0.5  # before the first retry
+
 AttemptFunction = Callable[[AttemptRequest], Awaitable[Trajectory]]
 
 
@@ -70,7 +72,7 @@ class AttemptPool:
             self._retries.discard(handle)
             self._on_change()
 
-        delay = self._config.retry_wait_seconds * 2.0 ** (again.retry - 1)
+        delay = _RETRY_WAIT_SECONDS * 2.0 ** (again.retry - 1)
         handle = asyncio.get_running_loop().call_later(delay, enqueue)
         self._retries.add(handle)
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.backends import SandboxKind
@@ -11,9 +11,8 @@ from ostinato.infra.sandbox.backends import SandboxKind
 class StalenessConfig(Record):
     """Bound on staleness, and patience with late groups."""
 
-    max_staleness_versions: int = Field(
+    max_staleness_versions: NonNegativeInt = Field(
         default=2,
-        ge=0,
         description="a sample is trained only when trainer version minus its oldest weight version "
         "is at most this; 0: synchronous",
     )
@@ -22,9 +21,8 @@ class StalenessConfig(Record):
         description="expected: a group starts when the trainer will have used up those before it about when it is "
         "ready, and never beyond the bound; cap: as early as the bound allows, so that finished groups wait",
     )
-    pace_limit_seconds: float = Field(
+    pace_limit_seconds: NonNegativeFloat = Field(
         default=60.0,
-        ge=0,
         description="longest a step is held for groups that would become stale without it; "
         "after that they end as stale",
     )
@@ -33,9 +31,8 @@ class StalenessConfig(Record):
 class CurriculumConfig(Record):
     """Choice of problems."""
 
-    revisit_groups: int = Field(
+    revisit_groups: NonNegativeInt = Field(
         default=0,
-        ge=0,
         description="groups of other problems before a problem may come again; 0: never, a single "
         "epoch, and the run ends with its problems",
     )
@@ -47,17 +44,16 @@ class RolloutConfig(Record):
     group_size: int = Field(
         default=8, ge=2, description="attempts at one problem whose rewards are centred together"
     )
-    groups_per_step: int = Field(
-        default=16, ge=1, description="groups that one optimiser step trains on"
+    groups_per_step: PositiveInt = Field(
+        default=16, description="groups that one optimiser step trains on"
     )
-    least_spread: float = Field(
+    least_spread: NonNegativeFloat = Field(
         default=0.1,
-        ge=0,
         description="largest minus smallest reward from which a group counts towards "
         "groups_per_step; others are trained along with them; 0: every group counts",
     )
-    concurrent_trajectories: int = Field(
-        default=64, ge=1, description="attempts in flight, over all rollout workers"
+    concurrent_trajectories: PositiveInt = Field(
+        default=64, description="attempts in flight, over all rollout workers"
     )
     boxes: Literal["worker", "fleet"] = Field(
         default="worker",
@@ -69,22 +65,15 @@ class RolloutConfig(Record):
         description="what an agent's commands run in, in rollouts, evaluation and the gateway: "
         "namespace: a bubblewrap box; microvm: a virtual machine, which needs QEMU",
     )
-    infrastructure_retries: int = Field(
-        default=3, ge=0, description="new attempts after a sandbox or engine failure of a member"
+    infrastructure_retries: NonNegativeInt = Field(
+        default=3, description="new attempts after a sandbox or engine failure of a member"
     )
-    retry_wait_seconds: float = Field(
-        default=0.5, ge=0, description="wait before the first retry; doubled each time"
-    )
-    failed_groups_limit: int = Field(
-        default=4, ge=1, description="groups in a row lost to infrastructure that end the run"
-    )
-    max_turns: int | None = Field(
+    max_turns: PositiveInt | None = Field(
         default=None,
-        ge=1,
         description="answers of the model in one attempt of a rollout; fewer than the harness "
         "allows put the reward on the first edits; None: the harness's",
     )
-    temperature: float = Field(default=1.0, gt=0, description="sampling temperature of rollouts")
-    seed: int = Field(default=0, ge=0, description="seed of problem choice and of sampling")
+    temperature: PositiveFloat = Field(default=1.0, description="sampling temperature of rollouts")
+    seed: NonNegativeInt = Field(default=0, description="seed of problem choice and of sampling")
     staleness: StalenessConfig = StalenessConfig()
     curriculum: CurriculumConfig = CurriculumConfig()

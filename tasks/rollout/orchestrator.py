@@ -31,6 +31,7 @@ from ostinato.tasks.rollout.staleness import ConsumptionEstimate, StalenessPolic
 from ostinato.tasks.rollout.steps import Progress, StepFunction, StepRunner
 
 logger = logging.getLogger(__name__)
+_FAILED_GROUPS_LIMIT = 4  # in a row, lost to infrastructure: the run ends
 LEAST_WAIT_SECONDS = 0.001  # a timer that rounding fires early must not spin
 
 
@@ -147,11 +148,11 @@ class Orchestrator:
         if slot.state is GroupState.FAILED:
             self._journal.retire(slot.group, f"infrastructure: {slot.trajectories[0].reason}")
             self._failed_groups_in_row += 1
-            if self._failed_groups_in_row >= self.config.failed_groups_limit:
+            if self._failed_groups_in_row >= _FAILED_GROUPS_LIMIT:
                 raise ClusterError(
                     f"rollouts of run {self.run_id}: {self._failed_groups_in_row} groups "
                     "in a row lost to infrastructure, wanted fewer than "
-                    f"{self.config.failed_groups_limit}; last group {slot.group_id}: "
+                    f"{_FAILED_GROUPS_LIMIT}; last group {slot.group_id}: "
                     f"{slot.trajectories[0].reason}"
                 )
             return

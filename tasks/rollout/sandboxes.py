@@ -6,7 +6,7 @@ Agents' boxes may come from the sandbox fleet instead; tests are run and judged 
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from ostinato.infra.platform.cluster.stage_status import BoxUse
@@ -37,7 +37,6 @@ class Sandboxes:
         concurrent_trajectories: int,
         kind: SandboxKind = SandboxKind.NAMESPACE,
         fleet: FleetClient | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         """`fleet`: where agents' boxes come from; None: this process makes them, of this kind."""
         server = SandboxLimits(start_seconds=START_SECONDS, memory_bytes=TEST_SERVER_BYTES)
@@ -54,7 +53,6 @@ class Sandboxes:
         }
         self._starts = asyncio.Semaphore(STARTS_AT_A_TIME)
         self._fleet = fleet
-        self._clock = clock
         self._leased = 0
         self._numbers = itertools.count()
         self._waiting_since: dict[int, float] = {}
@@ -103,7 +101,7 @@ class Sandboxes:
     @contextmanager
     def _waits(self) -> Iterator[None]:
         number = next(self._numbers)
-        self._waiting_since[number] = self._clock()
+        self._waiting_since[number] = time.time()
         try:
             yield
         finally:

@@ -19,9 +19,10 @@ from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.sandbox.protocol import Sandbox, TestFailure, TestOutcome, TestReport
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.serving.gateway.answers.workplaces import Files
-from ostinato.infra.serving.gateway.app import GatewayContext, build_app
+from ostinato.infra.serving.gateway.app import build_app
 from ostinato.infra.serving.gateway.arms import Arm, ArmTable
 from ostinato.infra.serving.gateway.config import GatewayConfig, RateLimitConfig, TenantConfig
+from ostinato.infra.serving.gateway.context import GatewayContext
 from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
 from ostinato.models.rendering import Renderer, train_tokenizer
 from tests.fakes.answering_model import AnsweringModel

@@ -10,6 +10,8 @@ import psutil
 # what strangers' code does in a box is no state of ours: a box is stopped while its files are read
 _BOXES = ("bwrap", "qemu-system")
 _COMPUTING_RATIO = 0.03  # of a core
+_SAMPLES = 4
+_PAUSE_SECONDS = 0.4
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,12 @@ def say_stopped(pids: Sequence[int]) -> str:
     return f"process {text} is stopped by a signal; `kill -CONT {text}` lets it go on"
 
 
-def are_computing(roots: Sequence[int], samples: int = 4, pause_seconds: float = 0.4) -> bool:
+def are_computing(roots: Sequence[int]) -> bool:
     """Whether processes, or any below them, boxes too, do anything while this looks: use a core to speak
     of, stand ready for one, or start others.
     """
     before: dict[int, float] = {}
-    for sample in range(samples):
+    for sample in range(_SAMPLES):
         table = ProcessTable()
         family = [pid for root in roots for pid in table.family(root, with_boxes=True)]
         now = {pid: _cpu_seconds(pid) for pid in family}
@@ -78,10 +80,10 @@ def are_computing(roots: Sequence[int], samples: int = 4, pause_seconds: float =
             return True
         if sample:
             used = sum(seconds - before.get(pid, 0.0) for pid, seconds in now.items())
-            if now.keys() - before.keys() or used > _COMPUTING_RATIO * pause_seconds:
+            if now.keys() - before.keys() or used > _COMPUTING_RATIO * _PAUSE_SECONDS:
                 return True
         before = now
-        time.sleep(pause_seconds)
+        time.sleep(_PAUSE_SECONDS)
     return False
 
 

@@ -86,8 +86,10 @@ class MessageConversation:
         self._pending_ids = [
             call.call_id or f"call_{index}" for index, call in enumerate(parsed.calls, start=1)
         ]
+        functions = [call["function"] for call in calls]
+        written = "".join(f"\n{each['name']}({each['arguments']})" for each in functions)
         return Answer(
-            text=content + "".join(_written(call) for call in calls),
+            text=content + written,
             parsed=parsed,
             generated_tokens=int(usage.get("completion_tokens", 0)),
             is_whole=is_whole,
@@ -176,11 +178,6 @@ def _completed(call: Mapping[str, Any], call_id: str) -> dict[str, Any]:
         "id": call.get("id") or call_id,
         "function": {**function, "arguments": written},
     }
-
-
-def _written(call: Mapping[str, Any]) -> str:
-    function = call["function"]
-    return f"\n{function['name']}({function['arguments']})"
 
 
 def _is_too_long(response: httpx.Response) -> bool:

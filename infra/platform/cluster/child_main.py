@@ -5,7 +5,6 @@ ends at once.
 """
 
 import contextlib
-import fcntl
 import importlib
 import json
 import logging
@@ -38,6 +37,7 @@ from ostinato.infra.platform.cluster.workspace import (
     Workspace,
     read_record,
     replace_text,
+    try_lock,
 )
 from ostinato.infra.platform.errors import (
     ConfigError,
@@ -65,9 +65,7 @@ Main = Callable[[BaseModel, Workspace], BaseModel]
 def main(entry: str, directory: Path, *, alone: bool = False) -> int:
     """Run one request to its end, `alone`: with the device of this machine. Returns the exit code."""
     lock = (directory / LOCK).open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not try_lock(lock):
         return EXIT_LOCKED
     replace_text(directory / PROCESS, mark_process(os.getpid()).model_dump_json())
     signal.signal(signal.SIGTERM, _end)

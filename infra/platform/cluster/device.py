@@ -5,7 +5,6 @@ its supervisor keeps it.
 """
 
 import contextlib
-import fcntl
 import logging
 import os
 import socket
@@ -22,6 +21,7 @@ from ostinato.infra.platform.cluster.workspace import (
     Workspace,
     read_record,
     replace_text,
+    try_lock,
 )
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.telemetry import fields
@@ -53,7 +53,7 @@ def device_alone(workspace: Workspace) -> Iterator[None]:
 
 def _take(lock: IO[str], path: Path, workspace: Workspace) -> None:
     since = None
-    while not _is_taken(lock):
+    while not try_lock(lock):
         holder = read_record(path, Trainer)  # None: it has just begun
         other = holder.directory if holder is not None else "another trainer"
         if since is None:
@@ -68,11 +68,3 @@ def _take(lock: IO[str], path: Path, workspace: Workspace) -> None:
         time.sleep(_LOOK_SECONDS)
     if since is not None:
         (workspace.directory / STATUS).unlink(missing_ok=True)
-
-
-def _is_taken(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

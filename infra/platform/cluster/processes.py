@@ -18,6 +18,7 @@ from ostinato.infra.platform.cluster.workspace import ProcessMark
 
 _TERMINATE_GRACE_SECONDS = 8.0
 _POLL_SECONDS = 0.05
+_KILL_SECONDS = 5.0
 _CLOCK_TOLERANCE_SECONDS = 1.5
 
 
@@ -92,14 +93,14 @@ def processes_with(variable: str, value: str, words: Sequence[str] = ()) -> Iter
             yield process.pid
 
 
-def kill_processes(pids: Iterable[int], wait_seconds: float = 5.0) -> None:
+def kill_processes(pids: Iterable[int]) -> None:
     """Ends processes at once and waits until they are gone."""
     found = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
             found.append(psutil.Process(pid))
             found[-1].kill()
-    psutil.wait_procs(found, timeout=wait_seconds)
+    psutil.wait_procs(found, timeout=_KILL_SECONDS)
 
 
 def _session_members(mark: ProcessMark) -> list[int]:

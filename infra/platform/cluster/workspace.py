@@ -5,13 +5,14 @@ Every file but the logs is replaced atomically, so either side may be killed at 
 starts and kills nothing.
 """
 
+import fcntl
 import hashlib
 import json
 import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -143,6 +144,15 @@ def replace_text(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def try_lock(lock: IO[str]) -> bool:
+    """True when this process has the lock of an open file now. It keeps it until the file is closed."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def read_record(path: Path, record_type: type[R]) -> R | None:

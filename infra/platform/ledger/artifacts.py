@@ -7,18 +7,15 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, and_, select
 
 from ostinato.infra.platform.errors import StorageError
-from ostinato.infra.platform.ledger.database import Database
+from ostinato.infra.platform.ledger.database import Repository
 from ostinato.infra.platform.ledger.rows import ArtifactRow
 from ostinato.infra.platform.ledger.tables import ARTIFACTS, LINEAGE
 
 _VERSION_LOCK = 71_002
 
 
-class ArtifactRepository:
+class ArtifactRepository(Repository):
     """Rows of published artifacts."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def add(
         self,

@@ -6,18 +6,15 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, update
 
 from ostinato.infra.platform.errors import StorageError
-from ostinato.infra.platform.ledger.database import Database
+from ostinato.infra.platform.ledger.database import Repository
 from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.infra.platform.ledger.tables import CYCLES
 
 _LOCK = 71_005
 
 
-class CycleRepository:
+class CycleRepository(Repository):
     """Cycles, open and closed."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def open(
         self,

@@ -79,6 +79,13 @@ class Database:
             raise StorageError(f"cannot {verb} ledger {self.url}: {_explain(error)}") from error
 
 
+class Repository:
+    """Rows of one kind in a ledger."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
 def _explain(error: SQLAlchemyError) -> str:
     text = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
     lowered = text.lower()

@@ -6,16 +6,13 @@ from typing import Any
 
 from sqlalchemy import insert
 
-from ostinato.infra.platform.ledger.database import Database
+from ostinato.infra.platform.ledger.database import Repository
 from ostinato.infra.platform.ledger.rows import EventRow
 from ostinato.infra.platform.ledger.tables import EVENTS
 
 
-class EventRepository:
+class EventRepository(Repository):
     """Events, append only."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def add(self, source: str, name: str, payload: dict[str, Any], at: float) -> None:
         """Append an event. A number that JSON lacks (NaN, infinity) is kept as its text: what an

@@ -9,18 +9,15 @@ from collections import defaultdict
 from sqlalchemy import ColumnElement, or_, select
 
 from ostinato.infra.platform.errors import StorageError
-from ostinato.infra.platform.ledger.database import Database
+from ostinato.infra.platform.ledger.database import Repository
 from ostinato.infra.platform.ledger.rows import FeedbackRow, InteractionRow, NewInteraction
 from ostinato.infra.platform.ledger.tables import FEEDBACK, INTERACTIONS
 
 _SEQUENCE_LOCK = 71_003
 
 
-class InteractionRepository:
+class InteractionRepository(Repository):
     """Interactions and feedback."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def record(self, interaction: NewInteraction) -> None:
         """Add an interaction. A known id changes nothing."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, or_, select, update
 
 from ostinato.infra.platform.errors import StorageError
-from ostinato.infra.platform.ledger.database import Database
+from ostinato.infra.platform.ledger.database import Repository
 from ostinato.infra.platform.ledger.rows import JournalRow, JournalState
 from ostinato.infra.platform.ledger.tables import JOURNAL
 from ostinato.infra.platform.record import Record
@@ -38,11 +38,8 @@ class Finish(Record):
     object_key: str | None
 
 
-class JournalRepository:
+class JournalRepository(Repository):
     """The journal of all runs."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def reserve(self, run_id: str, entries: Sequence[Reservation]) -> None:
         """Note trajectories before they are dispatched. Those already known stay as they are."""

@@ -8,18 +8,15 @@ from typing import Literal
 from sqlalchemy import Connection, insert, select
 
 from ostinato.infra.platform.errors import StorageError
-from ostinato.infra.platform.ledger.database import Database
+from ostinato.infra.platform.ledger.database import Repository
 from ostinato.infra.platform.ledger.rows import PromotionRow
 from ostinato.infra.platform.ledger.tables import PROMOTIONS
 
 _LOCK = 71_004
 
 
-class PromotionRepository:
+class PromotionRepository(Repository):
     """Champions of the serving lines and their history."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def current(self, line: str) -> PromotionRow | None:
         """The champion of a line. None before its first promotion."""

@@ -2,16 +2,13 @@
 
 from sqlalchemy import update
 
-from ostinato.infra.platform.ledger.database import Database
+from ostinato.infra.platform.ledger.database import Repository
 from ostinato.infra.platform.ledger.rows import ScorecardRow
 from ostinato.infra.platform.ledger.tables import SCORECARDS
 
 
-class ScorecardRepository:
+class ScorecardRepository(Repository):
     """Measurements of checkpoints."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def add(self, card: ScorecardRow) -> None:
         """Add a scorecard. Of a known id only the gate's word is noted, if it has one."""

@@ -6,7 +6,6 @@ goes on there. It ends by itself soon after its starter.
 """
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -17,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
@@ -29,6 +28,7 @@ from ostinato.infra.platform.cluster.workspace import (
     RequestEnvelope,
     read_record,
     replace_text,
+    try_lock,
 )
 from ostinato.infra.platform.settings import Settings, load_settings
 from ostinato.infra.platform.telemetry import configure_logging
@@ -193,7 +193,7 @@ def main(directory: Path) -> int:
     stopped = threading.Event()
     threading.Thread(target=_await_end, args=(stopped,), daemon=True).start()
     with (directory / _LOCK).open("w") as lock:
-        while not _is_locked(lock):  # by the process of another run that waits for this stage
+        while not try_lock(lock):  # by the process of another run that waits for this stage
             if stopped.wait(_POLL_SECONDS):
                 return 0
         return 0 if Forwarding(directory, load_settings()).run(stopped) else 1
@@ -204,14 +204,6 @@ def _await_end(stopped: threading.Event) -> None:
     stopped.set()
     time.sleep(_PATIENCE_SECONDS)
     os._exit(1)  # a library hangs, and the starter that would end this process may be gone
-
-
-def _is_locked(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from ostinato.infra.platform.errors import (
 )
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess, can_overlay
 from ostinato.infra.sandbox.host.channel import BoxChannel
-from ostinato.infra.sandbox.host.tools import FILE_SECONDS, BoxTools
+from ostinato.infra.sandbox.host.tools import BoxTools
 from ostinato.infra.sandbox.protocol import (
     Sandbox,
     SandboxSpec,
@@ -69,18 +69,6 @@ class NamespaceSandbox(BoxTools):
         self._backend = backend
         self._box = box
         self._copied = copied
-        self._reading = asyncio.Lock()
-        self._is_closed = False
-
-    async def hello(self) -> None:
-        """Wait until the box's server answers."""
-        limits = self.spec.limits
-        await self.channel.request(
-            "hello",
-            limits.start_seconds,
-            process_memory_bytes=limits.process_memory_bytes,
-            processes=limits.processes,
-        )
 
     async def snapshot(self, kind: SnapshotKind = SnapshotKind.FILES) -> Snapshot:
         """Freeze the files as they are now. Processes stand still meanwhile and go on after."""
@@ -103,12 +91,8 @@ class NamespaceSandbox(BoxTools):
 
     async def read_writes(self) -> Entries:
         """Writes of this sandbox as a layer's entries."""
-        async with self._reading:
-            await self.channel.request("pause", FILE_SECONDS)
-            try:
-                entries = await asyncio.to_thread(read_entries, self.folder / "up")
-            finally:
-                await self.channel.request("resume", FILE_SECONDS)
+        async with self.paused():
+            entries = await asyncio.to_thread(read_entries, self.folder / "up")
         return entries if self._copied is None else find_writes(self._copied, entries)
 
     async def close(self) -> None:
@@ -252,7 +236,7 @@ class NamespaceBackend:
         if self._watcher is None:
             self._watcher = asyncio.create_task(self._watch_space())
         try:
-            await sandbox.hello()
+            await sandbox.hello(sandbox.spec.limits, sandbox.spec.limits.start_seconds)
         except BaseException:
             await sandbox.close()
             raise

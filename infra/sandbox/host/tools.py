@@ -1,8 +1,10 @@
 """Commands and files of a running box, whatever runs the box: requests to inside/agent/agent.c."""
 
+import asyncio
 import os
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Protocol
 
 from ostinato.infra.platform.errors import (
@@ -11,7 +13,7 @@ from ostinato.infra.platform.errors import (
     SandboxError,
     SandboxNotFound,
 )
-from ostinato.infra.sandbox.protocol import ExecResult
+from ostinato.infra.sandbox.protocol import ExecResult, SandboxLimits
 
 FILE_SECONDS = 20.0
 MARGIN_SECONDS = 20.0  # the box signals twice after the time limit, and the host may be loaded
@@ -65,6 +67,8 @@ class BoxTools:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
+        self._is_closed = False
+        self._pausing = asyncio.Lock()
 
     @property
     def is_lost(self) -> bool:
@@ -75,6 +79,25 @@ class BoxTools:
     ) -> Reply:
         """A request to the server inside, for a holder in another process."""
         return await self.channel.request(operation, answer_seconds, blobs, **fields)
+
+    async def hello(self, limits: SandboxLimits, seconds: float) -> None:
+        """Wait until the server answers, and set what processes may use."""
+        await self.channel.request(
+            "hello",
+            seconds,
+            process_memory_bytes=limits.process_memory_bytes,
+            processes=limits.processes,
+        )
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """No process of the box runs in this block. Copies of a machine made here need `wake`."""
+        async with self._pausing:
+            await self.channel.request("pause", FILE_SECONDS)
+            try:
+                yield
+            finally:
+                await self.channel.request("resume", FILE_SECONDS)
 
     async def exec(
         self,

@@ -9,8 +9,7 @@ import hashlib
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,8 +66,6 @@ class MicroVmSandbox(BoxTools):
         self.machine = machine
         self._machine_channel = channel
         self._backend = backend
-        self._pausing = asyncio.Lock()
-        self._is_closed = False
 
     async def open(self) -> None:
         """Give a copy of a template, or of a machine whose files alone are wanted, its own clock,
@@ -86,12 +83,7 @@ class MicroVmSandbox(BoxTools):
                 writable_bytes=limits.writable_bytes,
                 file_bytes=limits.file_bytes,
             ),
-            self.channel.request(
-                "hello",
-                seconds,
-                process_memory_bytes=limits.process_memory_bytes,
-                processes=limits.processes,
-            ),
+            self.hello(limits, seconds),
         )
 
     async def wake(self) -> None:
@@ -103,16 +95,6 @@ class MicroVmSandbox(BoxTools):
         for path, error in (await self.write_files(files)).items():
             if files[path] is not None or not isinstance(error, SandboxNotFound):
                 raise error
-
-    @asynccontextmanager
-    async def paused(self) -> AsyncIterator[None]:
-        """No process of the box runs in this block. Its copies made here need `wake`."""
-        async with self._pausing:
-            await self.channel.request("pause", FILE_SECONDS)
-            try:
-                yield
-            finally:
-                await self.channel.request("resume", FILE_SECONDS)
 
     async def read_repository(self) -> dict[str, bytes]:
         """Regular files of /repo; of one moment when read in `paused`."""

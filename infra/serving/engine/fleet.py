@@ -95,7 +95,10 @@ class EngineFleet:
             list(replicas), state=ReplicaState.STARTING, steal_margin_tokens=steal_margin_tokens
         )
         self._health = {name: ReplicaHealth(since=clock()) for name in replicas}
-        self._mailboxes = {name: self._open_mailbox(name) for name in replicas}
+        self._mailboxes = {
+            name: Mailbox(name, actor, partial(self._note_silence, name))
+            for name, actor in replicas.items()
+        }
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Samples an answer on the replica that holds the session, or the least busy one."""
@@ -125,9 +128,6 @@ class EngineFleet:
             await asyncio.sleep(_LOOK_SECONDS)
             self._refresh_beside()
         return self._router.choose(request.session_id, tokens)
-
-    def _open_mailbox(self, name: str) -> Mailbox:
-        return Mailbox(name, self._replicas[name], partial(self._note_silence, name))
 
     def _note_silence(self, name: str) -> bool:
         """A replica holds requests and says nothing. True when it counts as dead now."""

@@ -1,14 +1,12 @@
 """The HTTP API as a FastAPI application.
 
-`GatewayContext` and `build_app`: routes, authentication, rate limits, error answers. The work is in
+`build_app`: routes, authentication, rate limits, error answers. The work is in
 completions.py and agents.py; nothing listens here (server.py does).
 """
 
 import json
 import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Request, Response
@@ -23,16 +21,12 @@ from ostinato.infra.platform.errors import (
     OstinatoError,
     StorageError,
 )
-from ostinato.infra.platform.ledger import Ledger
-from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.gateway.answers.agents import AgentService
 from ostinato.infra.serving.gateway.answers.completions import ChatService, Finished
 from ostinato.infra.serving.gateway.answers.generation import Answering
-from ostinato.infra.serving.gateway.answers.workplaces import Workplaces
-from ostinato.infra.serving.gateway.arms import ArmTable
-from ostinato.infra.serving.gateway.config import Caller, GatewayConfig
+from ostinato.infra.serving.gateway.config import Caller
+from ostinato.infra.serving.gateway.context import GatewayContext
 from ostinato.infra.serving.gateway.failures import ApiError, error_body
-from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
 from ostinato.infra.serving.gateway.limits import RequestLimits
 from ostinato.infra.serving.gateway.metrics import METRICS_TYPE, CountRequests, Metrics
 from ostinato.infra.serving.gateway.recorder import PRIVATE_PREFIX, Recorder
@@ -46,24 +40,8 @@ from ostinato.infra.serving.gateway.schemas import (
     FeedbackRequest,
 )
 from ostinato.infra.serving.gateway.tenants import DAY_SECONDS, Tenants
-from ostinato.models.rendering import Renderer
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayContext:
-    """All a gateway talks to. `arms` may be changed while it serves."""
-
-    config: GatewayConfig
-    arms: ArmTable
-    renderer: Renderer
-    workplaces: Workplaces
-    ledger: Ledger
-    objects: ObjectStore
-    issued_keys: IssuedKeys | None = None
-    wall_clock: Callable[[], float] = time.time
-    clock: Callable[[], float] = time.monotonic
 
 
 class Gateway:
@@ -71,15 +49,13 @@ class Gateway:
 
     def __init__(self, context: GatewayContext) -> None:
         self.context = context
-        config, arms = context.config, context.arms
+        config = context.config
         self.tenants = Tenants(config.tenants, context.issued_keys)
         self.recorder = Recorder(
             config.line, context.ledger, context.objects, context.wall_clock, self.tenants.spend
         )
-        self.chat = ChatService(arms, context.renderer, self.recorder, config, context.clock)
-        self.agents = AgentService(
-            arms, context.renderer, context.workplaces, self.recorder, config, context.clock
-        )
+        self.chat = ChatService(context, self.recorder)
+        self.agents = AgentService(context, self.recorder)
         self.metrics = Metrics(self.recorder.counters, lambda: len(self.agents.sessions))
         self.started = context.clock()
 
@@ -129,6 +105,23 @@ class Gateway:
         }
 
 
+async def _tenant_of(
+    request: Request, authorization: Annotated[str | None, Header()] = None
+) -> Caller:
+    return request.app.state.gateway.authenticate(authorization)
+
+
+Tenant = Annotated[Caller, Depends(_tenant_of)]
+
+
+async def _spender_of(request: Request, tenant: Tenant) -> Caller:
+    return request.app.state.gateway.require_tokens(tenant)
+
+
+Spender = Annotated[Caller, Depends(_spender_of)]
+"""A tenant that has tokens left today."""
+
+
 def build_app(context: GatewayContext) -> FastAPI:
     """The application over `context`. It keeps its state in `app.state.gateway`."""
     gateway = Gateway(context)
@@ -137,31 +130,20 @@ def build_app(context: GatewayContext) -> FastAPI:
     app = FastAPI(title="Ostinato gateway", docs_url="/docs", responses=refusals | faults)
     app.state.gateway = gateway
 
-    async def tenant_of(authorization: Annotated[str | None, Header()] = None) -> Caller:
-        return gateway.authenticate(authorization)
-
-    async def spender_of(tenant: Annotated[Caller, Depends(tenant_of)]) -> Caller:
-        return gateway.require_tokens(tenant)
-
     _answer_errors(app)
     app.add_middleware(RequestLimits)
     app.add_middleware(CountRequests, metrics=gateway.metrics, clock=context.clock)
-    _add_openai_routes(app, gateway, tenant_of, spender_of)
-    _add_agent_routes(app, gateway, tenant_of, spender_of)
-    _add_own_routes(app, gateway, tenant_of)
+    _add_openai_routes(app, gateway)
+    _add_agent_routes(app, gateway)
+    _add_own_routes(app, gateway)
     return app
 
 
-def _add_openai_routes(
-    app: FastAPI,
-    gateway: Gateway,
-    tenant_of: Callable[..., Awaitable[Caller]],
-    spender_of: Callable[..., Awaitable[Caller]],
-) -> None:
+def _add_openai_routes(app: FastAPI, gateway: Gateway) -> None:
     context = gateway.context
 
     @app.get("/v1/models")
-    async def list_models(tenant: Annotated[Caller, Depends(tenant_of)]) -> dict[str, Any]:
+    async def list_models(tenant: Tenant) -> dict[str, Any]:
         model = {
             "id": context.config.model_name,
             "object": "model",
@@ -175,7 +157,7 @@ def _add_openai_routes(
     @app.post("/v1/chat/completions", response_model=None)
     async def complete_chat(
         request: ChatRequest,
-        tenant: Annotated[Caller, Depends(spender_of)],
+        tenant: Spender,
         x_ostinato_session: Annotated[str | None, Header(max_length=200)] = None,
     ) -> Response:
         answering = await gateway.chat.begin(request, tenant, x_ostinato_session)
@@ -196,16 +178,11 @@ def _add_openai_routes(
         )
 
 
-def _add_agent_routes(
-    app: FastAPI,
-    gateway: Gateway,
-    tenant_of: Callable[..., Awaitable[Caller]],
-    spender_of: Callable[..., Awaitable[Caller]],
-) -> None:
+def _add_agent_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/agent/sessions")
     async def open_session(
         request: AgentSessionRequest,
-        tenant: Annotated[Caller, Depends(spender_of)],
+        tenant: Spender,
         idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
     ) -> AgentAnswer:
         return await gateway.agents.open(request, tenant, idempotency_key)
@@ -214,23 +191,19 @@ def _add_agent_routes(
     async def follow_up(
         session_id: str,
         request: AgentMessageRequest,
-        tenant: Annotated[Caller, Depends(spender_of)],
+        tenant: Spender,
         idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
     ) -> AgentAnswer:
         return await gateway.agents.follow_up(session_id, request, tenant, idempotency_key)
 
     @app.delete("/v1/agent/sessions/{session_id}", status_code=204)
-    async def close_session(session_id: str, tenant: Annotated[Caller, Depends(tenant_of)]) -> None:
+    async def close_session(session_id: str, tenant: Tenant) -> None:
         gateway.agents.close(session_id, tenant)
 
 
-def _add_own_routes(
-    app: FastAPI, gateway: Gateway, tenant_of: Callable[..., Awaitable[Caller]]
-) -> None:
+def _add_own_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/feedback")
-    async def give_feedback(
-        request: FeedbackRequest, tenant: Annotated[Caller, Depends(tenant_of)]
-    ) -> FeedbackAnswer:
+    async def give_feedback(request: FeedbackRequest, tenant: Tenant) -> FeedbackAnswer:
         if request.interaction_id.startswith(PRIVATE_PREFIX):
             counters = gateway.recorder.counters[tenant.name]
             counters[f"feedback.without_consent.{request.signal.value}"] += 1
@@ -253,11 +226,11 @@ def _add_own_routes(
         return {"status": "ok"}
 
     @app.get("/v1/status")
-    async def status(tenant: Annotated[Caller, Depends(tenant_of)]) -> dict[str, Any]:
+    async def status(tenant: Tenant) -> dict[str, Any]:
         return gateway.status(tenant)
 
     @app.get("/metrics", response_model=None)
-    async def metrics(tenant: Annotated[Caller, Depends(tenant_of)]) -> Response:
+    async def metrics(tenant: Tenant) -> Response:
         if not tenant.operator:
             raise ApiError(
                 403,

@@ -2,6 +2,8 @@
 
 from fastapi import HTTPException
 
+from ostinato.infra.serving.gateway.config import MAX_MESSAGE_CHARACTERS
+
 
 class ApiError(HTTPException):
     """Refusal: HTTP status, message with what was wanted, code, and field at fault."""
@@ -28,12 +30,12 @@ def error_body(message: str, *, code: str, param: str | None = None) -> dict[str
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def check_length(text: str, limit: int, param: str) -> None:
+def check_length(text: str, param: str) -> None:
     """ApiError when a message is too long."""
-    if len(text) > limit:
+    if len(text) > MAX_MESSAGE_CHARACTERS:
         raise ApiError(
             400,
-            f"{param} has {len(text)} characters, wanted at most {limit}",
+            f"{param} has {len(text)} characters, wanted at most {MAX_MESSAGE_CHARACTERS}",
             code="string_above_max_length",
             param=param,
         )

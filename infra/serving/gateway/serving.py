@@ -24,9 +24,10 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.serving.engine.local import LocalEngine
 from ostinato.infra.serving.engine.start import start_engine
 from ostinato.infra.serving.gateway.answers.workplaces import RepositoryWorkplaces
-from ostinato.infra.serving.gateway.app import GatewayContext, build_app
+from ostinato.infra.serving.gateway.app import build_app
 from ostinato.infra.serving.gateway.arms import CANDIDATE, CONTROL, Arm, ArmTable
 from ostinato.infra.serving.gateway.config import GatewayConfig
+from ostinato.infra.serving.gateway.context import GatewayContext
 from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.engine import EngineConfig

@@ -4,7 +4,6 @@ It claims no epoch: the first rank's is handed to it.
 """
 
 from ostinato.infra.platform.errors import StorageError
-from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.chain_manifest import (
     ChainManifest,
     manifest_key,
@@ -14,7 +13,6 @@ from ostinato.infra.serving.chain_manifest import (
 from ostinato.infra.serving.weights.shard_writer import Publisher, Tensors
 from ostinato.infra.serving.weights.shards import (
     PublishPlan,
-    Waiting,
     await_record,
     plan_key,
     shard_key,
@@ -23,24 +21,9 @@ from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 
 
 class ShardPublisher(Publisher):
-    """Publishes one shard of each version. Used by one thread at a time."""
+    """Publishes one shard of each version, not the first, which is ChainPublisher's. Used by one thread at a time."""
 
-    def __init__(
-        self,
-        objects: ObjectStore,
-        chain_id: str,
-        *,
-        shard: int,
-        num_shards: int,
-        waiting: Waiting | None = None,
-    ) -> None:
-        if not 0 < shard < num_shards:
-            raise ValueError(
-                f"shard is {shard} of {num_shards}, wanted 1 to {num_shards - 1}: "
-                f"shard 0 is ChainPublisher's ({chain_id})"
-            )
-        super().__init__(objects, chain_id, shard=shard, num_shards=num_shards, waiting=waiting)
-        self._base_version: int | None = None
+    _base_version: int | None = None
 
     def resume(self, epoch: int, last: ChainManifest | None) -> None:
         """Joins the first rank's epoch and takes up the version it took up (None: none)."""

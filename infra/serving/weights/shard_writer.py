@@ -49,8 +49,12 @@ class Publisher(ABC):
         *,
         shard: int,
         num_shards: int,
-        waiting: Waiting | None,
+        waiting: Waiting | None = None,
     ) -> None:
+        if not 0 <= shard < num_shards:
+            raise ValueError(
+                f"shard is {shard} of {num_shards}, wanted 0 or more and less ({chain_id})"
+            )
         self.chain_id = chain_id
         self._objects = PatientStore.around(objects)
         self._shard = shard

@@ -150,16 +150,13 @@ def _longest_match(tokens_C, end):
 def _recall(tokens_C, end, entries_ON4):
     """(token, kind) that the memory holds for the longest run of last tokens. -1: none."""
     size = entries_ON4.shape[1]
-    token, kind = -1, -1
+    token, kind, key = -1, -1, np.uint64(0)
     if size == 0:
         return token, kind
-    key, length = np.uint64(0), 0
     for order in range(len(ORDERS)):
         if ORDERS[order] > end:
             break
-        while length < ORDERS[order]:
-            length += 1
-            key = _mix(key, tokens_C[end - length])
+        key = _lengthen(key, order, tokens_C, end)
         entry = entries_ON4[order, np.int64(key >> np.uint64(32)) & (size - 1)]
         if entry[_VOTES] and entry[_TAG] == np.int32(key & np.uint64(0x7FFFFFFF)):
             votes, level = entry[_VOTES], 0
@@ -172,10 +169,14 @@ def _recall(tokens_C, end, entries_ON4):
 
 
 @numba.njit(cache=True)
-def _mix(key, token):
-    """Another token's part of a key (the finaliser of splitmix64)."""
-    key = (key ^ np.uint64(token + 1)) * np.uint64(0xBF58476D1CE4E5B9)
-    return key ^ (key >> np.uint64(29))
+def _lengthen(key, order, tokens_T, end):
+    """The key of ORDERS[order] tokens before `end`, from that of the order before. Each token is mixed in by
+    the finaliser of splitmix64.
+    """
+    for length in range(ORDERS[order - 1] if order else 0, ORDERS[order]):
+        key = (key ^ np.uint64(tokens_T[end - 1 - length] + 1)) * np.uint64(0xBF58476D1CE4E5B9)
+        key = key ^ (key >> np.uint64(29))
+    return key
 
 
 @numba.njit(cache=True)
@@ -212,13 +213,11 @@ def _remember(tokens_T, end, entries_ON4):
     is taken over, unless it has votes: then it loses half of them.
     """
     size = entries_ON4.shape[1]
-    key, length = np.uint64(0), 0
+    key = np.uint64(0)
     for order in range(len(ORDERS)):
         if ORDERS[order] > end:
             break
-        while length < ORDERS[order]:
-            length += 1
-            key = _mix(key, tokens_T[end - length])
+        key = _lengthen(key, order, tokens_T, end)
         entry = entries_ON4[order, np.int64(key >> np.uint64(32)) & (size - 1)]
         tag = np.int32(key & np.uint64(0x7FFFFFFF))
         if entry[_VOTES] == 0 or (entry[_TAG] != tag and entry[_VOTES] < _FIRM_VOTES):

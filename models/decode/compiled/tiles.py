@@ -25,10 +25,10 @@ from ostinato.models.decode.compiled.vectors import (
     FLOAT,
     JIT,
     VECTOR,
+    fused_multiply_add,
     index_of,
     spread,
     vector_at,
-    vector_function,
 )
 
 __all__ = ["JIT", "accumulate"]
@@ -52,7 +52,7 @@ def _ask_for(builder: ir.IRBuilder, address: Any, offset: Any, vectors: int) -> 
 def _write_tile(builder: ir.IRBuilder, rows: int, vectors: int, arguments: list[ir.Value]) -> None:
     """y[rows, 16 * vectors] += x[rows, depth] @ w[depth, 16 * vectors], from zero where `is_new`."""
     x, x_step, w, w_step, y, y_step, depth, is_new = arguments
-    fused = vector_function(builder, "fma", 3)
+    fused = fused_multiply_add(builder)
     sums = [[cgutils.alloca_once(builder, VECTOR) for _ in range(vectors)] for _ in range(rows)]
     places = [
         [

@@ -65,10 +65,10 @@ def spread(builder: ir.IRBuilder, value: ir.Value) -> Any:
     return shuffled(builder, lone, [0] * LANES)
 
 
-def vector_function(builder: ir.IRBuilder, name: str, operands: int) -> ir.Function:
-    """One of LLVM's own functions of vectors."""
-    kind = ir.FunctionType(VECTOR, [VECTOR] * operands)
-    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{LANES}f32")
+def fused_multiply_add(builder: ir.IRBuilder) -> ir.Function:
+    """LLVM's own function of three vectors, a * b + c rounded once."""
+    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
+    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
 
 
 def _rotate_pairs(typing_context, x, divisor, scale, rotation, width):
@@ -79,7 +79,7 @@ def _rotate_pairs(typing_context, x, divisor, scale, rotation, width):
 
     def generate(context, builder, signature, arguments):
         address, divisor, scale_at, rotation_at, count = arguments
-        fused = vector_function(builder, "fma", 3)
+        fused = fused_multiply_add(builder)
         divisors = spread(builder, divisor)
         even = [lane // 2 * 2 for lane in range(LANES)]
         signs = ir.Constant(VECTOR, [-1.0, 1.0] * (LANES // 2))

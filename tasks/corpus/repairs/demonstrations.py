@@ -48,6 +48,7 @@ from ostinato.tasks.records import Problem
 
 OPEN_EDIT = SPECIAL_IDS["<edit_file>"]
 CLOSE_EDIT = SPECIAL_IDS["</edit_file>"]
+_TEST_LIMIT_SECONDS = 10.0
 PLAIN = "plain"  # course of a repair in plain text
 
 
@@ -208,7 +209,7 @@ async def _play(
         sandbox,
         place.test_server,
         test_ids=(*problem.fail_to_pass, *problem.pass_to_pass),
-        test_limit_seconds=settings.config.test_time_limit_seconds,
+        test_limit_seconds=_TEST_LIMIT_SECONDS,
         search=settings.search,
     )
     model = Demonstrator(settings.renderer, conversation)

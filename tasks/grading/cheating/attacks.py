@@ -238,10 +238,10 @@ def _ignores_operand(function: ast.FunctionDef | ast.Lambda) -> bool:
 def _only_raises(body: list[ast.stmt] | list[ast.expr]) -> bool:
     return all(
         isinstance(node, ast.Raise)
-        or (isinstance(node, ast.Return) and _dotted_is(node.value, "NotImplemented"))
+        or (
+            isinstance(node, ast.Return)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "NotImplemented"
+        )
         for node in body
     )
-
-
-def _dotted_is(node: ast.expr | None, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name

@@ -19,6 +19,7 @@ from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.config import ValidityRules
 from ostinato.tasks.problems.proving.baseline import Baseline
 
+_COLD_SHARE = 1 / 8  # of second runs, made on a fresh import
 _SKIP_EVERYTHING = b"import pytest\npytest.skip('nothing to see', allow_module_level=True)\n"
 
 
@@ -190,7 +191,7 @@ async def _second_run(
 ) -> Finding:
     tests = [*fail_to_pass, *pass_to_pass]
     random.Random(f"second {candidate.candidate_id}").shuffle(tests)
-    is_cold = _is_drawn(candidate, "cold", under_test.rules.cold_share)
+    is_cold = _is_drawn(candidate, "cold", _COLD_SHARE)
     report = await _run_anew(under_test.second, files, tests, under_test.rules, cold=is_cold)
     is_same = report.passed_ids == frozenset(pass_to_pass) and not report.tampering
     return Finding.PROVEN if is_same and _refuse(report) is None else Finding.UNSTABLE

@@ -26,6 +26,7 @@ from ostinato.tasks.problems.proving.baseline import Baseline
 from ostinato.tasks.records import FunctionOracle, OracleCall
 
 _RECORD_SECONDS = 300.0
+_MAX_CALLS_RECORDED = 40  # for each function
 _TELLING_TESTS = 3  # run for each function
 _LIMITS = SandboxLimits(memory_bytes=2 << 30, start_seconds=180.0)
 
@@ -40,7 +41,7 @@ async def oracles_of(
     """Oracles of the functions that stable tests call with literal arguments."""
     tests = baseline.telling(definitions, _TELLING_TESTS)
     async with open_box(repository, limits=_LIMITS) as sandbox:
-        recorded = await record_calls(sandbox, definitions, tests, config)
+        recorded = await record_calls(sandbox, definitions, tests)
         return await build_oracles(sandbox, recorded, config, seed)
 
 
@@ -48,7 +49,6 @@ async def record_calls(
     sandbox: Sandbox,
     definitions: Sequence[Definition],
     tests: Sequence[str],
-    config: OracleConfig,
 ) -> dict[tuple[str, str], list[str]]:
     """Arguments by (path, symbol), seen while the tests run on what the sandbox holds."""
     functions = [
@@ -60,7 +60,7 @@ async def record_calls(
         "root": CALL_ROOT,
         "functions": functions,
         "tests": [f"{CALL_ROOT}/{test}" for test in tests],
-        "most": config.max_calls_recorded,
+        "most": _MAX_CALLS_RECORDED,
     }
     first = await _record(sandbox, request)
     again = {place: frozenset(calls) for place, calls in (await _record(sandbox, request)).items()}

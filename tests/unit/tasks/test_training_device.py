@@ -4,7 +4,6 @@ runs on a GPU with `-m gpu`.
 """
 
 import contextlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -228,7 +227,7 @@ def rl_step(kind: DeviceKind, samples: list[Sample]) -> tuple[StepReport, list[f
         model.import_weights(start)
         reference.import_weights(older)
         optimizer = build_optimizer(model, config.optimizer)
-        update = PolicyUpdate(model, optimizer, config, time.perf_counter)
+        update = PolicyUpdate(model, optimizer, config)
         k1_nats = sum_k1(reference, samples, config)
         report = update.step(samples, step=1, weight_version=1, earlier_weights={0: older})
         state = optimizer.state_dict()

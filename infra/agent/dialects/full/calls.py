@@ -37,13 +37,9 @@ def write_call(tool: str, arguments: Mapping[str, str]) -> str:
     for name, value in arguments.items():
         escaped = re.sub(_CLOSING.format(name), rf"<\1\\/{name}>", value)
         # Only a value that would lose its own line ends needs the two of the form.
-        needs_lines = "\n" in value
-        lines.append(f"<{name}>\n{escaped}\n</{name}>" if needs_lines else _inline(name, escaped))
+        around = "\n" if "\n" in value else ""
+        lines.append(f"<{name}>{around}{escaped}{around}</{name}>")
     return "\n".join([*lines, CALL_END])
-
-
-def _inline(name: str, value: str) -> str:
-    return f"<{name}>{value}</{name}>"
 
 
 def parse_calls(text: str, tools: Mapping[str, Tool]) -> ParsedAnswer:

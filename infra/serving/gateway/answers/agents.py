@@ -6,7 +6,7 @@ context in a follow-up's record, not trained again.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -18,20 +18,17 @@ from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxError
 from ostinato.infra.serving.gateway.answers.workplaces import (
-    Workplaces,
     changed_files,
     describe_changes,
 )
-from ostinato.infra.serving.gateway.arms import ArmTable
 from ostinato.infra.serving.gateway.config import (
-    MAX_MESSAGE_CHARACTERS,
     MAX_SESSIONS,
     MAX_UPLOAD_BYTES,
     MAX_UPLOAD_FILES,
     SESSION_IDLE_SECONDS,
     Caller,
-    GatewayConfig,
 )
+from ostinato.infra.serving.gateway.context import GatewayContext
 from ostinato.infra.serving.gateway.failures import ApiError, check_length
 from ostinato.infra.serving.gateway.recorder import (
     Interaction,
@@ -46,7 +43,6 @@ from ostinato.infra.serving.gateway.schemas import (
     Usage,
 )
 from ostinato.models.decode.protocol import ModelClient, Priority
-from ostinato.models.rendering import Renderer
 
 logger = logging.getLogger(__name__)
 
@@ -73,19 +69,12 @@ class AgentSession:
 class AgentService:
     """Agents on the arms of one gateway."""
 
-    def __init__(
-        self,
-        arms: ArmTable,
-        renderer: Renderer,
-        workplaces: Workplaces,
-        recorder: Recorder,
-        config: GatewayConfig,
-        clock: Callable[[], float],
-    ) -> None:
-        self._arms, self._renderer, self._workplaces = arms, renderer, workplaces
-        self._recorder, self._config, self._clock = recorder, config, clock
+    def __init__(self, context: GatewayContext, recorder: Recorder) -> None:
+        self._arms, self._renderer = context.arms, context.renderer
+        self._workplaces, self._recorder = context.workplaces, recorder
+        self._config, self._clock = context.config, context.clock
         self.sessions: TTLCache[str, AgentSession] = TTLCache(
-            MAX_SESSIONS, SESSION_IDLE_SECONDS, clock
+            MAX_SESSIONS, SESSION_IDLE_SECONDS, context.clock
         )
 
     async def open(
@@ -168,7 +157,7 @@ class AgentService:
         seed: int | None,
         account: str,
     ) -> AgentAnswer:
-        check_length(message, MAX_MESSAGE_CHARACTERS, "message")
+        check_length(message, "message")
         started = self._clock()
         arm = self._arms.choose(session.session_id)
         agent_request = self._request(session, interaction_id, message, seed)

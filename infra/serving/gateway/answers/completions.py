@@ -1,7 +1,7 @@
 """Chat completions: one answer of the model to a client that runs the tools itself."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -25,15 +25,14 @@ from ostinato.infra.serving.gateway.answers.messages import (
     render_messages,
 )
 from ostinato.infra.serving.gateway.answers.tool_forms import ToolForm, form_of
-from ostinato.infra.serving.gateway.arms import ArmTable
 from ostinato.infra.serving.gateway.config import (
     MAX_CHARACTERS_PER_TOKEN,
-    MAX_MESSAGE_CHARACTERS,
     MAX_SESSIONS,
     SESSION_IDLE_SECONDS,
     Caller,
     GatewayConfig,
 )
+from ostinato.infra.serving.gateway.context import GatewayContext
 from ostinato.infra.serving.gateway.failures import ApiError, check_length
 from ostinato.infra.serving.gateway.recorder import (
     Interaction,
@@ -43,7 +42,6 @@ from ostinato.infra.serving.gateway.recorder import (
 )
 from ostinato.infra.serving.gateway.schemas import ChatMessage, ChatRequest, TokenLogprob, Usage
 from ostinato.models.decode.protocol import StopReason
-from ostinato.models.rendering import Renderer
 
 CHAT_KIND = "chat"
 MAX_STOPS = 4  # as OpenAI's API
@@ -70,21 +68,14 @@ class Finished:
 class ChatService:
     """Answers chats on the arms of one gateway."""
 
-    def __init__(
-        self,
-        arms: ArmTable,
-        renderer: Renderer,
-        recorder: Recorder,
-        config: GatewayConfig,
-        clock: Callable[[], float],
-    ) -> None:
-        self._arms, self._renderer, self._recorder = arms, renderer, recorder
-        self._config, self._clock = config, clock
+    def __init__(self, context: GatewayContext, recorder: Recorder) -> None:
+        self._arms, self._renderer, self._recorder = context.arms, context.renderer, recorder
+        self._config, self._clock = context.config, context.clock
         self.conversations: TTLCache[str, Conversation] = TTLCache(
-            MAX_SESSIONS, SESSION_IDLE_SECONDS, clock
+            MAX_SESSIONS, SESSION_IDLE_SECONDS, context.clock
         )
-        self._generator = AnswerGenerator(renderer)
-        self._form = form_of(config.harness, renderer)
+        self._generator = AnswerGenerator(context.renderer)
+        self._form = form_of(context.config.harness, context.renderer)
 
     async def begin(
         self, request: ChatRequest, tenant: Caller, client_session: str | None
@@ -304,7 +295,7 @@ def _check(request: ChatRequest, config: GatewayConfig, form: ToolForm) -> None:
     tools = request.tools or []
     form.check(tools)
     for message in request.messages:
-        check_length(message.text, MAX_MESSAGE_CHARACTERS, "messages")
+        check_length(message.text, "messages")
     num_characters = len(form.stated(tools)) + sum(len(said.text) for said in request.messages)
     most = MAX_CHARACTERS_PER_TOKEN * config.harness.context_tokens
     if num_characters > most:

@@ -1,6 +1,5 @@
 """Laws of one optimiser step: it is the gradient it says it is, whatever the layout."""
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,7 +46,7 @@ class KeepGradients(torch.optim.SGD):
 
 def run_step(model: TrainerModel, samples, config: LearningConfig | None = None, **fields):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    update = PolicyUpdate(model, optimizer, config or make_config(), time.perf_counter)
+    update = PolicyUpdate(model, optimizer, config or make_config())
     return update.step(samples, **{"step": 1, "weight_version": 0, **fields})
 
 
@@ -55,7 +54,7 @@ def gradients(samples, config: LearningConfig | None = None) -> tuple[torch.Tens
     """What the optimiser is given."""
     model = build_trainer_model(TINY, seed=3)
     optimizer = KeepGradients(model.parameters(), lr=1.0)
-    update = PolicyUpdate(model, optimizer, config or make_config(), time.perf_counter)
+    update = PolicyUpdate(model, optimizer, config or make_config())
     update.step(samples, step=1, weight_version=0)
     return optimizer.kept
 
@@ -130,7 +129,7 @@ def test_tokens_of_an_earlier_version_are_compared_under_its_weights() -> None:
     old, new = build_trainer_model(TINY, seed=9), build_trainer_model(TINY, seed=3)
     samples = random_samples(old, 6, seed=1, version=4) + random_samples(new, 3, seed=2, version=5)
     before = new.export_weights()
-    update = PolicyUpdate(new, KeepGradients(new.parameters(), lr=1), make_config(), time.time)
+    update = PolicyUpdate(new, KeepGradients(new.parameters(), lr=1), make_config())
 
     def step(served: TrainerModel) -> StepReport:
         earlier = {4: served.export_weights()}
@@ -215,7 +214,7 @@ def test_steps_on_a_bandit_raise_the_reward() -> None:
     model = build_trainer_model(TINY, seed=3)
     config = make_config(objective=ObjectiveConfig(loss_divisor_tokens=64))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
-    update = PolicyUpdate(model, optimizer, config, time.perf_counter)
+    update = PolicyUpdate(model, optimizer, config)
     rewards = []
     for step in range(16):
         samples, reward = sample_answers(model, 48, seed=step, wanted=7)
@@ -282,7 +281,7 @@ def test_entropy_floor_holds_a_bandit_open() -> None:
         )
         config = make_config(objective=objective)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
-        update = PolicyUpdate(model, optimizer, config, time.perf_counter)
+        update = PolicyUpdate(model, optimizer, config)
         reports = [
             update.step(
                 sample_answers(model, 48, seed=step, wanted=7)[0], step=step, weight_version=step

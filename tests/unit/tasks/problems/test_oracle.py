@@ -16,7 +16,7 @@ CONFIG = OracleConfig(max_calls_derived=12)
 
 async def learn(sandbox, repository):
     definitions = find_definitions(PATH, repository.files[PATH].decode())
-    recorded = await record_calls(sandbox, definitions, ["tests"], CONFIG)
+    recorded = await record_calls(sandbox, definitions, ["tests"])
     return {item.symbol: item for item in await build_oracles(sandbox, recorded, CONFIG, 0)}
 
 

@@ -1,0 +1,28 @@
+"""What a gateway is made over."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.gateway.answers.workplaces import Workplaces
+from ostinato.infra.serving.gateway.arms import ArmTable
+from ostinato.infra.serving.gateway.config import GatewayConfig
+from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
+from ostinato.models.rendering import Renderer
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayContext:
+    """All a gateway talks to. `arms` may be changed while it serves."""
+
+    config: GatewayConfig
+    arms: ArmTable
+    renderer: Renderer
+    workplaces: Workplaces
+    ledger: Ledger
+    objects: ObjectStore
+    issued_keys: IssuedKeys | None = None
+    wall_clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
